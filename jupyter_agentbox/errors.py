@@ -1,0 +1,77 @@
+"""Every error of the package. Only the REST handlers map them to HTTP.
+
+The tree::
+
+    AgentboxError
+    ├── InvalidRequest        the caller's value is wrong; names the field
+    ├── PolicyRefused         the value is well-formed, policy does not allow it; names the setting
+    ├── RuntimeUnavailable    the runtime is missing, too old or unusable here; says how to get it
+    ├── RuntimeFailed         the runtime was asked and failed or did not answer in time
+    ├── SandboxEnded          the sandbox is gone; carries its :class:`~jupyter_agentbox.spec.End`
+    ├── LinkClosed            the link or one of its streams ended under an operation
+    └── NotFound              no such sandbox, kernel or file
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .spec import End
+
+
+class AgentboxError(Exception):
+    """Base of all errors of this package.
+
+    Parameters
+    ----------
+    message : str
+        One sentence for a person: what happened and what to do about it.
+    field : str, optional
+        The field of the request whose value is at fault.
+    setting : str, optional
+        The configuration setting that changes the outcome, such as ``Policy.allowed_hosts``.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None, setting: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+        self.setting = setting
+
+
+class InvalidRequest(AgentboxError):
+    """A value of the request is malformed or unknown."""
+
+
+class PolicyRefused(AgentboxError):
+    """The request is well-formed, and the administrator's policy does not allow it."""
+
+
+class RuntimeUnavailable(AgentboxError):
+    """The runtime cannot isolate anything on this machine as it is."""
+
+
+class RuntimeFailed(AgentboxError):
+    """The runtime failed at an operation, or did not answer within its timeout."""
+
+
+class LinkClosed(AgentboxError):
+    """The link to the guest, or one stream on it, ended before the operation was done."""
+
+
+class NotFound(AgentboxError):
+    """There is no such thing, or it is not the caller's to see."""
+
+
+class SandboxEnded(AgentboxError):
+    """The sandbox has ended; ``end`` says why.
+
+    Parameters
+    ----------
+    end : End
+        Cause, exit code and a sentence for a person.
+    """
+
+    def __init__(self, end: End) -> None:
+        super().__init__(f"sandbox ended: {end.message}", setting=end.setting)
+        self.end = end

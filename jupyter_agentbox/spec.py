@@ -1,0 +1,169 @@
+"""The values that travel between modules: frozen dataclasses without behaviour of their own.
+
+:mod:`~jupyter_agentbox.policy` makes a :class:`SandboxSpec`, a runtime turns it into a sandbox.
+Nothing here imports Jupyter, and nothing here reads the environment.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+#: Where things are inside every sandbox, whatever the runtime.
+WORKSPACE = "/workspace"
+HOME = "/home/user"
+USER_ID = 1000
+#: Directory that only the guest can enter: the link, its own program, connection files.
+GUEST_DIR = "/run/agentbox"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one sandbox may use.
+
+    Parameters
+    ----------
+    memory : int
+        Bytes, kernel and all its children together.
+    cpus : float
+        Processors' worth of time.
+    processes : int
+        Processes and threads inside.
+    disk : int
+        Bytes in the writable layer, and bytes in a private workspace.
+    """
+
+    memory: int = 4 * GIB
+    cpus: float = 4.0
+    processes: int = 512
+    disk: int = 2 * GIB
+
+
+#: Names that ``Policy.accept_unenforced`` may hold.
+LIMIT_NAMES = ("memory", "cpus", "processes", "disk")
+
+
+@dataclass(frozen=True)
+class Mount:
+    """One host path shown inside.
+
+    Parameters
+    ----------
+    source : Path
+        Absolute path on the host; a directory or a regular file.
+    target : str
+        Absolute path inside.
+    is_writable : bool
+        Read-only unless true.
+    """
+
+    source: Path
+    target: str
+    is_writable: bool = False
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What one sandbox may reach: patterns as :mod:`jupyter_agentbox.egress.rules` reads them.
+
+    Parameters
+    ----------
+    hosts : tuple of str
+        Patterns with presets already expanded, such as ``example.org``, ``*.example.org:8443``.
+    private_hosts : tuple of str
+        Patterns of the hosts that may resolve to private addresses.
+    setting : str
+        The setting a refusal names.
+    """
+
+    hosts: tuple[str, ...] = ()
+    private_hosts: tuple[str, ...] = ()
+    setting: str = "Policy.allowed_hosts"
+
+
+@dataclass(frozen=True)
+class SandboxSpec:
+    """All that is decided about a sandbox before it starts. Made by ``Policy.resolve`` only.
+
+    Parameters
+    ----------
+    profile : str
+        Name of the profile it came from.
+    limits : Limits
+        Its limits.
+    grant : Grant
+        What it may reach.
+    root : Path or None
+        Image directory to use as root, or None for a curated view of the host's own.
+    mounts : tuple of Mount
+        Read-only parts of the host that the root needs on top, such as a Python environment.
+    workspace : Path or None
+        Host folder mounted at ``/workspace``; None makes a private one.
+    hidden : tuple of str
+        Shell patterns of the entries of the workspace that stay hidden; none hides nothing.
+    env : mapping of str to str
+        The whole environment of what runs inside.
+    is_root : bool
+        User code is uid 0 inside, with the capabilities that package managers need.
+    accept_unenforced : frozenset of str
+        Names of the limits that may go unenforced where the machine cannot enforce them.
+    lease_timeout : float
+        Seconds that the sandbox outlives its owner.
+    kernel_id, owner : str
+        Labels.
+    """
+
+    profile: str = "default"
+    limits: Limits = field(default_factory=Limits)
+    grant: Grant = field(default_factory=Grant)
+    root: Path | None = None
+    mounts: tuple[Mount, ...] = ()
+    workspace: Path | None = None
+    hidden: tuple[str, ...] = (".*",)
+    env: Mapping[str, str] = field(default_factory=dict)
+    is_root: bool = False
+    accept_unenforced: frozenset[str] = frozenset()
+    lease_timeout: float = 60.0
+    kernel_id: str = ""
+    owner: str = ""
+
+
+class Cause(str, enum.Enum):
+    """Why a sandbox or its kernel is no more."""
+
+    EXITED = "exited"
+    KILLED = "killed"
+    CRASHED = "crashed"
+    OUT_OF_MEMORY = "out_of_memory"
+    DISK_FULL = "disk_full"
+    LEASE_OVER = "lease_over"
+    STOPPED = "stopped"
+    RUNTIME_FAILED = "runtime_failed"
+
+
+@dataclass(frozen=True)
+class End:
+    """How it ended.
+
+    Parameters
+    ----------
+    cause : Cause
+        The kind of end.
+    exit_code : int
+        0 to 255; 128 + n after signal n, 137 for an end by memory.
+    message : str
+        The sentence for a person, such as ``out of memory (limit 512 MiB)``.
+    setting : str or None
+        The setting that would have changed it.
+    """
+
+    cause: Cause
+    exit_code: int
+    message: str
+    setting: str | None = None
