@@ -1,0 +1,82 @@
+# make run    install here (.venv), get gVisor, start JupyterLab with sandboxed Python
+# make test   install, lint and test
+# Works from a clean clone on Debian 12 or Ubuntu, as root or with sudo, and asks nothing.
+# A second run installs nothing again unless pyproject.toml has changed.
+
+BIN  := .venv/bin
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+# The first Python that is new enough.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
+# Only this folder is shown to the sandboxes of `make run`, never the source tree.
+NOTEBOOKS ?= $(CURDIR)/notebooks
+ARGS ?=
+APT := $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get
+
+.PHONY: help run test lint format bench docs setup packages clean
+help:
+	@sed -n '1,4s/^# //p' Makefile
+
+# Install the packages of $(1), lines of "command package", whose command is missing.
+define install_missing
+	missing=""; while read -r command package; do \
+		case "$$command" in ''|'#'*) continue;; esac; \
+		command -v "$$command" >/dev/null 2>&1 || missing="$$missing $$package"; \
+	done < $(1); \
+	if [ -n "$$missing" ]; then \
+		echo "== Installing with apt:$$missing"; \
+		$(APT) update -q && $(APT) install -qy --no-install-recommends $$missing; \
+	fi
+endef
+
+.venv/bin/python:
+	@if [ -z "$(PYTHON)" ] || ! $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
+		echo "== Installing with apt: python3-venv"; \
+		$(APT) update -q && $(APT) install -qy --no-install-recommends python3-venv; \
+	fi
+	@echo "== Making a virtual environment in .venv"
+	@$(or $(PYTHON),python3) -m venv .venv
+
+.venv/installed: .venv/bin/python pyproject.toml
+	@echo "== Installing jupyter_agentbox and what its tests need into .venv"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test,dev]'
+	@touch $@
+
+# Idempotent and quick where runsc is there already; says what it does before it does it.
+setup: .venv/installed
+	@echo "== jupyter agentbox setup: gets gVisor (runsc) if this machine has none"
+	@$(BIN)/jupyter agentbox setup
+
+run: setup
+	@mkdir -p $(NOTEBOOKS)
+	@echo "== Starting JupyterLab on $(NOTEBOOKS); Python runs in gVisor. The address, with its token, comes below."
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/jupyter lab --no-browser $(if $(SUDO),,--allow-root) \
+		--ServerApp.root_dir="$(NOTEBOOKS)" \
+		--ServerApp.kernel_spec_manager_class=jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager $(ARGS)
+
+packages:
+	@$(call install_missing,tests/packages.txt)
+
+lint: .venv/installed
+	@echo "== Lint: ruff, mypy, import-linter"
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@PYTHONPATH=. $(BIN)/lint-imports
+
+format: .venv/installed
+	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+test: packages setup lint
+	@echo "== Tests, on real gVisor"
+	@$(BIN)/python -m pytest $(ARGS)
+
+bench: setup
+	@echo "== Benchmarks: bare ipykernel = 1.0, both in one run"
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+docs: .venv/installed
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[docs]'
+	@$(BIN)/python -m sphinx -W -q -b html docs build/docs
+
+clean:
+	rm -rf .venv build dist
