@@ -1,0 +1,47 @@
+"""Fixtures of all tests."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e.harness import Env
+
+
+@pytest.fixture(scope="session")
+def has_runsc() -> None:
+    """Fail, not skip: tests that claim to cover gVisor must not pass without it."""
+    answer = subprocess.run(["runsc", "--version"], capture_output=True, text=True, timeout=20)
+    assert answer.returncode == 0, "runsc is needed: run `make setup`"
+
+
+@pytest.fixture(scope="module")
+def make_env(has_runsc: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Env]]:
+    """Return a maker of isolated Jupyter environments; each is checked for leaks when the module is done."""
+    made: list[Env] = []
+
+    def make(**options: Any) -> Env:
+        made.append(Env(tmp_path_factory.mktemp("jupyter"), **options))
+        return made[-1]
+
+    yield make
+    try:
+        for env in made:
+            env.assert_clean()
+    finally:
+        for env in made:
+            env.close()
+
+
+@pytest.fixture
+def agentbox_env(has_runsc: None, tmp_path: Path) -> Iterator[Env]:
+    """An isolated Jupyter for one test, after which nothing of a sandbox may be left."""
+    env = Env(tmp_path / "jupyter")
+    try:
+        yield env
+        env.assert_clean()
+    finally:
+        env.close()

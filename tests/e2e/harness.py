@@ -1,0 +1,357 @@
+"""What the end-to-end tests share: an isolated Jupyter, its clients as real processes, and a leak check.
+
+Everything here goes through public faces only: command lines, REST, websockets. Nothing of the package is
+imported, so that these tests hold whatever the inside looks like.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import requests
+import websocket
+
+KERNEL = "agentbox"
+BIN = Path(sys.executable).parent
+#: Seconds that a sandbox of these tests outlives its owner.
+LEASE = 5.0
+CANARY = "canary-5f1d0c9e"
+
+
+def wait_until(condition: Callable[[], Any], timeout: float, what: str) -> Any:
+    """Return the first true value of `condition`, or fail saying `what` did not happen."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout} s: {what}")
+        time.sleep(0.1)
+    return value
+
+
+def processes_naming(text: str) -> dict[int, str]:
+    """Return the processes whose command line contains `text`, without this one, and zombies left out."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if text in line:
+                    found[int(entry.name)] = line
+    return found
+
+
+class Env:
+    """An isolated Jupyter: its own home, configuration, data, runtime and state directories.
+
+    Parameters
+    ----------
+    base : Path
+        An empty directory; everything lies beneath it, so its path in a command line betrays a leak.
+    config : dict, optional
+        More of ``jupyter_config.json``, by class.
+    """
+
+    def __init__(self, base: Path, config: dict[str, dict[str, Any]] | None = None) -> None:
+        self.base = base
+        self.home, self.work = base / "home", base / "work"
+        self.data, self.config_dir = base / "data", base / "config"
+        for path in (self.home, self.work, self.data, self.config_dir):
+            path.mkdir(parents=True)
+        # Short, since addresses of UNIX sockets are.
+        self.runtime = Path(tempfile.mkdtemp(prefix="ab"))
+        self.state_dir = self.data / "agentbox"
+        (self.home / "secret.txt").write_text(CANARY)
+        self.variables = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("JUPYTER", "JPY_", "IPYTHON", "COV_", "PYTEST"))
+        } | {
+            "HOME": str(self.home),
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "JUPYTER_CONFIG_DIR": str(self.config_dir),
+            "JUPYTER_DATA_DIR": str(self.data),
+            "JUPYTER_RUNTIME_DIR": str(self.runtime / "j"),
+            "JUPYTER_PLATFORM_DIRS": "1",
+            "XDG_RUNTIME_DIR": str(self.runtime),
+            "IPYTHONDIR": str(base / "ipython"),
+            # What must never be seen inside.
+            "CANARY": CANARY,
+            "JUPYTER_TOKEN": f"token-{CANARY}",
+            "AWS_SECRET_ACCESS_KEY": f"key-{CANARY}",
+        }
+        self.configure({"Policy": {"lease_timeout": LEASE}} | (config or {}))
+
+    def configure(self, config: dict[str, dict[str, Any]]) -> None:
+        """Write the configuration that every Jupyter program reads."""
+        (self.config_dir / "jupyter_config.json").write_text(json.dumps(config))
+
+    def run(self, *command: str | Path, timeout: float = 100, check: bool = True, **options: Any) -> Run:
+        """Run a program of the environment to its end.
+
+        Raises
+        ------
+        AssertionError
+            It failed and `check` is true; the message holds all that it said.
+        """
+        with self.spawn(*command, **options) as process:
+            try:
+                output, _ = process.communicate(options.get("input"), timeout=timeout)
+            except subprocess.TimeoutExpired:
+                kill_group(process)
+                output, _ = process.communicate()
+                raise AssertionError(f"{command} did not end in {timeout} s:\n{output}") from None
+        if check:
+            assert process.returncode == 0, f"{command} ended with {process.returncode}:\n{output}"
+        return Run(process.returncode, output)
+
+    def spawn(self, *command: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None,
+              input: str | None = None, stdout: Any = subprocess.PIPE) -> subprocess.Popen[str]:  # fmt: skip
+        """Start a program of the environment in a session of its own."""
+        program, *arguments = map(str, command)
+        return subprocess.Popen(
+            [str(BIN / program) if (BIN / program).exists() else program, *arguments],
+            cwd=cwd or self.work,
+            env=self.variables | (env or {}),
+            stdin=subprocess.PIPE if input is not None else subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    @contextlib.contextmanager
+    def server(self, program: str = "lab", *arguments: str, **options: Any) -> Iterator[Server]:
+        """Run a real JupyterLab, Jupyter Server or Kernel Gateway on a loopback port; options as for :meth:`spawn`."""
+        server = Server(self, program, arguments, options)
+        try:
+            server.wait_ready()
+            yield server
+        finally:
+            server.stop()
+
+    def sandboxes(self) -> list[Path]:
+        """Return the directories of the sandboxes that exist."""
+        directory = self.state_dir / "sandboxes"
+        return sorted(directory.iterdir()) if directory.is_dir() else []
+
+    def leaks(self) -> list[str]:
+        """Return what is left of sandboxes: directories, processes, mounts, sockets."""
+        left = [f"directory {path}" for path in self.sandboxes()]
+        left += [f"process {pid}: {line[:200]}" for pid, line in processes_naming(str(self.base)).items()]
+        mounts = Path("/proc/self/mounts").read_text()
+        left += [f"mount {line}" for line in mounts.splitlines() if str(self.base) in line]
+        left += [f"socket {path}" for path in self.runtime.rglob("*") if path.is_socket()]
+        return left
+
+    def assert_clean(self, timeout: float = 2 * LEASE + 10) -> None:
+        """Fail if anything of a sandbox is left when the lease is over."""
+        deadline = time.monotonic() + timeout
+        while (left := self.leaks()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert not left, "left behind:\n" + "\n".join(left)
+
+    def close(self) -> None:
+        """End what is left, so that one test's failure is not the next one's."""
+        for pid in processes_naming(str(self.base)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.runtime, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a program ended, and all that it printed."""
+
+    code: int
+    output: str
+
+
+def kill_group(process: subprocess.Popen[str], signum: int = signal.SIGKILL) -> None:
+    """Signal a spawned program with all in its session."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signum)
+
+
+class Server:
+    """A Jupyter server as a process of its own, reached over REST and websockets only."""
+
+    def __init__(self, env: Env, program: str, arguments: Sequence[str], options: dict[str, Any]) -> None:
+        self.env, self.token = env, uuid.uuid4().hex
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        if program == "kernelgateway":
+            command = ["jupyter-kernelgateway", f"--KernelGatewayApp.port={self.port}",
+                       "--KernelGatewayApp.port_retries=0", f"--KernelGatewayApp.auth_token={self.token}"]  # fmt: skip
+        else:
+            command = [f"jupyter-{program}", "--no-browser", "--allow-root", f"--ServerApp.port={self.port}",
+                       "--ServerApp.port_retries=0", f"--IdentityProvider.token={self.token}",
+                       "--ServerApp.root_dir=" + str(env.work)]  # fmt: skip
+        # The server's own throttle of output is not what these tests are about.
+        command.append("--ZMQChannelsWebsocketConnection.limit_rate=False")
+        self.log = env.base / f"server-{self.port}.log"
+        with self.log.open("w") as log:
+            self.process = env.spawn(*command, *arguments, stdout=log, **options)
+        self.http = requests.Session()
+        self.http.trust_env = False
+        self.http.headers["Authorization"] = f"token {self.token}"
+
+    def wait_ready(self, timeout: float = 60) -> None:
+        """Wait until it answers."""
+
+        def is_ready() -> bool:
+            assert self.process.poll() is None, f"server ended:\n{self.log.read_text()}"
+            with contextlib.suppress(requests.ConnectionError):
+                return self.http.get(self.url("api"), timeout=5).ok
+            return False
+
+        wait_until(is_ready, timeout, f"the server answers\n{self.log.read_text()}")
+
+    def url(self, path: str) -> str:
+        """Return the address of a path."""
+        return f"http://127.0.0.1:{self.port}/{path}"
+
+    def call(self, method: str, path: str, body: Any = None, timeout: float = 60) -> Any:
+        """Make one REST call; return the decoded answer."""
+        answer = self.http.request(method, self.url(path), json=body, timeout=timeout)
+        assert answer.ok, f"{method} {path}: {answer.status_code} {answer.text}\n{self.log.read_text()[-4000:]}"
+        return answer.json() if answer.content else None
+
+    def kernel(self, name: str = KERNEL, **body: Any) -> KernelClient:
+        """Start a kernel over REST and connect to it."""
+        return KernelClient(self, self.call("POST", "api/kernels", {"name": name, **body})["id"])
+
+    def notebook(self, path: str, name: str = KERNEL) -> KernelClient:
+        """Open a session for a notebook as JupyterLab does, and connect to its kernel."""
+        body = {"path": path, "name": path, "type": "notebook", "kernel": {"name": name}}
+        return KernelClient(self, self.call("POST", "api/sessions", body)["kernel"]["id"])
+
+    def stop(self, signum: int = signal.SIGTERM) -> None:
+        """End it as an operator would, and kill it if it does not obey."""
+        self.http.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signum)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            kill_group(self.process)
+            self.process.wait()
+            raise AssertionError(f"the server did not end:\n{self.log.read_text()[-4000:]}") from None
+
+
+@dataclass
+class Result:
+    """What one execution brought."""
+
+    reply: dict[str, Any] = field(default_factory=dict)
+    outputs: list[dict[str, Any]] = field(default_factory=list)
+    #: The kernel state that ended the execution, ``restarting`` or ``dead``, where no reply did.
+    death: str = ""
+
+    @property
+    def text(self) -> str:
+        """All of stdout and stderr."""
+        return "".join(output["content"]["text"] for output in self.outputs if output["msg_type"] == "stream")
+
+    @property
+    def data(self) -> list[dict[str, Any]]:
+        """The MIME bundles, in order."""
+        return [o["content"]["data"] for o in self.outputs if "data" in o["content"]]
+
+    @property
+    def error(self) -> str:
+        """Name of the exception, or nothing."""
+        return str(self.reply.get("ename", ""))
+
+
+class KernelClient:
+    """A kernel's websocket as a notebook uses it."""
+
+    def __init__(self, server: Server, kernel_id: str) -> None:
+        self.server, self.id, self.session = server, kernel_id, uuid.uuid4().hex
+        self.socket = websocket.create_connection(
+            server.url(f"api/kernels/{kernel_id}/channels?session_id={self.session}").replace("http", "ws", 1),
+            header=[f"Authorization: token {server.token}"],
+            http_no_proxy=["127.0.0.1"],
+            timeout=60,
+        )
+        self.send("shell", "kernel_info_request", {})
+
+    def send(self, channel: str, kind: str, content: dict[str, Any], parent: dict[str, Any] | None = None) -> str:
+        """Send one message; return its id."""
+        header = {"msg_id": uuid.uuid4().hex, "msg_type": kind, "session": self.session, "username": "test",
+                  "version": "5.3", "date": "2020-01-01T00:00:00Z"}  # fmt: skip
+        message = {"header": header, "parent_header": parent or {}, "metadata": {}, "content": content,
+                   "channel": channel, "buffers": []}  # fmt: skip
+        self.socket.send(json.dumps(message))
+        return str(header["msg_id"])
+
+    def receive(self, deadline: float) -> dict[str, Any]:
+        """Return the next message."""
+        self.socket.settimeout(max(0.01, deadline - time.monotonic()))
+        return json.loads(self.socket.recv())  # type: ignore[no-any-return]
+
+    def start(self, code: str, *, allow_stdin: bool = False) -> str:
+        """Send code, and do not wait for it."""
+        content = {"code": code, "silent": False, "store_history": True, "user_expressions": {},
+                   "allow_stdin": allow_stdin, "stop_on_error": True}  # fmt: skip
+        return self.send("shell", "execute_request", content)
+
+    def finish(self, request: str, *, answers: Sequence[str] = (), timeout: float = 60) -> Result:
+        """Collect what a request brings until it is done or its kernel is dead."""
+        result, replies, is_idle = Result(), list(answers), False
+        deadline = time.monotonic() + timeout
+        while not (is_idle and result.reply):
+            message = self.receive(deadline)
+            kind, content = message["msg_type"], message["content"]
+            if kind == "status" and content["execution_state"] in ("restarting", "dead"):
+                result.death = content["execution_state"]
+                return result
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            if kind == "status":
+                is_idle = content["execution_state"] == "idle"
+            elif kind == "execute_reply":
+                result.reply = content
+            elif kind == "input_request":
+                self.send("stdin", "input_reply", {"value": replies.pop(0)}, message["header"])
+            elif message["channel"] == "iopub" and kind != "execute_input":
+                result.outputs.append(message)
+        return result
+
+    def execute(self, code: str, *, answers: Sequence[str] = (), timeout: float = 60) -> Result:
+        """Run code to its end."""
+        return self.finish(self.start(code, allow_stdin=bool(answers)), answers=answers, timeout=timeout)
+
+    def check(self, code: str, *, timeout: float = 60) -> str:
+        """Run code that must succeed; return what it printed."""
+        result = self.execute(code, timeout=timeout)
+        assert result.reply.get("status") == "ok", f"{code!r}: {result}"
+        return result.text
+
+    def restart(self) -> None:
+        """Restart over REST; the socket stays."""
+        self.server.call("POST", f"api/kernels/{self.id}/restart")
+
+    def interrupt(self) -> None:
+        """Interrupt over REST."""
+        self.server.call("POST", f"api/kernels/{self.id}/interrupt")
+
+    def shutdown(self) -> None:
+        """End the kernel and hang up."""
+        self.server.call("DELETE", f"api/kernels/{self.id}")
+        self.socket.close()

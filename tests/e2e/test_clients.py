@@ -1,0 +1,65 @@
+"""One notebook, every client: files beside it, plots, widgets, installs through the gate, and a refusal."""
+
+from __future__ import annotations
+
+import pytest
+
+from . import notebooks
+from .harness import Env
+
+
+
+def clients(*chosen: notebooks.Client) -> pytest.MarkDecorator:
+    """Run the test once for each."""
+    return pytest.mark.parametrize("client", chosen, ids=lambda client: client.__name__)
+
+
+@pytest.mark.network
+@pytest.mark.timeout(320)
+@clients(*notebooks.CLIENTS)
+def test_a_notebook_runs(agentbox_env: Env, client: notebooks.Client) -> None:
+    text = client(agentbox_env, notebooks.make(agentbox_env.work / "sub"))
+    assert "rows 3" in text
+    assert "from a wheel peppercorn" in text
+    assert "from an sdist docopt" in text
+    if client is notebooks.console:  # a terminal shows neither
+        assert "Figure" in text
+        assert "IntSlider" in text
+    else:
+        assert "<image/png>" in text
+        assert "<application/vnd.jupyter.widget-view+json>" in text
+    refusal = text[text.index("refused:") :]
+    assert "not-listed.example" in refusal
+    assert "Policy.allowed_hosts" in refusal
+
+
+LOOK = [
+    "import os\nprint('\\n'.join(f'{k}={v}' for k, v in os.environ.items()))",
+    "print(open('/proc/self/environ').read())\n"
+    "print(open('/proc/1/environ').read() if os.access('/proc/1/environ', os.R_OK) else '')",
+]
+
+
+@clients(*notebooks.CLIENTS)
+def test_the_servers_environment_stays_outside(agentbox_env: Env, client: notebooks.Client) -> None:
+    text = client(agentbox_env, notebooks.make(agentbox_env.work, LOOK))
+    assert "HOME=/home/user" in text
+    assert "canary" not in text
+    assert "JUPYTER_TOKEN" not in text
+    assert "AWS_" not in text
+    assert "JPY_PARENT_PID" not in text
+    assert str(agentbox_env.base) not in text
+
+
+@clients(notebooks.nbconvert, notebooks.papermill, notebooks.nbclient)
+def test_input_is_refused_in_batch_and_does_not_hang(agentbox_env: Env, client: notebooks.Client) -> None:
+    cell = "try:\n    input('name? ')\nexcept Exception as error:\n    print(type(error).__name__)"
+    assert "StdinNotImplementedError" in client(agentbox_env, notebooks.make(agentbox_env.work, [cell]))
+
+
+@clients(notebooks.nbconvert, notebooks.papermill, notebooks.lab, notebooks.kernel_gateway)
+def test_ten_thousand_small_outputs_all_arrive(agentbox_env: Env, client: notebooks.Client) -> None:
+    many = "import sys\nfor i in range(10_000):\n    sys.stdout.write('x' * 99 + '\\n'); sys.stdout.flush()"
+    text = client(agentbox_env, notebooks.make(agentbox_env.work, [many, "print('the end')"]))
+    assert text.count("x" * 99) == 10_000
+    assert "the end" in text
