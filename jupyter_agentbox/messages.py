@@ -1,0 +1,122 @@
+"""The little that the front knows of Jupyter's messages: which cell runs, and how to say something in it.
+
+Everything is read from frames of bounded size and nothing from large ones; what the kernel sends
+is hostile, so a notice is always parented to a header that a *client* sent.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import hmac
+import json
+import uuid
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+DELIMITER = b"<IDS|MSG>"
+MAX_HEADER = 16 * 1024
+MAX_IDENTITIES = 16
+MAX_PENDING = 1024
+
+
+def header_index(frames: Sequence[bytes]) -> int | None:
+    """Find the header: the second frame after the delimiter, or None where there is none."""
+    for index, frame in enumerate(frames[:MAX_IDENTITIES]):
+        if frame == DELIMITER:
+            return index + 2 if len(frames) >= index + 6 else None
+    return None
+
+
+def parse(frame: bytes) -> dict[str, Any]:
+    """Read a small JSON object; an empty one where it is none."""
+    if len(frame) > MAX_HEADER:
+        return {}
+    try:
+        value = json.loads(frame)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+class Signer:
+    """Makes messages that a client of the kernel accepts.
+
+    Parameters
+    ----------
+    key : bytes
+        The session's key; empty signs nothing.
+    signature_scheme : str
+        Such as ``hmac-sha256``.
+    """
+
+    def __init__(self, key: bytes, signature_scheme: str = "hmac-sha256") -> None:
+        self._key = key
+        self._digest = signature_scheme.rpartition("-")[2]
+        if not signature_scheme.startswith("hmac-") or self._digest not in hashlib.algorithms_available:
+            raise ValueError(f"unknown signature scheme {signature_scheme!r}")
+        self._session = uuid.uuid4().hex
+
+    def message(self, topic: bytes, kind: str, content: dict[str, Any], parent: bytes = b"{}") -> list[bytes]:
+        """Make the frames of one iopub message; ``parent`` is a header as the client sent it."""
+        header = {
+            "msg_id": uuid.uuid4().hex,
+            "msg_type": kind,
+            "session": self._session,
+            "username": "agentbox",
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(),
+            "version": "5.4",
+        }
+        signed = [json.dumps(header).encode(), parent, b"{}", json.dumps(content).encode()]
+        signature = hmac.new(self._key, b"".join(signed), self._digest).hexdigest() if self._key else ""
+        return [topic, DELIMITER, signature.encode(), *signed]
+
+
+class RunningCell:
+    """Which execute request the kernel works on, seen from the messages that pass.
+
+    Attributes
+    ----------
+    header : bytes or None
+        The header of the running request as its client sent it, or None when the kernel is idle.
+    """
+
+    def __init__(self) -> None:
+        self.header: bytes | None = None
+        self._pending: OrderedDict[str, bytes] = OrderedDict()
+        self._running = ""
+
+    def saw_request(self, frames: Sequence[bytes]) -> None:
+        """Look at what a client sends on shell."""
+        index = header_index(frames)
+        if index is None or b"execute_request" not in frames[index][:MAX_HEADER]:
+            return
+        header = parse(frames[index])
+        if header.get("msg_type") == "execute_request" and isinstance(header.get("msg_id"), str):
+            self._pending[header["msg_id"]] = frames[index]
+            if len(self._pending) > MAX_PENDING:
+                self._pending.popitem(last=False)
+
+    def saw_output(self, frames: Sequence[bytes]) -> None:
+        """Look at what the kernel sends on iopub."""
+        index = header_index(frames)
+        if index is None or b'"status"' not in frames[index][:MAX_HEADER]:
+            return
+        if parse(frames[index]).get("msg_type") != "status":
+            return
+        request = parse(frames[index + 1]).get("msg_id")
+        if not isinstance(request, str):
+            return
+        state = parse(frames[index + 3]).get("execution_state")
+        if state == "busy" and request in self._pending:
+            self._running, self.header = request, self._pending[request]
+        elif state == "idle":
+            self._pending.pop(request, None)
+            if request == self._running:
+                self._running, self.header = "", None
+
+    def clear(self) -> None:
+        """Forget all: the kernel is gone."""
+        self.header, self._running = None, ""
+        self._pending.clear()

@@ -1,0 +1,138 @@
+"""A stand-in for a kernel in a sandbox: a real ipykernel on loopback, without any sandbox.
+
+It has the interface that a front drives, so that the front's own behaviour is tested apart from
+gVisor and against the real protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import zmq
+import zmq.asyncio
+
+from jupyter_agentbox.errors import LinkClosed
+from jupyter_agentbox.spec import Cause, End
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop on a thread of its own, as the link thread is."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float = 30) -> T:
+        future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        return future.result(timeout)
+
+    def call(self, function: Callable[..., T], *args: Any) -> T:
+        async def wrapped() -> T:
+            return function(*args)
+
+        return self.run(wrapped())
+
+    def close(self) -> None:
+        async def drain() -> None:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        self.run(drain())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(10)
+        self.loop.close()
+
+
+class BareKernel:
+    """A real ipykernel process, its messages carried whole in both directions."""
+
+    def __init__(self, directory: Path, key: bytes) -> None:
+        self.end: End | None = None
+        self.end_message = "killed"
+        self.on_message: Callable[[str, list[bytes]], Awaitable[None]] | None = None
+        self._callbacks: list[Callable[[], None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._context = zmq.asyncio.Context()
+        self._sockets: dict[str, zmq.asyncio.Socket] = {}
+        self._file = directory / "kernel.json"
+        self._key = key
+
+    async def start(self) -> BareKernel:
+        names = ("shell", "iopub", "control", "stdin", "hb")
+        import socket
+
+        holders = [socket.socket() for _ in names]
+        for holder in holders:
+            holder.bind(("127.0.0.1", 0))
+        ports = {f"{n}_port": h.getsockname()[1] for n, h in zip(names, holders, strict=True)}
+        for holder in holders:
+            holder.close()
+        info = {"transport": "tcp", "ip": "127.0.0.1", "key": self._key.decode(), "signature_scheme": "hmac-sha256"}
+        self._file.write_text(json.dumps({**info, **ports}))
+        argv = [sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher", "-f", str(self._file)]
+        self.process = subprocess.Popen(argv, start_new_session=True, stdin=subprocess.DEVNULL)
+        identity = b"one-identity"
+        for name in names[:4]:
+            sock = self._context.socket(zmq.SUB if name == "iopub" else zmq.DEALER)
+            sock.linger = 0
+            if name == "iopub":
+                sock.rcvhwm = 0
+                sock.subscribe(b"")
+            else:
+                sock.identity = identity
+            sock.connect(f"tcp://127.0.0.1:{ports[name + '_port']}")
+            self._sockets[name] = sock
+            self._tasks.append(asyncio.create_task(self._read(name, sock)))
+        self._tasks.append(asyncio.create_task(self._watch()))
+        return self
+
+    async def _read(self, name: str, sock: zmq.asyncio.Socket) -> None:
+        while True:
+            frames = await sock.recv_multipart()
+            while self.on_message is None:
+                await asyncio.sleep(0.01)
+            await self.on_message(name, frames)
+
+    async def _watch(self) -> None:
+        while (code := self.process.poll()) is None:
+            await asyncio.sleep(0.05)
+        self.end = End(Cause.KILLED, code if code >= 0 else 128 - code, self.end_message, "limits.memory")
+        for callback in self._callbacks:
+            callback()
+
+    def add_end_callback(self, callback: Callable[..., None]) -> None:
+        self._callbacks.append(callback)
+
+    async def send(self, channel: str, frames: list[bytes]) -> None:
+        if self.end is not None:
+            raise LinkClosed("the kernel is gone")
+        await self._sockets[channel].send_multipart(frames)
+
+    async def signal(self, signum: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signum)
+
+    async def close(self) -> None:
+        await self.signal(signal.SIGKILL)
+        self.process.wait(10)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for sock in self._sockets.values():
+            sock.close()
+        self._context.term()
