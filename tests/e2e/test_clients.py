@@ -8,7 +8,6 @@ from . import notebooks
 from .harness import Env
 
 
-
 def clients(*chosen: notebooks.Client) -> pytest.MarkDecorator:
     """Run the test once for each."""
     return pytest.mark.parametrize("client", chosen, ids=lambda client: client.__name__)

@@ -194,7 +194,7 @@ def test_a_batch_run_killed_midway_leaves_nothing_after_the_lease(agentbox_env: 
         kill_group(process)
         process.communicate()
     # No process of ours is there to sweep: the guest ends itself, the next program removes the rest.
-    wait_until(lambda: not processes_naming(str(agentbox_env.state_dir)), 2 * LEASE + 10, "the sandbox has ended itself")
+    wait_until(lambda: not processes_naming(str(agentbox_env.state_dir)), 2 * LEASE + 10, "the sandbox has ended")
     agentbox_env.run("jupyter-agentbox", "prune")
     agentbox_env.assert_clean()
 
@@ -220,7 +220,8 @@ def test_a_closed_console_leaves_nothing(agentbox_env: Env, ending: str) -> None
 
 
 def test_culling_counts_from_the_end_of_a_cell(agentbox_env: Env) -> None:
-    cull = [f"--MappingKernelManager.{name}" for name in ("cull_idle_timeout=4", "cull_interval=1", "cull_connected=True")]
+    settings = ("cull_idle_timeout=4", "cull_interval=1", "cull_connected=True")
+    cull = [f"--MappingKernelManager.{setting}" for setting in settings]
     with agentbox_env.server("lab", *cull) as server:
         kernel = server.kernel()
         kernel.check("import time; time.sleep(8)")

@@ -9,7 +9,10 @@ import pytest
 from . import notebooks
 from .harness import Env
 
-BIG = "import sys\nblock = ('y' * 99 + '\\n') * 10_000\nfor _ in range(50):\n    sys.stdout.write(block)\nsys.stdout.flush()"
+BIG = (
+    "import sys\nblock = ('y' * 99 + '\\n') * 10_000\n"
+    "for _ in range(50):\n    sys.stdout.write(block)\nsys.stdout.flush()"
+)
 
 
 @pytest.mark.timeout(240)

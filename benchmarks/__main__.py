@@ -1,0 +1,123 @@
+"""Measure every subject side by side, and print the ratios to a bare kernel with the targets beside them.
+
+The rounds of the subjects are interleaved, so that what else the machine does hits all alike. Only the
+ratios mean anything on another machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+import tempfile
+from collections import defaultdict
+from contextlib import ExitStack
+from pathlib import Path
+
+from . import kernels
+
+#: The most that the ratio to the bare kernel may be.
+TARGETS = {
+    "start to first reply": 4.5,
+    "round trip, back to back, p50": 4.5,
+    "round trip, 100 ms apart, p50": 4.5,
+    "50 MB of output": 2.5,
+}
+
+Samples = dict[str, dict[str, list[float]]]
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Return the value below which `share` of all lie."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def measure(rounds: int, executions: int, parallel: int) -> Samples:
+    """Take all samples: measure, then subject, then one value a round."""
+    samples: Samples = defaultdict(lambda: defaultdict(list))
+    for subject in kernels.SUBJECTS:  # fills the page cache; not counted
+        kernels.start(subject)
+    for _ in range(rounds):
+        for subject in kernels.SUBJECTS:
+            samples["start to first reply"][subject.name].append(kernels.start(subject))
+    with ExitStack() as stack:
+        running = {s.name: stack.enter_context(kernels.running(s)) for s in kernels.SUBJECTS}
+        for name, kernel in running.items():
+            kernels.round_trips(kernel, 20, 0)
+            samples["memory of an idle kernel (PSS)"][name].append(kernel.memory())
+        for _ in range(rounds):
+            for label, count, pause in (("back to back", executions, 0.0), ("100 ms apart", executions // 8, 0.1)):
+                for name, kernel in running.items():
+                    times = kernels.round_trips(kernel, count, pause)
+                    samples[f"round trip, {label}, p50"][name].append(percentile(times, 0.5))
+                    samples[f"round trip, {label}, p95"][name].append(percentile(times, 0.95))
+        for _ in range(max(1, rounds // 2)):
+            for name, kernel in running.items():
+                samples["50 MB of output"][name].append(kernels.output(kernel))
+    for subject in kernels.SUBJECTS:
+        samples[f"{parallel} starts at once"][subject.name].append(kernels.parallel_starts(subject, parallel))
+    return samples
+
+
+def shown(measure_name: str, values: list[float]) -> str:
+    """Return median and range in a fitting unit."""
+    unit, factor = ("MB", 1e-6) if "memory" in measure_name else ("ms", 1e3) if "trip" in measure_name else ("s", 1.0)
+    median, low, high = (factor * f(values) for f in (statistics.median, min, max))
+    spread = f" ({low:.3g} to {high:.3g})" if len(values) > 1 else ""
+    return f"{median:.3g}{spread} {unit}"
+
+
+def table(samples: Samples) -> tuple[str, bool]:
+    """Return the Markdown table, and whether every target is met."""
+    names = [subject.name for subject in kernels.SUBJECTS]
+    lines = [f"| median (range) | {' | '.join(names)} | ratio | target | |", "|---" * (len(names) + 4) + "|"]
+    are_met = True
+    for name, by_subject in samples.items():
+        base = statistics.median(by_subject[names[0]])
+        ratios = [statistics.median(by_subject[other]) / base for other in names[1:]]
+        target = TARGETS.get(name)
+        is_met = target is None or max(ratios) <= target
+        are_met &= is_met
+        cells = [shown(name, by_subject[subject]) for subject in names]
+        verdict = "" if target is None else "met" if is_met else "MISSED"
+        lines.append(
+            f"| {name} | {' | '.join(cells)} | {', '.join(f'{ratio:.2f}x' for ratio in ratios)} "
+            f"| {f'{target}x' if target else ''} | {verdict} |"
+        )
+    return "\n".join(lines), are_met
+
+
+def machine() -> str:
+    """Say what this ran on."""
+    version = subprocess.run(["runsc", "--version"], capture_output=True, text=True, timeout=20).stdout.split("\n")[0]
+    return f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}, {version}"
+
+
+def main() -> int:
+    """Run the benchmarks; the exit code says whether the targets are met."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=6, help="rounds of each measure (default: %(default)s)")
+    parser.add_argument("--executions", type=int, default=160, help="executions a round (default: %(default)s)")
+    parser.add_argument("--parallel", type=int, default=20, help="kernels started at once (default: %(default)s)")
+    parser.add_argument("--write", action="store_true", help="write the figures to docs/performance.md")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="ab") as folder:
+        # Apart from the user's own kernels, so that processes can be told from theirs.
+        os.environ["JUPYTER_DATA_DIR"] = f"{folder}/data"
+        os.environ["JUPYTER_RUNTIME_DIR"] = f"{folder}/runtime"
+        os.chdir(folder)
+        text, are_met = table(measure(options.rounds, options.executions, options.parallel))
+    page = (
+        "# Performance\n\nBare local ipykernel = 1.0; all in one run of `make bench`, rounds interleaved.\n"
+        f"{machine()}.\n\n{text}\n"
+    )
+    print(f"\n{machine()}\n\n{text}")
+    if options.write:
+        (Path(__file__).parents[1] / "docs" / "performance.md").write_text(page)
+    return 0 if are_met else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,163 @@
+"""What is measured, and how one kernel is driven; the same client code for every subject.
+
+A *subject* is a way to run a kernel. The bare local ipykernel is the first and is 1.0 in every ratio. Another driver
+or a restored start becomes a subject by an entry in :data:`SUBJECTS`, and is then measured side by side with the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+
+OUTPUT_BYTES = 50_000_000
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One way to run a kernel.
+
+    Parameters
+    ----------
+    name : str
+        What the table calls it.
+    kernel_name : str
+        The kernelspec that starts it.
+    """
+
+    name: str
+    kernel_name: str
+
+
+SUBJECTS = [Subject("bare", "python3"), Subject("sandboxed (relay)", "agentbox")]
+
+
+class Kernel:
+    """A started kernel and a connected client."""
+
+    def __init__(self, subject: Subject) -> None:
+        file = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / f"kernel-{uuid.uuid4().hex}.json"
+        self.manager = KernelManager(kernel_name=subject.kernel_name, connection_file=str(file))
+        self.others = set(_processes())
+        self.manager.start_kernel(extra_arguments=["--log-level=ERROR"])
+        try:
+            self.client: BlockingKernelClient = self.manager.client()
+            self.client.start_channels()
+            self.client.wait_for_ready(timeout=90)
+        except BaseException:
+            self.manager.shutdown_kernel(now=True)
+            raise
+
+    def execute(self, code: str, timeout: float = 120) -> int:
+        """Run code until its reply and its idle status are both here; return the bytes of stream output."""
+        request = self.client.execute(code)
+        shell, iopub = self.client.shell_channel, self.client.iopub_channel
+        poller = zmq.Poller()
+        poller.register(shell.socket, zmq.POLLIN)
+        poller.register(iopub.socket, zmq.POLLIN)
+        is_idle = has_reply = False
+        size, deadline = 0, time.monotonic() + timeout
+        while not (is_idle and has_reply):
+            ready = dict(poller.poll(1000 * max(0.0, deadline - time.monotonic())))
+            if not ready:
+                raise TimeoutError(f"no answer to {code[:40]!r} in {timeout} s")
+            if shell.socket in ready:
+                has_reply |= shell.get_msg(timeout=1)["parent_header"].get("msg_id") == request
+            if iopub.socket in ready:
+                message = iopub.get_msg(timeout=1)
+                if message["parent_header"].get("msg_id") == request:
+                    if message["msg_type"] == "stream":
+                        size += len(message["content"]["text"])
+                    is_idle |= message["content"].get("execution_state") == "idle"
+        return size
+
+    def memory(self) -> int:
+        """Return the proportional set size, in bytes, of all processes that were started for this kernel."""
+        return sum(_pss(pid) for pid in _processes() if pid not in self.others)
+
+    def close(self) -> None:
+        """End client and kernel."""
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@contextlib.contextmanager
+def running(subject: Subject) -> Iterator[Kernel]:
+    """Start a kernel, and end it afterwards."""
+    kernel = Kernel(subject)
+    try:
+        yield kernel
+    finally:
+        kernel.close()
+
+
+def start(subject: Subject) -> float:
+    """Seconds from the wish for a kernel to its first reply."""
+    begin = time.perf_counter()
+    with running(subject) as kernel:
+        kernel.execute("1")
+        return time.perf_counter() - begin
+
+
+def round_trips(kernel: Kernel, count: int, pause: float) -> list[float]:
+    """Seconds of each of `count` executions of a trivial cell, `pause` seconds apart."""
+    times = []
+    for _ in range(count):
+        if pause:
+            time.sleep(pause)
+        begin = time.perf_counter()
+        kernel.execute("1+1")
+        times.append(time.perf_counter() - begin)
+    return times
+
+
+def output(kernel: Kernel) -> float:
+    """Seconds until 50 MB, printed in blocks of 1 MB, have arrived."""
+    begin = time.perf_counter()
+    size = kernel.execute(
+        "import sys\nblock = ('x' * 99 + '\\n') * 10_000\n"
+        f"for _ in range({OUTPUT_BYTES // 1_000_000}): sys.stdout.write(block)\nsys.stdout.flush()"
+    )
+    if size != OUTPUT_BYTES:
+        raise AssertionError(f"{size} of {OUTPUT_BYTES} bytes arrived")
+    return time.perf_counter() - begin
+
+
+def parallel_starts(subject: Subject, count: int) -> float:
+    """Seconds until `count` kernels, asked for at once, have all answered."""
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(count) as pool:
+        kernels = list(pool.map(lambda _: Kernel(subject), range(count)))
+        list(pool.map(lambda kernel: kernel.execute("1"), kernels))
+        took = time.perf_counter() - begin
+        list(pool.map(Kernel.close, kernels))
+    return took
+
+
+def _processes() -> list[int]:
+    """Return the processes whose command line names a directory of this run; a sandbox's are no descendants of ours."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                line = (entry / "cmdline").read_bytes().decode(errors="replace")
+                if os.environ["JUPYTER_DATA_DIR"] in line or os.environ["JUPYTER_RUNTIME_DIR"] in line:
+                    found.append(int(entry.name))
+    return found
+
+
+def _pss(pid: int) -> int:
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:")), 0)
