@@ -1,0 +1,80 @@
+"""PID 1 of a sandbox: finds its owner on the link, does what the owner asks, and ends with its lease.
+
+``AGENTBOX_GUEST`` holds its settings as JSON: ``lease`` (seconds without an owner until it ends itself),
+``uid`` and ``gid`` of user code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+from .egress import Egress
+from .kernels import Kernel, make_shared_directory
+from .loop import Link, Loop, Stream
+from .processes import Command, Processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+#: Seconds that programs have between SIGTERM and SIGKILL when the sandbox is told to end.
+TERM_TIMEOUT = 2.0
+LINK_DIR = "/run/agentbox/link"
+CONNECTION_DIR = "/run/kernels"
+
+
+class Guest:
+    """Wires loop, link, processes, kernels and egress together."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.loop = Loop()
+        self.processes = Processes(self.loop, settings["uid"], settings["gid"])
+        self.kernels: dict[str, Kernel] = {}
+        self._lease = settings["lease"]
+        self._lease_timer = self.loop.later(self._lease, self.end)
+        self.link = Link(self.loop, LINK_DIR, self._stream_opened, self._owner_found, self._owner_lost)
+        self.egress = Egress(self.loop, self.link)
+        make_shared_directory(CONNECTION_DIR)
+        signal.signal(signal.SIGTERM, lambda *_: self.terminate())
+
+    def run(self) -> None:
+        """Run until the lease is over or the host ends the sandbox."""
+        self.egress.start()
+        self.link.dial()
+        self.loop.run()
+
+    def terminate(self) -> None:
+        """Ask every program to end, then end."""
+        self.processes.signal_all(signal.SIGTERM)
+        self.loop.later(TERM_TIMEOUT, self.end)
+
+    def end(self) -> None:
+        """End now; the end of PID 1 is the end of the sandbox."""
+        self.loop.is_running = False
+
+    def _owner_found(self, info: dict[str, Any]) -> None:
+        self.loop.cancel(self._lease_timer)
+
+    def _owner_lost(self) -> None:
+        self.loop.cancel(self._lease_timer)
+        self._lease_timer = self.loop.later(self._lease, self.end)
+
+    def _stream_opened(self, stream: Stream) -> None:
+        kind = stream.header.get("kind")
+        if kind == "command":
+            Command(self.loop, self.processes, stream)
+        elif kind == "kernel":
+            self.kernels[stream.header["name"]] = Kernel(self.loop, self.processes, stream)
+        elif kind == "channel" and stream.header["kernel"] in self.kernels:
+            self.kernels[stream.header["kernel"]].connect(stream)
+        else:
+            stream.reset(f"this guest knows no {kind!r} of that name")
+
+
+def main() -> int:
+    """Entry point; the exit status of the sandbox."""
+    settings = json.loads(os.environ.pop("AGENTBOX_GUEST"))
+    Guest(settings).run()
+    return 0

@@ -1,0 +1,385 @@
+"""The host's end of the link: streams to one guest over a pair of FIFOs, on one thread of our own.
+
+Jupyter calls from several event loops, some of which stop between two calls; so every sandbox of
+this process is served by :class:`LinkThread`, and callers reach it by :meth:`LinkThread.run`.
+:mod:`jupyter_agentbox.guest.framing` is the format, :mod:`jupyter_agentbox.guest.loop` the other end.
+
+The guest is hostile: what it can make this end hold is bounded by
+``max_streams * (credit + one frame)``, and a guest that breaks the format loses its link, no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from .errors import LinkClosed
+from .guest.framing import CREDIT, DATA, EOF, HELLO, MAX_PAYLOAD, OPEN, RESET, Connection, ProtocolError
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+#: Bytes read from the guest at a time.
+READ_SIZE = 256 * 1024
+#: Wanted capacity of each FIFO, bytes; the kernel may grant less.
+PIPE_SIZE = 1024 * 1024
+#: Streams that one guest may have open at a time.
+MAX_GUEST_STREAMS = 512
+
+
+class LinkThread:
+    """The one thread and event loop of this process that serve all its sandboxes."""
+
+    _instance: ClassVar[LinkThread | None] = None
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._pid = os.getpid()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._thread = threading.Thread(target=self._run, name="agentbox-link", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def instance(cls) -> LinkThread:
+        """The thread of this process; a forked child gets its own."""
+        with cls._lock:
+            if cls._instance is None or cls._instance._pid != os.getpid():
+                cls._instance = cls()
+            return cls._instance
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run ``work`` on the thread; its result comes by the future."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run ``work`` on the thread and await it from whatever loop the caller is on."""
+        if threading.current_thread() is self._thread:
+            return await work
+        return await asyncio.wrap_future(self.submit(work))
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run ``work`` beside everything else; only on the thread itself. Errors are logged."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a task of the link failed", exc_info=task.exception())
+
+
+class Stream:
+    """A byte stream to or from the guest. Only on the link's thread.
+
+    Attributes
+    ----------
+    header : dict
+        What it was opened with.
+    """
+
+    def __init__(self, link: Link, stream_id: int, header: dict[str, Any]) -> None:
+        self.header = header
+        self._link = link
+        self._id = stream_id
+        self._incoming: deque[bytes] = deque()
+        self._has_eof = False
+        self._reason: str | None = None
+        self._has_news = asyncio.Event()
+        self._can_write = asyncio.Event()
+
+    def grant(self, count: int) -> None:
+        """Let the guest send ``count`` bytes more than the initial credit."""
+        self._link.grant(self._id, count)
+
+    async def read(self) -> bytes:
+        """The next bytes, at most one frame; ``b""`` at the guest's EOF.
+
+        Raises
+        ------
+        LinkClosed
+            The stream was reset or the link is lost.
+        """
+        while not self._incoming:
+            if self._has_eof:
+                return b""
+            self._check()
+            self._has_news.clear()
+            await self._has_news.wait()
+        data = self._incoming.popleft()
+        self._link.grant(self._id, len(data))
+        return data
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """Send all of ``data``, as the guest gives credit and reads. Raises LinkClosed."""
+        view = memoryview(data)
+        while len(view):
+            self._check()
+            room = self._link.room(self._id)
+            if room <= 0:
+                self._can_write.clear()
+                self._link.want_room(self)
+                await self._can_write.wait()
+                continue
+            view = view[self._link.send(self._id, view[:room]) :]
+
+    async def write_eof(self) -> None:
+        """No more will be written."""
+        self._check()
+        self._link.send_eof(self._id)
+
+    def reset(self, reason: str = "") -> None:
+        """End it both ways; does nothing the second time."""
+        self._link.reset(self._id, reason)
+        self._lost(reason or "reset here")
+
+    def _check(self) -> None:
+        if self._reason is not None:
+            raise LinkClosed(f"stream closed: {self._reason}")
+
+    def _received(self, data: bytes) -> None:
+        self._incoming.append(data)
+        self._has_news.set()
+
+    def _ended(self) -> None:
+        self._has_eof = True
+        self._has_news.set()
+
+    def _lost(self, reason: str) -> None:
+        if self._reason is None:
+            self._reason = reason
+        self._has_news.set()
+        self._can_write.set()
+
+
+class Link:
+    """The link to one guest. Only on the link's thread.
+
+    Parameters
+    ----------
+    directory : Path
+        Where the FIFOs ``down`` and ``up`` are made.
+    on_stream : callable
+        Coroutine function that serves each stream the guest opens.
+    on_lost : callable
+        Called once with the reason when the guest is gone or broke the format.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        on_stream: Callable[[Stream], Awaitable[None]],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._directory = directory
+        self._on_stream = on_stream
+        self._on_lost = on_lost
+        self._thread = LinkThread.instance()
+        self._loop = self._thread.loop
+        self._connection = Connection(is_host=True, max_streams=MAX_GUEST_STREAMS)
+        self._streams: dict[int, Stream] = {}
+        self._waiting: set[Stream] = set()
+        self._serving = 0
+        self._pending = b""
+        self._reader = self._writer = -1
+        self._is_lost = False
+        self._greeted: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+
+    def listen(self) -> None:
+        """Make new FIFOs, so that nothing of an earlier owner's is in them, and wait for the guest."""
+        for name in ("down", "up"):
+            path = self._directory / name
+            path.unlink(missing_ok=True)
+            os.mkfifo(path, 0o600)
+        self._reader = os.open(self._directory / "up", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        # Read and write, since a FIFO cannot be opened for writing alone before its reader is there.
+        self._writer = os.open(self._directory / "down", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        for fd in (self._reader, self._writer):
+            try:
+                fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+            except OSError:
+                pass  # beyond this user's share of pipe memory: slower, no worse
+        self._loop.add_reader(self._reader, self._readable)
+        self._connection.hello({})
+        self._flush()
+
+    async def wait_connected(self, timeout: float) -> dict[str, Any]:
+        """Wait for the guest's hello. Raises LinkClosed when it does not come in ``timeout`` seconds."""
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._greeted), timeout)
+        except asyncio.TimeoutError:
+            raise LinkClosed(f"the guest did not connect within {timeout:g} s") from None
+
+    def open(self, header: dict[str, Any]) -> Stream:
+        """Open a stream to the guest. Raises LinkClosed."""
+        if self._is_lost:
+            raise LinkClosed("the link to the sandbox is closed")
+        stream_id = self._connection.open(header)
+        stream = self._streams[stream_id] = Stream(self, stream_id, header)
+        self._flush()
+        return stream
+
+    def close(self, reason: str = "closed") -> None:
+        """Close the link; every stream on it ends. Does nothing the second time."""
+        if self._is_lost:
+            return
+        self._is_lost = True
+        for fd, forget in ((self._reader, self._loop.remove_reader), (self._writer, self._loop.remove_writer)):
+            if fd >= 0:
+                forget(fd)
+                os.close(fd)
+        self._reader = self._writer = -1
+        self._pending = b""
+        if not self._greeted.done():
+            self._greeted.set_exception(LinkClosed(f"the guest was lost: {reason}"))
+            self._greeted.exception()  # looked at: nobody may be waiting for it
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream._lost(reason)
+        self._waiting.clear()
+        self._on_lost(reason)
+
+    # -- for Stream --------------------------------------------------------------------------
+
+    def room(self, stream_id: int) -> int:
+        """Bytes that :meth:`send` takes now."""
+        return self._connection.room(stream_id)
+
+    def want_room(self, stream: Stream) -> None:
+        """Wake ``stream`` when there may be room."""
+        self._waiting.add(stream)
+
+    def send(self, stream_id: int, data: memoryview) -> int:
+        """Queue data of a stream; the count taken is returned."""
+        count = self._connection.send(stream_id, data)
+        self._flush()
+        return count
+
+    def send_eof(self, stream_id: int) -> None:
+        """Half-close a stream."""
+        self._connection.send_eof(stream_id)
+        self._forget_if_done(stream_id)
+        self._flush()
+
+    def grant(self, stream_id: int, count: int) -> None:
+        """Give the guest credit."""
+        if not self._is_lost:
+            self._connection.grant(stream_id, count)
+            self._flush()
+
+    def reset(self, stream_id: int, reason: str) -> None:
+        """End a stream both ways."""
+        if self._streams.pop(stream_id, None) is not None and not self._is_lost:
+            self._connection.reset(stream_id, reason)
+            self._flush()
+
+    # -- bytes -------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        if not self._pending and not self._is_lost:
+            self._writable()
+
+    def _writable(self) -> None:
+        while True:
+            if not self._pending:
+                self._pending = self._connection.take_output()
+                if not self._pending:
+                    break
+            try:
+                count = os.write(self._writer, self._pending)
+            except BlockingIOError:
+                self._loop.add_writer(self._writer, self._writable_again)
+                return
+            except OSError as error:
+                self.close(f"writing to the guest failed: {error}")
+                return
+            self._pending = self._pending[count:]
+
+    def _writable_again(self) -> None:
+        self._writable()
+        if not self._pending and not self._is_lost:
+            self._loop.remove_writer(self._writer)
+            waiting, self._waiting = self._waiting, set()
+            for stream in waiting:
+                stream._can_write.set()
+
+    def _readable(self) -> None:
+        try:
+            data = os.read(self._reader, READ_SIZE)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.close(f"reading from the guest failed: {error}")
+            return
+        if not data:
+            self.close("the guest hung up")
+            return
+        try:
+            for event in self._connection.receive(data):
+                if self._is_lost:
+                    return
+                self._handle(event.kind, event.stream, event.value)
+            self._flush()
+        except ProtocolError as error:
+            log.warning("the guest broke the link's format: %s", error)
+            self.close(f"the guest broke the link's format: {error}")
+
+    def _handle(self, kind: int, stream_id: int, value: Any) -> None:
+        if kind == HELLO:
+            if not self._greeted.done():
+                self._greeted.set_result(value)
+            return
+        if kind == OPEN:
+            self._opened(stream_id, value)
+            return
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return
+        if kind == DATA:
+            stream._received(value)
+        elif kind == CREDIT:
+            self._waiting.discard(stream)
+            stream._can_write.set()
+        elif kind == EOF:
+            stream._ended()
+            self._forget_if_done(stream_id)
+        elif kind == RESET:
+            del self._streams[stream_id]
+            stream._lost(f"reset by the guest: {value!r:.200}")
+
+    def _opened(self, stream_id: int, header: dict[str, Any]) -> None:
+        # A guest that opens and resets streams quickly must not pile up their servers here.
+        if self._serving >= MAX_GUEST_STREAMS:
+            self._connection.reset(stream_id, "too many streams")
+            return
+        stream = self._streams[stream_id] = Stream(self, stream_id, header)
+        self._serving += 1
+        self._thread.spawn(self._serve(stream))
+
+    async def _serve(self, stream: Stream) -> None:
+        try:
+            await self._on_stream(stream)
+        finally:
+            self._serving -= 1
+            stream.reset()
+
+    def _forget_if_done(self, stream_id: int) -> None:
+        if not self._connection.is_open(stream_id):
+            self._streams.pop(stream_id, None)
+
+
+assert MAX_PAYLOAD[DATA] <= READ_SIZE

@@ -1,0 +1,196 @@
+"""The registry of sandboxes: one directory each, beneath one state directory, and no daemon.
+
+Whoever holds the lock of a sandbox's directory owns it. :mod:`~jupyter_agentbox.sandbox` is one
+sandbox, :mod:`~jupyter_agentbox.sweep` removes those whose owner is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import threading
+import uuid
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, ClassVar
+
+from jupyter_core.paths import jupyter_data_dir
+
+from .audit import AuditLog
+from .egress.gate import OnRefusal
+from .errors import InvalidRequest, RuntimeUnavailable
+from .link import LinkThread
+from .runtimes import Handle, Runtime
+from .sandbox import Sandbox
+from .spec import Cause, SandboxSpec
+from .sweep import ensure_sweeper, is_locked
+
+log = logging.getLogger(__name__)
+
+RUNTIME_GROUP = "jupyter_agentbox.runtimes"
+
+
+def default_state_dir() -> Path:
+    """``agentbox`` beneath Jupyter's data directory."""
+    return Path(jupyter_data_dir()) / "agentbox"
+
+
+def load_runtime(name: str, **options: Any) -> Runtime:
+    """Make the runtime that an entry point of ``jupyter_agentbox.runtimes`` names.
+
+    Raises
+    ------
+    RuntimeUnavailable
+        Nobody has registered it.
+    """
+    for point in entry_points(group=RUNTIME_GROUP):
+        if point.name == name:
+            runtime: Runtime = point.load()(**options)
+            return runtime
+    known = ", ".join(sorted(point.name for point in entry_points(group=RUNTIME_GROUP))) or "none"
+    raise RuntimeUnavailable(f"no runtime is called {name!r}; there are: {known}", setting="Policy.runtime")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A sandbox as its directory tells, whoever owns it.
+
+    Parameters
+    ----------
+    id, profile, kernel_id, owner, runtime, workspace : str
+    created : float
+        Seconds since the epoch.
+    state : str
+        ``running``, ``orphaned`` (alive, its owner is gone) or ``ended``.
+    memory : int
+        Bytes; 0 where it is not known.
+    """
+
+    id: str
+    profile: str
+    kernel_id: str
+    owner: str
+    runtime: str
+    workspace: str
+    created: float
+    state: str
+    memory: int
+
+
+class SandboxManager:
+    """All sandboxes of one state directory, and those of them that this process owns.
+
+    Its coroutines may be awaited on any event loop.
+
+    Parameters
+    ----------
+    state_dir : Path
+        Where the directories are; made 0700 at first use.
+    runtime : Runtime
+        What starts new ones.
+    """
+
+    _shared: ClassVar[dict[tuple[int, Path, str], SandboxManager]] = {}
+    _shared_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, state_dir: Path, runtime: Runtime) -> None:
+        self.state_dir = state_dir
+        self.runtime = runtime
+        self.sandboxes: dict[str, Sandbox] = {}
+        self._thread = LinkThread.instance()
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.chmod(state_dir, 0o700)
+        self.audit = AuditLog(state_dir / "audit.sqlite")
+
+    @classmethod
+    def shared(cls, state_dir: Path, runtime_name: str, **runtime_options: Any) -> SandboxManager:
+        """The manager of this process for that state directory and runtime."""
+        with cls._shared_lock:
+            key = (os.getpid(), state_dir, f"{runtime_name} {sorted(runtime_options.items())}")
+            if key not in cls._shared:
+                cls._shared[key] = cls(state_dir, load_runtime(runtime_name, **runtime_options))
+            return cls._shared[key]
+
+    async def create(
+        self,
+        spec: SandboxSpec,
+        *,
+        inherit: Sandbox | None = None,
+        on_refusal: OnRefusal | None = None,
+    ) -> Sandbox:
+        """Start a sandbox.
+
+        Parameters
+        ----------
+        spec : SandboxSpec
+            From ``Policy.resolve``.
+        inherit : Sandbox, optional
+            An ended one, kept, whose private workspace the new one gets; it is discarded.
+        on_refusal : callable, optional
+            Told host, port and sentence of each refused connection, on the link's thread.
+
+        Raises
+        ------
+        RuntimeUnavailable, RuntimeFailed, InvalidRequest
+        """
+        return await self._thread.run(self._create(spec, inherit, on_refusal))
+
+    async def _create(self, spec: SandboxSpec, inherit: Sandbox | None, on_refusal: OnRefusal | None) -> Sandbox:
+        sandbox_id = uuid.uuid4().hex[:16]
+        await asyncio.to_thread(ensure_sweeper, self.state_dir)
+        sandbox = Sandbox(
+            sandbox_id, spec, self.state_dir / "sandboxes" / sandbox_id, self.runtime, self.audit, on_refusal
+        )
+        self.sandboxes[sandbox_id] = sandbox
+        try:
+            await sandbox.start(inherit)
+        except BaseException:
+            del self.sandboxes[sandbox_id]
+            raise
+        if inherit is not None:
+            await inherit.discard()
+        return sandbox
+
+    async def stop(self, sandbox: Sandbox, cause: Cause = Cause.STOPPED, *, is_kept: bool = False) -> None:
+        """End a sandbox of this process; see :meth:`Sandbox.stop`."""
+        await self._thread.run(self._stop(sandbox, cause, is_kept))
+
+    async def _stop(self, sandbox: Sandbox, cause: Cause, is_kept: bool) -> None:
+        await sandbox.stop(cause, is_kept=is_kept)
+        if not is_kept:
+            self.sandboxes.pop(sandbox.id, None)
+
+    def list(self) -> list[Listed]:
+        """Every sandbox of the state directory, oldest first."""
+        found = []
+        for directory in sorted((self.state_dir / "sandboxes").glob("*")):
+            try:
+                state = json.loads((directory / "state.json").read_text())
+                handle = Handle.from_dict(state["handle"]) if state["handle"] else None
+            except (OSError, ValueError, KeyError):
+                continue
+            is_alive = handle is not None and self.runtime.is_alive(handle)
+            found.append(
+                Listed(
+                    id=state["id"],
+                    profile=state["profile"],
+                    kernel_id=state["kernel_id"],
+                    owner=state["owner"],
+                    runtime=state["runtime"],
+                    workspace=state["workspace"],
+                    created=state["created"],
+                    state=("running" if is_locked(directory) else "orphaned") if is_alive else "ended",
+                    memory=self.runtime.usage(handle, directory).memory if handle is not None and is_alive else 0,
+                )
+            )
+        return sorted(found, key=lambda item: item.created)
+
+    def get(self, sandbox_id: str) -> Sandbox:
+        """A sandbox of this process. Raises InvalidRequest."""
+        try:
+            return self.sandboxes[sandbox_id]
+        except KeyError:
+            raise InvalidRequest(f"this process owns no sandbox {sandbox_id!r}", field="id") from None

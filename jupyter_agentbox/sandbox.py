@@ -1,0 +1,479 @@
+"""One sandbox's life: start, what runs in it, its end and the reason.
+
+All methods run on the link's thread (:class:`~jupyter_agentbox.link.LinkThread`); attributes that are
+documented may be read from any thread. The runtime's blocking calls go to worker threads.
+:mod:`~jupyter_agentbox.manager` keeps the registry, runtimes do the isolating.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import shutil
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .audit import AuditLog
+from .egress.gate import Gate, OnRefusal
+from .errors import AgentboxError, InvalidRequest, LinkClosed, RuntimeFailed, SandboxEnded
+from .guest import zmtp
+from .guest.framing import MAX_PAYLOAD, OPEN, MessageReader, ProtocolError, load_json, pack_json, pack_message
+from .link import Link, LinkThread, Stream
+from .runtimes import Handle, Runtime, Usage
+from .spec import MIB, Cause, End, SandboxSpec
+
+log = logging.getLogger(__name__)
+
+#: Directory inside, writable by all, where connection files are.
+CONNECTION_DIR = "/run/kernels"
+CHANNELS = ("shell", "iopub", "stdin", "control")
+#: Largest message of a kernel, bytes.
+MAX_MESSAGE = 128 * MIB
+#: Credit of the channels beyond the initial one, bytes: a round trip's worth at full speed.
+CHANNEL_CREDIT = 1 * MIB
+#: Seconds: for the guest to dial after the runtime said it runs; between two looks at a sandbox.
+CONNECT_TIMEOUT = 30.0
+WATCH_INTERVAL = 0.5
+
+OnMessage = Callable[[str, list[bytes]], Awaitable[None]]
+
+
+async def _drop(channel: str, frames: list[bytes]) -> None:
+    """What becomes of messages that nobody has asked for yet."""
+
+
+class Kernel:
+    """A kernel process in a sandbox, reached by messages: the relay driver.
+
+    Attributes
+    ----------
+    on_message : coroutine function
+        Called with channel and frames of each message; what it awaits is the backpressure.
+    end : End or None
+        How it ended; readable from any thread.
+    is_ready : bool
+        It is connected and has said something, so it handles signals by now.
+    """
+
+    def __init__(self, sandbox: Sandbox, name: str) -> None:
+        self.on_message: OnMessage = _drop
+        self.end: End | None = None
+        self.is_ready = False
+        self._sandbox = sandbox
+        self._name = name
+        self._connected: set[str] = set()
+        self._callbacks: list[Callable[[], None]] = []
+        self._streams: dict[str, Stream] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._control: Stream | None = None
+
+    def start(
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, connection: Mapping[str, Any], connection_file: str
+    ) -> None:
+        """Start the process and open its channels."""
+        thread = LinkThread.instance()
+        self._control = self._sandbox.open_stream(
+            {
+                "kind": "kernel",
+                "name": self._name,
+                "argv": list(argv),
+                "env": dict(env),
+                "cwd": cwd,
+                "connection": dict(connection),
+                "connection_file": connection_file,
+                "is_root": self._sandbox.spec.is_root,
+            }
+        )
+        for channel in CHANNELS:
+            stream = self._sandbox.open_stream({"kind": "channel", "kernel": self._name, "channel": channel})
+            stream.grant(CHANNEL_CREDIT)
+            self._streams[channel] = stream
+            self._locks[channel] = asyncio.Lock()
+            thread.spawn(self._carry(channel, stream))
+        thread.spawn(self._watch(self._control))
+
+    def add_end_callback(self, callback: Callable[[], None]) -> None:
+        """Call back on the link's thread when the kernel has ended."""
+        self._callbacks.append(callback)
+
+    async def send(self, channel: str, frames: list[bytes]) -> None:
+        """Hand the kernel a message, waiting until it takes it. Raises LinkClosed."""
+        async with self._locks[channel]:  # a message is written in pieces, as credit comes
+            await self._streams[channel].write(zmtp.encode(frames))
+
+    async def signal(self, number: int) -> None:
+        """Send a signal to the kernel's process group. Raises LinkClosed."""
+        if self._control is None or self.end is not None:
+            raise LinkClosed("the kernel has ended")
+        await self._control.write(pack_json({"signal": int(number)}))
+
+    async def _carry(self, channel: str, stream: Stream) -> None:
+        decoder = zmtp.Decoder(MAX_MESSAGE)
+        try:
+            while data := await stream.read():
+                for frames in decoder.feed(data):
+                    if not self.is_ready and len(self._connected) == len(CHANNELS):
+                        self.is_ready = True
+                    await self.on_message(channel, frames)
+        except LinkClosed:
+            pass
+        except zmtp.ZmtpError as error:
+            log.warning("sandbox %s: the kernel's %s was cut off: %s", self._sandbox.id, channel, error)
+            self.ended(End(Cause.CRASHED, 1, f"its {channel} channel broke a bound: {error}"))
+            await self._sandbox.stop(Cause.CRASHED)
+
+    async def _watch(self, stream: Stream) -> None:
+        reader = MessageReader(MIB)
+        try:
+            while data := await stream.read():
+                for parts in reader.feed(data):
+                    self._heard(load_json(parts[0]))
+        except (LinkClosed, ProtocolError, IndexError):
+            pass
+        # The process is gone, or the sandbox is: in that case it knows why.
+        if self.end is None:
+            self.ended(await self._sandbox.wait_ended())
+
+    def _heard(self, event: dict[str, Any]) -> None:
+        if event.get("event") == "connected" and event.get("channel") in CHANNELS:
+            self._connected.add(event["channel"])
+        elif event.get("event") == "exited":
+            self.ended(_kernel_end(event.get("code"), event.get("signal")))
+        elif event.get("event") == "failed":
+            self.ended(End(Cause.CRASHED, 127, f"the kernel's program did not start: {event.get('message')!s:.500}"))
+
+    def ended(self, end: End) -> None:
+        """Note the end, the first one only, and tell who asked."""
+        if self.end is None:
+            self.end = end
+            for callback in self._callbacks:
+                callback()
+
+
+def _kernel_end(code: Any, number: Any) -> End:
+    code = code & 0xFF if isinstance(code, int) else 1
+    if number == signal.SIGKILL:
+        return End(Cause.KILLED, code, "the kernel was killed (SIGKILL) by a program inside")
+    if isinstance(number, int) and number in set(signal.Signals):
+        return End(Cause.CRASHED, code, f"the kernel crashed ({signal.Signals(number).name})")
+    return End(Cause.EXITED, code, f"the kernel exited by itself (status {code})")
+
+
+class CommandResult:
+    """What a command gave: ``stdout``, ``stderr`` (bytes) and ``exit_code``."""
+
+    def __init__(self) -> None:
+        self.stdout = b""
+        self.stderr = b""
+        self.exit_code = -1
+
+
+class Sandbox:
+    """One isolated environment. Made by the manager.
+
+    Attributes
+    ----------
+    id : str
+    spec : SandboxSpec
+    directory : Path
+        Its own on the host, 0700.
+    end : End or None
+        How it ended; readable from any thread.
+    """
+
+    def __init__(
+        self,
+        sandbox_id: str,
+        spec: SandboxSpec,
+        directory: Path,
+        runtime: Runtime,
+        audit: AuditLog,
+        on_refusal: OnRefusal | None = None,
+    ) -> None:
+        self.id = sandbox_id
+        self.spec = spec
+        self.directory = directory
+        self.end: End | None = None
+        self.gate = Gate(sandbox_id, spec.grant, audit, on_refusal=on_refusal)
+        self._runtime = runtime
+        self._audit = audit
+        self._thread = LinkThread.instance()
+        self._handle: Handle | None = None
+        self._lock = -1
+        self._created = time.time()
+        self._is_stopping: Cause | None = None
+        self._ended = asyncio.Event()
+        self._link = Link(directory / "link", self.gate.handle, self._link_lost)
+        self._kernels = 0
+
+    @property
+    def workspace(self) -> Path:
+        """The host folder that is ``/workspace`` inside."""
+        return self.spec.workspace or self.directory / "work"
+
+    async def start(self, inherit: Sandbox | None = None) -> None:
+        """Start it and wait for its guest.
+
+        Parameters
+        ----------
+        inherit : Sandbox, optional
+            An ended one whose private workspace becomes this one's.
+
+        Raises
+        ------
+        RuntimeFailed, RuntimeUnavailable, InvalidRequest
+            Nothing is left behind.
+        """
+        try:
+            self._make_directory(inherit)
+            self._link.listen()
+            self._handle = await asyncio.to_thread(self._runtime.start, self.id, self.spec, self.directory)
+            self._write_state()
+            await self._connected()
+            self._thread.spawn(self._watch())
+            await self._audit.arecord("lifecycle", self.id, detail={"event": "started", "profile": self.spec.profile})
+        except BaseException:
+            self.end = self.end or End(Cause.RUNTIME_FAILED, 1, "it did not start")
+            await asyncio.shield(self.stop())
+            raise
+
+    async def _connected(self) -> None:
+        assert self._handle is not None
+        wait = asyncio.ensure_future(self._link.wait_connected(CONNECT_TIMEOUT))
+        try:
+            while not wait.done():
+                await asyncio.wait([wait], timeout=WATCH_INTERVAL)
+                if not wait.done() and not self._runtime.is_alive(self._handle):
+                    break
+            if wait.done():
+                wait.result()
+                return
+        except LinkClosed:
+            pass
+        finally:
+            wait.cancel()
+        raise RuntimeFailed(f"the sandbox started and ended before it was ready. Its log says: {self._log_tail()}")
+
+    def _log_tail(self) -> str:
+        try:
+            with open(self.directory / "log", "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - 2000))
+                return file.read().decode("utf-8", "replace").strip() or "nothing"
+        except OSError:
+            return "nothing"
+
+    def open_stream(self, header: dict[str, Any]) -> Stream:
+        """Open a stream to the guest. Raises SandboxEnded, LinkClosed, InvalidRequest."""
+        if self.end is not None:
+            raise SandboxEnded(self.end)
+        try:
+            return self._link.open(header)
+        except ValueError:
+            raise InvalidRequest(
+                f"command and environment are larger than the {MAX_PAYLOAD[OPEN] // 1024} KiB that fit", field="env"
+            ) from None
+
+    async def start_kernel(
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, connection: Mapping[str, Any], connection_file: str
+    ) -> Kernel:
+        """Start a kernel process.
+
+        Parameters
+        ----------
+        argv, env, cwd
+            Of the process; ``argv`` names `connection_file` where the kernel wants it.
+        connection : mapping
+            Key and signature scheme for the connection file; the guest adds address and ports.
+        connection_file : str
+            Path inside, in ``CONNECTION_DIR``.
+        """
+        self._kernels += 1
+        kernel = Kernel(self, f"kernel-{self._kernels}")
+        kernel.start(argv, env, cwd, connection, connection_file)
+        return kernel
+
+    async def run(
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: str = "/workspace", stdin: bytes = b"", timeout: float = 30.0
+    ) -> CommandResult:
+        """Run a command to its end.
+
+        Raises
+        ------
+        TimeoutError
+            It was killed, group and all, after ``timeout`` seconds.
+        """
+        stream = self.open_stream({"kind": "command", "argv": list(argv), "env": dict(env), "cwd": cwd})
+        stream.grant(MIB)
+        result = CommandResult()
+        try:
+            await asyncio.wait_for(self._converse(stream, stdin, result), timeout)
+        finally:
+            stream.reset()
+        return result
+
+    async def _converse(self, stream: Stream, stdin: bytes, result: CommandResult) -> None:
+        async def feed() -> None:
+            for start in range(0, len(stdin), 65536):
+                await stream.write(pack_message(b"0", stdin[start : start + 65536]))
+            await stream.write(pack_message(b"0", b""))
+
+        feeding = self._thread.spawn(feed())
+        reader = MessageReader(MIB)
+        try:
+            while data := await stream.read():
+                for tag, part in reader.feed(data):
+                    if tag == b"1":
+                        result.stdout += part
+                    elif tag == b"2":
+                        result.stderr += part
+                    elif tag == b"exit":
+                        result.exit_code = int(load_json(part)["code"])
+        finally:
+            feeding.cancel()
+
+    async def wait_ended(self) -> End:
+        """Wait until it is over; why is returned."""
+        await self._ended.wait()
+        assert self.end is not None
+        return self.end
+
+    async def stop(self, cause: Cause = Cause.STOPPED, *, is_kept: bool = False) -> None:
+        """End it and remove what it was made of. Safe to call again, and from several places at once.
+
+        Parameters
+        ----------
+        cause : Cause
+            Told to whoever asks why, if it still lives.
+        is_kept : bool
+            Keep its directory, for :meth:`start` of a successor to inherit; then :meth:`discard` it.
+        """
+        self._is_stopping = self._is_stopping or cause
+        if self.end is None:
+            self._note_end(End(cause, 137, "it was stopped"))
+        self._link.close("the sandbox was stopped")
+        await self.gate.aclose()
+        if self._handle is not None:
+            await asyncio.to_thread(self._runtime.kill, self._handle)
+            await asyncio.to_thread(self._runtime.remove, self._handle, self.directory)
+        self._ended.set()
+        if not is_kept:
+            await self.discard()
+
+    async def discard(self) -> None:
+        """Remove the directory of an ended sandbox. Does nothing the second time."""
+        if self._lock >= 0:
+            lock, self._lock = self._lock, -1
+            await asyncio.to_thread(shutil.rmtree, self.directory, True)
+            os.close(lock)
+
+    # -- registry ----------------------------------------------------------------------------
+
+    def _make_directory(self, inherit: Sandbox | None) -> None:
+        self.directory.mkdir(mode=0o700, parents=True)
+        self._lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (self.directory / "link").mkdir(mode=0o700)
+        old = inherit.directory / "work" if inherit is not None else None
+        if old is not None and old.is_dir():
+            old.rename(self.directory / "work")
+        else:
+            (self.directory / "work").mkdir(mode=0o700)
+        self._write_state()
+
+    def _write_state(self) -> None:
+        state = {
+            "id": self.id,
+            "runtime": self._runtime.name,
+            "handle": self._handle.to_dict() if self._handle is not None else None,
+            "kernel_id": self.spec.kernel_id,
+            "owner": self.spec.owner,
+            "owner_pid": os.getpid(),
+            "profile": self.spec.profile,
+            "workspace": str(self.workspace),
+            "created": self._created,
+            "lease_timeout": self.spec.lease_timeout,
+        }
+        path = self.directory / "state.json"
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps(state))
+        fresh.replace(path)
+
+    # -- its end -----------------------------------------------------------------------------
+
+    def _link_lost(self, reason: str) -> None:
+        if self._is_stopping is None and self._handle is not None:
+            self._thread.spawn(self._find_end(reason))
+
+    async def _watch(self) -> None:
+        """Look after it: renew the lease, see it die behind our back, hold it to limits nobody else enforces."""
+        assert self._handle is not None
+        renewed = 0.0
+        while self._is_stopping is None:
+            if time.monotonic() - renewed > self.spec.lease_timeout / 4:
+                renewed = time.monotonic()
+                os.utime(self._lock)
+            if not self._runtime.is_alive(self._handle):
+                await self._find_end("the sandbox's process is gone")
+                return
+            breach = self._breach(await asyncio.to_thread(self._runtime.usage, self._handle, self.directory))
+            if breach is not None:
+                await self._end(breach)
+                return
+            await asyncio.sleep(WATCH_INTERVAL)
+
+    def _breach(self, usage: Usage) -> End | None:
+        """Judge what no one else holds it to: the disk always, memory where there is no control group."""
+        limits = self.spec.limits
+        if usage.disk > limits.disk:
+            return End(
+                Cause.DISK_FULL,
+                137,
+                f"disk full (limit {limits.disk // MIB} MiB, used {usage.disk // MIB} MiB)",
+                "limits.disk of the profile, Policy.max_disk",
+            )
+        if usage.memory > limits.memory and "memory" in self.spec.accept_unenforced:
+            return End(
+                Cause.OUT_OF_MEMORY,
+                137,
+                f"out of memory (limit {limits.memory // MIB} MiB, used {usage.memory // MIB} MiB)",
+                "limits.memory of the profile, Policy.max_memory",
+            )
+        return None
+
+    async def _find_end(self, reason: str) -> None:
+        """The link or the process is gone: find out why, and clear up."""
+        assert self._handle is not None
+        deadline = time.monotonic() + 5.0
+        while self._runtime.is_alive(self._handle) and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        if self._is_stopping is not None:
+            return
+        if self._runtime.is_alive(self._handle):
+            await self._end(End(Cause.CRASHED, 1, f"its guest failed: {reason}"))
+        else:
+            await self._end(
+                await asyncio.to_thread(self._runtime.why_ended, self._handle, self.spec.limits, self.directory)
+            )
+
+    async def _end(self, end: End) -> None:
+        if self._is_stopping is not None:
+            return
+        self._is_stopping = end.cause
+        self._note_end(end)
+        try:
+            await self._audit.arecord("lifecycle", self.id, detail={"event": "ended", "cause": end.cause.value})
+        except AgentboxError as error:
+            log.error("sandbox %s: its end could not be written to the audit log: %s", self.id, error)
+        await self.stop(end.cause, is_kept=True)
+
+    def _note_end(self, end: End) -> None:
+        self.end = end
+        level = logging.INFO if end.cause is Cause.STOPPED else logging.ERROR
+        log.log(level, "sandbox %s ended: %s", self.id, end.message)
+        self._ended.set()
