@@ -95,9 +95,9 @@ class _Peer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            if not self._handshake.is_done:
+            if self._handshake.identity is None:
                 data = self._handshake.feed(data)
-                if not self._handshake.is_done:
+                if self._handshake.identity is None:
                     return
                 self._introduce(self._handshake.identity)
             for frames in self._decoder.feed(data):

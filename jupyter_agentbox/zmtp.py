@@ -22,15 +22,12 @@ class ServerHandshake:
 
     Attributes
     ----------
-    is_done : bool
-        Both have been read.
-    identity : bytes
-        The client's own choice of a routing identity; empty where it made none.
+    identity : bytes or None
+        The client's own choice of a routing identity, empty where it made none; None until both have been read.
     """
 
     def __init__(self) -> None:
-        self.is_done = False
-        self.identity = b""
+        self.identity: bytes | None = None
         self._buffer = b""
 
     def feed(self, data: bytes) -> bytes:
@@ -67,10 +64,10 @@ class ServerHandshake:
             return b""
         if not buffer[start:end].startswith(b"\x05READY"):
             raise ZmtpError("the peer refuses the connection")
-        self.identity = _properties(buffer[start + 6 : end]).get(b"identity", b"")
-        if len(self.identity) > 255:
+        identity = _properties(buffer[start + 6 : end]).get(b"identity", b"")
+        if len(identity) > 255:
             raise ZmtpError("the identity is too long")
-        self.is_done = True
+        self.identity = identity
         self._buffer = b""
         return buffer[end:]
 
