@@ -95,10 +95,11 @@ class _Peer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            if self._handshake.identity is None:
-                data = self._handshake.feed(data)
-                if self._handshake.identity is None:
+            if not self.identity:
+                rest = self._handshake.feed(data)
+                if rest is None:
                     return
+                data = rest
                 self._introduce(self._handshake.identity)
             for frames in self._decoder.feed(data):
                 self.channel.on_frames(self, frames)

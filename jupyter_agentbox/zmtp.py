@@ -22,16 +22,16 @@ class ServerHandshake:
 
     Attributes
     ----------
-    identity : bytes or None
-        The client's own choice of a routing identity, empty where it made none; None until both have been read.
+    identity : bytes
+        The client's own choice of a routing identity; empty where it made none.
     """
 
     def __init__(self) -> None:
-        self.identity: bytes | None = None
+        self.identity = b""
         self._buffer = b""
 
-    def feed(self, data: bytes) -> bytes:
-        """Take bytes and return those that come after the handshake.
+    def feed(self, data: bytes) -> bytes | None:
+        """Take bytes and return those that come after the handshake, or None while it is not over.
 
         Raises
         ------
@@ -49,19 +49,19 @@ class ServerHandshake:
             raise ZmtpError("the peer wants security other than NULL")
         start = _GREETING_SIZE + 2
         if len(buffer) < start:
-            return b""
+            return None
         flags = buffer[_GREETING_SIZE]
         if not flags & COMMAND or flags & MORE:
             raise ZmtpError("the peer sends no READY")
         if flags & LONG:
             start = _GREETING_SIZE + 9
             if len(buffer) < start:
-                return b""
+                return None
         end = start + int.from_bytes(buffer[_GREETING_SIZE + 1 : start], "big")
         if end - start > _MAX_READY:
             raise ZmtpError("READY is too long")
         if len(buffer) < end:
-            return b""
+            return None
         if not buffer[start:end].startswith(b"\x05READY"):
             raise ZmtpError("the peer refuses the connection")
         identity = _properties(buffer[start + 6 : end]).get(b"identity", b"")

@@ -418,12 +418,14 @@ def test_what_is_not_zmtp_is_cut_off(front: Front, data: bytes) -> None:
 @given(identity=st.binary(max_size=255), rest=st.binary(max_size=50), cuts=st.lists(st.integers(1, 40)))
 @settings(max_examples=200, deadline=None)
 def test_a_handshake_is_read_in_any_pieces(identity: bytes, rest: bytes, cuts: list[int]) -> None:
-    handshake, left = zmtp.ServerHandshake(), b""
+    handshake, left, is_done = zmtp.ServerHandshake(), b"", False
     body = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity" + len(identity).to_bytes(4, "big") + identity
     data = zmtp.greeting() + b"\x06" + len(body).to_bytes(8, "big") + body + rest
     for cut in [*cuts, len(data)]:
         piece, data = data[:cut], data[cut:]
-        left += handshake.feed(piece) if handshake.identity is None else piece
+        after = piece if is_done else handshake.feed(piece)
+        is_done = is_done or after is not None
+        left += after or b""
     assert (handshake.identity, left) == (identity, rest)
 
 
