@@ -24,7 +24,7 @@ from jupyter_client.session import Session
 from jupyter_agentbox import endpoints, zmtp
 from jupyter_agentbox.errors import AgentboxError
 from jupyter_agentbox.front import Front
-from jupyter_agentbox.messages import RunningCell, Signer, header_index
+from jupyter_agentbox.messages import DELIMITER, RunningCell, Signer, header_index
 from jupyter_agentbox.spec import End
 
 KEY = b"a-session-key"
