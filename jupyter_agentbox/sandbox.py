@@ -13,165 +13,26 @@ import json
 import logging
 import os
 import shutil
-import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .audit import AuditLog
+from .commands import CommandResult, run_command
+from .driver import Kernel
 from .egress.gate import Gate, OnRefusal
 from .errors import AgentboxError, InvalidRequest, LinkClosed, RuntimeFailed, SandboxEnded
-from .guest import zmtp
-from .guest.framing import MAX_PAYLOAD, OPEN, MessageReader, ProtocolError, load_json, pack_json, pack_message
+from .guest.framing import MAX_PAYLOAD, OPEN
 from .link import Link, LinkThread, Stream
 from .runtimes import Handle, Runtime, Usage
-from .spec import MIB, Cause, End, SandboxSpec
+from .spec import MIB, WORKSPACE, Cause, End, SandboxSpec
 
 log = logging.getLogger(__name__)
 
-#: Directory inside, writable by all, where connection files are.
-CONNECTION_DIR = "/run/kernels"
-CHANNELS = ("shell", "iopub", "stdin", "control")
-#: Largest message of a kernel, bytes.
-MAX_MESSAGE = 128 * MIB
-#: Credit of the channels beyond the initial one, bytes: a round trip's worth at full speed.
-CHANNEL_CREDIT = 1 * MIB
 #: Seconds: for the guest to dial after the runtime said it runs; between two looks at a sandbox.
 CONNECT_TIMEOUT = 30.0
 WATCH_INTERVAL = 0.5
-
-OnMessage = Callable[[str, list[bytes]], Awaitable[None]]
-
-
-async def _drop(channel: str, frames: list[bytes]) -> None:
-    """What becomes of messages that nobody has asked for yet."""
-
-
-class Kernel:
-    """A kernel process in a sandbox, reached by messages: the relay driver.
-
-    Attributes
-    ----------
-    on_message : coroutine function
-        Called with channel and frames of each message; what it awaits is the backpressure.
-    end : End or None
-        How it ended; readable from any thread.
-    is_ready : bool
-        It is connected and has said something, so it handles signals by now.
-    """
-
-    def __init__(self, sandbox: Sandbox, name: str) -> None:
-        self.on_message: OnMessage = _drop
-        self.end: End | None = None
-        self.is_ready = False
-        self._sandbox = sandbox
-        self._name = name
-        self._connected: set[str] = set()
-        self._callbacks: list[Callable[[], None]] = []
-        self._streams: dict[str, Stream] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._control: Stream | None = None
-
-    def start(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, connection: Mapping[str, Any], connection_file: str
-    ) -> None:
-        """Start the process and open its channels."""
-        thread = LinkThread.instance()
-        self._control = self._sandbox.open_stream(
-            {
-                "kind": "kernel",
-                "name": self._name,
-                "argv": list(argv),
-                "env": dict(env),
-                "cwd": cwd,
-                "connection": dict(connection),
-                "connection_file": connection_file,
-                "is_root": self._sandbox.spec.is_root,
-            }
-        )
-        for channel in CHANNELS:
-            stream = self._sandbox.open_stream({"kind": "channel", "kernel": self._name, "channel": channel})
-            stream.grant(CHANNEL_CREDIT)
-            self._streams[channel] = stream
-            self._locks[channel] = asyncio.Lock()
-            thread.spawn(self._carry(channel, stream))
-        thread.spawn(self._watch(self._control))
-
-    def add_end_callback(self, callback: Callable[[], None]) -> None:
-        """Call back on the link's thread when the kernel has ended."""
-        self._callbacks.append(callback)
-
-    async def send(self, channel: str, frames: list[bytes]) -> None:
-        """Hand the kernel a message, waiting until it takes it. Raises LinkClosed."""
-        async with self._locks[channel]:  # a message is written in pieces, as credit comes
-            await self._streams[channel].write(zmtp.encode(frames))
-
-    async def signal(self, number: int) -> None:
-        """Send a signal to the kernel's process group. Raises LinkClosed."""
-        if self._control is None or self.end is not None:
-            raise LinkClosed("the kernel has ended")
-        await self._control.write(pack_json({"signal": int(number)}))
-
-    async def _carry(self, channel: str, stream: Stream) -> None:
-        decoder = zmtp.Decoder(MAX_MESSAGE)
-        try:
-            while data := await stream.read():
-                for frames in decoder.feed(data):
-                    if not self.is_ready and len(self._connected) == len(CHANNELS):
-                        self.is_ready = True
-                    await self.on_message(channel, frames)
-        except LinkClosed:
-            pass
-        except zmtp.ZmtpError as error:
-            log.warning("sandbox %s: the kernel's %s was cut off: %s", self._sandbox.id, channel, error)
-            self.ended(End(Cause.CRASHED, 1, f"its {channel} channel broke a bound: {error}"))
-            await self._sandbox.stop(Cause.CRASHED)
-
-    async def _watch(self, stream: Stream) -> None:
-        reader = MessageReader(MIB)
-        try:
-            while data := await stream.read():
-                for parts in reader.feed(data):
-                    self._heard(load_json(parts[0]))
-        except (LinkClosed, ProtocolError, IndexError):
-            pass
-        # The process is gone, or the sandbox is: in that case it knows why.
-        if self.end is None:
-            self.ended(await self._sandbox.wait_ended())
-
-    def _heard(self, event: dict[str, Any]) -> None:
-        if event.get("event") == "connected" and event.get("channel") in CHANNELS:
-            self._connected.add(event["channel"])
-        elif event.get("event") == "exited":
-            self.ended(_kernel_end(event.get("code"), event.get("signal")))
-        elif event.get("event") == "failed":
-            self.ended(End(Cause.CRASHED, 127, f"the kernel's program did not start: {event.get('message')!s:.500}"))
-
-    def ended(self, end: End) -> None:
-        """Note the end, the first one only, and tell who asked."""
-        if self.end is None:
-            self.end = end
-            for callback in self._callbacks:
-                callback()
-
-
-def _kernel_end(code: Any, number: Any) -> End:
-    code = code & 0xFF if isinstance(code, int) else 1
-    if number == signal.SIGKILL:
-        return End(Cause.KILLED, code, "the kernel was killed (SIGKILL) by a program inside")
-    if isinstance(number, int) and number in set(signal.Signals):
-        return End(Cause.CRASHED, code, f"the kernel crashed ({signal.Signals(number).name})")
-    return End(Cause.EXITED, code, f"the kernel exited by itself (status {code})")
-
-
-class CommandResult:
-    """What a command gave: ``stdout``, ``stderr`` (bytes) and ``exit_code``."""
-
-    def __init__(self) -> None:
-        self.stdout = b""
-        self.stderr = b""
-        self.exit_code = -1
 
 
 class Sandbox:
@@ -299,43 +160,16 @@ class Sandbox:
         return kernel
 
     async def run(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str = "/workspace", stdin: bytes = b"", timeout: float = 30.0
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str = WORKSPACE,
+        stdin: bytes = b"",
+        timeout: float = 30.0,
     ) -> CommandResult:
-        """Run a command to its end.
-
-        Raises
-        ------
-        TimeoutError
-            It was killed, group and all, after ``timeout`` seconds.
-        """
-        stream = self.open_stream({"kind": "command", "argv": list(argv), "env": dict(env), "cwd": cwd})
-        stream.grant(MIB)
-        result = CommandResult()
-        try:
-            await asyncio.wait_for(self._converse(stream, stdin, result), timeout)
-        finally:
-            stream.reset()
-        return result
-
-    async def _converse(self, stream: Stream, stdin: bytes, result: CommandResult) -> None:
-        async def feed() -> None:
-            for start in range(0, len(stdin), 65536):
-                await stream.write(pack_message(b"0", stdin[start : start + 65536]))
-            await stream.write(pack_message(b"0", b""))
-
-        feeding = self._thread.spawn(feed())
-        reader = MessageReader(MIB)
-        try:
-            while data := await stream.read():
-                for tag, part in reader.feed(data):
-                    if tag == b"1":
-                        result.stdout += part
-                    elif tag == b"2":
-                        result.stderr += part
-                    elif tag == b"exit":
-                        result.exit_code = int(load_json(part)["code"])
-        finally:
-            feeding.cancel()
+        """Run a command to its end; see :func:`jupyter_agentbox.commands.run`."""
+        header = {"kind": "command", "argv": list(argv), "env": dict(env), "cwd": cwd}
+        return await run_command(self.open_stream(header), stdin, timeout)
 
     async def wait_ended(self) -> End:
         """Wait until it is over; why is returned."""

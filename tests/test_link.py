@@ -204,7 +204,9 @@ def memory() -> Iterator[Callable[[], int]]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_noise_from_the_guest_costs_its_link_and_nothing_else(tmp_path: Path, seed: int, memory: Callable[[], int]) -> None:
+def test_noise_from_the_guest_costs_its_link_and_nothing_else(
+    tmp_path: Path, seed: int, memory: Callable[[], int]
+) -> None:
     """Random, truncated, huge and out-of-order frames, as fast as they can be written."""
     noise = random.Random(seed)
     lost: list[str] = []

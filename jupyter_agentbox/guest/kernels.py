@@ -29,8 +29,9 @@ _DIAL_INTERVAL = 0.01
 class Kernel:
     """One kernel process, started for the stream ``{"kind": "kernel"}``.
 
-    To the host: JSON messages ``{"event": "connected", "channel": ...}`` and ``{"event": "exited", "code", "signal"}`` or
-    ``{"event": "failed", "message"}``. From the host: ``{"signal": n}``. The kernel ends with that stream.
+    To the host: JSON messages ``{"event": "connected", "channel": ...}`` and
+    ``{"event": "exited", "code", "signal"}`` or ``{"event": "failed", "message"}``. From the host:
+    ``{"signal": n}``. The kernel ends with that stream.
     """
 
     def __init__(self, loop: Loop, processes: Processes, stream: Stream) -> None:

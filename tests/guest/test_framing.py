@@ -133,7 +133,9 @@ HOSTILE_AFTER_HELLO = {
     "stream zero": frame(framing.OPEN, 0, b"{}"),
     "data before open": frame(framing.DATA, 2, b"x"),
     "data on a stream the host never opened": frame(framing.DATA, 1, b"x"),
-    "data beyond the credit": frame(framing.OPEN, 2, b"{}") + frame(framing.DATA, 2, b"x" * 65536) + frame(framing.DATA, 2, b"x"),
+    "data beyond the credit": frame(framing.OPEN, 2, b"{}")
+    + frame(framing.DATA, 2, b"x" * 65536)
+    + frame(framing.DATA, 2, b"x"),
     "data after the end": frame(framing.OPEN, 2, b"{}") + frame(framing.EOF, 2) + frame(framing.DATA, 2, b"x"),
     "two ends": frame(framing.OPEN, 2, b"{}") + frame(framing.EOF, 2) * 2,
     "endless credit": frame(framing.OPEN, 2, b"{}") + frame(framing.CREDIT, 2, b"\xff\xff\xff\xff"),
@@ -163,7 +165,14 @@ def test_a_peer_that_asks_without_reading_is_given_up() -> None:
             host.receive(frame(framing.PING, 0, b"12345678") * 1000)
 
 
-@given(st.lists(st.one_of(st.binary(max_size=300), st.builds(frame, st.integers(0, 9), st.integers(0, 9), st.binary(max_size=300))), max_size=40))
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=300), st.builds(frame, st.integers(0, 9), st.integers(0, 9), st.binary(max_size=300))
+        ),
+        max_size=40,
+    )
+)
 @settings(max_examples=300, deadline=None)
 def test_whatever_comes_in_memory_stays_bounded(chunks: list[bytes]) -> None:
     host = Connection(is_host=True, max_streams=4)

@@ -96,5 +96,3 @@ def test_libzmq_takes_our_greeting_and_identity_and_answers(router: zmq.Socket) 
 def test_a_peer_of_another_kind_is_refused(data: bytes) -> None:
     with pytest.raises(ZmtpError):
         Handshake().feed(data)
-
-
