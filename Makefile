@@ -39,7 +39,7 @@ endef
 
 .venv/installed: .venv/bin/python pyproject.toml
 	@echo "== Installing jupyter_agentbox and what its tests need into .venv"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test,dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[test,dev]'
 	@touch $@
 
 # Idempotent and quick where runsc is there already; says what it does before it does it.
@@ -75,7 +75,7 @@ bench: setup
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 docs: .venv/installed
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[docs]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[docs]'
 	@$(BIN)/python -m sphinx -W -q -b html docs build/docs
 
 clean:

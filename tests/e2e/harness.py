@@ -62,7 +62,7 @@ class Env:
     base : Path
         An empty directory; everything lies beneath it, so its path in a command line betrays a leak.
     config : dict, optional
-        More of ``jupyter_config.json``, by class.
+        More of ``jupyter_agentbox_config.json``, by class.
     """
 
     def __init__(self, base: Path, config: dict[str, dict[str, Any]] | None = None) -> None:
@@ -96,8 +96,8 @@ class Env:
         self.configure({"Policy": {"lease_timeout": LEASE}} | (config or {}))
 
     def configure(self, config: dict[str, dict[str, Any]]) -> None:
-        """Write the configuration that every Jupyter program reads."""
-        (self.config_dir / "jupyter_config.json").write_text(json.dumps(config))
+        """Write the configuration of sandboxes, which holds in every client."""
+        (self.config_dir / "jupyter_agentbox_config.json").write_text(json.dumps(config))
 
     def run(self, *command: str | Path, timeout: float = 100, check: bool = True, **options: Any) -> Run:
         """Run a program of the environment to its end.
@@ -145,17 +145,26 @@ class Env:
 
     def sandboxes(self) -> list[Path]:
         """Return the directories of the sandboxes that exist."""
-        directory = self.state_dir / "sandboxes"
-        return sorted(directory.iterdir()) if directory.is_dir() else []
+        return sorted((self.state_dir / "sandboxes").glob("[!.]*"))
+
+    def processes(self) -> dict[int, str]:
+        """Return all processes of the environment but the sweeper, which stays a while to see whether it is needed."""
+        return {pid: line for pid, line in processes_naming(str(self.base)).items() if "/sweep.py" not in line}
 
     def leaks(self) -> list[str]:
         """Return what is left of sandboxes: directories, processes, mounts, sockets."""
-        left = [f"directory {path}" for path in self.sandboxes()]
-        left += [f"process {pid}: {line[:200]}" for pid, line in processes_naming(str(self.base)).items()]
+        left = [f"directory {path}" for path in (self.state_dir / "sandboxes").glob("*")]
+        left += [f"process {pid}: {line[:200]}" for pid, line in self.processes().items()]
+        left += [f"control group {path}" for path in Path("/sys/fs/cgroup").rglob("agentbox-*") if self.owns(path.name)]
         mounts = Path("/proc/self/mounts").read_text()
         left += [f"mount {line}" for line in mounts.splitlines() if str(self.base) in line]
         left += [f"socket {path}" for path in self.runtime.rglob("*") if path.is_socket()]
         return left
+
+    def owns(self, name: str) -> bool:
+        """Whether a control group is of a sandbox of this environment, which its audit log knows."""
+        log = self.state_dir / "audit.sqlite"
+        return log.exists() and name.removeprefix("agentbox-").encode() in log.read_bytes()
 
     def assert_clean(self, timeout: float = 2 * LEASE + 10) -> None:
         """Fail if anything of a sandbox is left when the lease is over."""

@@ -40,7 +40,7 @@ def kernel(server: Server) -> Iterator[KernelClient]:
 
 def small(env: Env) -> Env:
     """Give the environment's sandboxes little memory."""
-    env.configure({"Policy": {"lease_timeout": LEASE, "limits": {"memory": "400 MiB"}}})
+    env.configure({"Policy": {"lease_timeout": LEASE, "max_memory": "400 MiB"}})
     return env
 
 
@@ -194,7 +194,7 @@ def test_a_batch_run_killed_midway_leaves_nothing_after_the_lease(agentbox_env: 
         kill_group(process)
         process.communicate()
     # No process of ours is there to sweep: the guest ends itself, the next program removes the rest.
-    wait_until(lambda: not processes_naming(str(agentbox_env.state_dir)), 2 * LEASE + 10, "the sandbox has ended")
+    wait_until(lambda: not agentbox_env.processes(), 2 * LEASE + 10, "the sandbox has ended")
     agentbox_env.run("jupyter-agentbox", "prune")
     agentbox_env.assert_clean()
 
@@ -214,7 +214,7 @@ def test_a_closed_console_leaves_nothing(agentbox_env: Env, ending: str) -> None
             child.expect(pexpect.EOF)
     finally:
         child.close(force=True)
-    wait_until(lambda: not processes_naming(str(agentbox_env.state_dir)), 2 * LEASE + 10, "the sandbox has ended")
+    wait_until(lambda: not agentbox_env.processes(), 2 * LEASE + 10, "the sandbox has ended")
     agentbox_env.run("jupyter-agentbox", "prune")
     agentbox_env.assert_clean()
 

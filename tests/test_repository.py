@@ -1,0 +1,66 @@
+"""What holds for the source tree as a whole, beyond what linters see."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "jupyter_agentbox"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """Return the top-level names of a file's absolute imports."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names.add(str(node.module).partition(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "guest").glob("*.py")), ids=lambda path: path.name)
+def test_the_guest_needs_the_standard_library_only(path: Path) -> None:
+    """It runs with ``-S``, without the package, in images that have nothing else."""
+    own = {"guest"}  # itself, by the name that it has inside
+    if path.name == "embedded.py":  # runs in the kernel's process
+        own |= {"ipykernel", "jupyter_client", "zmq", "traitlets"}
+    assert imported(path) - own <= sys.stdlib_module_names
+
+
+def test_no_module_is_too_long() -> None:
+    lengths = {path.relative_to(ROOT): len(path.read_text().splitlines()) for path in MODULES}
+    assert {path: length for path, length in lengths.items() if length > 500} == {}
+
+
+def test_every_dependency_is_used_and_justified() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = {re.split(r"[^A-Za-z0-9_-]", line)[0] for line in project["dependencies"]}
+    page = (ROOT / "docs" / "dependencies.md").read_text()
+    assert {name for name in required if f"| `{name}` |" not in page} == set()
+    used = set().union(*(imported(path) for path in MODULES)) - sys.stdlib_module_names - {"jupyter_agentbox", "guest"}
+    assert used <= required
+
+
+def test_the_version_is_said_once_in_each_place() -> None:
+    import jupyter_agentbox
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert jupyter_agentbox.__version__ == project["version"]
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#:]+\.md)[^)]*\)", page.read_text()):
+            assert (page.parent / target).is_file(), f"{page.name}: {target}"
