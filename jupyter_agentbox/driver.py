@@ -66,8 +66,13 @@ class Kernel:
     def start(
         self, argv: Sequence[str], env: Mapping[str, str], cwd: str, connection: Mapping[str, Any], connection_file: str
     ) -> None:
-        """Start the process and open its channels."""
+        """Start the process and open its channels.
+
+        Inside, ipykernel listens on UNIX sockets, which cost gVisor less; other kernels on loopback TCP, since not
+        all of them know ``ipc``.
+        """
         thread = LinkThread.instance()
+        transport = "ipc" if any("ipykernel" in part for part in argv) else "tcp"
         self._control = self._sandbox.open_stream(
             {
                 "kind": "kernel",
@@ -75,7 +80,7 @@ class Kernel:
                 "argv": list(argv),
                 "env": dict(env),
                 "cwd": cwd,
-                "connection": dict(connection),
+                "connection": {**connection, "transport": transport},
                 "connection_file": connection_file,
                 "is_root": self._sandbox.spec.is_root,
             }

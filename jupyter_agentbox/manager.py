@@ -7,6 +7,7 @@ sandbox, :mod:`~jupyter_agentbox.sweep` removes those whose owner is gone.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import logging
 import os
@@ -26,7 +27,7 @@ from .link import LinkThread
 from .runtimes import Handle, Runtime
 from .sandbox import Sandbox
 from .spec import Cause, SandboxSpec
-from .sweep import ensure_sweeper, is_locked
+from .sweep import ensure_sweeper
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,15 @@ def load_runtime(name: str, **options: Any) -> Runtime:
             return runtime
     known = ", ".join(sorted(point.name for point in entry_points(group=RUNTIME_GROUP))) or "none"
     raise RuntimeUnavailable(f"no runtime is called {name!r}; there are: {known}", setting="Policy.runtime")
+
+
+def _is_owned(directory: Path) -> bool:
+    with open(directory / "lock", "rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -182,7 +192,7 @@ class SandboxManager:
                     runtime=state["runtime"],
                     workspace=state["workspace"],
                     created=state["created"],
-                    state=("running" if is_locked(directory) else "orphaned") if is_alive else "ended",
+                    state=("running" if _is_owned(directory) else "orphaned") if is_alive else "ended",
                     memory=self.runtime.usage(handle, directory).memory if handle is not None and is_alive else 0,
                 )
             )

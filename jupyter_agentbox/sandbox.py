@@ -211,7 +211,7 @@ class Sandbox:
     def _make_directory(self, inherit: Sandbox | None) -> None:
         self.directory.mkdir(mode=0o700, parents=True)
         self._lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)  # at once: a sweep or a list holds it for a moment at the most
         (self.directory / "link").mkdir(mode=0o700)
         old = inherit.directory / "work" if inherit is not None else None
         if old is not None and old.is_dir():

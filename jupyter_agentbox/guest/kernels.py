@@ -1,7 +1,8 @@
-"""Kernels inside: the process, and its sockets' bytes carried between loopback and the link."""
+"""Kernels inside: the process, and its sockets' bytes carried between it and the link."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -38,13 +39,14 @@ class Kernel:
         self._loop = loop
         self._stream = stream
         header = stream.header
-        ports = _free_ports()
-        self.ports = dict(zip(("shell", "iopub", "stdin", "control", "hb"), ports, strict=True))
+        self._is_ipc = header["connection"]["transport"] == "ipc"
+        self._ip = header["connection_file"].removesuffix(".json") if self._is_ipc else "127.0.0.1"
+        ports = list(range(1, 6)) if self._is_ipc else _free_ports()
+        self._ports = dict(zip(("shell", "iopub", "stdin", "control", "hb"), ports, strict=True))
         connection = {
             **header["connection"],
-            "transport": "tcp",
-            "ip": "127.0.0.1",
-            **{f"{name}_port": port for name, port in self.ports.items()},
+            "ip": self._ip,
+            **{f"{name}_port": port for name, port in self._ports.items()},
         }
         try:
             self._process = processes.spawn(
@@ -82,9 +84,11 @@ class Kernel:
             if not self.is_running:
                 stream.reset("the kernel has ended")
                 return
-            sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.connect_ex(("127.0.0.1", self.ports[channel]))
+            sock, failure = self._dial(channel)
+            if failure not in (0, errno.EINPROGRESS):
+                sock.close()
+                self._loop.later(_DIAL_INTERVAL, dial)
+                return
 
             def connected() -> None:
                 if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -92,8 +96,7 @@ class Kernel:
                     sock.close()
                     self._loop.later(_DIAL_INTERVAL, dial)
                     return
-                greeting = zmtp.greeting() + zmtp.ready(CHANNELS[channel], b"" if channel == "iopub" else IDENTITY)
-                sock.send(greeting + (zmtp.SUBSCRIBE_ALL if channel == "iopub" else b""))
+                sock.send(zmtp.greeting() + zmtp.ready(CHANNELS[channel], b"" if channel == "iopub" else IDENTITY))
                 handshake = zmtp.Handshake()
                 self._loop.watch(sock.fileno(), greeted(handshake))
 
@@ -112,6 +115,8 @@ class Kernel:
                         sock.close()
                         self._loop.later(_DIAL_INTERVAL, dial)
                     elif handshake.is_done:
+                        if channel == "iopub":  # not before: libzmq hangs up on what it reads along with READY
+                            sock.send(zmtp.SUBSCRIBE_ALL)
                         queue = IOPUB_QUEUE if channel == "iopub" else 65536
                         Pump(self._loop, sock, stream, handshake.rest, queue_size=queue)
                         self._tell(event="connected", channel=channel)
@@ -121,6 +126,17 @@ class Kernel:
             self._loop.watch(sock.fileno(), None, connected)
 
         dial()
+
+    def _dial(self, channel: str) -> tuple[socket.socket, int]:
+        kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
+        if self._is_ipc:
+            sock = socket.socket(socket.AF_UNIX, kind)
+            failure = sock.connect_ex(f"{self._ip}-{self._ports[channel]}")
+        else:
+            sock = socket.socket(socket.AF_INET, kind)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            failure = sock.connect_ex((self._ip, self._ports[channel]))
+        return sock, failure
 
     def _exited(self, code: int, number: int) -> None:
         self.is_running = False
