@@ -1,0 +1,244 @@
+"""One sandbox on real gVisor: what runs in it, how it ends, and what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from jupyter_agentbox.commands import CommandResult
+from jupyter_agentbox.errors import SandboxEnded
+from jupyter_agentbox.link import LinkThread
+from jupyter_agentbox.manager import SandboxManager
+from jupyter_agentbox.runtimes.runsc import RunscRuntime
+from jupyter_agentbox.sandbox import Sandbox
+from jupyter_agentbox.spec import MIB, Cause, Limits, SandboxSpec
+
+pytestmark = pytest.mark.usefixtures("has_runsc")
+
+ENV = {"PATH": "/usr/bin:/bin", "HOME": "/home/user"}
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> SandboxManager:
+    state = tmp_path / "state"
+    return SandboxManager(state, RunscRuntime(state_dir=str(state)))
+
+
+class Box:
+    """A sandbox with a short way of running a shell line."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+
+    async def run(self, line: str, stdin: bytes = b"", timeout: float = 30.0) -> CommandResult:
+        return await self.argv(["/bin/sh", "-c", line], stdin, timeout)
+
+    async def argv(self, argv: list[str], stdin: bytes = b"", timeout: float = 30.0) -> CommandResult:
+        return await LinkThread.instance().run(self.sandbox.run(argv, ENV, stdin=stdin, timeout=timeout))
+
+    async def text(self, line: str) -> str:
+        result = await self.run(line)
+        assert (result.exit_code, result.stderr) == (0, b"")
+        return result.stdout.decode().strip()
+
+
+@asynccontextmanager
+async def boxed(manager: SandboxManager, **spec: object) -> AsyncIterator[Box]:
+    sandbox = await manager.create(SandboxSpec(**spec))  # type: ignore[arg-type]
+    try:
+        yield Box(sandbox)
+    finally:
+        await manager.stop(sandbox)
+        assert not list((manager.state_dir / "sandboxes").iterdir())
+
+
+def run(test: Callable[[SandboxManager], Awaitable[None]], manager: SandboxManager) -> None:
+    asyncio.run(asyncio.wait_for(test(manager), 90))  # type: ignore[arg-type]
+
+
+def test_commands_give_their_outputs_apart_and_their_status(manager: SandboxManager) -> None:
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager) as box:
+            result = await box.run("echo out; echo err >&2; exit 3")
+            assert (result.stdout, result.stderr, result.exit_code) == (b"out\n", b"err\n", 3)
+            assert (await box.run("kill -SEGV $$")).exit_code == 128 + 11
+            assert (await box.argv(["/no/such/program"])).exit_code == 127
+            assert b"/no/such/program" in (await box.argv(["/no/such/program"])).stderr
+            data = os.urandom(3_000_000)
+            assert (await box.argv(["/bin/cat"], stdin=data)).stdout == data
+            # A program that reads nothing must not make the rest wait.
+            assert (await box.argv(["/bin/true"], stdin=data)).exit_code == 0
+            assert (await box.run("sleep 100 & echo started")).stdout == b"started\n"
+
+    run(test, manager)
+
+
+def test_output_beyond_the_limit_is_cut_and_said(manager: SandboxManager) -> None:
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager) as box:
+            result = await box.run("head -c 30000000 /dev/zero")
+            assert result.is_truncated
+            assert len(result.stdout) == 10 * MIB
+            assert result.exit_code == 0
+
+    run(test, manager)
+
+
+def test_a_command_out_of_time_is_killed_with_its_children(manager: SandboxManager) -> None:
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager) as box:
+            with pytest.raises(TimeoutError):
+                await box.run("sleep 1000 & sleep 1000", timeout=0.5)
+            for _ in range(50):
+                left = (await box.run("grep -l sleep /proc/[0-9]*/comm")).stdout
+                if not left:
+                    break
+                await asyncio.sleep(0.05)
+            assert left == b""
+
+    run(test, manager)
+
+
+def test_user_code_is_not_root_and_cannot_reach_the_guest_or_the_link(manager: SandboxManager) -> None:
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager) as box:
+            assert await box.text("id -u; id -G") == "1000\n1000"
+            assert "CapEff:\t0000000000000000" in await box.text("cat /proc/self/status")
+            for attempt in ("ls /run/agentbox", "kill -9 1", "echo x > /proc/1/mem"):
+                assert (await box.run(attempt)).exit_code != 0, attempt
+            assert await box.text("echo alive") == "alive"
+
+    run(test, manager)
+
+
+def test_orphans_are_reaped(manager: SandboxManager) -> None:
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager) as box:
+            await box.text("for i in $(seq 200); do (sh -c 'true &' ); done")
+            for _ in range(50):
+                zombies = (await box.run("grep -l '^State:.Z' /proc/[0-9]*/status")).stdout
+                if not zombies:
+                    break
+                await asyncio.sleep(0.1)
+            assert zombies == b""
+
+    run(test, manager)
+
+
+def test_a_memory_hog_ends_its_sandbox_which_says_why(
+    manager: SandboxManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager, limits=Limits(memory=300 * MIB)) as box:
+            with pytest.raises(Exception):  # noqa: B017, PT011  # closed in the middle
+                await box.run("head -c 600000000 /dev/zero | tail -c 550000000 | wc -c")
+            end = await asyncio.wait_for(LinkThread.instance().run(box.sandbox.wait_ended()), 10)
+            assert (end.cause, end.exit_code) == (Cause.OUT_OF_MEMORY, 137)
+            assert "300 MiB" in end.message
+            with pytest.raises(SandboxEnded, match="out of memory"):
+                await box.run("true")
+
+    with caplog.at_level(logging.ERROR):
+        run(test, manager)
+    assert "out of memory (limit 300 MiB)" in caplog.text
+    assert [row.detail["cause"] for row in manager.audit.query(kind="lifecycle") if "cause" in row.detail] == [
+        "out_of_memory"
+    ]
+
+
+def test_a_full_disk_ends_its_sandbox_which_says_why(manager: SandboxManager) -> None:
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager, limits=Limits(disk=64 * MIB)) as box:
+            one_file = await box.run("head -c 100000000 /dev/zero > /tmp/big")
+            assert one_file.exit_code != 0
+            with pytest.raises(Exception):  # noqa: B017, PT011
+                await box.run("for i in 1 2 3 4 5; do head -c 30000000 /dev/zero > /tmp/f$i; done; sleep 20")
+            end = await asyncio.wait_for(LinkThread.instance().run(box.sandbox.wait_ended()), 10)
+            assert end.cause is Cause.DISK_FULL
+            assert "limit 64 MiB" in end.message
+
+    run(test, manager)
+
+
+def test_one_that_is_killed_from_outside_is_seen_and_cleared(manager: SandboxManager) -> None:
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager) as box:
+            state = json.loads((box.sandbox.directory / "state.json").read_text())
+            os.kill(state["handle"]["pid"], 9)
+            started = time.monotonic()
+            end = await asyncio.wait_for(LinkThread.instance().run(box.sandbox.wait_ended()), 10)
+            assert time.monotonic() - started < 3
+            assert (end.cause, end.exit_code) == (Cause.KILLED, 137)
+
+    run(test, manager)
+
+
+def test_a_failed_start_leaves_nothing(manager: SandboxManager, tmp_path: Path) -> None:
+    broken = tmp_path / "guest"
+    broken.mkdir()
+    (broken / "__main__.py").write_text("print('this guest is broken'); raise SystemExit(3)")
+    manager.runtime.guest_dir = str(broken)  # type: ignore[attr-defined]
+
+    async def test(manager: SandboxManager) -> None:
+        with pytest.raises(Exception, match="this guest is broken"):
+            await manager.create(SandboxSpec())
+        assert not list((manager.state_dir / "sandboxes").iterdir())
+        assert not manager.sandboxes
+
+    run(test, manager)
+
+
+def test_stopping_is_safe_again_and_at_once(manager: SandboxManager) -> None:
+    async def test(manager: SandboxManager) -> None:
+        sandbox = await manager.create(SandboxSpec())
+        await asyncio.gather(*(manager.stop(sandbox) for _ in range(5)))
+        await manager.stop(sandbox)
+        assert sandbox.end is not None
+        assert sandbox.end.cause is Cause.STOPPED
+        assert not list((manager.state_dir / "sandboxes").iterdir())
+
+    run(test, manager)
+
+
+def test_a_private_workspace_passes_to_the_successor_and_nothing_else_does(manager: SandboxManager) -> None:
+    async def test(manager: SandboxManager) -> None:
+        first = await manager.create(SandboxSpec())
+        await Box(first).text("echo kept > /workspace/a; echo lost > /tmp/b; echo lost > $HOME/c")
+        await manager.stop(first, is_kept=True)
+        second = await manager.create(SandboxSpec(), inherit=first)
+        assert await Box(second).text("cat /workspace/a; ls /tmp/b $HOME/c 2>/dev/null || true") == "kept"
+        assert [entry.name for entry in (manager.state_dir / "sandboxes").iterdir()] == [second.id]
+        await manager.stop(second)
+
+    run(test, manager)
+
+
+def test_the_list_tells_of_every_sandbox(manager: SandboxManager) -> None:
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager, profile="small", kernel_id="k1", owner="ada") as box:
+            (item,) = manager.list()
+            assert (item.id, item.profile, item.kernel_id, item.owner) == (box.sandbox.id, "small", "k1", "ada")
+            assert item.state == "running"
+            assert item.memory > 5 * MIB
+        assert manager.list() == []
+
+    run(test, manager)
+
+
+def test_many_at_once(manager: SandboxManager) -> None:
+    async def test(manager: SandboxManager) -> None:
+        sandboxes = await asyncio.gather(*(manager.create(SandboxSpec()) for _ in range(20)))
+        answers = await asyncio.gather(*(Box(sandbox).text("echo $$") for sandbox in sandboxes))
+        assert len(answers) == 20
+        await asyncio.gather(*(manager.stop(sandbox) for sandbox in sandboxes))
+        assert not list((manager.state_dir / "sandboxes").iterdir())
+
+    run(test, manager)
