@@ -1,0 +1,241 @@
+"""Kernelspecs: our own, sandboxed twins of others, and a manager that shows no others.
+
+Installing the package hides nothing: it adds one kernel to those that are there. To have no kernel run outside
+of a sandbox by accident, let the server use :class:`AgentboxKernelSpecManager` (:func:`enforce` sets it).
+:mod:`~jupyter_agentbox.provisioner` is what a spec of ours names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKernel
+from jupyter_client.provisioning.factory import KernelProvisionerFactory
+from traitlets import Set, Unicode
+
+from .errors import InvalidRequest, NotFound
+
+PROVISIONER_NAME = "agentbox-provisioner"
+OWN_NAME = "agentbox"
+#: What the wheel installs as ``share/jupyter/kernels/agentbox/kernel.json``.
+OWN_SPEC: Mapping[str, Any] = {
+    "argv": ["python", "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+    "display_name": "Python (sandboxed)",
+    "language": "python",
+    "metadata": {"debugger": True, "kernel_provisioner": {"provisioner_name": PROVISIONER_NAME, "config": {}}},
+}
+_ENFORCING = {
+    "ServerApp": {"kernel_spec_manager_class": "jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager"},
+    "MultiKernelManager": {"default_kernel_name": OWN_NAME},
+}
+
+
+def is_sandboxed(spec: KernelSpec, parent: Any = None) -> bool:
+    """Whether a kernel of this spec runs in a sandbox, be it that the spec says so or Jupyter's default does."""
+    stanza = spec.metadata.get("kernel_provisioner") or {}
+    name = stanza.get("provisioner_name") if isinstance(stanza, dict) else None
+    name = name or KernelProvisionerFactory.instance(parent=parent).default_provisioner_name
+    return bool(name == PROVISIONER_NAME)
+
+
+class AgentboxKernelSpecManager(KernelSpecManager):
+    """Shows only kernels that run in a sandbox; the others cannot be started either.
+
+    To use it: ``c.ServerApp.kernel_spec_manager_class = "jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager"``.
+    """
+
+    unsandboxed_kernelspecs = Set(
+        Unicode(),
+        help="Names of kernels that may run outside of any sandbox nevertheless, with the server's own rights.",
+    ).tag(config=True)
+
+    def find_kernel_specs(self) -> dict[str, str]:
+        """Return names and directories of the sandboxed kernels."""
+        found = {}
+        for name, directory in super().find_kernel_specs().items():
+            try:
+                self.get_kernel_spec(name)
+            except NoSuchKernel:
+                continue
+            except Exception as error:
+                self.log.warning("kernelspec %s in %s cannot be read: %s", name, directory, error)
+                continue
+            found[name] = directory
+        return found
+
+    def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
+        """Return a sandboxed kernel's spec.
+
+        Raises
+        ------
+        NoSuchKernel
+            There is none, or it would run outside.
+        """
+        spec = super().get_kernel_spec(kernel_name)
+        if kernel_name.lower() in self.unsandboxed_kernelspecs or is_sandboxed(spec, self.parent):
+            return spec
+        self.log.info(
+            "kernel %s is hidden, as it would run outside of a sandbox; `jupyter agentbox kernelspec %s` makes a "
+            "sandboxed twin, AgentboxKernelSpecManager.unsandboxed_kernelspecs allows it as it is",
+            kernel_name,
+            kernel_name,
+        )
+        raise NoSuchKernel(kernel_name)
+
+
+@dataclass(frozen=True)
+class Shadowed:
+    """A kernelspec name that lies in several directories.
+
+    Parameters
+    ----------
+    name : str
+        The kernel's name.
+    winner : Path
+        Directory of the one that Jupyter takes.
+    losers : tuple of Path
+        Directories of the others, in order.
+    is_unboxed : bool
+        The one taken runs outside of any sandbox, while one of the others would not.
+    """
+
+    name: str
+    winner: Path
+    losers: tuple[Path, ...]
+    is_unboxed: bool
+
+
+def find_shadowed(kernel_dirs: Sequence[str] | None = None) -> list[Shadowed]:
+    """Find names of which at least one spec is sandboxed and that lie in several of Jupyter's kernel directories."""
+    places: dict[str, list[Path]] = {}
+    for kernel_dir in kernel_dirs if kernel_dirs is not None else KernelSpecManager().kernel_dirs:
+        for path in sorted(Path(kernel_dir).glob("*/kernel.json")):
+            places.setdefault(path.parent.name.lower(), []).append(path.parent)
+    found = []
+    for name, (winner, *losers) in sorted(places.items()):
+        is_boxed = [_is_boxed_directory(place) for place in (winner, *losers)]
+        if losers and any(is_boxed):
+            found.append(Shadowed(name, winner, tuple(losers), not is_boxed[0]))
+    return found
+
+
+def _is_boxed_directory(directory: Path) -> bool:
+    try:
+        return is_sandboxed(KernelSpec.from_resource_dir(str(directory)))
+    except Exception:  # whatever is wrong with it, it starts no sandbox
+        return False
+
+
+def install_own(*, prefix: str | None = None) -> Path:
+    """Install our own kernelspec, for this user or beneath a prefix, and return its directory."""
+    with tempfile.TemporaryDirectory() as staging:
+        return _install(Path(staging), OWN_NAME, OWN_SPEC, prefix)
+
+
+def ensure_installed() -> Path:
+    """Install our own kernelspec, unless the wheel's data files brought it; return its directory."""
+    found = KernelSpecManager().find_kernel_specs().get(OWN_NAME)
+    return Path(found) if found is not None else install_own(prefix=sys.prefix)
+
+
+def install_twin(
+    original_name: str,
+    *,
+    name: str | None = None,
+    display_name: str | None = None,
+    profile: str | None = None,
+    prefix: str | None = None,
+) -> Path:
+    """Install a kernelspec that runs an installed kernel, of any language, in a sandbox.
+
+    Parameters
+    ----------
+    original_name : str
+        The kernel to make a twin of.
+    name : str, optional
+        The twin's; the original's with ``-agentbox`` behind it unless given. With the original's own name, the
+        twin hides it where its directory comes first.
+    display_name : str, optional
+        The original's with " (sandboxed)" unless given.
+    profile : str, optional
+        The profile to run it with.
+    prefix : str, optional
+        Install beneath it; for this user unless given.
+
+    Returns
+    -------
+    Path
+        The new spec's directory.
+
+    Raises
+    ------
+    NotFound
+        There is no such kernel.
+    InvalidRequest
+        It is sandboxed already, or a name is malformed.
+    """
+    try:
+        original = KernelSpecManager().get_kernel_spec(original_name)
+    except NoSuchKernel:
+        known = ", ".join(sorted(KernelSpecManager().find_kernel_specs()))
+        raise NotFound(f"there is no kernel {original_name!r}; there are: {known}", field="name") from None
+    stanza = original.metadata.get("kernel_provisioner") or {}
+    if stanza.get("provisioner_name") == PROVISIONER_NAME:
+        raise InvalidRequest(f"kernel {original_name!r} is sandboxed already", field="name")
+    spec = original.to_dict()
+    directory = original.resource_dir
+    # Its own files are found beside the twin, whatever becomes of the original.
+    spec["argv"] = [
+        argument.replace(directory, "{resource_dir}") if directory else argument for argument in spec["argv"]
+    ]
+    spec["display_name"] = display_name or f"{original.display_name} (sandboxed)"
+    config = {"profile": profile} if profile else {}
+    spec["metadata"] = {
+        **spec["metadata"],
+        "kernel_provisioner": {"provisioner_name": PROVISIONER_NAME, "config": config},
+    }
+    with tempfile.TemporaryDirectory() as staging:
+        target = Path(staging, "spec")
+        if directory and os.path.isdir(directory):
+            shutil.copytree(directory, target, ignore=lambda folder, names: {"kernel.json"} & {*names})
+        else:
+            target.mkdir()
+        return _install(target, name or f"{original_name}-agentbox", spec, prefix)
+
+
+def _install(staging: Path, name: str, spec: Mapping[str, Any], prefix: str | None) -> Path:
+    (staging / "kernel.json").write_text(json.dumps(spec, indent=1) + "\n")
+    try:
+        installed = KernelSpecManager().install_kernel_spec(str(staging), name, user=prefix is None, prefix=prefix)
+    except ValueError as error:
+        raise InvalidRequest(str(error), field="name") from None
+    path = Path(installed)
+    path.chmod(0o755)  # the staging directory's mode is private
+    return path
+
+
+def enforce(prefix: str | None = None) -> Path:
+    """Make Jupyter servers of an environment show, start and default to sandboxed kernels only.
+
+    Parameters
+    ----------
+    prefix : str, optional
+        ``sys.prefix`` unless given.
+
+    Returns
+    -------
+    Path
+        The configuration file; removing it undoes this.
+    """
+    path = Path(prefix or sys.prefix, "etc", "jupyter", "jupyter_server_config.d", "jupyter_agentbox_enforce.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(_ENFORCING, indent=1) + "\n")
+    return path
