@@ -1,0 +1,328 @@
+"""The audit log: every action and every egress decision, one row each, in SQLite.
+
+Rows are only ever added; the oldest are dropped when the log is full. Many processes write to one file, and many
+threads and event loops of each. Whoever depends on a row must not go on without it: a row that cannot be
+written is an :class:`~jupyter_agentbox.errors.AgentboxError`, and the egress gate refuses then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .errors import AgentboxError
+
+log = logging.getLogger(__name__)
+
+_SCHEMA = 1
+_COLUMNS = (
+    "time", "sandbox", "kind", "is_allowed", "host", "port", "rule", "reason", "bytes_up", "bytes_down", "duration",
+    "detail",
+)  # fmt: skip
+_INSERT = f"INSERT INTO audit ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+_CREATE = """
+CREATE TABLE IF NOT EXISTS audit (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, sandbox TEXT NOT NULL, kind TEXT NOT NULL,
+    is_allowed INTEGER, host TEXT, port INTEGER, rule TEXT, reason TEXT,
+    bytes_up INTEGER, bytes_down INTEGER, duration REAL, detail TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS audit_of_sandbox ON audit (sandbox, id);
+"""
+#: Longest text kept in one column, characters: what is inside chooses many of them.
+MAX_TEXT = 1024
+
+
+@dataclass(frozen=True)
+class AuditRow:
+    """One row.
+
+    Parameters
+    ----------
+    id : int
+        Grows; never given twice.
+    time : float
+        Seconds since the epoch, UTC.
+    sandbox : str
+        Id of the sandbox.
+    kind : str
+        ``egress`` (a decision), ``egress_closed`` (an allowed connection's end), ``lifecycle``, ...
+    is_allowed : bool or None
+        The decision, where there was one.
+    host, port, rule, reason
+        What was asked for, the pattern that allowed it, and why it was refused or failed.
+    bytes_up, bytes_down : int or None
+        Bytes from and to the sandbox.
+    duration : float or None
+        Seconds.
+    detail : dict
+        What else is known.
+    """
+
+    id: int
+    time: float
+    sandbox: str
+    kind: str
+    is_allowed: bool | None = None
+    host: str | None = None
+    port: int | None = None
+    rule: str | None = None
+    reason: str | None = None
+    bytes_up: int | None = None
+    bytes_down: int | None = None
+    duration: float | None = None
+    detail: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values for JSON."""
+        return asdict(self)
+
+
+class AuditLog:
+    """The log in one file. Threads may share it; it connects when it is first used.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file; made with mode 0600 in a directory of mode 0700.
+    max_rows : int
+        Rows kept, about. Beyond it the sandbox with the most rows loses its oldest, so that a noisy one cannot push
+        out what the others did.
+    busy_timeout : float
+        Seconds to wait for another process that is writing.
+    """
+
+    def __init__(self, path: str | Path, *, max_rows: int = 1_000_000, busy_timeout: float = 10.0) -> None:
+        self.path = Path(path)
+        self.max_rows = max_rows
+        self.busy_timeout = busy_timeout
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._inode: tuple[int, int] | None = None
+        self._until_prune = 0
+        self._is_closed = False
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="agentbox-audit")
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def record(
+        self,
+        kind: str,
+        sandbox: str,
+        *,
+        is_allowed: bool | None = None,
+        host: str | None = None,
+        port: int | None = None,
+        rule: str | None = None,
+        reason: str | None = None,
+        bytes_up: int | None = None,
+        bytes_down: int | None = None,
+        duration: float | None = None,
+        detail: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Write one row and return its id. Blocks; see :class:`AuditRow` for the columns.
+
+        Raises
+        ------
+        AgentboxError
+            It could not be written.
+        """
+        row = (
+            time.time(), _text(sandbox), _text(kind), is_allowed, _text(host), port, _text(rule), _text(reason),
+            bytes_up, bytes_down, duration, json.dumps(dict(detail or {}), default=str),
+        )  # fmt: skip
+        with self._lock:
+            try:
+                return self._write(row)
+            except (sqlite3.Error, OSError) as error:
+                self._disconnect()
+                raise AgentboxError(
+                    f"the audit log {self.path} cannot be written: {error}", setting="SandboxManager.state_dir"
+                ) from error
+
+    def submit(self, kind: str, sandbox: str, **columns: Any) -> Future[int]:
+        """Write one row on the log's own thread, after those given before."""
+        return self._worker.submit(self.record, kind, sandbox, **columns)
+
+    async def arecord(self, kind: str, sandbox: str, **columns: Any) -> int:
+        """Write one row without blocking the caller's event loop, whichever that is; see :meth:`record`."""
+        return await asyncio.wrap_future(self.submit(kind, sandbox, **columns))
+
+    def _write(self, row: tuple[Any, ...]) -> int:
+        connection = self._connected()
+        # The one place where rows are added, with the log locked against every other writer: a row may depend on
+        # the one before it.
+        connection.execute("BEGIN IMMEDIATE")
+        with connection:
+            number = connection.execute(_INSERT, row).lastrowid
+            self._until_prune -= 1
+            if self._until_prune <= 0:
+                self._prune(connection)
+        assert number is not None
+        return number
+
+    def _prune(self, connection: sqlite3.Connection) -> None:
+        batch = max(1, self.max_rows // 20)
+        self._until_prune = batch
+        counts = dict(connection.execute("SELECT sandbox, COUNT(*) FROM audit GROUP BY sandbox").fetchall())
+        surplus = sum(counts.values()) - self.max_rows
+        if surplus <= 0:
+            return
+        surplus += batch
+        while surplus > 0 and counts:
+            noisiest = max(counts, key=counts.__getitem__)
+            count = min(surplus, counts.pop(noisiest))
+            connection.execute(
+                "DELETE FROM audit WHERE id IN (SELECT id FROM audit WHERE sandbox = ? ORDER BY id LIMIT ?)",
+                (noisiest, count),
+            )
+            surplus -= count
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def query(
+        self,
+        *,
+        sandbox: str | None = None,
+        kind: str | None = None,
+        is_allowed: bool | None = None,
+        since: float | None = None,
+        after_id: int | None = None,
+        limit: int = 1000,
+    ) -> list[AuditRow]:
+        """Return the newest rows that fit every filter given, oldest first.
+
+        Parameters
+        ----------
+        sandbox, kind : str, optional
+            Exact values.
+        is_allowed : bool, optional
+            Only what was allowed, or only what was refused.
+        since : float, optional
+            Seconds since the epoch.
+        after_id : int, optional
+            Only rows after that one.
+        limit : int
+            Most rows returned.
+        """
+        filters = [
+            (condition, value)
+            for condition, value in (
+                ("sandbox = ?", sandbox),
+                ("kind = ?", kind),
+                ("is_allowed = ?", is_allowed),
+                ("time >= ?", since),
+                ("id > ?", after_id),
+            )
+            if value is not None
+        ]
+        where = "WHERE " + " AND ".join(condition for condition, _ in filters) if filters else ""
+        sql = f"SELECT id, {', '.join(_COLUMNS)} FROM audit {where} ORDER BY id DESC LIMIT ?"
+        with self._lock:
+            try:
+                found = self._connected().execute(sql, [*(value for _, value in filters), limit]).fetchall()
+            except (sqlite3.Error, OSError) as error:
+                self._disconnect()
+                raise AgentboxError(f"the audit log {self.path} cannot be read: {error}") from error
+        return [_row(values) for values in reversed(found)]
+
+    async def aquery(self, **filters: Any) -> list[AuditRow]:
+        """Query without blocking the caller's event loop; see :meth:`query`."""
+        return await asyncio.wrap_future(self._worker.submit(self.query, **filters))
+
+    # -- the file ------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Write what was submitted, and close; idempotent."""
+        self._worker.shutdown(wait=True)
+        with self._lock:
+            self._disconnect()
+            self._is_closed = True
+
+    def _connected(self) -> sqlite3.Connection:
+        if self._is_closed:
+            raise OSError("it is closed")
+        is_lost = False
+        if self._connection is not None:
+            if self._inode == self._file_id():
+                return self._connection
+            # SQLite would go on writing to a file that has no name any more.
+            log.error("the audit log %s was removed or replaced while in use; it begins anew", self.path)
+            self._disconnect()
+            is_lost = True
+        else:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        # One connection for all threads: each use of it holds the lock.
+        connection = sqlite3.connect(
+            self.path, timeout=self.busy_timeout, isolation_level=None, check_same_thread=False
+        )
+        try:
+            # Durable over the end of any process; a power cut may cost the last moments.
+            _retried(lambda: connection.execute("PRAGMA journal_mode = WAL"), self.busy_timeout)
+            connection.execute("PRAGMA synchronous = NORMAL")
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version > _SCHEMA:
+                raise OSError(f"it was made by a newer release (format {version})")
+            if version < _SCHEMA:
+                connection.executescript(f"BEGIN IMMEDIATE; {_CREATE} PRAGMA user_version = {_SCHEMA}; COMMIT;")
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+        self._inode = self._file_id()
+        self._until_prune = 0
+        if is_lost:
+            reason = "the log was removed or replaced"
+            notice = (time.time(), "", "audit", None, None, None, None, reason, None, None, None, "{}")
+            connection.execute(_INSERT, notice)
+        return connection
+
+    def _file_id(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _retried(action: Any, timeout: float) -> None:
+    """Changing to WAL fails at once, without the busy timeout, while another process does the same."""
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            action()
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > end:
+                raise
+            time.sleep(0.01)
+
+
+def _text(value: str | None) -> str | None:
+    if value is None:
+        return None
+    return "".join(c if c.isprintable() else "?" for c in value[:MAX_TEXT])
+
+
+def _row(values: tuple[Any, ...]) -> AuditRow:
+    columns: dict[str, Any] = dict(zip(_COLUMNS, values[1:], strict=True))
+    decision = columns.pop("is_allowed")
+    detail = json.loads(columns.pop("detail"))
+    return AuditRow(values[0], is_allowed=None if decision is None else bool(decision), detail=detail, **columns)

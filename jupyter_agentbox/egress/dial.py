@@ -1,0 +1,153 @@
+"""One lookup, then one connection to what it answered: no second lookup that could say something else.
+
+Used by :mod:`.gate` only, on the link's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+
+from jupyter_agentbox.spec import Grant
+
+from .rules import is_host_address, private_rule, refused_address
+
+#: Finds the addresses of a name.
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+#: Connects to an address, never to a name.
+Connect = Callable[[str, int], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+#: Most answers of a lookup that are tried.
+MAX_ADDRESSES = 8
+#: Bytes that one connection buffers from the server's side.
+BUFFER_SIZE = 64 * 1024
+
+
+class Resolver:
+    """Looks names up with the system's resolver, a few at a time.
+
+    Each lookup has a thread of its own: the system's resolver cannot be interrupted, and slow names of one sandbox
+    must not take the threads of another, nor hold up the end of the process.
+
+    Parameters
+    ----------
+    limit : int
+        Lookups at the same time; more wait.
+    """
+
+    def __init__(self, limit: int = 4) -> None:
+        self._slots = asyncio.Semaphore(limit)
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        """Return the addresses of a name in the order to try them. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        await self._slots.acquire()
+        answer: asyncio.Future[list[str]] = loop.create_future()
+
+        def finish(addresses: list[str], error: OSError | None) -> None:
+            self._slots.release()
+            if answer.cancelled():
+                return
+            if error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(addresses)
+
+        def work() -> None:
+            addresses: list[str] = []
+            problem: OSError | None = None
+            try:
+                found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+            except (OSError, UnicodeError) as error:
+                problem = error if isinstance(error, OSError) else OSError(str(error))
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(finish, addresses, problem)
+
+        threading.Thread(target=work, name="agentbox-lookup", daemon=True).start()
+        return await answer
+
+
+def is_own_address(address: str) -> bool:
+    """Tell whether an address is one of this machine's, public or not, by trying to bind it."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    version = "ipv6" if family == socket.AF_INET6 else "ipv4"
+    try:
+        # Where this is on, any address can be bound and the test says nothing.
+        if Path(f"/proc/sys/net/{version}/ip_nonlocal_bind").read_text().strip() == "1":
+            return False
+    except OSError:
+        pass
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def refused_answer(
+    name: str, port: int, addresses: Iterable[str], grant: Grant, is_own: Callable[[str], bool] = is_own_address
+) -> tuple[str, str] | None:
+    """Find the first answer of a lookup that may not be dialled; one bad answer refuses the name.
+
+    Returns
+    -------
+    tuple of (str, str) or None
+        The address, and the sentence for the guest, which does not name the address.
+    """
+    for address in addresses:
+        what = refused_address(address)
+        is_host = what != "malformed" and (is_host_address(address) or is_own(address))
+        if what is None and not is_host:
+            continue
+        if private_rule(name, port, is_host, grant) is None:
+            what = what or "local"
+            return address, (
+                f"{name}:{port} is refused, since the name leads to an address of the kind: {what}; "
+                f"to allow it add {name}:{port} (setting: Policy.private_hosts)"
+            )
+    return None
+
+
+async def connect_stream(address: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to a numeric address."""
+    return await asyncio.open_connection(address, port, limit=BUFFER_SIZE)
+
+
+async def dial(
+    addresses: Iterable[str], port: int, connect: Connect, timeout: float
+) -> tuple[str, asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to the first address that answers.
+
+    Parameters
+    ----------
+    addresses : iterable of str
+        Approved addresses.
+    port : int
+        Port.
+    connect : callable
+        Connects to one of them.
+    timeout : float
+        Seconds for each.
+
+    Raises
+    ------
+    OSError
+        None answered; the last error.
+    """
+    problem: OSError = OSError("no address")
+    for address in list(addresses)[:MAX_ADDRESSES]:
+        try:
+            reader, writer = await asyncio.wait_for(connect(address, port), timeout)
+        except asyncio.TimeoutError:
+            problem = OSError(f"no answer within {timeout:g} s")
+        except OSError as error:
+            problem = error
+        else:
+            return address, reader, writer
+    raise problem

@@ -1,0 +1,318 @@
+"""Carries allowed bytes between a stream of the guest and a server, and checks what it carries.
+
+A raw connection is checked once, at its TLS hello; plain HTTP is :mod:`.http_forward`'s. Knows nothing of policy:
+:mod:`.gate` gives it connections, or the refusal to tell the guest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jupyter_agentbox.errors import LinkClosed
+
+from . import http1
+from .rules import normal_name, printable
+from .wire import WireError, client_hello_name, may_be_tls
+
+PIECE = 64 * 1024
+#: Fatal alert "unrecognized_name": programs then say what is the matter instead of "connection closed".
+TLS_ALERT = b"\x15\x03\x01\x00\x02\x02\x70"
+
+
+class Stream(Protocol):
+    """What is used of :class:`jupyter_agentbox.link.Stream`."""
+
+    header: dict[str, Any]
+
+    async def read(self) -> bytes:
+        """Return the next bytes; empty at the guest's EOF."""
+
+    async def write(self, data: bytes) -> None:
+        """Send, as the guest takes it."""
+
+    async def write_eof(self) -> None:
+        """No more will be written."""
+
+    def reset(self, reason: str = "") -> None:
+        """End it both ways; idempotent."""
+
+
+class Refused(Exception):
+    """Something is not let through; the text is the sentence for the guest.
+
+    Parameters
+    ----------
+    sentence : str
+        Printable ASCII.
+    status : int
+        HTTP status that says so: 403 for a decision, 400 and 5xx for failures.
+    host, port
+        What was asked for, as far as it is known.
+    detail : dict, optional
+        For the audit log only.
+    """
+
+    def __init__(
+        self, sentence: str, status: int = 403, host: str = "", port: int = 0, detail: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+        self.status = status
+        self.host = host
+        self.port = port
+        self.detail = detail
+
+
+class Source:
+    """Bytes of one side, with those that were read and not yet used."""
+
+    def __init__(self, read: Callable[[], Awaitable[bytes]]) -> None:
+        self.buffer = bytearray()
+        self.has_eof = False
+        self._read = read
+
+    async def fill(self) -> bool:
+        """Read one more piece; false at the end."""
+        if not self.has_eof:
+            data = await self._read()
+            self.buffer += data
+            self.has_eof = not data
+        return not self.has_eof
+
+    async def read(self) -> bytes:
+        """Take what is there, or the next piece; empty at the end."""
+        if not self.buffer:
+            await self.fill()
+        return self.take(len(self.buffer))
+
+    def take(self, count: int) -> bytes:
+        """Take bytes off the front of the buffer."""
+        data = bytes(self.buffer[:count])
+        del self.buffer[:count]
+        return data
+
+    async def head(self, timeout: float) -> bytes | None:
+        """Take an HTTP head; None if the side ended before its first byte."""
+
+        async def find() -> bytes | None:
+            while True:
+                size = http1.find_head(self.buffer)
+                if size is not None:
+                    return self.take(size)
+                if not await self.fill():
+                    if self.buffer:
+                        raise WireError("the HTTP head ends too early")
+                    return None
+
+        return await asyncio.wait_for(find(), timeout)
+
+
+class Upstream:
+    """A connection to a server that was decided, logged and dialled.
+
+    Parameters
+    ----------
+    host, port, rule
+        What was allowed, and by which pattern.
+    address : str
+        What was dialled.
+    reader, writer
+        The connection.
+    on_close : callable
+        Called once, with this object.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        rule: str | None,
+        address: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        on_close: Callable[[Upstream], None],
+    ) -> None:
+        self.host = host
+        self.port = port
+        self.rule = rule
+        self.address = address
+        self.writer = writer
+        self.source = Source(self._read)
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self.started = self.last_used = time.monotonic()
+        self._reader = reader
+        self._on_close = on_close
+        self._is_closed = False
+
+    async def _read(self) -> bytes:
+        data = await self._reader.read(PIECE)
+        self.bytes_down += len(data)
+        self.last_used = time.monotonic()
+        return data
+
+    async def write(self, data: bytes) -> None:
+        """Send bytes, and wait while the server does not take them."""
+        self.bytes_up += len(data)
+        self.last_used = time.monotonic()
+        self.writer.write(data)
+        await self.writer.drain()
+        self.last_used = time.monotonic()
+
+    async def finish(self, timeout: float) -> None:
+        """Close, after what was written has gone out or the timeout is over."""
+        self.writer.close()
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(self.writer.wait_closed(), timeout)
+        self.close()
+
+    def close(self) -> None:
+        """Close at once; idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.writer.transport.abort()
+            self._on_close(self)
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds until each kind of waiting ends.
+
+    Parameters
+    ----------
+    head : float
+        For the first bytes of the guest: HTTP head, SOCKS request, TLS hello.
+    lookup, connect : float
+        For one lookup, and for one address.
+    idle : float
+        For a connection on which nothing moves.
+    keep_alive : float
+        Between two HTTP requests.
+    linger : float
+        For the guest to take a refusal before the connection is closed.
+    """
+
+    head: float = 30.0
+    lookup: float = 10.0
+    connect: float = 10.0
+    idle: float = 3600.0
+    keep_alive: float = 90.0
+    linger: float = 5.0
+
+
+async def finish(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait for their ends, so that no error is left unseen."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def say_and_close(stream: Stream, data: bytes, timeout: float) -> None:
+    """Send last words, and give the guest time to read them."""
+
+    async def say() -> None:
+        await stream.write(data)
+        await stream.write_eof()
+        while await stream.read():
+            pass
+
+    with contextlib.suppress(asyncio.TimeoutError, LinkClosed):
+        await asyncio.wait_for(say(), timeout)
+    stream.reset()
+
+
+async def check_hello(client: Source, host: str, port: int, timeout: float) -> None:
+    """Let only a TLS hello for ``host`` pass. On other ports than 443 something else than TLS passes too.
+
+    The hello stays in the buffer. Raises :class:`Refused`.
+    """
+
+    async def hello() -> str | None:
+        while True:
+            if port != 443 and not may_be_tls(bytes(client.buffer[:2])):
+                return None
+            name = client_hello_name(bytes(client.buffer))
+            if name is not None:
+                return name
+            if not await client.fill():
+                if not client.buffer:
+                    return None  # nothing was sent, so nothing is to be checked
+                raise WireError("TLS ends within its hello")
+
+    try:
+        if port == 443:
+            name = await asyncio.wait_for(hello(), timeout)
+        else:
+            # The server may speak first here, so the client may be silent for as long as it likes.
+            if not client.buffer:
+                await client.fill()
+            name = await asyncio.wait_for(hello(), timeout)
+    except asyncio.TimeoutError:
+        raise Refused(f"{host}:{port} was closed: no TLS hello within {timeout:g} s", 403, host, port) from None
+    except WireError as error:
+        raise Refused(f"{host}:{port} was closed: {error}", 403, host, port) from None
+    if name is None:
+        return
+    try:
+        is_same = normal_name(name) == host
+    except ValueError:
+        is_same = False
+    if not is_same:
+        shown = printable(name)
+        why = f"the TLS server name is {shown}" if name else "the TLS hello has no server name"
+        raise Refused(f"{host}:{port} was closed: {why}, not {host}", 403, host, port, {"sni": shown})
+
+
+async def relay(
+    client: Source,
+    stream: Stream,
+    upstream: Upstream,
+    timeouts: Timeouts,
+    check: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Carry bytes both ways until both sides are done.
+
+    Parameters
+    ----------
+    client, stream
+        The guest's side.
+    upstream : Upstream
+        The server's side.
+    timeouts : Timeouts
+        How long nothing may move.
+    check : callable, optional
+        Must end well before anything goes to the server; what the server says is carried meanwhile.
+    """
+
+    async def up() -> None:
+        if check is not None:
+            await check()
+        while data := await client.read():
+            await upstream.write(data)
+        if upstream.writer.can_write_eof():
+            upstream.writer.write_eof()
+
+    async def down() -> None:
+        while data := await upstream.source.read():
+            await stream.write(data)
+        await stream.write_eof()
+
+    tasks = {asyncio.create_task(up()), asyncio.create_task(down())}
+    pending = tasks
+    try:
+        while pending:
+            left = upstream.last_used + timeouts.idle - time.monotonic()
+            done, pending = await asyncio.wait(pending, timeout=max(left, 0), return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+            if not done and upstream.last_used + timeouts.idle <= time.monotonic():
+                raise asyncio.TimeoutError
+    finally:
+        await finish(tasks)
+    await upstream.finish(timeouts.linger)

@@ -1,0 +1,450 @@
+"""The egress gate of one sandbox: parses, decides, looks up, dials, logs. Host side, on the link's event loop.
+
+The guest only carries bytes; everything that it says is hostile. What one sandbox can hold here is bounded: its
+connections, the bytes buffered for each, its names, its lookups, and the time of everything that waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import ipaddress
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from jupyter_agentbox.audit import AuditLog
+from jupyter_agentbox.errors import AgentboxError, LinkClosed
+from jupyter_agentbox.spec import Grant
+
+from . import http1, wire
+from .dial import Connect, Resolve, Resolver, connect_stream, dial, is_own_address, refused_answer
+from .forward import (
+    TLS_ALERT,
+    Refused,
+    Source,
+    Stream,
+    Timeouts,
+    Upstream,
+    check_hello,
+    finish,
+    relay,
+    say_and_close,
+)
+from .http_forward import HttpForwarder
+from .rules import Decision, check_grant, decide, normal_name, ports_of, printable
+
+log = logging.getLogger(__name__)
+
+#: Addresses that names get inside; the guest listens on those it is told.
+NAME_NETWORK = ipaddress.ip_network("127.64.0.0/10")
+#: Calls with host, port and sentence when something was not let through.
+OnRefusal = Callable[[str, int, str], None]
+
+_PHRASES = {400: "bad request", 403: "refused", 502: "unreachable", 503: "not now", 504: "no answer in time"}
+
+
+@dataclass(frozen=True)
+class GateLimits:
+    """What one sandbox may hold at the gate.
+
+    Parameters
+    ----------
+    connections : int
+        Streams at the same time, lookups of names apart.
+    names : int
+        Names that have an address inside.
+    lookups : int
+        Lookups at the same time.
+    dns_streams : int
+        Streams of DNS queries at the same time.
+    timeouts : Timeouts
+        How long anything waits.
+    """
+
+    connections: int = 256
+    names: int = 1024
+    lookups: int = 4
+    dns_streams: int = 4
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+
+class Gate:
+    """What lets a sandbox's connections out.
+
+    Parameters
+    ----------
+    sandbox_id : str
+        For the audit log.
+    grant : Grant
+        What the sandbox may reach. Assigning another ends the connections that it does not cover.
+    audit : AuditLog
+        Where each decision is written before it takes effect; what cannot be written is refused.
+    resolve, connect : callable, optional
+        Stand-ins for the lookup and the dial.
+    is_own : callable, optional
+        Tells this machine's own addresses.
+    on_refusal : callable, optional
+        Told of everything that was not let through.
+    limits : GateLimits
+        Bounds.
+    """
+
+    def __init__(
+        self,
+        sandbox_id: str,
+        grant: Grant,
+        audit: AuditLog,
+        *,
+        resolve: Resolve | None = None,
+        connect: Connect | None = None,
+        is_own: Callable[[str], bool] = is_own_address,
+        on_refusal: OnRefusal | None = None,
+        limits: GateLimits | None = None,
+    ) -> None:
+        check_grant(grant)
+        self.sandbox_id = sandbox_id
+        self.on_refusal = on_refusal
+        self.limits = limits or GateLimits()
+        self._times = self.limits.timeouts
+        self._grant = grant
+        self._audit = audit
+        self._resolve = resolve or Resolver(self.limits.lookups)
+        self._connect = connect or connect_stream
+        self._is_own = is_own
+        self._names: OrderedDict[str, str] = OrderedDict()
+        self._addresses: dict[str, str] = {}
+        self._next_address = 0
+        self._upstreams: set[Upstream] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._connections = 0
+        self._dns_streams = 0
+        self._is_closed = False
+
+    # -- for the owner -------------------------------------------------------------------------
+
+    @property
+    def grant(self) -> Grant:
+        """What the sandbox may reach now."""
+        return self._grant
+
+    @grant.setter
+    def grant(self, grant: Grant) -> None:
+        check_grant(grant)
+        self._grant = grant
+        for upstream in list(self._upstreams):
+            is_allowed = decide(upstream.host, upstream.port, grant).is_allowed
+            if not is_allowed or refused_answer(upstream.host, upstream.port, [upstream.address], grant, self._is_own):
+                upstream.close()
+
+    async def handle(self, stream: Stream) -> None:
+        """Serve one stream of the guest, "tcp" or "dns", to its end. Never raises."""
+        task = asyncio.current_task()
+        assert task is not None
+        if self._is_closed:
+            stream.reset("the gate is closed")
+            return
+        self._tasks.add(task)
+        try:
+            if stream.header.get("kind") == "dns":
+                await self._handle_dns(stream)
+            elif stream.header.get("kind") == "tcp":
+                await self._handle_tcp(stream)
+        except (LinkClosed, OSError, asyncio.TimeoutError, wire.WireError) as error:
+            log.debug("egress stream of %s ended: %r", self.sandbox_id, error)
+        except Exception:
+            log.exception("egress stream of %s failed", self.sandbox_id)
+        finally:
+            self._tasks.discard(task)
+            stream.reset()
+
+    async def aclose(self) -> None:
+        """End every connection; what comes later is refused."""
+        self._is_closed = True
+        await finish([t for t in self._tasks if t is not asyncio.current_task()])
+        for upstream in list(self._upstreams):
+            upstream.close()
+
+    # -- connections ---------------------------------------------------------------------------
+
+    async def _handle_tcp(self, stream: Stream) -> None:
+        via = stream.header.get("via")
+        serve = {"http": self._serve_proxy, "socks": self._serve_socks, "direct": self._serve_direct}.get(str(via))
+        if serve is None:
+            return
+        if self._connections >= self.limits.connections:
+            sentence = f"the sandbox has {self._connections} connections open, and may have no more"
+            if via == "http":
+                await say_and_close(stream, http1.refusal(503, "", sentence), 0.1)
+            return
+        self._connections += 1
+        try:
+            await serve(stream, Source(stream.read))
+        finally:
+            self._connections -= 1
+
+    async def _serve_proxy(self, stream: Stream, client: Source) -> None:
+        forwarder = HttpForwarder(
+            client,
+            stream,
+            self._open,
+            self._is_allowed,
+            self._times,
+            connect=functools.partial(self._serve_connect, stream, client),
+        )
+        await self._run_http(forwarder, stream, ("", 0))
+
+    async def _run_http(
+        self, forwarder: HttpForwarder, stream: Stream, target: tuple[str, int], upstream: Upstream | None = None
+    ) -> None:
+        try:
+            try:
+                await forwarder.run(upstream)
+            except wire.WireError as error:
+                raise Refused(f"{error}", 400, *target) from None
+        except Refused as refused:
+            await self._log_refusal(refused)
+            if not forwarder.has_answered:
+                answer = http1.refusal(
+                    refused.status, _PHRASES.get(refused.status, ""), refused.sentence, forwarder.method
+                )
+                await say_and_close(stream, answer, self._times.linger)
+
+    async def _serve_connect(self, stream: Stream, client: Source, host: str, port: int) -> None:
+        upstream = await self._open(host, port)
+        try:
+            await stream.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            await self._carry(stream, client, upstream)
+        finally:
+            upstream.close()
+
+    async def _serve_socks(self, stream: Stream, client: Source) -> None:
+        timeout = self._times.head
+
+        async def read(parse: Callable[[bytes], Any]) -> Any:
+            while (found := parse(bytes(client.buffer))) is None:
+                if not await client.fill():
+                    raise wire.WireError("SOCKS5 ends too early")
+            return found
+
+        size, is_open = await asyncio.wait_for(read(wire.socks_greeting), timeout)
+        client.take(size)
+        if not is_open:
+            await say_and_close(stream, wire.SOCKS_NO_METHOD, self._times.linger)
+            return
+        await stream.write(wire.SOCKS_NO_AUTH)
+        request: wire.SocksRequest = await asyncio.wait_for(read(wire.socks_request), timeout)
+        client.take(request.size)
+        try:
+            if request.error == wire.SOCKS_NO_COMMAND:
+                shown = printable(request.host)
+                raise Refused(f"SOCKS5 to {shown}:{request.port}: only CONNECT is served", 403, shown, request.port)
+            upstream = await self._open(request.host, request.port)
+        except Refused as refused:
+            await self._log_refusal(refused)
+            code = {403: request.error or wire.SOCKS_REFUSED, 502: wire.SOCKS_UNREACHABLE}.get(refused.status)
+            await say_and_close(stream, wire.socks_reply(code or wire.SOCKS_FAILED), self._times.linger)
+            return
+        try:
+            await stream.write(wire.socks_reply(wire.SOCKS_OK))
+            await self._carry(stream, client, upstream)
+        finally:
+            upstream.close()
+
+    async def _serve_direct(self, stream: Stream, client: Source) -> None:
+        name = self._addresses.get(str(stream.header.get("address")))
+        port = stream.header.get("port")
+        if name is None or not isinstance(port, int):
+            return
+        try:
+            upstream = await self._open(name, port)
+        except Refused as refused:
+            await self._log_refusal(refused)
+            return
+        try:
+            await self._carry(stream, client, upstream)
+        finally:
+            upstream.close()
+
+    async def _carry(self, stream: Stream, client: Source, upstream: Upstream) -> None:
+        """Serve a connection that leads to one host and port, whichever way it came."""
+        host, port = upstream.host, upstream.port
+        if port == 80:
+            fixed = HttpForwarder(client, stream, self._open, self._is_allowed, self._times, (host, port))
+            await self._run_http(fixed, stream, (host, port), upstream)
+            return
+        try:
+            check = functools.partial(check_hello, client, host, port, self._times.head)
+            await relay(client, stream, upstream, self._times, check)
+        except Refused as refused:
+            await self._log_refusal(refused)
+            is_tls = bool(client.buffer) and wire.may_be_tls(bytes(client.buffer[:2]))
+            await say_and_close(stream, TLS_ALERT if is_tls else b"", self._times.linger)
+
+    # -- decisions -----------------------------------------------------------------------------
+
+    def _is_allowed(self, host: str, port: int) -> bool:
+        return decide(host, port, self._grant).is_allowed
+
+    async def _open(self, host: str, port: int) -> Upstream:
+        """Decide, look up, log and dial. Raises :class:`Refused`."""
+        decision = decide(host, port, self._grant)
+        name = decision.host
+        if not decision.is_allowed:
+            raise Refused(decision.reason, 403, name, port)
+        failure: Refused | None = None
+        addresses: list[str] = []
+        try:
+            addresses = await asyncio.wait_for(self._resolve(name, port), self._times.lookup)
+        except asyncio.TimeoutError:
+            failure = Refused(f"{name}:{port} was not looked up in time", 504, name, port)
+        except OSError:
+            pass
+        if not addresses:
+            failure = failure or Refused(f"{name}:{port} is allowed, but its name was not found", 502, name, port)
+        elif refused := refused_answer(name, port, addresses, self._grant, self._is_own):
+            raise Refused(refused[1], 403, name, port, {"address": refused[0]})
+        if failure is not None:
+            raise failure
+        await self._log_allowed(decision, port, addresses)
+        try:
+            address, reader, writer = await dial(addresses, port, self._connect, self._times.connect)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise Refused(f"{name}:{port} is allowed, but did not answer: {why}", 502, name, port) from None
+        upstream = Upstream(name, port, decision.rule, address, reader, writer, self._closed)
+        self._upstreams.add(upstream)
+        if self._is_closed or not self._is_allowed(name, port):
+            upstream.close()  # the grant has changed since
+            raise Refused(f"{name}:{port} is not allowed any more", 403, name, port)
+        return upstream
+
+    async def _log_allowed(self, decision: Decision, port: int, addresses: list[str]) -> None:
+        try:
+            await self._audit.arecord(
+                "egress",
+                self.sandbox_id,
+                is_allowed=True,
+                host=decision.host,
+                port=port,
+                rule=decision.rule,
+                detail={"addresses": addresses[:8]},
+            )
+        except AgentboxError as error:
+            log.error("egress of %s refused: %s", self.sandbox_id, error)
+            why = f"{decision.host}:{port} is refused, since the audit log cannot be written"
+            raise Refused(why, 503, decision.host, port) from None
+
+    async def _log_refusal(self, refused: Refused) -> None:
+        """Write and tell what was not let through. Only a 403 is a decision against it; the others failed."""
+        if self.on_refusal is not None:
+            try:
+                self.on_refusal(refused.host, refused.port, refused.sentence)
+            except Exception:
+                log.exception("a refusal could not be shown")
+        try:
+            await self._audit.arecord(
+                "egress" if refused.status in (400, 403) else "egress_failed",
+                self.sandbox_id,
+                is_allowed=False if refused.status in (400, 403) else None,
+                host=refused.host or None,
+                port=refused.port or None,
+                reason=refused.sentence,
+                detail=refused.detail,
+            )
+        except AgentboxError as error:
+            log.error("egress of %s refused, and not logged: %s", self.sandbox_id, error)
+
+    def _closed(self, upstream: Upstream) -> None:
+        self._upstreams.discard(upstream)
+        with contextlib.suppress(RuntimeError):  # the log is closed already
+            self._audit.submit(
+                "egress_closed",
+                self.sandbox_id,
+                host=upstream.host,
+                port=upstream.port,
+                rule=upstream.rule,
+                bytes_up=upstream.bytes_up,
+                bytes_down=upstream.bytes_down,
+                duration=time.monotonic() - upstream.started,
+                detail={"address": upstream.address},
+            ).add_done_callback(self._row_written)
+
+    def _row_written(self, future: Any) -> None:
+        if not future.cancelled() and (error := future.exception()) is not None:
+            log.error("the end of a connection of %s is not logged: %s", self.sandbox_id, error)
+
+    # -- names ---------------------------------------------------------------------------------
+
+    async def _handle_dns(self, stream: Stream) -> None:
+        if self._dns_streams >= self.limits.dns_streams:
+            return
+        self._dns_streams += 1
+        try:
+            client = Source(stream.read)
+            while True:
+                while (frame := wire.query_frame(client.buffer)) is None:
+                    if not await client.fill():
+                        return
+                number, packet, size = frame
+                client.take(size)
+                # One after the other: each answer is made here and at once, and a flood waits for its own log rows.
+                await self._answer(stream, number, packet)
+        finally:
+            self._dns_streams -= 1
+
+    async def _answer(self, stream: Stream, number: int, packet: bytes) -> None:
+        query = wire.dns_query(packet)
+        if query is None:
+            await stream.write(wire.answer_frame(number, [], b""))
+            return
+        code, address, listen, refused = self._resolve_inside(query)
+        await stream.write(wire.answer_frame(number, listen, wire.dns_answer(query, code, address)))
+        if refused is not None:
+            await self._log_refusal(refused)
+
+    def _resolve_inside(self, query: wire.DnsQuery) -> tuple[int, str | None, list[tuple[str, int]], Refused | None]:
+        """Answer from the grant alone: no name is ever looked up outside for a query from inside."""
+        if query.error != wire.NOERROR:
+            return query.error, None, [], None
+        is_address_query = query.type == wire.TYPE_A
+        shown = query.name.lower()
+        if shown == "localhost":
+            return wire.NOERROR, "127.0.0.1" if is_address_query else None, [], None
+        if shown.endswith(".arpa"):
+            return wire.NXDOMAIN, None, [], None  # reverse lookups and the like, of which nothing is known here
+        try:
+            name = normal_name(query.name)
+            ports = ports_of(name, self._grant)[: wire.MAX_LISTENERS]
+        except ValueError:
+            name, ports = printable(query.name), ()
+        if not ports:
+            sentence = f"{name} is not allowed (setting: {self._grant.setting})"
+            return wire.NXDOMAIN, None, [], Refused(sentence, 403, name, 0, {"via": "dns"})
+        if not is_address_query:
+            return wire.NOERROR, None, [], None
+        address = self._address_of(name)
+        return wire.NOERROR, address, [(address, port) for port in ports], None
+
+    def _address_of(self, name: str) -> str:
+        """Return the address that stands for a name inside; the name unused for longest loses its own."""
+        if name in self._names:
+            self._names.move_to_end(name)
+            return self._names[name]
+        if len(self._names) >= self.limits.names:
+            _, old = self._names.popitem(last=False)
+            del self._addresses[old]
+        # Numbers go round the whole network before one comes again, so that no program that remembers an
+        # answer too long reaches another host by it.
+        while True:
+            self._next_address = self._next_address % (NAME_NETWORK.num_addresses - 2) + 1
+            address = str(NAME_NETWORK[self._next_address])
+            if address not in self._addresses:
+                break
+        self._names[name] = address
+        self._addresses[address] = name
+        return address

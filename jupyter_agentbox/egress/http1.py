@@ -1,0 +1,295 @@
+"""HTTP/1.1 as a strict proxy must read it: heads, the framing of bodies, refusals. Pure functions.
+
+Whatever two programs might read differently is refused instead of mended: both lengths, two lengths, folded
+lines, bare line feeds, spaces before a colon, control characters, loose chunks. That leaves no room to smuggle a
+second request past the check of the first.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from .rules import printable
+from .wire import WireError
+
+#: Largest head, bytes, and most header lines.
+MAX_HEAD = 64 * 1024
+MAX_LINES = 256
+
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)
+_VALUE = re.compile(r"[\t \x21-\x7e\x80-\xff]*")
+_TARGET = re.compile(r"[\x21-\x7e\x80-\xff]+")
+_AUTHORITY = re.compile(r"(?P<host>\[[^\]]*\]|[^:@/?#\[\]\\]*)(?::(?P<port>[0-9]{1,5}))?", re.ASCII)
+_HOP_BY_HOP = frozenset(
+    {
+        "connection", "http2-settings", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
+        "te", "trailer", "upgrade",
+    }
+)  # fmt: skip
+#: Headers that choose the target or the framing: naming them in Connection must not remove them.
+_KEPT = frozenset({"host", "content-length", "transfer-encoding"})
+
+Headers = list[tuple[str, str]]
+
+
+@dataclass
+class Framing:
+    """How a body ends: after ``length`` bytes, with the last chunk, or with the connection."""
+
+    length: int = 0
+    is_chunked: bool = False
+    is_until_close: bool = False
+
+
+@dataclass
+class Request:
+    """One request head.
+
+    Parameters
+    ----------
+    method, target, version : str
+        The request line; ``version`` is ``1.0`` or ``1.1``.
+    headers : list of (str, str)
+        Header lines in order.
+    framing : Framing
+        How its body ends.
+    """
+
+    method: str
+    target: str
+    version: str
+    headers: Headers
+    framing: Framing = field(default_factory=Framing)
+
+    def values(self, name: str) -> list[str]:
+        """Return the values of all lines of that (lower-case) name."""
+        return [value for key, value in self.headers if key.lower() == name]
+
+    @property
+    def is_upgrade(self) -> bool:
+        """Whether it asks to go on as a websocket.
+
+        Other upgrades are not passed on: the requests of HTTP/2 could not be checked any more.
+        """
+        return "upgrade" in _tokens(self.headers, "connection") and _tokens(self.headers, "upgrade") == {"websocket"}
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the client wants the connection to end with the answer."""
+        options = _tokens(self.headers, "connection") | _tokens(self.headers, "proxy-connection")
+        return "close" in options or (self.version == "1.0" and "keep-alive" not in options)
+
+
+@dataclass
+class Response:
+    """One response head; ``raw`` is how it goes on to the client."""
+
+    status: int
+    raw: bytes
+    framing: Framing
+    is_last: bool
+
+
+def find_head(data: bytes | bytearray) -> int | None:
+    """Return the size of the head at the start of ``data``; None while it is not there in full."""
+    end = data.find(b"\r\n\r\n", 0, MAX_HEAD)
+    if end < 0:
+        if len(data) >= MAX_HEAD:
+            raise WireError("the HTTP head is too long")
+        # A client that ends lines with a bare line feed would wait here for ever.
+        if b"\n\n" in data or re.search(rb"(?<!\r)\n", data):
+            raise WireError("an HTTP line ends with a bare line feed")
+        return None
+    return end + 4
+
+
+def _lines(head: bytes) -> tuple[str, Headers]:
+    first, *rest = head[:-4].decode("latin-1").split("\r\n")
+    if len(rest) > MAX_LINES:
+        raise WireError("the HTTP head has too many lines")
+    headers = []
+    for line in rest:
+        if line[:1] in (" ", "\t"):
+            raise WireError("an HTTP header is folded")
+        name, colon, value = line.partition(":")
+        if not colon or not _TOKEN.fullmatch(name):
+            raise WireError("an HTTP header has no valid name")
+        if not _VALUE.fullmatch(value):
+            raise WireError("an HTTP header has control characters")
+        headers.append((name, value.strip(" \t")))
+    return first, headers
+
+
+def _tokens(headers: Headers, name: str) -> set[str]:
+    return {part.strip().lower() for key, value in headers if key.lower() == name for part in value.split(",")} - {""}
+
+
+def _framing(headers: Headers, version: str) -> Framing | None:
+    lengths = [value for key, value in headers if key.lower() == "content-length"]
+    codings = [value.lower() for key, value in headers if key.lower() == "transfer-encoding"]
+    if lengths and codings:
+        raise WireError("HTTP with both Content-Length and Transfer-Encoding")
+    if codings:
+        if codings != ["chunked"] or version != "1.1":
+            raise WireError("HTTP with another transfer encoding than chunked")
+        return Framing(is_chunked=True)
+    if lengths:
+        if len(lengths) > 1 or not re.fullmatch(r"[0-9]{1,18}", lengths[0], re.ASCII):
+            raise WireError("HTTP with no valid Content-Length")
+        return Framing(length=int(lengths[0]))
+    return None
+
+
+def parse_request(head: bytes) -> Request:
+    """Read a request head that :func:`find_head` has found."""
+    line, headers = _lines(head)
+    parts = line.split(" ")
+    if len(parts) != 3 or not _TOKEN.fullmatch(parts[0]) or not _TARGET.fullmatch(parts[1]):
+        raise WireError("it is no HTTP request")
+    if parts[2] not in ("HTTP/1.1", "HTTP/1.0"):
+        raise WireError("it is another version of HTTP than 1.1")
+    version = parts[2][5:]
+    request = Request(parts[0], parts[1], version, headers, _framing(headers, version) or Framing())
+    hosts = request.values("host")
+    if len(hosts) > 1 or (not hosts and version == "1.1"):
+        raise WireError("HTTP without exactly one Host header")
+    return request
+
+
+def split_authority(text: str, default_port: int) -> tuple[str, int]:
+    """Split ``host:port``; brackets stay, so that an address is seen as one."""
+    match = _AUTHORITY.fullmatch(text)
+    port = int(match["port"] or default_port) if match else 0
+    if match is None or not match["host"] or not 0 < port <= 65535:
+        raise WireError("HTTP with no valid host")
+    return match["host"], port
+
+
+def split_url(target: str) -> tuple[str, int, str]:
+    """Split an absolute ``http`` URL into host, port and origin form. User names in it are refused."""
+    if not target.lower().startswith("http://"):
+        raise WireError("a proxied URL must start with http://")
+    rest = target[7:]
+    end = min((rest.find(c) for c in "/?#" if c in rest), default=len(rest))
+    host, port = split_authority(rest[:end], 80)
+    path = rest[end:].partition("#")[0]
+    return host, port, path if path.startswith("/") else "/" + path
+
+
+def forwarded(request: Request, target: str, authority: str) -> bytes:
+    """Make the head that goes to the server: origin form, our Host, nothing that was meant for the proxy."""
+    named = _tokens(request.headers, "connection") - _KEPT
+    lines = [f"{request.method} {target} HTTP/1.1", f"Host: {authority}"]
+    for name, value in request.headers:
+        low = name.lower()
+        if low != "host" and low not in _HOP_BY_HOP and low not in named:
+            lines.append(f"{name}: {value}")
+    if request.is_upgrade:
+        lines += ["Connection: Upgrade", "Upgrade: websocket"]
+    elif request.is_last:
+        lines.append("Connection: close")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def parse_response(head: bytes, method: str) -> Response:
+    """Read a response head, to the request of that method."""
+    line, headers = _lines(head)
+    match = re.fullmatch(r"HTTP/(1\.[01]) ([1-9][0-9][0-9])(?: [\t \x21-\x7e\x80-\xff]*)?", line)
+    if not match:
+        raise WireError("the server's answer is not HTTP/1.1")
+    version, status = match[1], int(match[2])
+    options = _tokens(headers, "connection")
+    is_last = "close" in options or (version == "1.0" and "keep-alive" not in options)
+    framing = _framing(headers, version)
+    if method == "HEAD" or status < 200 or status in (204, 304):
+        framing = Framing()
+    elif framing is None:
+        framing = Framing(is_until_close=True)
+    return Response(status, head, framing, is_last or framing.is_until_close)
+
+
+class BodyReader:
+    """Finds the end of a body: says of each piece how much of it belongs to the body.
+
+    Chunks are passed on as they came and only checked, so their sizes need no second encoding.
+    """
+
+    MAX_LINE = 4096
+
+    def __init__(self, framing: Framing) -> None:
+        self._left = framing.length
+        self._is_chunked = framing.is_chunked
+        self.ends_with_connection = framing.is_until_close
+        self._line = bytearray()
+        self._state = "size"
+        self.is_done = not (self._is_chunked or self.ends_with_connection or self._left)
+
+    def feed(self, data: bytes | bytearray) -> int:
+        """Return how many bytes at the start of ``data`` belong to the body."""
+        if self.ends_with_connection:
+            return len(data)
+        if not self._is_chunked:
+            count = min(self._left, len(data))
+            self._left -= count
+            self.is_done = not self._left
+            return count
+        position = 0
+        while position < len(data) and not self.is_done:
+            if self._state == "data":
+                count = min(self._left, len(data) - position)
+                self._left -= count
+                position += count
+                if not self._left:
+                    self._state = "data end"
+                continue
+            end = data.find(b"\n", position)
+            piece = data[position : end + 1 if end >= 0 else len(data)]
+            self._line += piece
+            position += len(piece)
+            if len(self._line) > self.MAX_LINE:
+                raise WireError("a line between HTTP chunks is too long")
+            if end >= 0:
+                self._line_read(bytes(self._line))
+                self._line.clear()
+        return position
+
+    def _line_read(self, line: bytes) -> None:
+        if not line.endswith(b"\r\n"):
+            raise WireError("an HTTP line ends with a bare line feed")
+        text = line[:-2].decode("latin-1")
+        if self._state == "data end":
+            if text:
+                raise WireError("an HTTP chunk is longer than it said")
+            self._state = "size"
+        elif self._state == "size":
+            match = re.fullmatch(r"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t \x21-\x7e]*)?", text)
+            if not match:
+                raise WireError("an HTTP chunk has no valid size")
+            self._left = int(match[1], 16)
+            self._state = "data" if self._left else "trailer"
+        elif not text:
+            self.is_done = True
+        else:
+            _lines(b"\r\n" + line + b"\r\n")
+
+
+def refusal(status: int, phrase: str, sentence: str, method: str = "GET") -> bytes:
+    """Make an answer of the gate itself, whose reason phrase already says what is the matter.
+
+    Programs such as pip and requests show only the reason phrase of a failed CONNECT.
+    """
+    text = "agentbox: " + (sentence or phrase)
+    phrase = " ".join(printable(word, 300) for word in text.split())[:500]
+    body = b"" if method == "HEAD" else phrase.encode() + b"\n"
+    head = (
+        f"HTTP/1.1 {status} {phrase}\r\nContent-Type: text/plain; charset=utf-8\r\n"
+        f"Content-Length: {len(phrase) + 1}\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    return head.encode("ascii") + body
+
+
+def host_of(request: Request) -> str:
+    """Return the Host header; empty if an HTTP/1.0 request has none."""
+    return next(iter(request.values("host")), "")

@@ -1,0 +1,405 @@
+"""Who may be reached: patterns, names and addresses. Pure decisions, no input or output.
+
+A pattern is an exact name (``example.org``), everything below a name (``*.example.org``, which is not
+``example.org`` itself), or ``*``; each may carry one port (``example.org:8443``). Without a port a
+pattern means ports 80 and 443. Names are compared label by label in their lower-case ASCII form.
+
+:mod:`~jupyter_agentbox.egress.gate` asks here before anything leaves, and
+:mod:`~jupyter_agentbox.policy` checks what people write in settings.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import re
+import string
+from dataclasses import dataclass
+
+from jupyter_agentbox.errors import InvalidRequest
+from jupyter_agentbox.spec import Grant
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+#: What a pattern without a port means.
+DEFAULT_PORTS = (80, 443)
+#: Longest name in the DNS, in characters.
+MAX_NAME = 253
+
+_LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
+_PRINTABLE = frozenset(string.ascii_letters + string.digits + string.punctuation)
+#: IDNA 2003 and 2008 send these to different names, so what a person meant cannot be told.
+_AMBIGUOUS = "ß\u03c2\u200c\u200d"
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One parsed entry of an allowlist.
+
+    Parameters
+    ----------
+    text : str
+        As it was written; what the audit log calls the rule.
+    name : str
+        Normalised name without the wildcard; empty for ``*``.
+    is_below : bool
+        Matches what is below ``name`` and not ``name`` itself.
+    port : int or None
+        The only port; None means :data:`DEFAULT_PORTS`.
+    """
+
+    text: str
+    name: str
+    is_below: bool
+    port: int | None
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Ports that the pattern allows."""
+        return DEFAULT_PORTS if self.port is None else (self.port,)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the pattern stands for one name."""
+        return not self.is_below
+
+    def matches_name(self, name: str) -> bool:
+        """Tell whether a normalised name is meant, whatever the port."""
+        if not self.is_below:
+            return name == self.name
+        # The dot is what keeps evilexample.org out of *.example.org.
+        return not self.name or name.endswith("." + self.name)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the rules say about one host and port.
+
+    Parameters
+    ----------
+    is_allowed : bool
+        Whether the grant covers it.
+    host : str
+        The name in normalised form; where it has none, what was asked for in printable form.
+    rule : str or None
+        The pattern that allowed it.
+    reason : str
+        For a refusal, one printable ASCII sentence that names host, port and setting.
+    """
+
+    is_allowed: bool
+    host: str
+    rule: str | None = None
+    reason: str = ""
+
+
+def printable(text: str, limit: int = MAX_NAME) -> str:
+    """Make a hostile string safe for a log, a status line or a notebook.
+
+    Parameters
+    ----------
+    text : str
+        Anything.
+    limit : int
+        Characters kept.
+
+    Returns
+    -------
+    str
+        Printable ASCII without spaces; everything else is ``?``.
+    """
+    shown = "".join(c if c in _PRINTABLE else "?" for c in text[:limit])
+    return shown + "..." if len(text) > limit else shown
+
+
+def is_ip_literal(text: str) -> bool:
+    """Tell whether clients would read a host as an address instead of a name.
+
+    They read a last label that is a number as IPv4 (``127.0.0.1``, ``2130706433``, ``0x7f.1``, ``0177.1``),
+    and colons or brackets as IPv6.
+    """
+    if ":" in text or text.startswith("["):
+        return True
+    last = text.rstrip(".").rpartition(".")[2].lower()
+    return re.fullmatch(r"[0-9]+|0x[0-9a-f]*", last, re.ASCII) is not None
+
+
+def normal_name(text: str) -> str:
+    """Bring a host name to the one form in which names are compared.
+
+    Parameters
+    ----------
+    text : str
+        A name in any case, with or without the last dot, in Unicode or ``xn--`` form.
+
+    Returns
+    -------
+    str
+        Lower case, ASCII, no dot at the end.
+
+    Raises
+    ------
+    ValueError
+        It is no host name, or it is an address.
+    """
+    if len(text) > 4 * MAX_NAME:
+        raise ValueError("is too long for a host name")
+    if not text.isascii():
+        if any(c in text for c in _AMBIGUOUS):
+            raise ValueError("has a letter that programs encode differently: write its xn-- form")
+        try:
+            text = text.encode("idna").decode("ascii")
+        except UnicodeError:
+            raise ValueError("is not a valid international host name") from None
+    name = text.lower().removesuffix(".")
+    # After the IDNA mapping: full-width digits have become plain ones by now.
+    if is_ip_literal(name):
+        raise ValueError("is an IP address: only names are allowed")
+    if not name or len(name) > MAX_NAME or not all(_LABEL.fullmatch(part) for part in name.split(".")):
+        raise ValueError("is not a host name")
+    return name
+
+
+def parse_pattern(text: str, *, setting: str = "Policy.allowed_hosts", field: str = "hosts") -> Pattern:
+    """Read one entry of an allowlist.
+
+    Parameters
+    ----------
+    text : str
+        ``name``, ``*.name`` or ``*``, with ``:port`` or without.
+    setting, field : str
+        What the error names.
+
+    Raises
+    ------
+    InvalidRequest
+        It is malformed, an address, or a URL.
+    """
+
+    def bad(why: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"host pattern '{printable(text)}' {why} (setting: {setting}); "
+            "write example.org, *.example.org, example.org:8443 or *",
+            field=field,
+            setting=setting,
+        )
+
+    host, colon, digits = text.partition(":")
+    port = None
+    if colon:
+        if ":" in digits or host.startswith("["):
+            raise bad("is a URL or an IP address: only names are allowed")
+        if not re.fullmatch(r"[0-9]{1,5}", digits, re.ASCII) or not 1 <= int(digits) <= 65535:
+            raise bad("has no valid port after its colon")
+        port = int(digits)
+    if host == "*":
+        return Pattern(text, "", True, port)
+    is_below = host.startswith("*.")
+    try:
+        name = normal_name(host[2:] if is_below else host)
+    except ValueError as error:
+        raise bad(str(error)) from None
+    return Pattern(text, name, is_below, port)
+
+
+@functools.lru_cache(maxsize=256)
+def parse_patterns(texts: tuple[str, ...], setting: str, field: str = "hosts") -> tuple[Pattern, ...]:
+    """Read a whole list; see :func:`parse_pattern`. Remembered, since each decision needs it."""
+    return tuple(parse_pattern(text, setting=setting, field=field) for text in texts)
+
+
+def check_grant(grant: Grant) -> None:
+    """Raise :class:`~jupyter_agentbox.errors.InvalidRequest` if a grant holds a malformed pattern."""
+    parse_patterns(grant.hosts, grant.setting)
+    parse_patterns(grant.private_hosts, "Policy.private_hosts", "private_hosts")
+
+
+def ports_of(name: str, grant: Grant) -> tuple[int, ...]:
+    """Return the ports on which a grant lets a normalised name be reached; none if it is not allowed."""
+    found = {
+        port
+        for pattern in parse_patterns(grant.hosts, grant.setting)
+        if pattern.matches_name(name)
+        for port in pattern.ports
+    }
+    return tuple(sorted(found))
+
+
+def decide(host: str, port: int, grant: Grant) -> Decision:
+    """Decide by name and port alone, before any lookup.
+
+    Parameters
+    ----------
+    host : str
+        The name as code inside wrote it: hostile.
+    port : int
+        Port.
+    grant : Grant
+        What the sandbox may reach.
+    """
+    setting = f"(setting: {grant.setting})"
+    try:
+        name = normal_name(host)
+    except ValueError as error:
+        shown = printable(host)
+        return Decision(False, shown, None, f"{shown}:{port} {error} {setting}")
+    for pattern in parse_patterns(grant.hosts, grant.setting):
+        if port in pattern.ports and pattern.matches_name(name):
+            return Decision(True, name, pattern.text)
+    ports = ports_of(name, grant)
+    if ports:
+        some = ", ".join(map(str, ports))
+        why = f"{name}:{port} is not allowed, only port {some}; add {name}:{port} {setting}"
+        return Decision(False, name, None, why)
+    return Decision(False, name, None, f"{name}:{port} is not allowed {setting}")
+
+
+# One table instead of ipaddress.is_global, which has changed from release to release of Python.
+#
+# The documentation networks (RFC 5737 192.0.2.0/24, 198.51.100.0/24, 203.0.113.0/24; RFC 3849 2001:db8::/32)
+# are missing on purpose and so count as public: closed networks number their package mirrors with them,
+# and as nobody may use them for anything inside, they lead to nothing that needs protection.
+_REFUSED = [
+    (ipaddress.ip_network(network), what)
+    for network, what in {
+        "0.0.0.0/8": "unspecified",
+        "10.0.0.0/8": "private",
+        "100.64.0.0/10": "carrier-grade NAT",
+        "127.0.0.0/8": "loopback",
+        "168.63.129.16/32": "metadata service",
+        "169.254.0.0/16": "link-local or metadata service",
+        "172.16.0.0/12": "private",
+        "192.0.0.0/24": "reserved or metadata service",
+        "192.88.99.0/24": "6to4 relay",
+        "192.168.0.0/16": "private",
+        "198.18.0.0/15": "benchmarking",
+        "224.0.0.0/4": "multicast",
+        "240.0.0.0/4": "reserved",
+        "::/128": "unspecified",
+        "::1/128": "loopback",
+        "::ffff:0:0/96": "IPv4-mapped",
+        "::ffff:0:0:0/96": "IPv4-translated",
+        "::/96": "IPv4-compatible",
+        "64:ff9b::/96": "NAT64",
+        "64:ff9b:1::/48": "NAT64",
+        "2001::/32": "Teredo",
+        "2001::/23": "reserved",
+        "2002::/16": "6to4",
+        "3fff::/20": "reserved",
+        "fc00::/7": "private or metadata service",
+        "fe80::/10": "link-local",
+        "fec0::/10": "site-local",
+        "ff00::/8": "multicast",
+    }.items()
+]
+_GLOBAL_V6 = ipaddress.ip_network("2000::/3")
+_HOST_ONLY = [
+    ipaddress.ip_network(network)
+    for network in ("0.0.0.0/8", "127.0.0.0/8", "168.63.129.16/32", "169.254.0.0/16", "::/127", "fe80::/10")
+]
+
+
+def refused_address(address: str | IPAddress) -> str | None:
+    """Tell why an address may not be dialled.
+
+    Parameters
+    ----------
+    address : str or IPv4Address or IPv6Address
+        One answer of a lookup.
+
+    Returns
+    -------
+    str or None
+        The kind of address in words, such as ``loopback``; None if it is a public one.
+    """
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return "malformed"
+    for network, what in _REFUSED:
+        if ip.version == network.version and ip in network:
+            return what
+    # Whatever IANA has not given out as global unicast is refused, known to the table or not.
+    if ip.version == 6 and ip not in _GLOBAL_V6:
+        return "reserved"
+    return None
+
+
+def is_host_address(address: str | IPAddress) -> bool:
+    """Tell whether an address means this machine or its metadata service.
+
+    Behind these stand the Jupyter server and the proxies themselves, so a wildcard never opens them.
+    """
+    ip = ipaddress.ip_address(address)
+    return any(ip.version == network.version and ip in network for network in _HOST_ONLY)
+
+
+def private_rule(name: str, port: int, is_host: bool, grant: Grant) -> str | None:
+    """Return the entry of ``private_hosts`` that lets a name resolve to a refused address.
+
+    Parameters
+    ----------
+    name : str
+        Normalised name.
+    port : int
+        Port.
+    is_host : bool
+        The address is this machine's own or a metadata service: only an exact name with its port opens that.
+    grant : Grant
+        What the sandbox may reach.
+    """
+    for pattern in parse_patterns(grant.private_hosts, "Policy.private_hosts", "private_hosts"):
+        if is_host and not (pattern.is_exact and pattern.port):
+            continue
+        if port in pattern.ports and pattern.matches_name(name):
+            return pattern.text
+    return None
+
+
+#: One name, many owners: what is behind it is chosen by the path of the request, which TLS hides.
+_SHARED_NAMES = re.compile(
+    r"""(?: s3(?:[.-][a-z0-9-]+)*\.amazonaws\.com | storage\.(?:cloud\.google|googleapis)\.com
+      | (?:[a-z0-9.-]+\.)?r2\.cloudflarestorage\.com | [a-z0-9-]+\.(?:digitaloceanspaces|backblazeb2|wasabisys)\.com
+      | (?:(?:api|gist|codeload)\.)?github\.com | (?:raw|objects|gist|media|release-assets)\.githubusercontent\.com
+      | gitlab\.com | bitbucket\.org | codeberg\.org | huggingface\.co
+      | (?:www\.)?(?:dropbox|dropboxusercontent|pastebin)\.com | (?:drive|docs|www)\.googleapis\.com
+      | drive\.google\.com | cdn\.jsdelivr\.net | unpkg\.com | transfer\.sh | web\.archive\.org
+      | api\.telegram\.org )""",
+    re.VERBOSE | re.ASCII,
+)
+#: Anybody may register a name below these.
+_SHARED_BELOW = """
+    s3.amazonaws.com amazonaws.com cloudfront.net googleapis.com appspot.com run.app web.app firebaseio.com
+    windows.net azureedge.net azurewebsites.net githubusercontent.com github.io gitlab.io workers.dev pages.dev r2.dev
+    cloudflarestorage.com digitaloceanspaces.com backblazeb2.com wasabisys.com vercel.app netlify.app herokuapp.com
+    onrender.com fly.dev ngrok.io ngrok.app ngrok-free.app trycloudflare.com hf.space fastly.net akamaized.net
+""".split()  # noqa: SIM905 - a table for people
+
+
+def shared_host_note(pattern: str) -> str | None:
+    """Warn of a pattern whose hosts serve anybody's files.
+
+    Parameters
+    ----------
+    pattern : str
+        A well-formed pattern.
+
+    Returns
+    -------
+    str or None
+        A sentence for the administrator, or None.
+    """
+    parsed = parse_pattern(pattern)
+    if parsed.is_below and not parsed.name:
+        return "* allows every public host: code inside can send data to anybody"
+    if parsed.is_below:
+        reach = [zone for zone in _SHARED_BELOW if zone == parsed.name or zone.endswith("." + parsed.name)]
+        is_shared = bool(reach)
+    else:
+        is_shared = _SHARED_NAMES.fullmatch(parsed.name) is not None
+    if not is_shared:
+        return None
+    return (
+        f"{pattern} is shared by many owners and a name cannot narrow it to one of them: "
+        "code inside can fetch anybody's files there, and send data to an account of its own"
+    )

@@ -1,0 +1,405 @@
+"""The way out of a sandbox: listeners on loopback that hand every connection, unread, to the host.
+
+An HTTP proxy and a SOCKS5 proxy at fixed ports; a name server whose answers lead to loopback addresses, on which
+the guest listens as the host says; and those listeners. All parsing and deciding is done by the host's gate
+(``egress/gate.py``; the format of the "dns" stream is described in ``egress/wire.py``).
+"""
+
+from __future__ import annotations
+
+import collections
+import errno
+import socket
+import sys
+
+from .loop import LinkDown, Loop, Pump
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .loop import Link, Stream
+
+HTTP_PROXY_ADDRESS = ("127.0.0.1", 3128)
+SOCKS_ADDRESS = ("127.0.0.1", 1080)
+DNS_ADDRESS = ("127.0.0.1", 53)
+
+#: Connections at the same time, and accepted ones that wait for it.
+MAX_CONNECTIONS = 256
+BACKLOG = 128
+#: Transparent listeners; the one unused for longest makes room.
+MAX_LISTENERS = 512
+#: Queries without an answer yet; more are answered with a failure.
+MAX_QUERIES = 512
+#: Longest query, bytes; longer ones get no answer.
+MAX_QUERY = 4096
+#: Clients of the name server by TCP at the same time, and seconds each may take.
+MAX_DNS_CLIENTS = 32
+DNS_CLIENT_TIMEOUT = 10.0
+#: Seconds until a listener is tried again when descriptors are short, and that a refused client may take to read why.
+RETRY_INTERVAL = 0.1
+LINGER_TIMEOUT = 2.0
+#: Seconds that the host has for an answer.
+QUERY_TIMEOUT = 15.0
+
+NO_OWNER = (
+    b"HTTP/1.1 503 agentbox: no owner is connected to this sandbox at the moment\r\n"
+    b"Content-Length: 0\r\nConnection: close\r\n\r\n"
+)
+_SERVFAIL = 2
+Address = tuple[str, int]
+
+
+def servfail(query: bytes) -> bytes:
+    """Make the answer "server failure" to a query of 12 bytes or more."""
+    return query[:2] + bytes((0x80 | query[2] & 0x79, 0x80 | _SERVFAIL)) + bytes(8)
+
+
+def listener(address: Address, kind: int = socket.SOCK_STREAM) -> socket.socket:
+    """Make a non-blocking socket bound to ``address``, listening where it is a stream's."""
+    sock = socket.socket(socket.AF_INET, kind)
+    try:
+        sock.setblocking(False)
+        if kind == socket.SOCK_STREAM:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        if kind == socket.SOCK_STREAM:
+            sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+class Egress:
+    """All listeners of the sandbox.
+
+    Parameters
+    ----------
+    loop : Loop
+    link : Link
+    http, socks, dns : tuple of (str, int)
+        Where to listen; port 0 takes any free one.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        link: Link,
+        http: Address = HTTP_PROXY_ADDRESS,
+        socks: Address = SOCKS_ADDRESS,
+        dns: Address = DNS_ADDRESS,
+    ) -> None:
+        self._loop = loop
+        self._link = link
+        self._wanted = {"http": http, "socks": socks}
+        self._dns_address = dns
+        self._connections = 0
+        self._listeners: collections.OrderedDict[Address, socket.socket] = collections.OrderedDict()
+        self._fixed: list[socket.socket] = []
+        self.names = NameServer(loop, link, self.listen)
+        #: Where it really listens: "http", "socks" and "dns".
+        self.addresses: dict[str, Address] = {}
+
+    def start(self) -> None:
+        """Open the fixed listeners. One that fails is said on stderr, and the others still serve."""
+        for via, address in self._wanted.items():
+            try:
+                sock = listener(address)
+            except OSError as error:
+                print(f"agentbox: cannot listen on {address} for {via}: {error}", file=sys.stderr)
+                continue
+            self._fixed.append(sock)
+            self.addresses[via] = sock.getsockname()
+            self._serve(sock, via)
+        try:
+            self.addresses["dns"] = self.names.start(self._dns_address)
+        except OSError as error:
+            print(f"agentbox: cannot serve names on {self._dns_address}: {error}", file=sys.stderr)
+
+    def close(self) -> None:
+        """Close every listener."""
+        for sock in [*self._fixed, *self._listeners.values()]:
+            self._loop.watch(sock.fileno())
+            sock.close()
+        self._fixed.clear()
+        self._listeners.clear()
+        self.names.close()
+
+    def listen(self, address: Address) -> None:
+        """Listen on the address of a name, as the host says."""
+        if address in self._listeners:
+            self._listeners.move_to_end(address)
+            return
+        if len(self._listeners) >= MAX_LISTENERS:
+            self._close_oldest()
+        try:
+            sock = listener(address)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._listeners:
+                # Another port of the same name may still work.
+                print(f"agentbox: cannot listen on {address}: {error}", file=sys.stderr)
+                return
+            self._close_oldest()
+            self.listen(address)
+            return
+        self._listeners[address] = sock
+        self._serve(sock, "direct")
+
+    def _close_oldest(self) -> None:
+        _, sock = self._listeners.popitem(last=False)
+        self._loop.watch(sock.fileno())
+        sock.close()
+
+    def _serve(self, sock: socket.socket, via: str) -> None:
+        def accept() -> None:
+            try:
+                connection, _ = sock.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    # The listener stays ready for ever: look again only after a moment.
+                    self._loop.watch(sock.fileno())
+                    self._loop.later(RETRY_INTERVAL, watch)
+                return
+            connection.setblocking(False)
+            self._accepted(connection, via)
+
+        def watch() -> None:
+            if sock.fileno() >= 0:
+                self._loop.watch(sock.fileno(), accept)
+
+        watch()
+
+    def _accepted(self, connection: socket.socket, via: str) -> None:
+        address, port = connection.getsockname()
+        if self._connections >= MAX_CONNECTIONS:
+            connection.close()
+            return
+        self._connections += 1
+        try:
+            stream = self._link.open({"kind": "tcp", "via": via, "address": address, "port": port})
+        except LinkDown:
+            self._say_no_owner(connection, NO_OWNER if via == "http" else b"")
+            return
+        Pump(self._loop, connection, stream, on_done=self._connection_done)
+
+    def _say_no_owner(self, connection: socket.socket, words: bytes) -> None:
+        def close() -> None:
+            if connection.fileno() >= 0:
+                self._loop.cancel(timer)
+                self._loop.watch(connection.fileno())
+                connection.close()
+                self._connection_done()
+
+        def drain() -> None:
+            # Closing with unread bytes would reset the connection, and the client might never see the words.
+            try:
+                if connection.recv(65536):
+                    return
+            except BlockingIOError:
+                return
+            except OSError:
+                pass
+            close()
+
+        timer = self._loop.later(LINGER_TIMEOUT, close)
+        try:
+            connection.send(words)
+            connection.shutdown(socket.SHUT_WR)
+        except OSError:
+            close()
+            return
+        self._loop.watch(connection.fileno(), drain)
+
+    def _connection_done(self) -> None:
+        self._connections -= 1
+
+
+class NameServer:
+    """Carries DNS queries to the host, and its answers back once the addresses in them are listened on.
+
+    Parameters
+    ----------
+    loop : Loop
+    link : Link
+    listen : callable
+        Opens the listener on one address.
+    """
+
+    def __init__(self, loop: Loop, link: Link, listen: Callable[[Address], None]) -> None:
+        self._loop = loop
+        self._link = link
+        self._listen = listen
+        self._stream: Stream | None = None
+        self._received = bytearray()
+        self._number = 0
+        # Number of a query -> the query, who gets the answer, and the timer that ends the waiting.
+        self._pending: dict[int, tuple[bytes, Callable[[bytes], object], list[object]]] = {}
+        self._clients = 0
+        self._sockets: list[socket.socket] = []
+
+    def start(self, address: Address) -> Address:
+        """Serve by UDP and TCP; return where."""
+        tcp = listener(address)
+        try:
+            udp = listener(tcp.getsockname(), socket.SOCK_DGRAM)
+        except OSError:
+            tcp.close()
+            raise
+        self._sockets = [tcp, udp]
+        self._loop.watch(udp.fileno(), lambda: self._datagram(udp))
+        self._loop.watch(tcp.fileno(), lambda: self._client(tcp))
+        bound: Address = tcp.getsockname()
+        return bound
+
+    def close(self) -> None:
+        """Close the sockets."""
+        for sock in self._sockets:
+            self._loop.watch(sock.fileno())
+            sock.close()
+        self._sockets.clear()
+
+    # -- clients -------------------------------------------------------------------------------
+
+    def _datagram(self, udp: socket.socket) -> None:
+        try:
+            query, sender = udp.recvfrom(MAX_QUERY + 1)
+        except OSError:
+            return
+
+        def reply(answer: bytes) -> None:
+            try:
+                udp.sendto(answer, sender)
+            except OSError:
+                pass
+
+        self._ask(query, reply)
+
+    def _client(self, tcp: socket.socket) -> None:
+        try:
+            connection, _ = tcp.accept()
+        except OSError:
+            return
+        if self._clients >= MAX_DNS_CLIENTS:
+            connection.close()
+            return
+        connection.setblocking(False)
+        self._clients += 1
+        received = bytearray()
+        timer: list[object] = []
+
+        def close() -> None:
+            if connection.fileno() >= 0:
+                self._clients -= 1
+                self._loop.cancel(timer)
+                self._loop.watch(connection.fileno())
+                connection.close()
+
+        def reply(answer: bytes) -> None:
+            if connection.fileno() < 0:
+                return
+            data = len(answer).to_bytes(2, "big") + answer
+            try:
+                # Answers are small: a client whose buffer cannot take one does not read any.
+                if connection.send(data) < len(data):
+                    close()
+            except OSError:
+                close()
+
+        def readable() -> None:
+            try:
+                data = connection.recv(MAX_QUERY)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            received.extend(data)
+            if not data or len(received) > 2 * (2 + MAX_QUERY):
+                close()
+                return
+            while len(received) >= 2:
+                size = int.from_bytes(received[:2], "big")
+                if size > MAX_QUERY:
+                    close()
+                    return
+                if len(received) < 2 + size:
+                    break
+                query = bytes(received[2 : 2 + size])
+                del received[: 2 + size]
+                self._ask(query, reply)
+
+        timer = self._loop.later(DNS_CLIENT_TIMEOUT, close)
+        self._loop.watch(connection.fileno(), readable)
+
+    # -- the host ------------------------------------------------------------------------------
+
+    def _ask(self, query: bytes, reply: Callable[[bytes], object]) -> None:
+        if not 12 <= len(query) <= MAX_QUERY or query[2] & 0x80:
+            return  # no query: answering it could start a loop of answers
+        self._number = (self._number + 1) & 0xFFFFFFFF
+        number = self._number
+        body = number.to_bytes(4, "big") + query
+        frame = len(body).to_bytes(2, "big") + body
+        try:
+            if len(self._pending) >= MAX_QUERIES:
+                raise LinkDown("too many queries")
+            if self._stream is None:
+                self._open()
+            assert self._stream is not None
+            if self._stream.credit < len(frame):
+                raise LinkDown("the host is behind")
+            self._stream.write(frame)
+        except LinkDown:
+            reply(servfail(query))
+            return
+        timer = self._loop.later(QUERY_TIMEOUT, lambda: self._fail(number))
+        self._pending[number] = (query, reply, timer)
+
+    def _open(self) -> None:
+        stream = self._link.open({"kind": "dns"})
+
+        def ended() -> None:
+            stream.reset()
+            self._lost(stream)
+
+        self._received.clear()
+        stream.on_data = self._data
+        stream.on_eof = ended
+        stream.on_reset = lambda reason: self._lost(stream)
+        self._stream = stream
+
+    def _lost(self, stream: Stream) -> None:
+        if stream is self._stream:
+            self._stream = None
+            for number in list(self._pending):
+                self._fail(number)
+
+    def _fail(self, number: int) -> None:
+        query, reply, timer = self._pending.pop(number)
+        self._loop.cancel(timer)
+        reply(servfail(query))
+
+    def _data(self, data: bytes) -> None:
+        assert self._stream is not None
+        self._received += data
+        self._stream.consumed(len(data))
+        while len(self._received) >= 2:
+            size = 2 + int.from_bytes(self._received[:2], "big")
+            if len(self._received) < size:
+                return
+            body = bytes(self._received[2:size])
+            del self._received[:size]
+            self._answered(body)
+
+    def _answered(self, body: bytes) -> None:
+        count = body[4]
+        end = 5 + 6 * count
+        for start in range(5, end, 6):
+            self._listen(
+                (socket.inet_ntoa(body[start : start + 4]), int.from_bytes(body[start + 4 : start + 6], "big"))
+            )
+        found = self._pending.pop(int.from_bytes(body[:4], "big"), None)
+        if found is not None:
+            self._loop.cancel(found[2])
+            if body[end:]:
+                found[1](body[end:])

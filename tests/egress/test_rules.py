@@ -1,0 +1,209 @@
+"""Patterns, names and addresses: the decisions of the egress gate."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from jupyter_agentbox.egress import rules
+from jupyter_agentbox.errors import InvalidRequest
+from jupyter_agentbox.spec import Grant
+
+GRANT = Grant(hosts=("example.com", "*.example.org", "db.example.net:5432", "bücher.example"))
+DOCS = Path(__file__).parents[2] / "docs" / "egress.md"
+
+
+def is_allowed(host: str, port: int = 443, grant: Grant = GRANT) -> bool:
+    return rules.decide(host, port, grant).is_allowed
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("example.com", True),
+        ("EXAMPLE.com", True),
+        ("example.com.", True),
+        ("example.com..", False),
+        ("evilexample.com", False),
+        ("example.com.evil.com", False),
+        ("www.example.com", False),
+        ("example.org", False),
+        ("a.example.org", True),
+        ("a.b.example.org", True),
+        ("A.B.Example.ORG.", True),
+        ("evilexample.org", False),
+        (".example.org", False),
+        ("a..example.org", False),
+        ("*.example.org", False),
+        ("xn--bcher-kva.example", True),
+        ("XN--BCHER-KVA.example", True),
+        ("bücher.example", True),
+        ("xn--bcher-kvb.example", False),
+        ("example.com\x00.example.org", False),
+        ("example.com/.example.org", False),
+        ("user@a.example.org", False),
+        ("a example.org", False),
+        ("", False),
+        (".", False),
+        ("a" * 5000, False),
+    ],
+)
+def test_names_match_label_by_label(host: str, expected: bool) -> None:
+    assert is_allowed(host) is expected
+
+
+def test_only_ports_80_and_443_unless_a_pattern_names_the_port() -> None:
+    assert [p for p in (22, 25, 80, 443, 5432, 8080, 8443) if is_allowed("example.com", p)] == [80, 443]
+    assert [p for p in (80, 443, 5432, 5433) if is_allowed("db.example.net", p)] == [5432]
+    refused = rules.decide("example.com", 22, GRANT)
+    assert "example.com:22" in refused.reason
+    assert "Policy.allowed_hosts" in refused.reason
+    assert "80, 443" in refused.reason
+
+
+def test_star_is_every_name_and_no_address() -> None:
+    everything = Grant(hosts=("*",))
+    assert is_allowed("anything.example", 443, everything)
+    assert not is_allowed("anything.example", 8443, everything)
+    assert not is_allowed("127.0.0.1", 80, everything)
+
+
+LITERALS = [
+    "127.0.0.1", "2130706433", "0x7f.1", "0x7f000001", "0177.0.0.1", "127.1", "127.0.0.1.", "0x", "[::1]", "::1",
+    "::ffff:7f00:1", "[::ffff:127.0.0.1]", "fe80::1%eth0", "１２７.0.0.1", "127。0。0。1", "1.2.3.4.5", "93.184.216.34",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("literal", LITERALS)
+def test_addresses_are_no_names_in_any_spelling(literal: str) -> None:
+    decision = rules.decide(literal, 443, Grant(hosts=("*",)))
+    assert not decision.is_allowed
+    assert "IP address" in decision.reason
+    with pytest.raises(InvalidRequest):
+        rules.parse_pattern(literal)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "", " ", "https://example.com", "example.com/path", "example.com:", "example.com:0", "example.com:65536",
+        "example.com:443:1", "example.com:-1", "example.com:+80", "example.com:８０", "*.", "**.example.com",
+        "a.*.com", "*example.com", "exa mple.com", "-a.com", "a-.com", "faß.example", "a..b", "x" * 64 + ".com",
+    ],
+)  # fmt: skip
+def test_malformed_patterns_name_field_and_setting(pattern: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        rules.parse_pattern(pattern, setting="Policy.some", field="egress")
+    assert (caught.value.field, caught.value.setting) == ("egress", "Policy.some")
+    assert "Policy.some" in str(caught.value)
+    with pytest.raises(InvalidRequest):
+        rules.check_grant(Grant(hosts=(pattern,)))
+    with pytest.raises(InvalidRequest):
+        rules.check_grant(Grant(private_hosts=(pattern,)))
+
+
+def test_the_decision_names_its_rule() -> None:
+    assert rules.decide("X.example.org", 443, GRANT).rule == "*.example.org"
+    assert rules.decide("x.example.org", 443, GRANT).host == "x.example.org"
+
+
+@given(st.text())
+@example("example.com\r\nX: y")
+@example("\x1b[2J")
+def test_a_refusal_is_one_short_printable_line_whatever_the_name(host: str) -> None:
+    decision = rules.decide(host, 443, GRANT)
+    if not decision.is_allowed:
+        assert re.fullmatch(r"[ -~]{1,500}", decision.reason)
+        assert re.fullmatch(r"[!-~]{0,300}", decision.host)
+
+
+label = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,10}[a-z0-9])?", fullmatch=True).filter(lambda x: not x.startswith("xn--"))
+name = st.lists(label, min_size=1, max_size=4).map(".".join).filter(lambda n: not rules.is_ip_literal(n))
+
+
+@given(name, name)
+def test_below_means_a_label_boundary(outer: str, inner: str) -> None:
+    grant = Grant(hosts=(f"*.{outer}",))
+    assert is_allowed(f"{inner}.{outer}", 443, grant)
+    assert not is_allowed(outer, 443, grant)
+    assert not is_allowed(f"x{outer}", 443, grant)
+    assert is_allowed(inner, 443, grant) is inner.endswith("." + outer)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "10.0.0.1", "172.16.0.1", "172.31.255.255", "192.168.1.1", "127.0.0.1", "127.255.255.254", "0.0.0.0", "0.1.2.3",
+        "169.254.169.254", "168.63.129.16", "100.64.0.1", "100.127.255.255", "100.100.100.200", "192.0.0.192",
+        "192.0.0.9", "198.18.0.1", "192.88.99.1", "224.0.0.1", "239.255.255.255", "240.0.0.1", "255.255.255.255",
+        "::", "::1", "::ffff:7f00:1", "::ffff:8.8.8.8", "::127.0.0.1", "::8.8.8.8", "64:ff9b::7f00:1", "64:ff9b::808:808",
+        "64:ff9b:1::1", "2002:7f00:1::", "2001::1", "2001:0:4136:e378::", "fe80::1", "fe80::1%eth0", "fec0::1",
+        "fc00::1", "fd00:ec2::254", "fd20:ce::254", "ff02::1", "100::1", "4000::1", "5f00::1", "2001:10::1", "junk", "",
+    ],
+)  # fmt: skip
+def test_addresses_that_are_not_public_are_refused(address: str) -> None:
+    assert rules.refused_address(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "8.8.8.8", "93.184.216.34", "172.32.0.1", "172.15.0.1", "100.63.255.255", "100.128.0.1", "169.253.0.1",
+        "198.17.0.1", "198.20.0.1", "223.255.255.255", "2606:4700::1", "2a00:1450::1",
+        "192.0.2.1", "198.51.100.7", "203.0.113.80", "2001:db8::1",
+    ],
+)  # fmt: skip
+def test_public_addresses_and_documentation_networks_pass(address: str) -> None:
+    assert rules.refused_address(address) is None
+
+
+DOCUMENTATION = [
+    ipaddress.ip_network(n) for n in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32")
+]
+
+
+@given(st.ip_addresses())
+def test_nothing_passes_that_this_python_calls_not_global(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
+    if not ip.is_global and not any(ip.version == n.version and ip in n for n in DOCUMENTATION):
+        assert rules.refused_address(ip)
+
+
+def test_this_machine_is_opened_by_exact_name_and_port_only() -> None:
+    def opened(pattern: str, is_host: bool) -> bool:
+        return rules.private_rule("a.corp", 8080, is_host, Grant(private_hosts=(pattern,))) is not None
+
+    assert opened("a.corp:8080", True)
+    assert not opened("*.corp:8080", True)
+    assert not opened("*:8080", True)
+    assert opened("*.corp:8080", False)
+    assert not opened("a.corp", False)
+    assert not opened("b.corp:8080", True)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["s3.amazonaws.com", "s3.eu-west-1.amazonaws.com", "storage.googleapis.com", "*.amazonaws.com", "*",
+                "*.github.io", "*.com", "raw.githubusercontent.com", "*.windows.net", "GITHUB.com:443"],
+)  # fmt: skip
+def test_shared_hosts_are_warned_of(pattern: str) -> None:
+    note = rules.shared_host_note(pattern)
+    assert note
+    assert pattern in note
+
+
+@pytest.mark.parametrize("pattern", ["example.org", "*.example.org", "bucket.s3.example.org", "me.github.io"])
+def test_hosts_of_one_owner_are_not_warned_of(pattern: str) -> None:
+    assert rules.shared_host_note(pattern) is None
+
+
+def test_the_table_in_the_documentation_is_what_happens() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \| `([^`]*)` \| (yes|no) \|", DOCS.read_text(), re.MULTILINE)
+    assert len(rows) >= 15
+    for pattern, target, answer in rows:
+        host, _, port = target.rpartition(":")
+        decision = rules.decide(host, int(port), Grant(hosts=(pattern,)))
+        assert decision.is_allowed is (answer == "yes"), (pattern, target)
