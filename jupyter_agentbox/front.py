@@ -207,8 +207,10 @@ class _Channel:
             peer.transport.abort()
 
     def _enqueue(self, peer: _Peer, frames: list[bytes]) -> None:
-        if self.name == "shell":
+        if self.name != "stdin":
             self.front.cell.saw_request(frames)
+            # A console says so and leaves, with no word to its kernel manager.
+            self.front.is_end_expected |= self.front.cell.is_shutdown_asked
         self._queue.append([peer.identity, *frames])
         self._queued_bytes += sum(map(len, frames))
         self._wake.set()

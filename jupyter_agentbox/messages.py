@@ -20,6 +20,8 @@ MAX_HEADER = 16 * 1024
 MAX_IDENTITIES = 16
 MAX_PENDING = 1024
 
+_WATCHED = (b"execute_request", b"shutdown_request")
+
 
 def header_index(frames: Sequence[bytes]) -> int | None:
     """Find the header: the second frame after the delimiter, or None where there is none."""
@@ -80,19 +82,23 @@ class RunningCell:
     ----------
     header : bytes or None
         The header of the running request as its client sent it, or None when the kernel is idle.
+    is_shutdown_asked : bool
+        A client asked the kernel to shut down.
     """
 
     def __init__(self) -> None:
         self.header: bytes | None = None
+        self.is_shutdown_asked = False
         self._pending: OrderedDict[str, bytes] = OrderedDict()
         self._running = ""
 
     def saw_request(self, frames: Sequence[bytes]) -> None:
-        """Look at what a client sends on shell."""
+        """Look at what a client sends on shell or control."""
         index = header_index(frames)
-        if index is None or b"execute_request" not in frames[index][:MAX_HEADER]:
+        if index is None or not any(kind in frames[index][:MAX_HEADER] for kind in _WATCHED):
             return
         header = parse(frames[index])
+        self.is_shutdown_asked |= header.get("msg_type") == "shutdown_request"
         if header.get("msg_type") == "execute_request" and isinstance(header.get("msg_id"), str):
             self._pending[header["msg_id"]] = frames[index]
             if len(self._pending) > MAX_PENDING:
@@ -118,5 +124,5 @@ class RunningCell:
 
     def clear(self) -> None:
         """Forget all: the kernel is gone."""
-        self.header, self._running = None, ""
+        self.header, self._running, self.is_shutdown_asked = None, "", False
         self._pending.clear()

@@ -1,0 +1,207 @@
+"""One kernel id: the front that clients know, and behind it one sandbox after another.
+
+:mod:`~jupyter_agentbox.provisioner` drives it by Jupyter's calls. A restart gives a new sandbox, so variables,
+``/tmp`` and stray processes are gone; addresses stay, and so does a private workspace.
+
+Coroutines run on the link's thread; :attr:`KernelSlot.end` may be read from anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from .driver import CONNECTION_DIR, Kernel
+from .errors import AgentboxError, LinkClosed
+from .front import Front, end_notice
+from .link import LinkThread
+from .manager import SandboxManager
+from .sandbox import Sandbox
+from .spec import WORKSPACE, Cause, End, SandboxSpec
+
+CONNECTION_FILE = f"{CONNECTION_DIR}/kernel.json"
+#: Seconds that a signal may wait for a guest that does not read.
+SIGNAL_TIMEOUT = 5.0
+#: Seconds that a process that ends waits for its sandboxes to be gone. What is left then, the sweeper takes.
+EXIT_TIMEOUT = 8.0
+
+
+class KernelSlot:
+    """Holds a kernel id's front and its present sandbox.
+
+    Parameters
+    ----------
+    manager : SandboxManager
+        Makes and ends the sandboxes.
+    key, signature_scheme
+        The session's; the same over restarts.
+    log : logger
+        Where ends are told.
+
+    Attributes
+    ----------
+    end : End or None
+        How the present kernel ended, or None while there is one. Nothing has ended before the first start.
+    """
+
+    _all: ClassVar[weakref.WeakSet[KernelSlot]] = weakref.WeakSet()
+
+    def __init__(self, manager: SandboxManager, *, key: bytes, signature_scheme: str, log: Any = None) -> None:
+        self.end: End | None = None
+        self._manager = manager
+        self._key = key
+        self._signature_scheme = signature_scheme
+        self._log = log or logging.getLogger(__name__)
+        self._front: Front | None = None
+        self._sandbox: Sandbox | None = None
+        self._kernel: Kernel | None = None
+        # One start, stop or release at a time: Jupyter's calls overlap when a user is impatient.
+        self._lock = asyncio.Lock()
+        KernelSlot._all.add(self)
+
+    def release_later(self) -> None:
+        """Release it from whatever thread found out that nobody holds it any more; waits for nothing."""
+        LinkThread.instance().submit(self.release())
+
+    @property
+    def is_held(self) -> bool:
+        """Whether there is anything to release."""
+        return self._front is not None or self._sandbox is not None
+
+    @property
+    def sandbox(self) -> Sandbox | None:
+        """The present sandbox, or the ended one whose workspace the next will have."""
+        return self._sandbox
+
+    async def start(self, spec: SandboxSpec, argv: Sequence[str]) -> dict[str, Any]:
+        """Start a kernel in a new sandbox, in place of any other.
+
+        Returns
+        -------
+        dict
+            Connection information for clients; the same each time.
+
+        Raises
+        ------
+        AgentboxError
+            It did not start. Nothing of the attempt is left, and nothing at all if it was the first.
+        """
+        async with self._lock:
+            is_first = self._front is None
+            await self._stop()
+            try:
+                front = self._front = self._front or await Front.open(
+                    key=self._key, signature_scheme=self._signature_scheme, log=self._log
+                )
+                front.restarting()
+                self._sandbox = await self._manager.create(spec, inherit=self._sandbox, on_refusal=front.refusal)
+                connection = {"key": self._key.decode(), "signature_scheme": self._signature_scheme}
+                kernel = await self._sandbox.start_kernel(argv, spec.env, WORKSPACE, connection, CONNECTION_FILE)
+            except BaseException:
+                await asyncio.shield(self._release() if is_first else self._stop())
+                raise
+            self.end = None
+            self._kernel = kernel
+            front.attach(kernel)
+            kernel.add_end_callback(lambda: self._ended(kernel))
+            if kernel.end is not None:
+                self._ended(kernel)
+            return {**front.connection_info, "key": self._key, "signature_scheme": self._signature_scheme}
+
+    def expect_end(self) -> None:
+        """Somebody asked the kernel to end; nobody needs to be told why it did."""
+        if self._front is not None:
+            self._front.is_end_expected = True
+
+    async def signal(self, number: int) -> None:
+        """Send a signal to the kernel and its children.
+
+        An interrupt that comes before the kernel can handle it would kill it, and there is nothing to
+        interrupt yet: it is dropped. So is any signal for a kernel that is gone.
+        """
+        kernel = self._kernel
+        if kernel is None or kernel.end is not None or (number == signal.SIGINT and not kernel.is_ready):
+            return
+        try:
+            await asyncio.wait_for(kernel.signal(number), SIGNAL_TIMEOUT)
+        except LinkClosed:
+            pass
+        except asyncio.TimeoutError:
+            self._log.warning("the sandbox does not take signal %d", number)
+
+    async def stop(self) -> None:
+        """End the kernel with its sandbox, whatever it does; what a restart needs is kept."""
+        self.expect_end()
+        async with self._lock:
+            await self._stop()
+
+    async def prepare_restart(self) -> None:
+        """The present kernel is over and a next one will come: keep what it needs."""
+        await self.stop()
+        if self._front is not None:
+            self._front.restarting()
+
+    async def release(self) -> None:
+        """End and remove everything. Safe at any time, and again."""
+        self.expect_end()
+        async with self._lock:
+            await self._release()
+
+    async def _stop(self) -> None:
+        if self._sandbox is None:
+            return
+        if self._kernel is not None and self._kernel.end is None:
+            self.expect_end()
+        await self._manager.stop(self._sandbox, is_kept=True)
+        if self._kernel is not None and self._kernel.end is None:
+            # The kernel's own watcher notices a moment later; poll() must not have to wait for it.
+            self._kernel.ended(self._sandbox.end or End(Cause.STOPPED, 137, "it was stopped"))
+
+    async def _release(self) -> None:
+        await self._stop()
+        sandbox, self._sandbox, self._kernel = self._sandbox, None, None
+        if sandbox is not None:
+            await self._manager.stop(sandbox)
+        front, self._front = self._front, None
+        if front is not None:
+            front.close()
+        self.end = self.end or End(Cause.STOPPED, 0, "it was removed")
+
+    def _ended(self, kernel: Kernel) -> None:
+        if kernel is not self._kernel or kernel.end is None or self.end is not None:
+            return
+        self.end = kernel.end
+        if self._front is not None and not self._front.is_end_expected:
+            self._log.error("%s", end_notice(self.end))
+        # A sandbox without its kernel is no use to anybody, and Jupyter may never ask for it again.
+        LinkThread.instance().spawn(self._clear_up(kernel))
+
+    async def _clear_up(self, kernel: Kernel) -> None:
+        async with self._lock:
+            if kernel is self._kernel:
+                try:
+                    await self._stop()
+                except AgentboxError as error:
+                    self._log.error("a sandbox was not removed: %s", error)
+
+
+def _release_all() -> None:
+    """Take along what is left: a console, for one, just ends, without a word to its kernel manager."""
+
+    async def release() -> None:
+        await asyncio.gather(*(slot.release() for slot in slots), return_exceptions=True)
+
+    slots = [slot for slot in KernelSlot._all if slot.is_held]
+    if slots:
+        with contextlib.suppress(Exception):
+            LinkThread.instance().submit(release()).result(EXIT_TIMEOUT)
+
+
+# Not atexit: by then no worker thread can be started any more, and runtimes need them.
+threading._register_atexit(_release_all)  # type: ignore[attr-defined]
