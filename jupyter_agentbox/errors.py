@@ -5,6 +5,7 @@ The tree::
     AgentboxError
     ├── InvalidRequest        the caller's value is wrong; names the field
     ├── PolicyRefused         the value is well-formed, policy does not allow it; names the setting
+    ├── InvalidConfig         a setting of the administrator's is wrong; names the setting
     ├── RuntimeUnavailable    the runtime is missing, too old or unusable here; says how to get it
     ├── RuntimeFailed         the runtime was asked and failed or did not answer in time
     ├── SandboxEnded          the sandbox is gone; carries its :class:`~jupyter_agentbox.spec.End`
@@ -45,6 +46,10 @@ class InvalidRequest(AgentboxError):
 
 class PolicyRefused(AgentboxError):
     """The request is well-formed, and the administrator's policy does not allow it."""
+
+
+class InvalidConfig(AgentboxError):
+    """A setting is malformed, unknown or contradicts another: nothing starts until it is mended."""
 
 
 class RuntimeUnavailable(AgentboxError):

@@ -117,6 +117,8 @@ class SandboxSpec:
         Seconds that the sandbox outlives its owner.
     kernel_id, owner : str
         Labels.
+    runtime : str
+        Name of the runtime that must isolate it; no other will do.
     """
 
     profile: str = "default"
@@ -132,6 +134,7 @@ class SandboxSpec:
     lease_timeout: float = 60.0
     kernel_id: str = ""
     owner: str = ""
+    runtime: str = "runsc"
 
 
 class Cause(str, enum.Enum):

@@ -1,0 +1,166 @@
+"""Which host folders a sandbox may see, and which it may write.
+
+The dangers are two. What is *shown* could hold secrets: a home, the package's own state, Jupyter's connection files.
+What is *writable* could be run outside later: a start-up file in a home, a module of the server's own Python.
+Pure judgements by path; :mod:`~jupyter_agentbox.policy` and :mod:`~jupyter_agentbox.environment` ask here.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+import pwd
+import stat
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from jupyter_core.paths import jupyter_config_dir, jupyter_data_dir, jupyter_runtime_dir
+
+from .errors import InvalidRequest, PolicyRefused
+
+#: What every curated root shows of the host, so no mount is needed for anything beneath.
+SYSTEM_DIRS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+
+#: Never shown whole: they hold other people's files, sockets or devices. Folders beneath may be.
+_TOO_BROAD = frozenset(
+    {"/", "/boot", "/etc", "/home", "/media", "/mnt", "/opt", "/root", "/run", "/snap", "/srv", "/tmp"}
+    | {"/var", "/var/lib", "/var/tmp", "/var/run"}
+)
+#: Nothing beneath these is anybody's work or environment.
+_NOT_FILES = ("/dev", "/proc", "/sys", "/boot", "/run/agentbox")
+
+
+def private_directories() -> tuple[Path, ...]:
+    """Return what no sandbox ever sees: our state and sockets, Jupyter's connection files, tokens and passwords."""
+    user_dir = os.environ.get("XDG_RUNTIME_DIR", "")
+    return (
+        Path(jupyter_data_dir(), "agentbox"),
+        Path(user_dir, "agentbox") if user_dir else Path("/tmp", f"agentbox-{os.geteuid()}"),
+        Path(f"/tmp/agentbox-{os.geteuid()}"),
+        Path(jupyter_runtime_dir()),
+        Path(jupyter_config_dir()),
+    )
+
+
+def program_directories() -> tuple[Path, ...]:
+    """Return what the server itself runs: whoever writes there runs code outside."""
+    return tuple({Path(path) for path in (sys.prefix, sys.exec_prefix, sys.base_prefix, os.path.dirname(__file__))})
+
+
+def is_beneath(path: str, directories: Iterable[str]) -> bool:
+    """Whether `path` is one of `directories` or lies in one, by name alone."""
+    return any(path == directory or path.startswith(directory.rstrip("/") + "/") for directory in directories)
+
+
+def is_too_broad(path: str) -> bool:
+    """Whether `path`, without links, is a directory that must never be shown whole."""
+    return path in _TOO_BROAD or path in homes() or is_beneath(path, _NOT_FILES) or os.path.dirname(path) == "/home"
+
+
+def homes() -> frozenset[str]:
+    """Return the homes of the user that the server runs as, by HOME and by the user database."""
+    found = {os.path.expanduser("~")}
+    with suppress(KeyError):
+        found.add(pwd.getpwuid(os.geteuid()).pw_dir)
+    return frozenset(os.path.realpath(home) for home in found if home)
+
+
+def check_mount(source: Path, private: Sequence[Path] = ()) -> None:
+    """Refuse to show `source` inside, read-only, if it is too broad or would show what is private.
+
+    Raises
+    ------
+    PolicyRefused
+        The sentence names the path and the remedy.
+    """
+    real = os.path.realpath(source)
+    if is_too_broad(real):
+        raise PolicyRefused(
+            f"{source} can't be shown in a sandbox, as it is a system or home directory; use a folder of its own",
+            setting="Policy.mounts",
+        )
+    for directory in private:
+        own = os.path.realpath(directory)
+        if is_beneath(own, [real]) or is_beneath(real, [own]):
+            raise PolicyRefused(
+                f"{source} can't be shown in a sandbox, as {directory} holds private state; move one of them",
+                setting="Policy.state_dir",
+            )
+
+
+def check_workspace(
+    folder: Path, hidden: Sequence[str], *, allowed: Sequence[str] = (), private: Sequence[Path] = ()
+) -> tuple[Path, tuple[str, ...]]:
+    """Judge a folder that code inside may write.
+
+    Parameters
+    ----------
+    folder : Path
+        The notebook's folder.
+    hidden : sequence of str
+        Shell patterns of entries that the runtime covers.
+    allowed : sequence of str
+        The administrator's list: the folder is one of these or beneath one. Empty allows any folder that is neither
+        a system directory, nor one that other users write, nor a home itself; such must be listed exactly.
+    private : sequence of Path
+        What no sandbox may see.
+
+    Returns
+    -------
+    Path, tuple of str
+        The folder without links, and the patterns to hide: `hidden`, and the names of what the server runs.
+
+    Raises
+    ------
+    InvalidRequest
+        There is no such folder.
+    PolicyRefused
+        It may not be written from inside.
+    """
+    setting = "Policy.allowed_workspaces"
+    if not folder.is_dir():
+        raise InvalidRequest(f"the work folder {folder} does not exist", field="workspace")
+    real = os.path.realpath(folder)
+    roots = [os.path.realpath(os.path.expanduser(root)) for root in allowed]
+    if roots and not is_beneath(real, roots):
+        raise PolicyRefused(
+            f"the work folder {folder} is outside of {setting} ({', '.join(allowed)})",
+            field="workspace",
+            setting=setting,
+        )
+    if real == "/" or is_beneath(real, (*SYSTEM_DIRS, *_NOT_FILES, "/etc")):
+        raise PolicyRefused(
+            f"the work folder {folder} is a system directory; keep notebooks elsewhere",
+            field="workspace",
+        )
+    is_home = real in homes() or os.path.dirname(real) == "/home"
+    if real in _TOO_BROAD or (real not in roots and (is_home or os.stat(real).st_mode & stat.S_IWOTH)):
+        what = "a home directory itself" if is_home else "a directory that others use too"
+        listed = "" if real in _TOO_BROAD else f", or name {real} in {setting}"
+        raise PolicyRefused(
+            f"the work folder {folder} is {what}: a sandbox that writes there can plant what runs outside, such as "
+            f".bash_profile; move the notebook into a folder of its own{listed}",
+            field="workspace",
+            setting=setting,
+        )
+    names = list(hidden)
+    for directory in (*private, *program_directories()):
+        own = os.path.realpath(directory)
+        if directory in private and is_beneath(real, [own]):
+            raise PolicyRefused(f"the work folder {folder} lies in {directory}, which is private", field="workspace")
+        if not is_beneath(own, [real]):
+            continue
+        first, *deeper = os.path.relpath(own, real).split("/")
+        if first != "." and any(fnmatch.fnmatchcase(first, pattern) for pattern in names):
+            continue
+        if first == "." or deeper:
+            raise PolicyRefused(
+                f"the work folder {folder} holds {directory}, which the Jupyter server itself uses: a sandbox that "
+                "writes there would escape; move the notebook into a folder of its own",
+                field="workspace",
+            )
+        names.append(glob.escape(first))
+    return Path(real), tuple(names)

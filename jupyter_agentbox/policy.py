@@ -1,0 +1,380 @@
+"""The administrator's ceilings and profiles: the one place where it is decided what a sandbox may do.
+
+:meth:`Policy.resolve` turns a request into a :class:`~jupyter_agentbox.spec.SandboxSpec`. A request can come from a
+kernelspec, which its author controls and which a user's own can shadow, so it chooses a profile and *narrows* it,
+nothing else: ceilings and profiles are never read from there. Its neighbours: :mod:`~jupyter_agentbox.profiles` reads
+values, :mod:`~jupyter_agentbox.environment` and :mod:`~jupyter_agentbox.folders` decide what of the host is seen.
+
+Where the settings come from, later ones winning:
+
+1. the defaults, which are safe;
+2. ``jupyter_agentbox_config.py`` and ``.json`` in Jupyter's configuration directories (``jupyter --paths``), from
+   ``/etc/jupyter`` up to the user's own. Policy reads them itself, so they hold in a plain Python program that uses
+   nbclient or papermill too. The current directory is no such place: a sandbox may write there;
+3. the configuration of the running application: its own files and its command line.
+
+A file that cannot be read, an unknown setting or a malformed value is an error: nothing starts on a guess.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jupyter_core.paths import jupyter_data_dir
+from traitlets import Bool, Dict, Enum, Float, Int, List, TraitError, Unicode
+from traitlets.config import Config, LoggingConfigurable
+
+from .configfiles import file_config
+from .egress import PROXY_ENV, presets
+from .environment import CERTIFICATE_DIRS, bin_dirs, environment_mounts, kernel_environment, user_packages
+from .errors import InvalidConfig, InvalidRequest, PolicyRefused
+from .folders import check_mount, check_workspace, is_beneath, private_directories
+from .profiles import (
+    PROFILE_KEYS,
+    REQUEST_KEYS,
+    Profile,
+    did_you_mean,
+    expand,
+    find_uncovered,
+    read,
+    read_mounts,
+    show,
+)
+from .spec import GIB, LIMIT_NAMES, Grant, Limits, Mount, SandboxSpec
+from .traits import ByteSize, HostPatterns
+
+
+class Policy(LoggingConfigurable):
+    """What sandboxes may use and reach at most, and the profiles to choose from.
+
+    Parameters
+    ----------
+    parent : Configurable, optional
+        Whose configuration goes above that of the files.
+    config : Config, optional
+        Given alone, stands for everything: no file is read.
+    """
+
+    max_memory = ByteSize(4 * GIB, help="Most memory of one sandbox, such as ``'8 GiB'``.").tag(config=True)
+    max_cpus = Float(4.0, help="Most processors' worth of time of one sandbox.").tag(config=True)
+    max_processes = Int(512, help="Most processes and threads in one sandbox.").tag(config=True)
+    max_disk = ByteSize(
+        2 * GIB, help="Most disk space of one sandbox: what it writes outside of the notebook's folder."
+    ).tag(config=True)
+
+    allowed_hosts = HostPatterns(
+        ("pypi", "npm", "debian", "github", "crates"),
+        help="""Hosts that sandboxes may reach: presets by name, and patterns such as ``example.org``,
+        ``*.example.org`` (what is below it, not itself), ``example.org:8443``. Without a port, 80 and 443.
+        To add to the default: ``c.Policy.allowed_hosts.append('example.org')``.""",
+    ).tag(config=True)
+    private_hosts = HostPatterns(
+        has_presets=False,
+        help="""Patterns of those allowed hosts whose names may lead to private addresses, such as a database in the
+        company's own network. Name it with its port: ``db.example.org:5432``.""",
+    ).tag(config=True)
+
+    profiles = Dict(
+        value_trait=Dict(),
+        key_trait=Unicode(),
+        help="""Named sets of values that users choose from. Keys: ``memory``, ``cpus``, ``processes``, ``disk``,
+        ``lease_timeout``, ``allowed_hosts`` (within ``Policy.allowed_hosts``), ``private_hosts``,
+        ``hidden_files`` (``[]`` shows all), ``workspace`` (``'folder'`` or ``'private'``), ``env``, ``mounts``,
+        ``root`` (an image directory), ``is_root``, ``runtime``. What a profile leaves out it has from Policy.
+        Whoever may start a kernel may choose any profile. Example::
+
+            c.Policy.profiles = {
+                "default": {"memory": "2 GiB"},
+                "offline": {"allowed_hosts": [], "workspace": "private"},
+            }""",
+    ).tag(config=True)
+    default_profile = Unicode("default", help="Profile of a request that names none.").tag(config=True)
+
+    allow_root = Bool(
+        False, help="Profiles may have ``is_root``: code is uid 0 inside, so that ``apt-get install`` works there."
+    ).tag(config=True)
+    hidden_files = List(
+        Unicode(), [".*"], help="Shell patterns of entries of the notebook's folder that stay hidden inside."
+    ).tag(config=True)
+    allowed_workspaces = List(
+        Unicode(),
+        help="""Folders that notebooks may lie in, or beneath, to be shown inside. Empty: any folder but system
+        directories, homes themselves and folders that other users write; one of the latter two is shown if it is
+        listed here exactly.""",
+    ).tag(config=True)
+    mounts = Dict(
+        key_trait=Unicode(),
+        value_trait=Unicode(),
+        help="More host files or folders to show inside, read-only: ``{'/data': '/srv/datasets'}`` (inside: host).",
+    ).tag(config=True)
+    env = Dict(
+        key_trait=Unicode(), value_trait=Unicode(), help="Variables for every sandbox; a profile's own ``env`` wins."
+    ).tag(config=True)
+    env_passthrough = List(
+        Unicode(),
+        help="Names of variables that go inside from the server's environment. None of them is secret from then on.",
+    ).tag(config=True)
+
+    runtime = Unicode("runsc", help="What isolates sandboxes. There is no fall-back to another one.").tag(config=True)
+    allowed_runtimes = List(
+        Unicode(), ["runsc"], help="Runtimes that this machine's policy accepts, for ``runtime`` and for profiles."
+    ).tag(config=True)
+    accept_unenforced = List(
+        Enum(LIMIT_NAMES),
+        help="""Limits that may go unenforced where the machine cannot enforce them, such as ``['cpus']``. Without it
+        such a machine refuses to start sandboxes and says which limit it is.""",
+    ).tag(config=True)
+    lease_timeout = Float(
+        60.0, help="Seconds that a sandbox outlives the Jupyter process that owns it, to be adopted by the next."
+    ).tag(config=True)
+
+    state_dir = Unicode(
+        help="""Where sandboxes, the audit log and downloaded programs are kept; ``agentbox`` in Jupyter's data
+        directory unless set. Only this user can enter it, and no sandbox ever sees it."""
+    ).tag(config=True)
+
+    def __init__(self, **kwargs: Any) -> None:
+        parent = kwargs.get("parent")
+        if kwargs.get("config") is None:
+            config = file_config()
+            if parent is not None:
+                config.merge(copy.deepcopy(parent.config))
+            kwargs["config"] = config
+        try:
+            super().__init__(**kwargs)
+        except TraitError as error:
+            raise InvalidConfig(f"configuration of Policy: {error}", setting="Policy") from None
+        self._check()
+
+    def _load_config(self, cfg: Config, section_names: Any = None, traits: Any = None) -> None:
+        names = self.trait_names(config=True)
+        for name in self._find_my_config(cfg):
+            # traitlets only warns of these: a misspelt ceiling would then be none.
+            if name not in names and not name[:1].isupper():
+                raise InvalidConfig(
+                    f"there is no setting Policy.{name}{did_you_mean(name, names)}", setting=f"Policy.{name}"
+                )
+        super()._load_config(cfg, section_names, traits)
+
+    def _check(self) -> None:
+        """Refuse settings that are well-formed one by one and make no sense."""
+        for key in LIMIT_NAMES:
+            read({key: getattr(self, f"max_{key}")}, PROFILE_KEYS, f"Policy.max_{key}", InvalidConfig)
+        own = {name: getattr(self, name) for name in ("hidden_files", "mounts", "env", "lease_timeout")}
+        read(own, PROFILE_KEYS, "Policy", InvalidConfig)
+        for name in self.profile_names():
+            self.profile(name)
+        if self.default_profile not in self.profile_names():
+            raise InvalidConfig(
+                f"Policy.default_profile is {self.default_profile!r}; profiles are {', '.join(self.profile_names())}",
+                setting="Policy.default_profile",
+            )
+
+    @property
+    def state_path(self) -> Path:
+        """The state directory, absolute."""
+        return Path(os.path.abspath(os.path.expanduser(self.state_dir or os.path.join(jupyter_data_dir(), "agentbox"))))
+
+    def profile_names(self) -> tuple[str, ...]:
+        """List the profiles; ``default`` is always one."""
+        return tuple(dict.fromkeys(("default", *self.profiles)))
+
+    def profile(self, name: str) -> Profile:
+        """Return a profile with what it inherits filled in.
+
+        Raises
+        ------
+        InvalidRequest
+            There is none of that name.
+        InvalidConfig
+            It is malformed, or wider than Policy.
+        """
+        if name not in self.profile_names():
+            names = self.profile_names()
+            raise InvalidRequest(
+                f"there is no profile {name!r}{did_you_mean(name, names)}; profiles are {', '.join(names)}",
+                field="profile",
+                setting="Policy.profiles",
+            )
+        setting = f"Policy.profiles[{name!r}]"
+        values = read(self.profiles.get(name, {}), PROFILE_KEYS, setting, InvalidConfig)
+        maxima = {key: getattr(self, f"max_{key}") for key in LIMIT_NAMES}
+        limits = {key: values.get(key, min(getattr(Limits(), key), maxima[key])) for key in LIMIT_NAMES}
+        for key in LIMIT_NAMES:
+            if limits[key] > maxima[key]:
+                raise InvalidConfig(
+                    f"{setting}[{key!r}] is {show(key, limits[key])}, above Policy.max_{key}, {show(key, maxima[key])}",
+                    setting=f"Policy.max_{key}",
+                )
+        runtime = values.get("runtime", self.runtime)
+        if runtime not in self.allowed_runtimes:
+            raise InvalidConfig(f"{setting} has the runtime {runtime!r}, which Policy.allowed_runtimes lacks")
+        if values.get("is_root") and not self.allow_root:
+            raise InvalidConfig(f"{setting}['is_root'] needs Policy.allow_root", setting="Policy.allow_root")
+        return Profile(
+            name=name,
+            limits=Limits(**limits),
+            hosts=self._profile_hosts(values, "allowed_hosts", setting),
+            private_hosts=self._profile_hosts(values, "private_hosts", setting),
+            hosts_setting=f"{setting}['allowed_hosts']" if "allowed_hosts" in values else "Policy.allowed_hosts",
+            runtime=runtime,
+            root=values.get("root"),
+            is_root=values.get("is_root", False),
+            hidden=values.get("hidden_files", tuple(self.hidden_files)),
+            is_private=values.get("workspace", False),
+            env={**self.env, **values.get("env", {})},
+            mounts=(*read_mounts(self.mounts), *values.get("mounts", ())),
+            lease_timeout=values.get("lease_timeout", self.lease_timeout),
+        )
+
+    def _profile_hosts(self, values: Mapping[str, Any], key: str, setting: str) -> tuple[str, ...]:
+        """Return a profile's patterns, or Policy's; those of a profile must be within Policy's."""
+        ceiling = tuple(getattr(self, key))
+        entries: tuple[str, ...] = values.get(key, ceiling)
+        if (entry := find_uncovered(entries, ceiling)) is not None:
+            raise InvalidConfig(
+                f"{setting}[{key!r}] has {entry!r}, which Policy.{key} does not cover", setting=f"Policy.{key}"
+            )
+        return entries
+
+    def resolve(
+        self,
+        request: Mapping[str, Any] | None = None,
+        *,
+        workspace: str | Path | None = None,
+        executable: str | None = None,
+        resource_dir: str | Path | None = None,
+        kernelspec_env: Mapping[str, str] | None = None,
+        launch_env: Mapping[str, str] | None = None,
+        kernel_id: str = "",
+        owner: str = "",
+        private: Sequence[Path] = (),
+    ) -> SandboxSpec:
+        """Decide everything about one sandbox.
+
+        Parameters
+        ----------
+        request : mapping, optional
+            What its user asks for; see :data:`~jupyter_agentbox.profiles.REQUEST_KEYS`. Untrusted.
+        workspace : path, optional
+            Folder to be shown and written at ``/workspace``; None for a private one.
+        executable : str, optional
+            The kernel's program: an absolute path on the host or a name on PATH.
+        resource_dir : path, optional
+            The kernelspec's directory.
+        kernelspec_env, launch_env : mapping, optional
+            The kernelspec's ``env``, and the environment given to the launch call. Untrusted.
+        kernel_id, owner : str
+            Labels.
+        private : sequence of Path
+            Directories to keep from every sandbox, such as a state directory that was moved.
+
+        Raises
+        ------
+        InvalidRequest
+            An unknown key or profile, or a malformed value.
+        PolicyRefused
+            It asks for more than it may have; names field and setting.
+        """
+        asked = read(request or {}, REQUEST_KEYS, "the request for a sandbox", InvalidRequest)
+        profile = self.profile(asked.get("profile", self.default_profile))
+        limits = self._narrow_limits(profile, asked)
+        hidden = tuple(dict.fromkeys((*profile.hidden, *asked.get("hidden_files", ()))))
+        kept_private = (*private_directories(), self.state_path, *private)
+        folder = None
+        if workspace is not None and not (profile.is_private or asked.get("workspace", False)):
+            folder, hidden = check_workspace(
+                Path(workspace), hidden, allowed=self.allowed_workspaces, private=kept_private
+            )
+        packages = user_packages(executable)
+        mounts = self._mounts(profile, executable, resource_dir, kept_private)
+        return SandboxSpec(
+            profile=profile.name,
+            limits=limits,
+            grant=self._narrow_hosts(profile, asked),
+            root=profile.root,
+            mounts=mounts,
+            workspace=folder,
+            hidden=hidden,
+            env=kernel_environment(
+                os.environ,
+                limits=limits,
+                bin_dirs=bin_dirs(executable) if profile.root is None else (),
+                is_visible=lambda path: _is_visible(path, profile.root, mounts),
+                passthrough=self.env_passthrough,
+                request=launch_env,
+                templates=kernelspec_env,
+                profile={**({"PYTHONPATH": packages} if packages and profile.root is None else {}), **profile.env},
+                egress={**presets.pip_environment(), **PROXY_ENV},
+            ),
+            is_root=profile.is_root,
+            accept_unenforced=frozenset(self.accept_unenforced),
+            lease_timeout=self._narrow(profile, "lease_timeout", profile.lease_timeout, asked),
+            kernel_id=kernel_id,
+            owner=owner,
+            runtime=profile.runtime,
+        )
+
+    def _narrow_limits(self, profile: Profile, asked: Mapping[str, Any]) -> Limits:
+        changes = {key: self._narrow(profile, key, getattr(profile.limits, key), asked) for key in LIMIT_NAMES}
+        return replace(profile.limits, **changes)
+
+    def _narrow(self, profile: Profile, key: str, ceiling: float, asked: Mapping[str, Any]) -> Any:
+        value = asked.get(key, ceiling)
+        if value > ceiling:
+            is_from_policy = key in LIMIT_NAMES and ceiling == getattr(self, f"max_{key}")
+            setting = f"Policy.max_{key}" if is_from_policy else f"Policy.profiles[{profile.name!r}][{key!r}]"
+            raise PolicyRefused(
+                f"{key} of {show(key, value)} is more than the {show(key, ceiling)} that profile {profile.name!r} "
+                f"allows (setting: {setting})",
+                field=key,
+                setting=setting,
+            )
+        return value
+
+    def _narrow_hosts(self, profile: Profile, asked: Mapping[str, Any]) -> Grant:
+        hosts: tuple[str, ...] = asked.get("allowed_hosts", profile.hosts)
+        if (entry := find_uncovered(hosts, profile.hosts)) is not None:
+            raise PolicyRefused(
+                f"host {entry!r} is not among those that profile {profile.name!r} allows "
+                f"(setting: {profile.hosts_setting})",
+                field="allowed_hosts",
+                setting=profile.hosts_setting,
+            )
+        setting = "allowed_hosts of the sandbox's own request" if "allowed_hosts" in asked else profile.hosts_setting
+        return Grant(hosts=expand(hosts), private_hosts=profile.private_hosts, setting=setting)
+
+    def _mounts(
+        self, profile: Profile, executable: str | None, resource_dir: str | Path | None, private: Sequence[Path]
+    ) -> tuple[Mount, ...]:
+        """Gather the read-only mounts. An image brings its own programs."""
+        for mount in profile.mounts:
+            if not mount.source.exists():
+                raise InvalidConfig(f"Policy.mounts: {mount.source} does not exist", setting="Policy.mounts")
+            check_mount(mount.source, private)
+        if profile.root is not None:
+            if not profile.root.is_dir():
+                raise InvalidConfig(
+                    f"the image directory {profile.root} of profile {profile.name!r} does not exist",
+                    setting=f"Policy.profiles[{profile.name!r}]['root']",
+                )
+            return profile.mounts
+        directory = None if resource_dir is None else Path(resource_dir)
+        found = environment_mounts(executable, private=private, resource_dir=directory)
+        taken = {mount.target for mount in profile.mounts}
+        return (*(mount for mount in found if mount.target not in taken), *profile.mounts)
+
+
+def _is_visible(path: str, root: Path | None, mounts: Sequence[Mount]) -> bool:
+    """Whether a certificate bundle of the host can be read inside at the same path."""
+    if root is not None:
+        return (root / path.lstrip("/")).exists()
+    shown = (*CERTIFICATE_DIRS, *(mount.target for mount in mounts if str(mount.source) == mount.target))
+    return (
+        os.path.exists(path) and is_beneath(os.path.abspath(path), shown) and is_beneath(os.path.realpath(path), shown)
+    )

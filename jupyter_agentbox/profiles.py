@@ -1,0 +1,271 @@
+"""The values that profiles and requests are written in: one reader for each key, one set of sentences.
+
+A *profile* is the administrator's, a *request* is anybody's (a kernelspec's stanza, a REST body). Both are mappings
+of plain JSON values, read here into values that :mod:`~jupyter_agentbox.policy` compares.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .egress import presets, rules
+from .errors import AgentboxError
+from .spec import GUEST_DIR, KIB, LIMIT_NAMES, MIB, WORKSPACE, Limits, Mount
+from .traits import format_size, parse_size
+
+log = logging.getLogger(__name__)
+
+#: Below these nothing useful starts.
+MINIMUM = Limits(memory=64 * MIB, cpus=0.05, processes=16, disk=64 * KIB)
+#: No profile key may move these: they are the package's own.
+_OWN_TARGETS = ("/proc", "/sys", "/dev", "/tmp", GUEST_DIR, WORKSPACE)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A profile with everything it inherits filled in.
+
+    Parameters
+    ----------
+    name : str
+        Its name.
+    limits : Limits
+        The most that a request may have.
+    hosts, private_hosts : tuple of str
+        Patterns, and for `hosts` names of presets.
+    hosts_setting : str
+        The setting that a refusal names.
+    runtime : str
+        Name of the runtime.
+    root : Path or None
+        Image directory.
+    is_root : bool
+        User code is uid 0 inside.
+    hidden : tuple of str
+        Patterns of hidden entries of the work folder.
+    is_private : bool
+        The work folder is a private one, never the notebook's.
+    env : mapping
+        More variables.
+    mounts : tuple of Mount
+        More read-only mounts.
+    lease_timeout : float
+        Seconds.
+    """
+
+    name: str
+    limits: Limits
+    hosts: tuple[str, ...]
+    private_hosts: tuple[str, ...]
+    hosts_setting: str
+    runtime: str
+    root: Path | None = None
+    is_root: bool = False
+    hidden: tuple[str, ...] = (".*",)
+    is_private: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
+    lease_timeout: float = 60.0
+
+
+def _read_hosts(value: object) -> tuple[str, ...]:
+    """Check patterns and names of presets."""
+    texts = _read_texts(value)
+    for text in texts:
+        if text not in presets.PRESETS:
+            rules.parse_pattern(text)
+    return texts
+
+
+def _read_plain_hosts(value: object) -> tuple[str, ...]:
+    texts = _read_texts(value)
+    for text in texts:
+        rules.parse_pattern(text)
+    return texts
+
+
+def _read_texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) and text for text in value):
+        raise ValueError(f"{value!r} is no list of texts")
+    return tuple(value)
+
+
+def _read_hidden(value: object) -> tuple[str, ...]:
+    patterns = _read_texts(value)
+    for pattern in patterns:
+        if "/" in pattern:
+            raise ValueError(f"{pattern!r} has a slash; write a pattern for the names of entries, such as '.*'")
+    return patterns
+
+
+def _read_number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        raise ValueError(f"{value!r} is no number above 0")
+    return float(value)
+
+
+def _read_count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise ValueError(f"{value!r} is no whole number above 0")
+    return value
+
+
+def _read_flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither true nor false")
+    return value
+
+
+def _read_text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r} is no text")
+    return value
+
+
+def _read_workspace(value: object) -> bool:
+    if value not in ("folder", "private"):
+        raise ValueError(f"{value!r} is neither 'folder' (the notebook's own) nor 'private'")
+    return value == "private"
+
+
+def _read_root(value: object) -> Path:
+    path = Path(_read_text(value)).expanduser()
+    if not path.is_absolute() or path == Path("/"):
+        raise ValueError(f"{value!r} is no absolute path of an image directory")
+    return path
+
+
+def _read_env(value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{value!r} maps no names to texts")
+    for name, text in value.items():
+        if not isinstance(name, str) or not isinstance(text, str) or not name or "=" in name or "\0" in name + text:
+            raise ValueError(f"{name!r} and its value must be texts that an environment can hold")
+    return dict(value)
+
+
+def read_mounts(value: object) -> tuple[Mount, ...]:
+    """Read a mapping from paths inside to host paths; all of it read-only."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{value!r} maps no paths inside to host paths")
+    return tuple(Mount(_read_root(source), _read_target(target)) for target, source in value.items())
+
+
+def _read_target(value: object) -> str:
+    text = _read_text(value)
+    is_plain = text.startswith("/") and Path(text).as_posix() == text and ".." not in text.split("/") and text != "/"
+    if not is_plain:
+        raise ValueError(f"{text!r} is no plain absolute path inside")
+    if any(text == own or text.startswith(own + "/") for own in _OWN_TARGETS):
+        raise ValueError(f"{text!r} is taken: it belongs to every sandbox")
+    return text
+
+
+#: Key of a request: how it is read. Every one can only narrow what the profile gives.
+REQUEST_KEYS: Mapping[str, Callable[[object], Any]] = {
+    "profile": _read_text,
+    "memory": parse_size,
+    "cpus": _read_number,
+    "processes": _read_count,
+    "disk": parse_size,
+    "allowed_hosts": _read_hosts,
+    "hidden_files": _read_hidden,
+    "workspace": _read_workspace,
+    "lease_timeout": _read_number,
+}
+
+#: Key of a profile: how it is read.
+PROFILE_KEYS: Mapping[str, Callable[[object], Any]] = {
+    **{key: reader for key, reader in REQUEST_KEYS.items() if key != "profile"},
+    "private_hosts": _read_plain_hosts,
+    "runtime": _read_text,
+    "root": _read_root,
+    "is_root": _read_flag,
+    "env": _read_env,
+    "mounts": read_mounts,
+}
+
+
+def read(
+    values: Mapping[str, Any], keys: Mapping[str, Callable[[object], Any]], where: str, error: type[AgentboxError]
+) -> dict[str, Any]:
+    """Read a mapping, and refuse what is unknown or malformed.
+
+    Parameters
+    ----------
+    values : mapping
+        As written.
+    keys : mapping
+        :data:`REQUEST_KEYS` or :data:`PROFILE_KEYS`.
+    where : str
+        What the sentence calls `values`.
+    error : type
+        What to raise; its ``field`` is the key.
+    """
+    if not isinstance(values, Mapping):
+        raise error(f"{where} must map keys to values, and is {values!r}")
+    found = {}
+    for key, value in values.items():
+        if key not in keys:
+            raise error(
+                f"{where} has no key {key!r}{did_you_mean(str(key), keys)}; its keys are {', '.join(keys)}",
+                field=str(key),
+            )
+        try:
+            found[key] = keys[key](value)
+            if key in LIMIT_NAMES and found[key] < getattr(MINIMUM, key):
+                raise ValueError(f"{value!r} is too little, the least is {show(key, getattr(MINIMUM, key))}")
+        except (ValueError, AgentboxError) as cause:
+            raise error(f"{where}, key {key!r}: {cause}", field=key) from None
+    return found
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """Return `` (did you mean 'x'?)`` where a word of `words` is close, else nothing."""
+    close = difflib.get_close_matches(word, list(words), 1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def show(key: str, value: float) -> str:
+    """Write the value of a limit for a person."""
+    return format_size(int(value)) if key in ("memory", "disk") else f"{value:g}"
+
+
+def expand(entries: Iterable[str]) -> tuple[str, ...]:
+    """Replace names of presets by their patterns. Reads the package managers' configuration: blocking."""
+    found: dict[str, None] = {}
+    for entry in entries:
+        preset = presets.lookup(entry) if entry in presets.PRESETS else presets.Preset(entry, (entry,))
+        if preset.note:
+            log.info("egress preset %s is empty: %s", entry, preset.note)
+        found.update(dict.fromkeys(preset.hosts))
+    return tuple(found)
+
+
+def find_uncovered(entries: Iterable[str], ceiling: Iterable[str]) -> str | None:
+    """Return the first pattern or preset of `entries` that allows more than `ceiling` does; None if none does."""
+    names = frozenset(ceiling)
+    wide: list[rules.Pattern] | None = None
+    for entry in entries:
+        if entry in names:
+            continue  # without asking package managers what a preset means
+        if wide is None:
+            wide = [rules.parse_pattern(text) for text in expand(names)]
+        if not all(_is_covered(rules.parse_pattern(text), wide) for text in expand([entry])):
+            return entry
+    return None
+
+
+def _is_covered(inner: rules.Pattern, ceiling: Iterable[rules.Pattern]) -> bool:
+    def has_name(wide: rules.Pattern) -> bool:
+        if inner.is_exact:
+            return wide.matches_name(inner.name)
+        return wide.is_below and (wide.name == inner.name or wide.matches_name(inner.name))
+
+    return all(any(port in wide.ports and has_name(wide) for wide in ceiling) for port in inner.ports)

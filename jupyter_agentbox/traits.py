@@ -1,0 +1,104 @@
+"""Trait types for the package's settings, and the parsing behind them.
+
+:mod:`~jupyter_agentbox.policy` uses them for its traits and, through :func:`parse_size` and friends,
+for the values of profiles and requests, so that a size is written alike everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from traitlets import List, TraitError, TraitType
+
+from .egress import presets, rules
+from .errors import InvalidRequest
+
+_UNITS = ("", "k", "m", "g", "t")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(?:([kmgt])i?)?b?", re.IGNORECASE)
+_MAX_SIZE = 2**62
+
+
+def parse_size(value: object) -> int:
+    """Read a number of bytes.
+
+    Parameters
+    ----------
+    value : int, float or str
+        Bytes, or a number with a unit: ``"512 MiB"``, ``"4g"``, ``"1.5 GB"``. Units are powers of 1024,
+        with or without the ``i``, as in Docker and systemd.
+
+    Returns
+    -------
+    int
+        At least 1.
+
+    Raises
+    ------
+    ValueError
+        With a sentence that says how a size is written.
+    """
+    size: float | None = None
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value.strip())
+        if match:
+            size = float(match[1]) * 1024 ** _UNITS.index((match[2] or "").lower())
+    elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        size = value
+    if size is None or not 1 <= size <= _MAX_SIZE:
+        raise ValueError(f"{value!r} is no size; write bytes, or a number with a unit such as '512 MiB' or '4g'")
+    return int(size)
+
+
+def format_size(size: int) -> str:
+    """Write a number of bytes for a person: ``512 MiB``, ``1.5 GiB``."""
+    number, unit = float(size), 0
+    while abs(number) >= 1024 and unit < len(_UNITS) - 1:
+        number, unit = number / 1024, unit + 1
+    return f"{number:{'.4g' if number < 1000 else '.0f'}} {_UNITS[unit].upper()}iB" if unit else f"{size} bytes"
+
+
+class ByteSize(TraitType[int, Any]):
+    """A number of bytes, given as one or as text such as ``"512 MiB"``."""
+
+    default_value = 0
+    info_text = "a size in bytes, or text such as '512 MiB' or '4g'"
+
+    def validate(self, obj: Any, value: Any) -> int:
+        """Turn text into bytes."""
+        try:
+            return parse_size(value)
+        except ValueError as error:
+            raise TraitError(f"{type(obj).__name__}.{self.name}: {error}") from None
+
+    def from_string(self, s: str) -> int:
+        """Read a value from the command line."""
+        return parse_size(s)
+
+
+class HostPatterns(List[str]):
+    """Host patterns as the egress gate reads them; names of presets too, where `has_presets` is set.
+
+    Each is checked when it is configured, so that a typo is found at the start and not at the first refusal.
+    """
+
+    info_text = "a list of host patterns such as 'example.org' or '*.example.org:8443'"
+
+    def __init__(self, default_value: Any = (), *, has_presets: bool = True, **kwargs: Any) -> None:
+        super().__init__(default_value=list(default_value), **kwargs)
+        self.has_presets = has_presets
+
+    def validate(self, obj: Any, value: Any) -> list[str]:
+        """Check each pattern."""
+        setting = f"{type(obj).__name__}.{self.name}"
+        patterns = list(super().validate(obj, list(value) if isinstance(value, tuple) else value) or ())
+        for pattern in patterns:
+            if not isinstance(pattern, str):
+                raise TraitError(f"{setting}: {pattern!r} is no text")
+            if not (self.has_presets and pattern in presets.PRESETS):
+                try:
+                    rules.parse_pattern(pattern, setting=setting)
+                except InvalidRequest as error:
+                    raise TraitError(f"{setting}: {error}") from None
+        return patterns
