@@ -1,0 +1,149 @@
+"""What makes sandboxes: the contract that every runtime keeps, and the values it speaks in.
+
+Words: a *runtime* starts, judges and ends sandboxes; a *handle* is all that another process needs to do the same to a
+sandbox that it did not start. The contract's test suite is ``tests/runtimes/contract.py``. Runtimes are found by
+the entry points of the group ``jupyter_agentbox.runtimes``.
+
+A runtime holds no asyncio object. Its methods block, each has a hard timeout, and
+:class:`~jupyter_agentbox.sandbox.Sandbox` calls them in worker threads; only :meth:`Runtime.is_alive` may be called
+on an event loop.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from traitlets.config import LoggingConfigurable
+
+from jupyter_agentbox.spec import End, Limits, SandboxSpec
+
+
+@dataclass(frozen=True)
+class Handle:
+    """Where a sandbox is on this machine. Plain values: it travels through ``state.json``.
+
+    Parameters
+    ----------
+    runtime : str
+        Name of the runtime that started it.
+    pid, start_time : int
+        The process whose end is the sandbox's end, and when it started in clock ticks since boot (field 22 of
+        ``/proc/<pid>/stat``): a pid alone may be somebody else's by now.
+    helpers : tuple of (int, int)
+        Pid and start time of its other processes.
+    cgroups : tuple of str
+        Control group directories made for it.
+    user : int
+        Inner id of user code.
+    """
+
+    runtime: str
+    pid: int
+    start_time: int
+    helpers: tuple[tuple[int, int], ...] = ()
+    cgroups: tuple[str, ...] = ()
+    user: int = 0
+
+    @property
+    def processes(self) -> tuple[tuple[int, int], ...]:
+        """Pid and start time of all its processes."""
+        return ((self.pid, self.start_time), *self.helpers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a value that JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Handle:
+        """Read what :meth:`to_dict` made. Raises ValueError, TypeError or KeyError on anything else."""
+        return cls(
+            runtime=str(data["runtime"]),
+            pid=int(data["pid"]),
+            start_time=int(data["start_time"]),
+            helpers=tuple((int(pid), int(start)) for pid, start in data["helpers"]),
+            cgroups=tuple(str(path) for path in data["cgroups"]),
+            user=int(data["user"]),
+        )
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a sandbox uses now: memory and disk in bytes, processor time in seconds since its start."""
+
+    memory: int
+    cpu: float
+    disk: int
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding of ``jupyter agentbox doctor``; ``remedy`` is a command where one exists."""
+
+    name: str
+    is_ok: bool
+    message: str
+    remedy: str = ""
+
+
+class _Meta(abc.ABCMeta, type(LoggingConfigurable)):  # type: ignore[misc]
+    """Abstract and configurable at once."""
+
+
+class Runtime(LoggingConfigurable, metaclass=_Meta):  # type: ignore[metaclass]
+    """Makes and ends sandboxes."""
+
+    name: ClassVar[str]
+
+    @abc.abstractmethod
+    def start(self, sandbox_id: str, spec: SandboxSpec, directory: Path) -> Handle:
+        """Start a sandbox whose guest dials the link in ``directory / "link"``.
+
+        The two FIFOs are made before by the caller. After an error nothing is left: no process, no control group, and
+        in ``directory`` nothing but the log.
+
+        Raises
+        ------
+        InvalidRequest
+            The workspace cannot be one; names the field.
+        RuntimeUnavailable
+            The runtime, or a limit that must be enforced, cannot be had on this machine.
+        RuntimeFailed
+            It failed, or did not answer in time.
+        """
+
+    @abc.abstractmethod
+    def is_alive(self, handle: Handle) -> bool:
+        """Tell whether the sandbox runs. Cheap, never blocks."""
+
+    @abc.abstractmethod
+    def usage(self, handle: Handle, directory: Path) -> Usage:
+        """Measure. Zeros once it has ended."""
+
+    @abc.abstractmethod
+    def why_ended(self, handle: Handle, limits: Limits, directory: Path) -> End:
+        """Tell why it ended, as seen from outside. Called after its death and before :meth:`remove`."""
+
+    @abc.abstractmethod
+    def kill(self, handle: Handle, timeout: float = 10.0) -> None:
+        """End all its processes and wait until they are gone. Does nothing to one that has ended.
+
+        Raises
+        ------
+        RuntimeFailed
+            A process outlived ``timeout`` seconds.
+        """
+
+    @abc.abstractmethod
+    def remove(self, handle: Handle, directory: Path) -> None:
+        """Remove what the runtime made outside and inside ``directory``. Idempotent."""
+
+    @abc.abstractmethod
+    def check(self) -> list[Check]:
+        """Try out what the runtime needs of this machine."""
+
+
+__all__ = ["Check", "Handle", "Runtime", "Usage"]

@@ -1,0 +1,175 @@
+"""What ``jupyter agentbox doctor`` tries of the runsc runtime: not what should work, but what does."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jupyter_agentbox.errors import AgentboxError, RuntimeFailed
+from jupyter_agentbox.spec import GUEST_DIR, LIMIT_NAMES, MIB, Limits, SandboxSpec
+
+from . import Check, Handle, cgroups, namespaces
+
+if TYPE_CHECKING:
+    from .runsc import RunscRuntime
+
+#: Dials the link and says so; does it again when it was restored on the other side of a checkpoint.
+PROBE = f'''
+import os, time
+while True:
+    try:
+        up = os.open("{GUEST_DIR}/link/up", os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        time.sleep(0.02)
+        continue
+    os.write(up, b"hello")
+    os.close(up)
+    while not os.path.exists("{GUEST_DIR}/link/again"):
+        time.sleep(0.02)
+'''
+
+PROBE_TIMEOUT = 20.0  # seconds for each step
+
+
+def check_runsc(runtime: RunscRuntime) -> list[Check]:
+    """Return what was found, in an order in which each needs the ones before it."""
+    from .runsc import INSTALL_REMEDY, MIN_VERSION
+
+    checks = []
+    try:
+        path, version = runtime.find_runsc(), runtime.read_version()
+    except AgentboxError as error:
+        return [Check("runsc", False, str(error), INSTALL_REMEDY)]
+    release = re.search(r"20\d{6}", version)
+    is_new_enough = release is None or int(release[0]) >= MIN_VERSION
+    checks.append(
+        Check(
+            "runsc",
+            is_new_enough,
+            f"{path}, release {version}, platform {runtime.platform}",
+            "" if is_new_enough else INSTALL_REMEDY,
+        )
+    )
+    checks.append(_check_namespaces())
+    checks.append(_check_spare_ids())
+    for limit, reason in runtime.enforceable().items():
+        checks.append(
+            Check(f"limit on {limit}", reason is None, reason or "enforced", cgroups.REMEDY if reason else "")
+        )
+    checks += _check_sandbox(runtime)
+    return checks
+
+
+def _check_namespaces() -> Check:
+    name = "user namespaces"
+    maps = namespaces.make_id_maps(os.geteuid(), os.getegid(), spare=namespaces.find_spare_ids(os.geteuid()))
+    with tempfile.TemporaryDirectory(prefix="agentbox-check-") as directory:
+        log = Path(directory) / "log"
+        try:
+            status = namespaces.run(namespaces.Launch(["/bin/true"], maps), log, PROBE_TIMEOUT)
+        except AgentboxError as error:
+            return Check(name, False, str(error), namespaces.USER_NAMESPACE_REMEDY)
+        if status:
+            return Check(name, False, namespaces.read_tail(log), namespaces.USER_NAMESPACE_REMEDY)
+    return Check(name, True, f"{len(maps.uids)} ids mapped")
+
+
+def _check_spare_ids() -> Check:
+    if namespaces.find_spare_ids(os.geteuid()):
+        return Check("subordinate ids", True, "user code and guest are different users inside")
+    return Check(
+        "subordinate ids",
+        True,
+        "none for this user, so user code runs as uid 0 of its sandbox, with no rights outside",
+        "apt-get install uidmap, and usermod --add-subuids 100000-165535 --add-subgids 100000-165535 <user>",
+    )
+
+
+@contextmanager
+def _probe(runtime: RunscRuntime) -> Iterator[tuple[RunscRuntime, Path, SandboxSpec]]:
+    base = Path(tempfile.mkdtemp(prefix="agentbox-check-"))
+    try:
+        for name in ("guest", "link", "image"):
+            (base / name).mkdir(mode=0o700)
+        (base / "guest" / "__main__.py").write_text(PROBE)
+        probe = type(runtime)(
+            runsc=runtime.runsc,
+            platform=runtime.platform,
+            cgroup_parent=runtime.cgroup_parent,
+            state_dir=runtime.state_dir,
+            guest_dir=str(base / "guest"),
+            start_timeout=PROBE_TIMEOUT,
+        )
+        limits = replace(Limits(), memory=512 * MIB, cpus=1.0)
+        yield probe, base, SandboxSpec(limits=limits, accept_unenforced=frozenset(LIMIT_NAMES))
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def _check_sandbox(runtime: RunscRuntime) -> list[Check]:
+    checks: list[Check] = []
+    name = "sandbox"
+    handles: list[Handle] = []
+    with _probe(runtime) as (probe, base, spec):
+        try:
+            sandbox_id = f"check-{os.getpid()}"
+            up = _make_fifo(base / "link")
+            try:
+                started = time.monotonic()
+                handles.append(probe.start(sandbox_id, spec, base))
+                checks.append(Check(name, True, f"starts in {time.monotonic() - started:.2f} s"))
+                name = "link"
+                _wait_for_hello(up)
+                checks.append(Check(name, True, f"dialled after {time.monotonic() - started:.2f} s"))
+            finally:
+                os.close(up)
+            name = "checkpoint and restore"
+            (base / "link" / "up").unlink()
+            probe.run_once(base, "checkpoint", "--image-path", str(base / "image"), "-compression", "none", sandbox_id)
+            probe.kill(handles[0])
+            probe.remove(handles[0], base)
+            up = _make_fifo(base / "link")
+            (base / "link" / "again").touch()
+            try:
+                started = time.monotonic()
+                verb = ["restore", "-detach", "--image-path", str(base / "image")]
+                handles.append(probe.launch(sandbox_id, spec, base, verb))
+                _wait_for_hello(up)
+                checks.append(Check(name, True, f"restored in {time.monotonic() - started:.2f} s"))
+            finally:
+                os.close(up)
+        except (AgentboxError, OSError) as error:
+            checks.append(Check(name, False, str(error), "jupyter agentbox setup --upgrade" if checks else ""))
+        finally:
+            for handle in handles:
+                probe.kill(handle)
+                probe.remove(handle, base)
+    return checks
+
+
+def _make_fifo(link: Path) -> int:
+    os.mkfifo(link / "up", 0o600)
+    return os.open(link / "up", os.O_RDONLY | os.O_NONBLOCK)
+
+
+def _wait_for_hello(up: int) -> None:
+    deadline = time.monotonic() + PROBE_TIMEOUT
+    while time.monotonic() < deadline:
+        # Readable all the time once the writer is gone: then the pause is what paces this.
+        select.select([up], [], [], 0.5)
+        try:
+            if os.read(up, 5) == b"hello":
+                return
+        except BlockingIOError:
+            pass
+        time.sleep(0.01)
+    raise RuntimeFailed(f"nothing inside dialled the link within {PROBE_TIMEOUT:g} s")

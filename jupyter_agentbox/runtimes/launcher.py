@@ -1,0 +1,303 @@
+"""The short-lived process that turns into ``runsc``, in namespaces of its own.
+
+Run by :mod:`.namespaces` as ``python -I -S -B launcher.py``: a program of its own, so that the server, which has
+threads, never runs Python code in a forked child. Standard library only, and as little of it as can be: the time it
+takes is part of every start (hence :mod:`marshal` for the configuration, which is built in).
+
+Conversation: the configuration arrives on stdin; after ``unshare`` one byte goes to stdout; the parent writes the id
+maps and answers with one byte; then this process builds the file system view, which no other process can see, and
+executes the command. What goes wrong is one line on stderr and exit status 111.
+"""
+
+import ctypes
+import errno
+import marshal
+import os
+import stat
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing itself would be slow to import
+    from collections.abc import Callable
+    from typing import Any
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUSER = 0x10000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
+PR_SET_NO_NEW_PRIVS = 38
+SYS_MOUNT_SETATTR = 442
+AT_FDCWD, AT_RECURSIVE = -100, 0x8000
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
+
+#: How far the search for hidden entries below the top level of a workspace goes.
+MAX_DEPTH, MAX_SEEN, MAX_MASKS = 4, 5_000, 256
+#: The top level is never searched in part: more hidden entries than this are an error.
+MAX_TOP_MASKS = 2_000
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def check(result: int, what: str) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    def encode(text: str | None) -> bytes | None:
+        return None if text is None else os.fsencode(text)
+
+    check(libc.mount(encode(source), encode(target), encode(kind), ctypes.c_ulong(flags), encode(data)), target)
+
+
+def restrict(target: str, is_writable: bool) -> None:
+    """Make the whole tree of mounts at ``target`` nosuid and nodev, and read-only unless ``is_writable``."""
+    flags = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | (0 if is_writable else MOUNT_ATTR_RDONLY)
+    attributes = flags.to_bytes(8, sys.byteorder) + bytes(24)
+    result = libc.syscall(
+        SYS_MOUNT_SETATTR, AT_FDCWD, os.fsencode(target), AT_RECURSIVE, attributes, ctypes.c_size_t(len(attributes))
+    )
+    if result < 0 and ctypes.get_errno() == errno.ENOSYS:
+        restrict_each(target, is_writable)
+    else:
+        check(result, target)
+
+
+def restrict_each(target: str, is_writable: bool) -> None:
+    """Do what :func:`restrict` does on a kernel before 5.12, mount by mount."""
+    kept = {"noexec": 8, "noatime": 1024, "nodiratime": 2048, "relatime": 1 << 21, "ro": MS_RDONLY}
+    with open("/proc/self/mountinfo") as table:
+        rows = [line.split() for line in table]
+    for row in rows:
+        path = row[4].encode().decode("unicode_escape")
+        if path == target or path.startswith(target + "/"):
+            flags = MS_BIND | MS_REMOUNT | MS_NOSUID | MS_NODEV | (0 if is_writable else MS_RDONLY)
+            for option in row[5].split(","):
+                flags |= kept.get(option, 0)
+            mount(None, path, None, flags)
+
+
+def open_without_links(path: str) -> int:
+    """Open an absolute path for its name only, one component at a time: no symbolic link is ever followed."""
+    handle = os.open("/", os.O_PATH | os.O_DIRECTORY)
+    try:
+        for part in [part for part in path.split("/") if part]:
+            below = os.open(part, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=handle)
+            os.close(handle)
+            handle = below
+            if stat.S_ISLNK(os.fstat(handle).st_mode):
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def make_matcher(patterns: list[str]) -> "Callable[[str], bool]":
+    """Return a predicate on names. The usual patterns, a prefix and a star, need no regular expressions."""
+    if all(pattern[-1:] == "*" and not set(pattern[:-1]) & set("*?[") for pattern in patterns):
+        prefixes = tuple(pattern[:-1] for pattern in patterns)
+        return lambda name: name.startswith(prefixes)
+    import fnmatch
+
+    return lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def find_hidden(top: str, is_hidden: "Callable[[str], bool]") -> list[str]:
+    """List the hidden entries beneath ``top`` as relative paths: all of the top level, and what a bounded walk finds.
+
+    Links are not followed. Raises OSError where the top level holds more than can be hidden.
+    """
+    found: list[str] = []
+    folders = [("", 0)]
+    seen = 0
+    while folders:
+        folder, depth = folders.pop(0)
+        try:
+            entries = os.scandir(top + "/" + folder)
+        except OSError:
+            if not folder:
+                raise
+            continue
+        with entries:
+            for entry in entries:
+                seen += 1
+                if depth and (seen > MAX_SEEN or len(found) >= MAX_MASKS):
+                    return found
+                path = folder + entry.name
+                if is_hidden(entry.name):
+                    found.append(path)
+                    if not depth and len(found) > MAX_TOP_MASKS:
+                        raise OSError(errno.E2BIG, f"more than {MAX_TOP_MASKS} hidden entries")
+                elif depth < MAX_DEPTH and entry.is_dir(follow_symlinks=False):
+                    folders.append((path + "/", depth + 1))
+    return found
+
+
+def cover(handle: int, stage: str) -> None:
+    """Mount emptiness over whatever ``handle`` is, a symbolic link itself included."""
+    target = f"/proc/self/fd/{handle}"
+    is_folder = stat.S_ISDIR(os.fstat(handle).st_mode)
+    mount(stage + ("/empty" if is_folder else "/nothing"), target, None, MS_BIND)
+
+
+def mount_workspace(
+    stage: str, source: str, device: int, inode: int, patterns: list[str], is_writable: bool
+) -> list[tuple[str, bool]]:
+    """Bind the workspace at ``<stage>/workspace`` with its hidden entries covered, and return what was covered.
+
+    The folder that the parent has judged is known by device and inode: one that was put in its place since is refused.
+    """
+    covered: list[tuple[str, bool]] = []
+    target = stage + "/workspace"
+    handle = open_without_links(source)
+    found = os.fstat(handle)
+    if (found.st_dev, found.st_ino) != (device, inode) or not stat.S_ISDIR(found.st_mode):
+        raise OSError(errno.ESTALE, "the workspace was replaced while it was being mounted", source)
+    mount(f"/proc/self/fd/{handle}", target, None, MS_BIND | MS_REC)
+    os.close(handle)
+    restrict(target, is_writable)
+    if patterns:
+        for empty in (stage + "/empty", stage + "/nothing"):
+            # Read-only mounts of their own, so that what is bound from them is read-only too.
+            mount(empty, empty, None, MS_BIND)
+            restrict(empty, False)
+        is_hidden = make_matcher(patterns)
+        for path in find_hidden(target, is_hidden):
+            try:
+                handle = open_without_links(target + "/" + path)
+            except OSError as error:
+                if error.errno == errno.ELOOP and "/" not in path:
+                    # A link leads nowhere but inside; its text is all there is to hide.
+                    covered += cover_link(target + "/" + path, path, stage)
+                continue  # else: gone or replaced by a link since it was listed
+            try:
+                covered.append((path, stat.S_ISDIR(os.fstat(handle).st_mode)))
+                cover(handle, stage)
+            finally:
+                os.close(handle)
+    return covered
+
+
+def make_masks(stage: str, covered: list[tuple[str, bool]]) -> str:
+    """Return OCI mounts for what is covered, as JSON.
+
+    The mounts made here hide what is beneath, but gVisor acts from a namespace in which they are no mount points, so
+    the kernel would let it move or replace the entries. Mounts that gVisor itself knows forbid that.
+    """
+    masks = []
+    for path, is_folder in covered:
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            continue  # JSON has no such names
+        target = quote("/workspace/" + path)
+        if is_folder:
+            masks.append(f'{{"destination":{target},"type":"tmpfs","source":"tmpfs","options":["ro","mode=0555"]}}')
+        else:
+            source = quote(stage + "/nothing")
+            masks.append(f'{{"destination":{target},"type":"bind","source":{source},"options":["bind","ro"]}}')
+    return "".join("," + mask for mask in masks)
+
+
+def quote(text: str) -> str:
+    """Return a JSON string; :mod:`json` would double the time that this program takes to start."""
+    return '"{}"'.format(
+        "".join(
+            c if " " <= c <= "~" and c not in '"\\' else "".join(f"\\u{unit:04x}" for unit in utf16(c)) for c in text
+        )
+    )
+
+
+def utf16(character: str) -> list[int]:
+    data = character.encode("utf-16-be")
+    return [data[i] << 8 | data[i + 1] for i in range(0, len(data), 2)]
+
+
+def cover_link(location: str, path: str, stage: str) -> list[tuple[str, bool]]:
+    try:
+        handle = os.open(location, os.O_PATH | os.O_NOFOLLOW)
+    except OSError:
+        return []
+    try:
+        cover(handle, stage)
+        return [(path, False)]
+    except OSError:
+        return []  # not every kernel mounts over links
+    finally:
+        os.close(handle)
+
+
+def build(stage: str, plan: "list[tuple[Any, ...]]") -> None:
+    """Carry out the steps that :mod:`.rootfs` planned, on a small file system mounted at ``stage``."""
+    mount(None, "/", None, MS_REC | MS_PRIVATE)
+    mount("tmpfs", stage, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=16m,nr_inodes=16k")
+    masks = ""
+    for step, path, *rest in plan:
+        target = stage + "/" + path
+        if step == "folder":
+            mode, owner = rest
+            os.makedirs(target, exist_ok=True)
+            os.chmod(target, mode)
+            if owner:
+                os.chown(target, owner, owner)
+        elif step == "file":
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            with open(target, "x") as file:
+                file.write(rest[0])
+        elif step == "link":
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.symlink(rest[0], target)
+        elif step == "bind":
+            source, is_writable = rest
+            if os.path.isdir(source):
+                os.makedirs(target, exist_ok=True)
+            elif not os.path.lexists(target):
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                open(target, "x").close()
+            mount(source, target, None, MS_BIND | MS_REC)
+            restrict(target, is_writable)
+        elif step == "workspace":
+            masks = make_masks(stage, mount_workspace(stage, *rest))
+        elif step == "config":
+            with open(path, "w") as file:
+                file.write(rest[0].replace(',"@masks@"', masks))
+        else:
+            raise ValueError(f"unknown step {step!r}")
+    # All writes inside go to the layer that runsc puts on top.
+    mount(None, stage, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
+
+
+def main() -> None:
+    config = marshal.load(sys.stdin.buffer)
+    for path in config["cgroups"]:
+        with open(path, "w") as file:
+            file.write("0")
+    if config["processors"]:
+        allowed = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, allowed[: config["processors"]])
+    os.umask(0o022)
+    check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    check(libc.unshare(CLONE_NEWUSER | CLONE_NEWNS), "unshare")
+    os.write(1, b"u")
+    if sys.stdin.buffer.read(1) != b"m":
+        raise SystemExit(111)  # the parent could not write the maps, or is gone
+    os.setresgid(0, 0, 0)
+    if config["may_set_groups"]:
+        os.setgroups([])
+    os.setresuid(0, 0, 0)
+    if config["stage"]:
+        build(config["stage"], config["plan"])
+    null = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    os.chdir("/")
+    os.execve(config["command"][0], config["command"], config["env"])
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as error:
+        print(f"launcher: {type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(111)

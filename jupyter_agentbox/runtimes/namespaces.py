@@ -1,0 +1,282 @@
+"""Run a command as root of a user namespace and a mount namespace of its own.
+
+The server itself never forks Python code: :mod:`.launcher` is started as a program. No mount it makes is ever visible
+outside, and no privilege it has there reaches out of it. Its neighbours: :mod:`.rootfs` plans what the launcher mounts,
+:mod:`.runsc` says which command.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import pwd
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
+from jupyter_agentbox.spec import USER_ID
+
+LAUNCHER = Path(__file__).with_name("launcher.py")
+#: A host id that owns nothing, for the guest's own processes when the server is root.
+NOBODY = 65534
+#: Inner id at which a root server's own files show where the work files belong to somebody else.
+SERVER_ID = 1001
+
+USER_NAMESPACE_REMEDY = (
+    "allow user namespaces: sysctl -w user.max_user_namespaces=15000; on Debian also"
+    " kernel.unprivileged_userns_clone=1, on Ubuntu 24.04 also kernel.apparmor_restrict_unprivileged_userns=0; in a"
+    " container, a seccomp profile that permits unshare"
+)
+
+Entry = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class IdMaps:
+    """Which ids inside are which outside, as lines of ``uid_map`` and ``gid_map``.
+
+    Parameters
+    ----------
+    uids, gids : tuple of (int, int, int)
+        Inner id, outer id, count.
+    user : int
+        Inner id of user code.
+    is_direct : bool
+        The server may write the maps itself; otherwise ``newuidmap`` does.
+    may_set_groups : bool
+        Supplementary groups can be dropped.
+    """
+
+    uids: tuple[Entry, ...]
+    gids: tuple[Entry, ...]
+    user: int
+    is_direct: bool
+    may_set_groups: bool
+
+
+def make_id_maps(
+    uid: int,
+    gid: int,
+    *,
+    is_root: bool = False,
+    owner: tuple[int, int] | None = None,
+    spare: tuple[int, int] | None = None,
+) -> IdMaps:
+    """Decide the id maps.
+
+    User code is the owner of the work files and not root inside, the guest is an id that owns nothing. Where there is
+    no spare id for the guest, or user code is to be root inside, inner root is the server's own id.
+
+    Parameters
+    ----------
+    uid, gid : int
+        Effective ids of the server.
+    is_root : bool
+        User code is to be uid 0 inside.
+    owner : (int, int), optional
+        Ids that own the workspace. Only a root server can be somebody else to its work files.
+    spare : (int, int), optional
+        Host ids for inner root.
+    """
+    if is_root or spare is None:
+        return IdMaps(((0, uid, 1),), ((0, gid, 1),), 0, True, uid == 0)
+    user, group = owner if uid == 0 and owner and owner[0] not in (0, spare[0]) else (uid, gid)
+    uids: list[Entry] = [(0, spare[0], 1), (USER_ID, user, 1)]
+    gids: list[Entry] = [(0, spare[1], 1), (USER_ID, group, 1)]
+    if user != uid:
+        # Without the server's own id in the map the launcher could not pass the server's private directories.
+        uids.append((SERVER_ID, uid, 1))
+    if group != gid:
+        gids.append((SERVER_ID, gid, 1))
+    return IdMaps(tuple(uids), tuple(gids), USER_ID, uid == 0, True)
+
+
+def find_spare_ids(uid: int, etc: Path = Path("/etc"), proc: Path = Path("/proc")) -> tuple[int, int] | None:
+    """Find host ids that own nothing: one for root servers, the first subordinate ids for ordinary users."""
+    if uid == 0:
+        is_mapped = all(_is_mapped(proc / "self" / name, NOBODY) for name in ("uid_map", "gid_map"))
+        return (NOBODY, NOBODY) if is_mapped else None
+    if not (shutil.which("newuidmap") and shutil.which("newgidmap")):
+        return None
+    first_uid, first_gid = _find_subordinate(etc / "subuid", uid), _find_subordinate(etc / "subgid", uid)
+    return None if first_uid is None or first_gid is None else (first_uid, first_gid)
+
+
+def _is_mapped(path: Path, number: int) -> bool:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return False
+    ranges = [[int(part) for part in line.split()] for line in lines]
+    return any(inner <= number < inner + count for inner, _, count in ranges)
+
+
+def _find_subordinate(path: Path, uid: int) -> int | None:
+    try:
+        names = {str(uid), pwd.getpwuid(uid).pw_name}
+    except KeyError:
+        names = {str(uid)}
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        name, _, numbers = line.partition(":")
+        first, _, count = numbers.partition(":")
+        if name in names and first.isdigit() and count.isdigit() and int(count) > 0:
+            return int(first)
+    return None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to run, and in which surroundings.
+
+    Parameters
+    ----------
+    command : sequence of str
+        Absolute path of the program and its arguments.
+    maps : IdMaps
+        The id maps.
+    stage : Path, optional
+        An empty directory over which the planned view is mounted; None mounts nothing.
+    plan : list
+        Steps from :func:`.rootfs.make_plan`.
+    cgroups : sequence of str
+        ``cgroup.procs`` files to join first.
+    processors : int
+        Stay on this many processors; 0 leaves the affinity alone.
+    """
+
+    command: Sequence[str]
+    maps: IdMaps
+    stage: Path | None = None
+    plan: list[tuple[Any, ...]] = field(default_factory=list)
+    cgroups: Sequence[str] = ()
+    processors: int = 0
+
+
+def run(launch: Launch, log: Path, timeout: float) -> int:
+    """Run it to its end; its output is appended to ``log``.
+
+    Returns
+    -------
+    int
+        Its exit status.
+
+    Raises
+    ------
+    RuntimeUnavailable
+        The namespaces or the id maps cannot be had here.
+    RuntimeFailed
+        It took longer than ``timeout`` seconds, and was killed with its session.
+    """
+    deadline = time.monotonic() + timeout
+    config = {
+        "command": list(launch.command),
+        "stage": str(launch.stage) if launch.stage else "",
+        "plan": launch.plan,
+        "cgroups": list(launch.cgroups),
+        "processors": launch.processors,
+        "may_set_groups": launch.maps.may_set_groups,
+        "env": {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+    }
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [find_python(), "-I", "-S", "-B", str(LAUNCHER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            env={},
+            cwd="/",
+            bufsize=0,
+            start_new_session=True,
+        )
+    try:
+        return _converse(process, marshal.dumps(config), launch.maps, deadline, log)
+    except subprocess.TimeoutExpired:
+        raise RuntimeFailed(f"{Path(launch.command[0]).name} did not answer within {timeout:g} s") from None
+    finally:
+        process.kill()  # does nothing to one that has ended and was waited for
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def _converse(process: subprocess.Popen[bytes], config: bytes, maps: IdMaps, deadline: float, log: Path) -> int:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        view = memoryview(config)
+        while view:
+            view = view[process.stdin.write(view) or 0 :]
+    except BrokenPipeError:
+        pass  # it has ended: its last words are in the log
+    if not select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        raise subprocess.TimeoutExpired("launcher", 0)
+    if process.stdout.read(1) == b"u":
+        write_id_maps(process.pid, maps, max(0.1, deadline - time.monotonic()))
+        try:
+            process.stdin.write(b"m")
+        except BrokenPipeError:
+            pass
+    elif process.wait(max(0.1, deadline - time.monotonic())):
+        words = read_tail(log)
+        if "unshare" in words:
+            raise RuntimeUnavailable(f"no user namespace could be made: {words}. Remedy: {USER_NAMESPACE_REMEDY}")
+    return process.wait(max(0.1, deadline - time.monotonic()))
+
+
+def write_id_maps(pid: int, maps: IdMaps, timeout: float) -> None:
+    """Write the id maps of a process that has just made its user namespace."""
+    try:
+        if not maps.is_direct:
+            for program, entries in (("newuidmap", maps.uids), ("newgidmap", maps.gids)):
+                numbers = [str(number) for entry in entries for number in entry]
+                subprocess.run(
+                    [program, str(pid), *numbers],
+                    check=True,
+                    capture_output=True,
+                    timeout=timeout,
+                    stdin=subprocess.DEVNULL,
+                )
+            return
+        if not maps.may_set_groups:
+            Path(f"/proc/{pid}/setgroups").write_text("deny")
+        for name, entries in (("uid_map", maps.uids), ("gid_map", maps.gids)):
+            text = "".join(f"{inner} {outer} {count}\n" for inner, outer, count in entries)
+            # In one write: the kernel takes no second one.
+            Path(f"/proc/{pid}/{name}").write_text(text)
+    except (OSError, subprocess.CalledProcessError) as error:
+        detail = (
+            error.stderr.decode(errors="replace").strip() if isinstance(error, subprocess.CalledProcessError) else error
+        )
+        raise RuntimeUnavailable(
+            f"the ids of the sandbox's user namespace could not be mapped: {detail}. Remedy: install uidmap and give"
+            " this user subordinate ids in /etc/subuid and /etc/subgid, or remove its entries there to do without"
+        ) from error
+
+
+def find_python() -> str:
+    """Return the interpreter itself rather than a virtual environment's link to it."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+def read_tail(log: Path, size: int = 2000) -> str:
+    """Return the last bytes of a log as one line of printable text."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+            text = file.read(size).decode(errors="replace")
+    except OSError:
+        return ""
+    lines = ["".join(c for c in line if c.isprintable()).strip() for line in text.splitlines()]
+    return "; ".join(line for line in lines if line)

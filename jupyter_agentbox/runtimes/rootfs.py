@@ -1,0 +1,263 @@
+"""Plan the file system that a sandbox starts from: what of the host is shown, where, and what is made up.
+
+Pure planning: the steps are carried out by :mod:`.launcher` in a mount namespace that nobody else sees. The root is a
+small file system of its own with read-only binds in it, so what is not named here does not exist inside: no ``/root``,
+``/home``, ``/var``, ``/run``, ``/opt``, ``/srv``, ``/mnt``, no device and no socket of the host.
+
+Steps, with paths relative to the stage::
+
+    ("folder", path, mode, inner owner)
+    ("file", path, text)
+    ("link", path, target)
+    ("bind", path, source, is_writable)
+    ("workspace", "", source, device, inode, patterns, is_writable)
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+from jupyter_agentbox.errors import InvalidRequest
+from jupyter_agentbox.spec import GUEST_DIR, HOME, USER_ID, WORKSPACE, SandboxSpec
+
+from .launcher import make_matcher
+
+Step = tuple[Any, ...]
+
+HOSTNAME = "agentbox"
+
+#: Of the host's root, besides /usr: links or directories, as they are there.
+TOP_LEVEL = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+#: Of the host's /etc. Only what everybody may read there is shown at all.
+ETC = (
+    "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "ssl/certs", "ssl/openssl.cnf", "ca-certificates.conf",
+    "ca-certificates/extracted", "pki/tls/certs", "pki/tls/openssl.cnf", "pki/ca-trust/extracted", "crypto-policies",
+    "timezone", "mime.types", "fonts", "magic", "inputrc", "bash.bashrc", "profile", "services", "protocols",
+    "gai.conf", "debian_version", "os-release", "R", "ImageMagick-6", "ImageMagick-7",
+)  # fmt: skip
+#: What package managers need on top, in profiles whose user code is root.
+PACKAGE_MANAGER = (
+    "etc/apt/sources.list", "etc/apt/sources.list.d", "etc/apt/trusted.gpg.d", "etc/apt/keyrings", "etc/dpkg",
+    "etc/debconf.conf", "etc/adduser.conf", "etc/deluser.conf", "etc/login.defs", "var/lib/dpkg",
+)  # fmt: skip
+
+#: Never a workspace, nor is anything beneath the second group.
+NO_WORKSPACE = frozenset({"/", "/home", "/root", "/opt", "/srv", "/mnt", "/media", "/var", "/tmp", "/run"})
+SYSTEM_TREES = ("/usr", "/etc", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/boot", "/dev", "/proc", "/sys", "/run")
+
+
+def make_plan(
+    spec: SandboxSpec,
+    *,
+    guest: Path,
+    workspace: Path,
+    is_private: bool,
+    user: int,
+    host: Path = Path("/"),
+    python: Path | None = None,
+) -> list[Step]:
+    """List the steps that make the root at ``root/`` and the work files at ``workspace/`` of the stage.
+
+    Parameters
+    ----------
+    spec : SandboxSpec
+        What was decided about the sandbox.
+    guest : Path
+        Directory of the guest's program.
+    workspace : Path
+        Checked host folder for ``/workspace``.
+    is_private : bool
+        The folder is the sandbox's own, so nothing in it is hidden.
+    user : int
+        Inner id of user code.
+    host : Path
+        Root of the host; another one in tests only.
+    python : Path, optional
+        Installation prefix of the interpreter that runs the guest.
+    """
+    steps = [
+        *_make_folders(user),
+        *(_show_image(spec.root) if spec.root else _show_host(host, spec.is_root)),
+        *_make_etc(user, is_image=spec.root is not None),
+    ]
+    if python and not spec.root:
+        # Under the given name and the real one: an interpreter finds its library by either.
+        for prefix in dict.fromkeys((str(python), os.path.realpath(python))):
+            steps += _bind_once(steps, prefix, prefix, is_writable=False)
+    for item in spec.mounts:
+        steps += _bind_once(steps, item.target, str(item.source), item.is_writable)
+    steps.append(("bind", f"root{GUEST_DIR}/guest", str(guest), False))
+    found = workspace.stat()
+    patterns = [] if is_private else list(spec.hidden)
+    is_writable = getattr(spec, "workspace_mode", "rw") == "rw"
+    steps.append(("workspace", "", str(workspace), found.st_dev, found.st_ino, patterns, is_writable))
+    return steps
+
+
+def _make_folders(user: int) -> list[Step]:
+    folders: list[Step] = [
+        ("folder", "root", 0o755, 0),
+        ("folder", "workspace", 0o755, 0),
+        ("folder", "empty", 0o555, 0),
+        ("file", "nothing", ""),
+    ]
+    folders += [
+        ("folder", f"root/{name}", 0o755, 0) for name in ("proc", "sys", "dev", "dev/shm", "etc", "run", "home")
+    ]
+    # runsc would put an unbounded file system of its own over an empty /tmp.
+    folders += [
+        ("folder", "root/tmp", 0o1777, 0),
+        ("folder", "root/tmp/.X11-unix", 0o1777, 0),
+        ("folder", f"root{GUEST_DIR}", 0o700, 0),
+        ("folder", f"root{GUEST_DIR}/link", 0o700, 0),
+        ("folder", f"root{WORKSPACE}", 0o755, 0),
+        ("folder", f"root{HOME}", 0o755, user),
+        ("folder", f"root{HOME}/.cache", 0o755, user),
+    ]
+    return folders
+
+
+def _show_host(host: Path, has_package_manager: bool) -> list[Step]:
+    steps: list[Step] = [("bind", "root/usr", str(host / "usr"), False)]
+    for name in TOP_LEVEL:
+        path = host / name
+        if path.is_symlink():
+            steps.append(("link", f"root/{name}", os.readlink(path)))
+        elif path.is_dir():
+            steps.append(("bind", f"root/{name}", str(path), False))
+    steps += [("folder", f"root/var/{name}", 0o755, 0) for name in ("lib", "cache", "log")]
+    steps.append(("folder", "root/var/tmp", 0o1777, 0))
+    shown = [f"etc/{name}" for name in ETC] + list(PACKAGE_MANAGER if has_package_manager else ())
+    for name in shown:
+        path = host / name
+        if path.is_symlink():
+            steps.append(("link", f"root/{name}", os.readlink(path)))
+        elif _is_public(path):
+            steps.append(("bind", f"root/{name}", str(path), False))
+    zone = host / "etc/localtime"
+    if zone.is_symlink():
+        steps.append(("link", "root/etc/localtime", os.readlink(zone)))
+    elif _is_public(zone):
+        steps.append(("bind", "root/etc/localtime", str(zone), False))
+    if has_package_manager:
+        steps += [("folder", f"root/var/{name}/partial", 0o755, 0) for name in ("lib/apt/lists", "cache/apt/archives")]
+        steps += [("folder", "root/var/cache/debconf", 0o755, 0), ("folder", "root/var/log/apt", 0o755, 0)]
+        # There is no second user to drop to inside one user namespace of few ids.
+        steps.append(("file", "root/etc/apt/apt.conf.d/00sandbox", 'APT::Sandbox::User "root";\n'))
+    return steps
+
+
+def _show_image(image: Path) -> list[Step]:
+    own = {"proc", "sys", "dev", "run", "tmp", "home", "etc", WORKSPACE.strip("/")}
+    steps: list[Step] = []
+    for base, names in (("", sorted(os.listdir(image))), ("etc/", sorted(os.listdir(image / "etc")))):
+        for name in names:
+            path = image / base / name
+            if (not base and name in own) or (base and name in ETC_MADE):
+                continue
+            if path.is_symlink():
+                steps.append(("link", f"root/{base}{name}", os.readlink(path)))
+            elif path.is_dir() or path.is_file():
+                steps.append(("bind", f"root/{base}{name}", str(path), False))
+    return steps
+
+
+#: Files of /etc that are always made up here.
+ETC_MADE = frozenset({"passwd", "group", "hosts", "hostname", "resolv.conf", "nsswitch.conf", "shells"})
+
+
+def _make_etc(user: int, *, is_image: bool) -> list[Step]:
+    shell = "/bin/bash"
+    passwd = [f"root:x:0:0:root:{HOME if not user else '/root'}:{shell}"]
+    group = ["root:x:0:"]
+    if is_image or not user:
+        passwd += ["_apt:x:42:65534::/nonexistent:/usr/sbin/nologin", "daemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin"]
+        group += ["daemon:x:1:", "adm:x:4:", "tty:x:5:", "mail:x:8:", "staff:x:50:", "shadow:x:42:", "utmp:x:43:"]
+    passwd += [
+        f"user:x:{USER_ID}:{USER_ID}:user:{HOME}:{shell}",
+        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin",
+    ]
+    group += [f"user:x:{USER_ID}:", "nogroup:x:65534:"]
+    texts = {
+        "passwd": passwd,
+        "group": group,
+        "hostname": [HOSTNAME],
+        "hosts": [f"127.0.0.1 localhost {HOSTNAME}", "::1 localhost ip6-localhost ip6-loopback"],
+        "resolv.conf": ["nameserver 127.0.0.1", "options timeout:5 attempts:1"],
+        "nsswitch.conf": ["passwd: files", "group: files", "hosts: files dns", "networks: files", "services: files"],
+        "shells": ["/bin/sh", "/bin/bash"],
+    }
+    return [("file", f"root/etc/{name}", "\n".join(lines) + "\n") for name, lines in texts.items()]
+
+
+def _bind_once(steps: list[Step], target: str, source: str, is_writable: bool) -> list[Step]:
+    """Bind unless the same host path is shown there already, such as an interpreter in /usr."""
+    for step, path, *rest in steps:
+        if step == "bind" and not is_writable:
+            shown, where = str(rest[0]).rstrip("/"), path.removeprefix("root")
+            if source == target and (target + "/").startswith(where + "/") and shown == where:
+                return []
+    return [("bind", f"root{target}", source, is_writable)]
+
+
+def _is_public(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    wanted = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(mode) else 0)
+    return mode & wanted == wanted and (stat.S_ISDIR(mode) or stat.S_ISREG(mode))
+
+
+def check_workspace(folder: Path, hidden: tuple[str, ...], forbidden: tuple[Path, ...]) -> Path:
+    """Return the real path of a folder that may be mounted at ``/workspace``.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder asked for.
+    hidden : tuple of str
+        Patterns of the entries that stay hidden.
+    forbidden : tuple of Path
+        Our own directories: the state, sockets and logs of all sandboxes.
+
+    Raises
+    ------
+    InvalidRequest
+        It is no folder, is the system's, or would show a forbidden directory.
+    """
+    try:
+        real = folder.resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        raise InvalidRequest(f"the work folder {folder} cannot be opened: {error}", field="workspace") from error
+    if not real.is_dir():
+        raise InvalidRequest(f"the work folder {folder} is not a folder", field="workspace")
+    text = str(real)
+    is_system = any(text == tree or text.startswith(tree + "/") for tree in SYSTEM_TREES)
+    if (text in NO_WORKSPACE and not (text == os.path.expanduser("~") and hidden)) or is_system:
+        raise InvalidRequest(
+            f"{real} cannot be a work folder, because it is the system's; put the notebook into a folder of its own",
+            field="workspace",
+        )
+    for own in forbidden:
+        below = os.path.realpath(own)
+        if text == below or text.startswith(below + "/"):
+            raise InvalidRequest(f"{real} belongs to agentbox itself; choose another work folder", field="workspace")
+        if below.startswith(text + "/"):
+            parts = below[len(text) + 1 :].split("/")
+            if not hidden or not any(make_matcher(list(hidden))(part) for part in parts[:1]):
+                raise InvalidRequest(
+                    f"{real} contains {below}, which belongs to agentbox; choose a folder that does not, or hide"
+                    f" {parts[0]} by its name",
+                    field="workspace",
+                )
+    return real
+
+
+def find_guest_python() -> tuple[str, Path]:
+    """Return path and installation prefix of the interpreter that runs the guest in the host's own view."""
+    return getattr(sys, "_base_executable", None) or sys.executable, Path(sys.base_prefix)

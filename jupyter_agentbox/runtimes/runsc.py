@@ -1,0 +1,342 @@
+"""Sandboxes by ``runsc`` directly: no daemon, no root, no registry of images.
+
+Each runs in a user namespace and a mount namespace of its own (:mod:`.namespaces`), on a root that exists nowhere else
+(:mod:`.rootfs`), under control groups that we make (:mod:`.cgroups`). gVisor gets no network, can open no socket of
+the host, and reaches outside by the link's two FIFOs and the work folder alone. Ending one never asks runsc: its
+processes are killed, and its directory holds all that runsc knows of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from traitlets import Enum, Float, Unicode
+
+from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
+from jupyter_agentbox.spec import Cause, End, Limits, SandboxSpec
+from jupyter_agentbox.sweep import (
+    find_processes,
+    get_runtime_directories,
+    is_running,
+    kill_processes,
+    remove_cgroups,
+    remove_tree,
+)
+
+from . import Check, Handle, Runtime, Usage, cgroups, namespaces, oci, rootfs
+from .measure import list_open_files
+
+#: First release with the systrap platform as default and FIFOs of the host.
+MIN_VERSION = 20230904
+INSTALL_REMEDY = "jupyter agentbox setup"
+
+
+class RunscRuntime(Runtime):
+    """Runs sandboxes by ``runsc``."""
+
+    name: ClassVar[str] = "runsc"
+
+    runsc = Unicode("", help="Path of runsc; empty looks on PATH and in the state directory, where setup puts it.").tag(
+        config=True
+    )
+    platform = Enum(
+        ("systrap", "ptrace", "kvm"),
+        default_value="systrap",
+        help="How gVisor catches system calls. `kvm` hangs on many virtual machines.",
+    ).tag(config=True)
+    start_timeout = Float(30.0, help="Seconds after which a start has failed.").tag(config=True)
+    cgroup_parent = Unicode("", help="Control group beneath which those of sandboxes are made; empty finds one.").tag(
+        config=True
+    )
+    state_dir = Unicode("", help="Directory of all sandboxes; never shown inside one. Set by the manager.").tag(
+        config=True
+    )
+    guest_dir = Unicode(str(Path(__file__).parents[1] / "guest"), help="Directory of the program that is PID 1 inside.")
+
+    # The contract
+
+    def start(self, sandbox_id: str, spec: SandboxSpec, directory: Path) -> Handle:
+        """Start a sandbox; see :meth:`.Runtime.start`."""
+        return self.launch(sandbox_id, spec, directory, ["run", "-detach"])
+
+    def is_alive(self, handle: Handle) -> bool:
+        """Tell whether the sandbox runs."""
+        return is_running(handle.pid, handle.start_time)
+
+    def usage(self, handle: Handle, directory: Path) -> Usage:
+        """Measure memory, processor time and disk.
+
+        Without a control group memory is what gVisor has allocated for the inside and for itself. It is what stands in
+        for the memory limit where that was accepted as unenforced: the owner ends the sandbox that is over.
+        """
+        if not self.is_alive(handle):
+            return Usage(0, 0.0, 0)
+        memory = cgroups.read_memory(handle.cgroups)
+        cpu = cgroups.read_cpu(handle.cgroups)
+        blocks = _read_open_files(handle.pid)
+        if memory is None:
+            inside = sum(size for name, size in blocks.items() if name.startswith("/memfd:runsc-memory"))
+            memory = inside + sum(_read_own_memory(pid) for pid, _ in handle.processes)
+        if cpu is None:
+            cpu = sum(_read_cpu(pid) for pid, _ in handle.processes)
+        layer = str(directory / "fs") + "/"
+        disk = sum(size for name, size in blocks.items() if name.startswith(layer))
+        return Usage(memory, cpu, disk + _measure_tree(directory / "work") + _measure_file(directory / "log"))
+
+    def why_ended(self, handle: Handle, limits: Limits, directory: Path) -> End:
+        """Tell why it ended: the memory counter first, then a crash in the log, else it was killed."""
+        if cgroups.read_oom_kills(handle.cgroups):
+            return End(
+                Cause.OUT_OF_MEMORY, 137, f"out of memory (limit {format_size(limits.memory)})", "Policy.profiles"
+            )
+        words = namespaces.read_tail(directory / "log", 64_000)
+        for sign in ("panic:", "fatal error:", "SIGSEGV"):
+            if sign in words:
+                return End(Cause.CRASHED, 1, f"gVisor crashed: {words[words.index(sign) :][:200]}")
+        return End(Cause.KILLED, 137, "the processes of the sandbox were killed from outside")
+
+    def kill(self, handle: Handle, timeout: float = 10.0) -> None:
+        """End it and wait until all its processes are gone."""
+        if left := kill_processes(handle.processes, timeout):
+            raise RuntimeFailed(f"processes {left} of the sandbox are still there {timeout:g} s after they were killed")
+
+    def remove(self, handle: Handle, directory: Path) -> None:
+        """Remove control groups and runsc's own part of ``directory``."""
+        if left := remove_cgroups(handle.cgroups):
+            self.log.warning("control groups could not be removed: %s", ", ".join(left))
+        self._remove_own(directory)
+
+    def check(self) -> list[Check]:
+        """Try runsc, its namespaces, limits, link, checkpoint and restore in real sandboxes."""
+        from .checks import check_runsc  # only doctor needs it
+
+        return check_runsc(self)
+
+    # How
+
+    def find_runsc(self) -> str:
+        """Return the path of runsc. Raises RuntimeUnavailable."""
+        if self.runsc:
+            if os.access(self.runsc, os.X_OK):
+                return os.path.abspath(self.runsc)
+            raise RuntimeUnavailable(f"{self.runsc} is not a program", setting="RunscRuntime.runsc")
+        own = Path(self.state_dir or ".") / "bin" / "runsc"
+        found = shutil.which("runsc") or (str(own) if self.state_dir and os.access(own, os.X_OK) else None)
+        if not found:
+            raise RuntimeUnavailable(
+                f"gVisor's runsc was not found; get it by `{INSTALL_REMEDY}`", setting="RunscRuntime.runsc"
+            )
+        return os.path.abspath(found)
+
+    def read_version(self) -> str:
+        """Return the release that ``runsc --version`` names. Raises RuntimeUnavailable or RuntimeFailed."""
+        try:
+            result = subprocess.run(
+                [self.find_runsc(), "--version"], capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL
+            )
+        except subprocess.TimeoutExpired:
+            raise RuntimeFailed("runsc --version did not answer within 10 s") from None
+        return (result.stdout.splitlines() or ["unknown"])[0].removeprefix("runsc version").strip()
+
+    def enforceable(self) -> dict[str, str | None]:
+        """Tell for each limit why it cannot be enforced here; None where it can."""
+        return cgroups.detect(self.cgroup_parent).enforceable()
+
+    def launch(self, sandbox_id: str, spec: SandboxSpec, directory: Path, verb: Sequence[str]) -> Handle:
+        """Build the surroundings and run one runsc command that makes a detached sandbox."""
+        runsc = self.find_runsc()
+        is_private = spec.workspace is None
+        if spec.workspace is None:
+            workspace = directory / "work"
+            workspace.mkdir(mode=0o700, exist_ok=True)
+        else:
+            own = [Path(self.state_dir)] if self.state_dir else []
+            workspace = rootfs.check_workspace(
+                spec.workspace, spec.hidden, (*own, directory, *get_runtime_directories())
+            )
+        found = cgroups.detect(self.cgroup_parent)
+        missing = {name: reason for name, reason in found.enforceable().items() if reason}
+        for name, reason in missing.items():
+            if name not in spec.accept_unenforced:
+                raise RuntimeUnavailable(
+                    f"the {name} limit cannot be enforced: {reason}. Remedy: {cgroups.REMEDY}; or accept it by adding"
+                    f" {name!r} to Policy.accept_unenforced",
+                    setting="Policy.accept_unenforced",
+                )
+        maps = self._make_maps(spec, workspace)
+        python, prefix = rootfs.find_guest_python()
+        if spec.root:
+            python = "/usr/bin/python3"
+        stage, bundle = directory / "stage", directory / "bundle"
+        groups: tuple[str, ...] = ()
+        try:
+            for path in (stage, bundle, directory / "state", directory / "fs"):
+                path.mkdir(mode=0o700, exist_ok=True)
+            plan = rootfs.make_plan(
+                spec,
+                guest=Path(self.guest_dir),
+                workspace=workspace,
+                is_private=is_private,
+                user=maps.user,
+                python=prefix,
+            )
+            config = oci.make_config(spec, stage=stage, link=directory / "link", python=python, user=maps.user)
+            # The launcher adds the masks: what there is to hide is known only when it looks.
+            plan.append(("config", str(bundle / "config.json"), json.dumps(config, separators=(",", ":"))))
+            groups = found.create(sandbox_id, spec.limits)
+            launch = namespaces.Launch(
+                command=[
+                    *self._make_command(runsc, directory),
+                    *verb,
+                    "-bundle",
+                    str(bundle),
+                    "-pid-file",
+                    str(bundle / "pid"),
+                    sandbox_id,
+                ],
+                maps=maps,
+                stage=stage,
+                plan=plan,
+                cgroups=[f"{group}/cgroup.procs" for group in groups],
+                # What stands in for a share of processor time where it cannot be enforced: so many processors.
+                processors=math.ceil(spec.limits.cpus) if "cpus" in missing else 0,
+            )
+            status = namespaces.run(launch, directory / "log", self.start_timeout)
+            if status:
+                raise RuntimeFailed(f"runsc failed with status {status}: {namespaces.read_tail(directory / 'log')}")
+            return self._read_handle(directory, groups, maps.user)
+        except BaseException:
+            kill_processes(find_processes(directory))
+            remove_cgroups(groups)
+            self._remove_own(directory)
+            raise
+
+    def _make_maps(self, spec: SandboxSpec, workspace: Path) -> namespaces.IdMaps:
+        uid, gid = os.geteuid(), os.getegid()
+        found = workspace.stat()
+        spare = namespaces.find_spare_ids(uid)
+        return namespaces.make_id_maps(uid, gid, is_root=spec.is_root, owner=(found.st_uid, found.st_gid), spare=spare)
+
+    def _make_command(self, runsc: str, directory: Path) -> list[str]:
+        return [
+            runsc,
+            f"--root={directory / 'state'}",
+            f"--platform={self.platform}",
+            "--network=none",
+            "--host-uds=none",
+            "--host-fifo=open",
+            "--ignore-cgroups",
+            f"--overlay2=root:dir={directory / 'fs'}",
+        ]
+
+    def _read_handle(self, directory: Path, groups: tuple[str, ...], user: int) -> Handle:
+        """Find the processes that runsc left running: its state file is not for an ordinary user to read."""
+        try:
+            pid = int((directory / "bundle" / "pid").read_text())
+        except (OSError, ValueError) as error:
+            raise RuntimeFailed(f"runsc did not tell the process of the sandbox: {error}") from error
+        found = dict(find_processes(directory))
+        start_time = found.pop(pid, None)
+        if start_time is None:
+            raise RuntimeFailed(f"the sandbox ended at once: {namespaces.read_tail(directory / 'log')}")
+        return Handle(self.name, pid, start_time, tuple(found.items()), groups, user)
+
+    def _remove_own(self, directory: Path) -> None:
+        for name in ("stage", "bundle", "state", "fs"):
+            with contextlib.suppress(OSError):
+                remove_tree(directory / name)
+
+    def run_once(self, directory: Path, *arguments: str, timeout: float = 30.0) -> None:
+        """Run a runsc command on a sandbox that exists. Raises RuntimeFailed."""
+        spare = namespaces.find_spare_ids(os.geteuid())
+        maps = namespaces.make_id_maps(os.geteuid(), os.getegid(), spare=spare)
+        command = [*self._make_command(self.find_runsc(), directory), *arguments]
+        log = directory / f"{arguments[0]}.log"
+        if status := namespaces.run(namespaces.Launch(command, maps), log, timeout):
+            raise RuntimeFailed(f"runsc {arguments[0]} failed with status {status}: {namespaces.read_tail(log)}")
+
+
+def format_size(size: int) -> str:
+    """Return bytes as people write them: ``512 MiB``."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.4g} {name}"
+    return f"{size} bytes"
+
+
+def _read_open_files(pid: int) -> dict[str, int]:
+    """Return the allocated bytes of the deleted files a process has open, by what ``/proc`` calls them."""
+    try:
+        return dict(list_open_files(pid))
+    except PermissionError:
+        pass  # it runs under a subordinate id
+    except OSError:
+        return {}
+    command = [namespaces.find_python(), "-I", "-S", "-B", str(Path(__file__).with_name("measure.py")), str(pid)]
+    try:
+        result = subprocess.run(command, capture_output=True, timeout=10, stdin=subprocess.DEVNULL, env={}, check=False)
+    except subprocess.TimeoutExpired:
+        return {}
+    rows = (line.partition(" ") for line in os.fsdecode(result.stdout).splitlines())
+    return {name: int(size) for size, _, name in rows if size.isdigit()}
+
+
+def _read_own_memory(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _read_cpu(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    # Of the process and of the children it has reaped.
+    return sum(int(field) for field in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+
+
+def _measure_file(path: Path) -> int:
+    try:
+        return path.lstat().st_blocks * 512
+    except OSError:
+        return 0
+
+
+def _measure_tree(path: Path, max_entries: int = 100_000, max_time: float = 1.0) -> int:
+    """Return the allocated bytes beneath a directory that hostile code fills; bounded in entries and seconds.
+
+    Links are not followed. A folder that cannot be seen to its end counts each unseen entry as nothing: the limit of
+    files, and the writable layer's own measure, do not depend on it.
+    """
+    total, seen, deadline = 0, 0, time.monotonic() + max_time
+    folders = [str(path)]
+    while folders:
+        try:
+            entries = os.scandir(folders.pop())
+        except OSError:
+            continue
+        with entries:
+            for entry in entries:
+                seen += 1
+                if seen > max_entries or time.monotonic() > deadline:
+                    return total
+                with contextlib.suppress(OSError):
+                    total += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+    return total
+
+
+__all__ = ["INSTALL_REMEDY", "MIN_VERSION", "RunscRuntime", "format_size"]

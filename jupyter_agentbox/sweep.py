@@ -1,0 +1,386 @@
+"""Clear away the sandboxes of owners that are no more, and everything that belonged to them.
+
+The registry is the file system: one directory per sandbox beneath ``<state_dir>/sandboxes``. An owner holds a file lock
+on ``lock`` in it for as long as it lives, and touches that file as the heartbeat of its lease. So, for each directory:
+
+- the lock is held: somebody owns it, and nothing in it is touched;
+- its processes run and the last heartbeat is younger than the lease: it waits to be adopted;
+- else its processes are killed, its control groups and registered paths removed, and the directory with them.
+
+Standard library only and light to import, because it also runs by itself: :func:`ensure_sweeper` starts one small
+process per state directory that does this every few seconds until nothing is left to watch. It is what ends a sandbox
+whose owner was killed and whose guest does not care. :mod:`.runtimes` uses the primitives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import select
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+#: Seconds between two rounds of the sweeper, and for which it stays when there is nothing to watch.
+ROUND_INTERVAL, IDLE_TIMEOUT = 2.0, 30.0
+#: Seconds after which a directory in which nobody ever wrote a state is an accident.
+UNBORN_TIMEOUT = 60.0
+#: Longest lease that a state file can ask for, in seconds.
+MAX_LEASE = 7 * 24 * 3600.0
+
+_GONE = ".gone-"
+
+
+# Processes
+
+
+def read_start_time(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot; None when it is gone or only waits to be reaped."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name, in brackets, may hold anything: fields count from the last bracket.
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if not fields or fields[0] in (b"Z", b"X", b"x") else int(fields[19])
+
+
+def is_running(pid: int, start_time: int) -> bool:
+    """Tell whether that very process still runs, not another that got its pid."""
+    return read_start_time(pid) == start_time
+
+
+def find_processes(directory: Path) -> list[tuple[int, int]]:
+    """Find the processes that runsc started for a sandbox directory, by their command lines."""
+    wanted = b"--root=" + os.fsencode(directory / "state")
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                arguments = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            start_time = read_start_time(int(name)) if wanted in arguments else None
+            if start_time is not None:
+                found.append((int(name), start_time))
+    return found
+
+
+def kill_processes(processes: Iterable[tuple[int, int]], timeout: float = 10.0) -> list[int]:
+    """Kill processes by pid and start time, and wait until they are gone.
+
+    Returns
+    -------
+    list of int
+        Pids that are still there after ``timeout`` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    left = []
+    with contextlib.ExitStack() as handles:
+        watched = []
+        for pid, start_time in processes:
+            with contextlib.suppress(OSError):
+                # First the handle, then the question: from then on the pid can be nobody else's.
+                handle = os.pidfd_open(pid)
+                handles.callback(os.close, handle)
+                if is_running(pid, start_time):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+                    watched.append((pid, start_time, handle))
+        for pid, start_time, handle in watched:
+            poll = select.poll()
+            poll.register(handle, select.POLLIN)
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000) and is_running(pid, start_time):
+                left.append(pid)
+            else:
+                _reap(pid)
+    return left
+
+
+def _reap(pid: int) -> None:
+    """Reap it where it is ours: a server that is PID 1 of a container inherits detached processes."""
+    with contextlib.suppress(OSError):
+        if int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1]) == os.getpid():
+            os.waitpid(pid, os.WNOHANG)
+
+
+# Control groups and directories
+
+
+def remove_cgroups(paths: Iterable[str], timeout: float = 5.0) -> list[str]:
+    """Remove control groups that we made, killing what is left in them; return those that would not go."""
+    deadline = time.monotonic() + timeout
+    left = []
+    for text in paths:
+        path = Path(text)
+        if not (path.name.startswith("agentbox-") and text.startswith("/sys/fs/cgroup/") and ".." not in path.parts):
+            continue  # never made by us, whatever a state file says
+        while True:
+            try:
+                path.rmdir()
+                break
+            except FileNotFoundError:
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    left.append(text)
+                    break
+            with contextlib.suppress(OSError, ValueError):
+                pids = [int(line) for line in (path / "cgroup.procs").read_text().split()]
+                kill_processes([(pid, read_start_time(pid) or 0) for pid in pids], 1.0)
+            time.sleep(0.01)
+    return left
+
+
+def remove_tree(directory: Path) -> None:
+    """Remove a directory tree of which hostile code made parts.
+
+    Links are not followed, names may be any bytes, unreadable directories are opened up, and depth does not matter:
+    what lies deeper is moved up instead of descended into. Nothing may run in it any more. A tree that is
+    gone already is no error.
+    """
+    try:
+        top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return
+    except (NotADirectoryError, OSError) as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            directory.unlink(missing_ok=True)
+            return
+        raise
+    try:
+        serial = 0
+        while folders := _unlink_files(top):
+            for folder in folders:
+                handle = _open_folder(top, folder)
+                try:
+                    for child in _unlink_files(handle):
+                        serial += 1
+                        os.close(_open_folder(handle, child))  # to move a directory takes the right to write to it
+                        os.rename(
+                            child, b"%s%d.%d" % (_GONE.encode(), os.getpid(), serial), src_dir_fd=handle, dst_dir_fd=top
+                        )
+                finally:
+                    os.close(handle)
+                os.rmdir(folder, dir_fd=top)
+    finally:
+        os.close(top)
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(directory)
+
+
+def _open_folder(parent: int, name: bytes) -> int:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    try:
+        handle = os.open(name, flags, dir_fd=parent)
+    except PermissionError:
+        # Only ever a directory: nothing runs that could have put a link there since it was listed.
+        os.chmod(name, 0o700, dir_fd=parent)
+        return os.open(name, flags, dir_fd=parent)
+    if os.fstat(handle).st_mode & 0o700 != 0o700:
+        with contextlib.suppress(PermissionError):
+            os.fchmod(handle, 0o700)
+    return handle
+
+
+def _unlink_files(handle: int) -> list[bytes]:
+    """Unlink all but the directories, and return the names of some of those."""
+    folders = []
+    # By number and not by path, which may be too long by now.
+    with os.scandir(handle) as entries:
+        names = ((os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)) for entry in entries)
+        for name, is_folder in names:
+            if is_folder:
+                folders.append(name)
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=handle)
+    return folders
+
+
+# Registry
+
+
+def get_runtime_directories() -> list[Path]:
+    """Return the directories for short-lived sockets of this user, of which some may not exist."""
+    found = [Path(f"/tmp/agentbox-{os.geteuid()}")]
+    if base := os.environ.get("XDG_RUNTIME_DIR"):
+        found.insert(0, Path(base) / "agentbox")
+    return found
+
+
+def _remove_registered(paths: object) -> None:
+    """Remove what a sandbox registered, if it lies directly in one of our own directories and nowhere else."""
+    for text in paths if isinstance(paths, list) else ():
+        if not isinstance(text, str):
+            continue
+        path = Path(text)
+        if path.parent in get_runtime_directories() and path.name not in ("", ".", ".."):
+            with contextlib.suppress(OSError):
+                found = path.parent.lstat()
+                if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:
+                    remove_tree(path)
+
+
+@contextlib.contextmanager
+def _try_lock(path: Path) -> Iterator[bool]:
+    """Hold a file lock inside the block, if it can be had at once; yields whether it is held."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)
+
+
+def _read_state(directory: Path) -> dict[str, object] | None:
+    try:
+        state = json.loads((directory / "state.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return state if isinstance(state, dict) else None
+
+
+def _read_processes(state: dict[str, object]) -> tuple[list[tuple[int, int]], list[str]]:
+    """Return processes and control groups from the handle in a state, as far as they make sense."""
+    handle = state.get("handle")
+    if not isinstance(handle, dict):
+        return [], []
+    try:
+        processes = [(int(handle["pid"]), int(handle["start_time"]))]
+        processes += [(int(pid), int(start)) for pid, start in handle.get("helpers", ())]
+        cgroups = [str(path) for path in handle.get("cgroups", ())]
+    except (KeyError, TypeError, ValueError):
+        return [], []
+    return processes, cgroups
+
+
+def _sweep_one(directory: Path, now: float) -> bool:
+    """Remove one sandbox directory, whose lock is held here, if it is time to."""
+    state = _read_state(directory)
+    try:
+        heartbeat = (directory / "lock").stat().st_mtime
+    except FileNotFoundError:
+        return False  # somebody else is removing it
+    if state is None:
+        if now - directory.stat().st_mtime < UNBORN_TIMEOUT:
+            return False
+        state = {}
+    processes, cgroups = _read_processes(state)
+    lease = state.get("lease_timeout", 0.0)
+    lease = min(float(lease), MAX_LEASE) if isinstance(lease, (int, float)) else 0.0
+    is_alive = bool(processes) and is_running(*processes[0])
+    if is_alive and now - heartbeat < lease:
+        return False
+    # Also those that a start which was cut short never wrote down.
+    kill_processes({*processes, *find_processes(directory)})
+    remove_cgroups(cgroups)
+    _remove_registered(state.get("cleanup"))
+    gone = directory.with_name(f"{_GONE}{os.getpid()}-{directory.name}")
+    directory.rename(gone)
+    remove_tree(gone)
+    return True
+
+
+def sweep(state_dir: Path) -> list[str]:
+    """Clear away what has no owner any more.
+
+    Returns
+    -------
+    list of str
+        Ids of the sandboxes that were removed. One that resists is left for the next round.
+    """
+    removed = []
+    base = Path(state_dir) / "sandboxes"
+    try:
+        names = sorted(os.listdir(base))
+    except FileNotFoundError:
+        return []
+    now = time.time()
+    for name in names:
+        directory = base / name
+        with contextlib.suppress(OSError):
+            if directory.is_symlink() or not directory.is_dir():
+                continue
+            if name.startswith(_GONE):
+                remove_tree(directory)
+                continue
+            if not (directory / "lock").exists() and now - directory.stat().st_mtime < UNBORN_TIMEOUT:
+                continue  # it is just being made
+            with _try_lock(directory / "lock") as is_mine:
+                if is_mine and _sweep_one(directory, now):
+                    removed.append(name)
+    return removed
+
+
+# The sweeper process
+
+
+def ensure_sweeper(state_dir: Path) -> bool:
+    """Make sure that a sweeper process watches ``state_dir``; call it after the sandbox's directory was made.
+
+    Returns
+    -------
+    bool
+        One was started; false where one ran already.
+    """
+    with _try_lock(Path(state_dir) / "sweeper.lock") as is_free:
+        if not is_free:
+            return False
+    python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+    env = {name: os.environ[name] for name in ("XDG_RUNTIME_DIR",) if name in os.environ}
+    # It forks and ends at once, so that the sweeper is nobody's child to reap.
+    subprocess.run(
+        [python, "-I", "-S", "-B", os.path.abspath(__file__), str(state_dir)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        cwd="/",
+        env=env,
+        timeout=10.0,
+        check=False,
+    )
+    return True
+
+
+def run_sweeper(state_dir: Path, *, interval: float = ROUND_INTERVAL, idle_timeout: float = IDLE_TIMEOUT) -> None:
+    """Sweep again and again until no sandbox has been there for ``idle_timeout`` seconds."""
+    base = state_dir / "sandboxes"
+    while True:
+        with _try_lock(state_dir / "sweeper.lock") as is_mine:
+            if not is_mine:
+                return
+            last_seen = time.monotonic()
+            while time.monotonic() - last_seen < idle_timeout:
+                sweep(state_dir)
+                if _has_entries(base):
+                    last_seen = time.monotonic()
+                time.sleep(interval)
+        # A sandbox made just before the lock was let go of found it held, and counts on this sweeper.
+        if not _has_entries(base):
+            return
+
+
+def _has_entries(directory: Path) -> bool:
+    try:
+        with os.scandir(directory) as entries:
+            return any(True for _ in entries)
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    if os.fork():
+        os._exit(0)
+    run_sweeper(Path(sys.argv[1]))

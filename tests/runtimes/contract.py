@@ -1,0 +1,283 @@
+"""What every runtime must do, as one suite: derive from :class:`RuntimeContract` and give it a ``runtime`` fixture.
+
+Needs the stand-in guest of this directory to be what the runtime runs as PID 1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jupyter_agentbox.errors import InvalidRequest
+from jupyter_agentbox.runtimes import Handle, Runtime
+from jupyter_agentbox.spec import MIB, Cause, Limits, Mount, SandboxSpec
+
+from .box import Box
+
+MakeBox = Callable[..., Box]
+
+
+class RuntimeContract:
+    """The suite."""
+
+    @pytest.fixture
+    def runtime(self, state_dir: Path) -> Runtime:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def state_dir(self, tmp_path: Path) -> Path:
+        return tmp_path / "state"
+
+    @pytest.fixture
+    def workspace(self, tmp_path: Path) -> Path:
+        path = tmp_path / "notebooks"
+        path.mkdir()
+        (path / "data.csv").write_text("a,b\n1,2\n")
+        return path
+
+    @pytest.fixture
+    def spec(self, workspace: Path) -> SandboxSpec:
+        return SandboxSpec(workspace=workspace, limits=Limits(memory=512 * MIB, cpus=2, processes=40, disk=64 * MIB))
+
+    @pytest.fixture
+    def make_box(self, runtime: Runtime, state_dir: Path) -> MakeBox:
+        def make(spec: SandboxSpec, sandbox_id: str = "one") -> Box:
+            return Box(runtime, state_dir, f"{os.getpid()}-{sandbox_id}", spec)
+
+        return make
+
+    # Inside
+
+    def test_user_code_has_no_rights(self, make_box: MakeBox, spec: SandboxSpec) -> None:
+        with make_box(spec) as box:
+            assert box.run("id -u; id -g; id -G").split() == ["1000"] * 3
+            status = dict(line.split(":\t") for line in box.run("cat /proc/self/status").splitlines() if ":\t" in line)
+            assert status["CapEff"] == status["CapPrm"] == status["CapInh"] == "0000000000000000"
+            assert int(status["CapBnd"], 16) == 0b100_1110_0010  # the guest's own, out of reach without setuid
+            assert "gVisor" in box.run("dmesg")
+            assert box.run("hostname").strip() == "agentbox"
+
+    def test_there_is_no_network_but_loopback(self, make_box: MakeBox, spec: SandboxSpec) -> None:
+        with make_box(spec) as box:
+            lines = box.run("cat /proc/net/dev").splitlines()[2:]
+            assert [line.split(":")[0].strip() for line in lines] == ["lo"]
+            refused = box.python(
+                "import socket;s=socket.socket();s.settimeout(5);print(s.connect_ex(('192.0.2.1',80)))"
+            )
+            assert refused.strip() in ("101", "113")  # no route, at once
+
+    def test_the_users_files_are_out_of_sight(self, make_box: MakeBox, spec: SandboxSpec, state_dir: Path) -> None:
+        home = Path.home() / f".agentbox-canary-{os.getpid()}"
+        secret = Path(f"/var/tmp/agentbox-canary-{os.getpid()}")
+        try:
+            for path in (home, secret):
+                path.write_text("the secret")
+            with make_box(spec) as box, make_box(spec, "two") as other:
+                for path in (home, secret, other.directory / "state.json", Path("/etc/shadow"), Path("/etc/ssh")):
+                    assert "secret" not in box.run(f"cat {path}", "root")
+                    assert "No such file" in box.run(f"ls {path}", "root")
+                shown = set(box.run("ls /").split())
+                assert not shown & {"opt", "srv", "mnt", "media", "boot", "lost+found"}
+                assert box.run("ls /home /run /var/lib", "root").split() == [
+                    "/home:", "user", "/run:", "agentbox", "/var/lib:",
+                ]  # fmt: skip
+                assert "Permission denied" in box.run("ls /run/agentbox")
+        finally:
+            home.unlink(missing_ok=True)
+            secret.unlink(missing_ok=True)
+
+    def test_the_work_folder_is_the_users_and_writable(
+        self, make_box: MakeBox, spec: SandboxSpec, workspace: Path
+    ) -> None:
+        with make_box(spec) as box:
+            assert box.run("cat data.csv") == "a,b\n1,2\n"
+            box.run("echo made inside > result; mkdir sub; echo x >> data.csv")
+        assert (workspace / "result").read_text() == "made inside\n"
+        assert (workspace / "result").stat().st_uid == os.geteuid()
+        assert (workspace / "data.csv").read_text().endswith("x\n")
+
+    def test_a_private_work_folder_is_kept_in_the_directory(self, make_box: MakeBox, spec: SandboxSpec) -> None:
+        with make_box(replace(spec, workspace=None)) as box:
+            box.run("echo hello > kept; echo dot > .dot")
+            assert box.run("cat .dot") == "dot\n"
+            work = box.directory / "work"
+        assert (work / "kept").read_text() == "hello\n"
+
+    def test_hidden_entries_of_every_kind_are_covered(
+        self, make_box: MakeBox, spec: SandboxSpec, workspace: Path
+    ) -> None:
+        (workspace / ".git").mkdir()
+        (workspace / ".git" / "config").write_text("canary")
+        (workspace / ".env").write_text("canary")
+        (workspace / ".link").symlink_to("data.csv")
+        os.mkfifo(workspace / ".fifo")
+        (workspace / ".wei rd\nname").write_text("canary")
+        (workspace / "deep").mkdir()
+        (workspace / "deep" / ".env").write_text("canary")
+        (workspace / "secrets.txt").write_text("canary")
+        with make_box(replace(spec, hidden=(".*", "secret*"))) as box:
+            assert "canary" not in box.run("cat .git/* .env .wei* deep/.env secrets.txt; grep -r canary .")
+            assert box.run("ls -A .git; cat .link; timeout 2 cat .fifo; echo $?").split() == ["0"]
+            box.run("rm -rf .git .env; mv .git git; mv .env env; ln .env hard; echo x > .env; touch .git/x", "root")
+            assert "canary" not in box.run("grep -rs canary /workspace", "root")
+            assert box.run("mv deep moved; cat moved/.env; cat data.csv").startswith("a,b")
+        assert (workspace / ".env").read_text() == "canary"
+        assert (workspace / "moved" / ".env").read_text() == "canary"
+        assert sorted(os.listdir(workspace / ".git")) == ["config"]
+
+    def test_nothing_is_hidden_when_the_profile_shows_it(
+        self, make_box: MakeBox, spec: SandboxSpec, workspace: Path
+    ) -> None:
+        (workspace / ".env").write_text("shown")
+        with make_box(replace(spec, hidden=())) as box:
+            assert box.run("cat .env") == "shown"
+
+    def test_no_socket_of_the_host_can_be_dialled(self, make_box: MakeBox, spec: SandboxSpec, workspace: Path) -> None:
+        os.chdir(workspace)  # the path may be too long for an address otherwise
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind("service.sock")
+            server.listen()
+            os.chmod("service.sock", 0o777)
+            with make_box(spec) as box:
+                dial = "import socket;s=socket.socket(socket.AF_UNIX);print(s.connect_ex('/workspace/service.sock'))"
+                assert box.python(dial, "root").strip() not in ("", "0")
+                assert box.python(dial).strip() not in ("", "0")
+
+    def test_writes_to_the_system_stay_inside_and_are_gone(self, make_box: MakeBox, spec: SandboxSpec) -> None:
+        tool = Path("/usr/lib") / f"agentbox-{os.getpid()}"
+        with make_box(spec) as box:
+            assert box.run(f"echo x > {tool}; echo y > $HOME/new; cat {tool} $HOME/new", "root") == "x\ny\n"
+            assert not tool.exists()
+            assert (
+                box.run("echo z > $HOME/mine && touch ~/.cache/x /tmp/x /var/tmp/x /dev/shm/x && cat $HOME/mine")
+                == "z\n"
+            )
+        with make_box(spec, "two") as box:
+            assert "No such file" in box.run(f"ls {tool} $HOME/mine")
+
+    def test_mounts_appear_read_only_under_their_own_path(
+        self, make_box: MakeBox, spec: SandboxSpec, tmp_path: Path
+    ) -> None:
+        private = tmp_path / "closed"
+        environment = private / "env"
+        environment.mkdir(parents=True)
+        (environment / "lib.py").write_text("answer = 42\n")
+        private.chmod(0o700)
+        (private / "beside").write_text("canary")
+        mounts = (Mount(environment, str(environment)),)
+        with make_box(replace(spec, mounts=mounts)) as box:
+            assert box.run(f"cat {environment}/lib.py") == "answer = 42\n"
+            box.run(f"echo changed > {environment}/lib.py", "root")
+            assert "No such file" in box.run(f"cat {private}/beside", "root")
+        assert (environment / "lib.py").read_text() == "answer = 42\n"
+
+    # Limits
+
+    def test_out_of_memory_ends_this_sandbox_only_and_says_so(self, make_box: MakeBox, spec: SandboxSpec) -> None:
+        small = replace(spec, limits=replace(spec.limits, memory=192 * MIB))
+        with make_box(spec, "two") as neighbour:
+            with make_box(small) as box:
+                box.send("/usr/bin/python3 -c 'x = bytearray(1 << 30); x[::4096] = b\"x\" * len(x[::4096])'")
+                box.wait_for_end()
+                end = box.runtime.why_ended(box.handle, small.limits, box.directory)
+            assert end.cause is Cause.OUT_OF_MEMORY
+            assert end.exit_code == 137
+            assert end.message == "out of memory (limit 192 MiB)"
+            assert neighbour.run("echo fine") == "fine\n"
+
+    def test_a_fork_bomb_is_stopped_and_the_sandbox_lives(self, make_box: MakeBox, spec: SandboxSpec) -> None:
+        bomb = (
+            "import os,time\nn=0\n"
+            "try:\n while n<500:\n  if os.fork()==0: time.sleep(3); os._exit(0)\n  n+=1\n"
+            "except OSError as error: print(n, error.errno)"
+        )
+        with make_box(spec) as box:
+            count, number = box.python(bomb).split()
+            assert int(count) <= spec.limits.processes
+            assert number == "11"
+            time.sleep(3.5)
+            assert box.run("echo fine") == "fine\n"
+
+    def test_one_file_cannot_fill_the_disk(self, make_box: MakeBox, spec: SandboxSpec) -> None:
+        with make_box(spec) as box:
+            for path in ("/tmp/big", "/workspace/big"):
+                said = box.run(f"dd if=/dev/zero of={path} bs=1M count=70 2>&1; stat -c %s {path}; rm {path}")
+                assert "File too large" in said or "limit" in said, said
+                assert str(64 * MIB) in said
+
+    def test_usage_shows_what_many_files_take(self, make_box: MakeBox, spec: SandboxSpec) -> None:
+        with make_box(replace(spec, workspace=None)) as box:
+            before = box.runtime.usage(box.handle, box.directory)
+            assert before.memory > 10 * MIB
+            assert before.cpu > 0
+            box.run("for i in 1 2 3 4; do head -c 6000000 /dev/urandom > /var/tmp/$i; cp /var/tmp/$i .; done")
+            after = box.runtime.usage(box.handle, box.directory)
+            assert after.disk - before.disk > 40 * MIB
+            assert after.cpu > before.cpu
+            box.run("touch /proc/x; truncate -s 100T sparse")
+            assert box.runtime.usage(box.handle, box.directory).disk < 100 * MIB
+
+    def test_shared_memory_is_bounded(self, make_box: MakeBox, spec: SandboxSpec) -> None:
+        small = replace(spec, limits=replace(spec.limits, memory=256 * MIB, disk=1024 * MIB))
+        with make_box(small) as box:
+            assert "No space left" in box.run("dd if=/dev/zero of=/dev/shm/x bs=1M count=200 2>&1; rm /dev/shm/x")
+
+    # Lifecycle
+
+    def test_kill_is_quick_leaves_nothing_and_may_be_repeated(self, make_box: MakeBox, spec: SandboxSpec) -> None:
+        before = Path("/proc/mounts").read_text()
+        with make_box(spec) as box:
+            handle, runtime = box.handle, box.runtime
+            assert Path("/proc/mounts").read_text() == before
+            started = time.monotonic()
+            runtime.kill(handle)
+            assert time.monotonic() - started < 2
+            assert not runtime.is_alive(handle)
+            assert runtime.why_ended(handle, spec.limits, box.directory).cause is Cause.KILLED
+            runtime.kill(handle)
+            runtime.remove(handle, box.directory)
+            runtime.remove(handle, box.directory)
+            assert sorted(os.listdir(box.directory)) == ["link", "log"]
+            assert not [path for path in handle.cgroups if Path(path).exists()]
+
+    def test_another_process_can_judge_and_end_it(self, make_box: MakeBox, spec: SandboxSpec) -> None:
+        with make_box(spec) as box:
+            handle = Handle.from_dict(json.loads(json.dumps(box.handle.to_dict())))
+            assert handle == box.handle
+            assert box.runtime.is_alive(handle)
+            somebody_else = replace(handle, pid=os.getpid(), helpers=())
+            assert not box.runtime.is_alive(somebody_else)
+            box.runtime.kill(somebody_else)  # the pid is ours, the start time is not: this test goes on
+            box.runtime.kill(handle)
+            assert not box.runtime.is_alive(box.handle)
+
+    def test_the_guests_own_end_is_seen(self, make_box: MakeBox, spec: SandboxSpec) -> None:
+        with make_box(spec) as box:
+            box.send("", "quit")
+            box.wait_for_end()
+            assert box.runtime.usage(box.handle, box.directory).memory == 0
+
+    @pytest.mark.parametrize("folder", ["/", "/etc", "/usr/lib", "/proc/self", "/var", "/root", "/dev/shm"])
+    def test_the_system_is_no_work_folder(self, make_box: MakeBox, spec: SandboxSpec, folder: str) -> None:
+        with pytest.raises(InvalidRequest) as caught:
+            make_box(replace(spec, workspace=Path(folder), hidden=()))
+        assert caught.value.field == "workspace"
+
+    def test_our_own_state_is_no_work_folder(
+        self, make_box: MakeBox, spec: SandboxSpec, state_dir: Path, tmp_path: Path
+    ) -> None:
+        state_dir.mkdir()
+        for folder in (state_dir, state_dir.parent):
+            with pytest.raises(InvalidRequest) as caught:
+                make_box(replace(spec, workspace=folder), folder.name)
+            assert caught.value.field == "workspace"
+        (tmp_path / "link").symlink_to(state_dir)
+        with pytest.raises(InvalidRequest):
+            make_box(replace(spec, workspace=tmp_path / "link"), "three")

@@ -1,0 +1,167 @@
+"""What of the host is shown, and which folders may be work folders."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jupyter_agentbox.errors import InvalidRequest
+from jupyter_agentbox.runtimes import launcher
+from jupyter_agentbox.runtimes.rootfs import Step, check_workspace, make_plan
+from jupyter_agentbox.spec import Mount, SandboxSpec
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    """A host of a few files."""
+    base = tmp_path / "host"
+    for name in ("usr/bin", "usr/lib", "etc/ssl/certs", "etc/ssl/private", "root", "home/me", "var/lib/dpkg", "opt/x"):
+        (base / name).mkdir(parents=True)
+    for name, mode in (("ld.so.cache", 0o644), ("shadow", 0o640), ("services", 0o600), ("passwd", 0o644)):
+        (base / "etc" / name).write_text("x")
+        (base / "etc" / name).chmod(mode)
+    (base / "bin").symlink_to("usr/bin")
+    (base / "lib").mkdir()
+    (base / "etc/localtime").symlink_to("/usr/share/zoneinfo/Etc/UTC")
+    return base
+
+
+def plan(host: Path, spec: SandboxSpec, **more: object) -> list[Step]:
+    workspace = host.parent / "ws"
+    workspace.mkdir(exist_ok=True)
+    options = {"guest": Path("/pkg/guest"), "workspace": workspace, "is_private": False, "user": 1000, **more}
+    return make_plan(spec, host=host, **options)  # type: ignore[arg-type]
+
+
+def test_the_view_of_the_host_is_short(host: Path) -> None:
+    steps = plan(host, SandboxSpec())
+    assert [step[1:] for step in steps if step[0] == "bind"] == [
+        ("root/usr", f"{host}/usr", False),
+        ("root/lib", f"{host}/lib", False),
+        ("root/etc/ld.so.cache", f"{host}/etc/ld.so.cache", False),
+        ("root/etc/ssl/certs", f"{host}/etc/ssl/certs", False),
+        ("root/run/agentbox/guest", "/pkg/guest", False),
+    ]
+    links = [step[1:] for step in steps if step[0] == "link"]
+    assert links == [("root/bin", "usr/bin"), ("root/etc/localtime", "/usr/share/zoneinfo/Etc/UTC")]
+    found = (host.parent / "ws").stat()
+    assert steps[-1] == ("workspace", "", f"{host.parent}/ws", found.st_dev, found.st_ino, [".*"], True)
+
+
+def test_what_is_made_up_names_nobody(host: Path) -> None:
+    files = {step[1]: step[2] for step in plan(host, SandboxSpec()) if step[0] == "file"}
+    assert files["root/etc/resolv.conf"].startswith("nameserver 127.0.0.1\n")
+    assert "user:x:1000:1000:user:/home/user:/bin/bash\n" in files["root/etc/passwd"]
+    assert files["root/etc/hostname"] == "agentbox\n"
+    folders = {step[1]: step[2:] for step in plan(host, SandboxSpec()) if step[0] == "folder"}
+    assert folders["root/run/agentbox"] == (0o700, 0)
+    assert folders["root/home/user"] == (0o755, 1000)
+    assert folders["root/tmp"] == (0o1777, 0)
+
+
+def test_package_managers_get_their_state_where_user_code_is_root(host: Path) -> None:
+    targets = [step[1] for step in plan(host, SandboxSpec(is_root=True), user=0)]
+    assert "root/var/lib/dpkg" in targets
+    assert "root/etc/shadow" not in targets
+
+
+def test_an_image_takes_the_hosts_place(host: Path) -> None:
+    image = host
+    (image / "dev").mkdir()
+    steps = plan(Path("/nowhere").parent / host.name, SandboxSpec(root=image), workspace=image)
+    targets = {step[1] for step in steps if step[0] in ("bind", "link")}
+    assert {"root/usr", "root/opt", "root/root", "root/var", "root/etc/shadow", "root/bin"} <= targets
+    assert not targets & {"root/dev", "root/etc", "root/etc/passwd", "root/home"}
+
+
+def test_environments_keep_their_path_and_are_bound_once(host: Path, tmp_path: Path) -> None:
+    env = tmp_path / "env"
+    env.mkdir()
+    mounts = (Mount(env, str(env)), Mount(env, str(env)), Mount(Path("/usr/lib"), "/usr/lib"))
+    steps = plan(Path("/"), SandboxSpec(mounts=mounts), workspace=env, python=Path("/usr"))
+    binds = [step[1] for step in steps if step[0] == "bind"]
+    assert binds.count(f"root{env}") == 1
+    assert binds.count("root/usr") == 1
+    assert "root/usr/lib" not in binds
+
+
+def test_private_work_folders_hide_nothing(host: Path) -> None:
+    assert plan(host, SandboxSpec(), is_private=True)[-1][5] == []
+
+
+def test_work_folders_are_judged_by_their_real_path(tmp_path: Path) -> None:
+    state = tmp_path / "home" / ".local" / "state"
+    state.mkdir(parents=True)
+    good = tmp_path / "good"
+    good.mkdir()
+    (tmp_path / "link").symlink_to(good)
+    assert check_workspace(tmp_path / "link", (), (state,)) == good
+    assert check_workspace(tmp_path / "home", (".*",), (state,)) == tmp_path / "home"
+    (tmp_path / "to-etc").symlink_to("/etc")
+    (good / "file").touch()
+    for folder, hidden in (
+        (tmp_path / "home", ()),
+        (tmp_path / "home", ("*.key",)),
+        (state, (".*",)),
+        (tmp_path / "to-etc", (".*",)),
+        (tmp_path / "missing", (".*",)),
+        (good / "file", (".*",)),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            check_workspace(folder, hidden, (state,))
+        assert caught.value.field == "workspace"
+
+
+@pytest.mark.parametrize(
+    ("patterns", "hidden", "shown"),
+    [
+        ([".*"], [".git", ".", ".a\n"], ["a", "a.b"]),
+        ([".*", "secret*"], [".x", "secrets"], ["a-secret"]),
+        (["*.pem", "[iI]d_rsa"], ["a.pem", "Id_rsa"], [".git", "pem"]),
+    ],
+)
+def test_patterns(patterns: list[str], hidden: list[str], shown: list[str]) -> None:
+    is_hidden = launcher.make_matcher(patterns)
+    assert all(map(is_hidden, hidden))
+    assert not any(map(is_hidden, shown))
+
+
+def test_the_search_for_hidden_entries_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path
+    for _ in range(8):
+        (deep / ".env").touch()
+        deep = deep / "d"
+        deep.mkdir()
+    (tmp_path / "outside").symlink_to("/etc")
+    is_hidden = launcher.make_matcher([".*"])
+    assert len(launcher.find_hidden(str(tmp_path), is_hidden)) == launcher.MAX_DEPTH + 1
+    monkeypatch.setattr(launcher, "MAX_TOP_MASKS", 3)
+    for number in range(3):
+        (tmp_path / f".{number}").touch()
+    with pytest.raises(OSError, match="hidden entries"):
+        launcher.find_hidden(str(tmp_path), is_hidden)
+
+
+def test_no_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    os.close(launcher.open_without_links(str(tmp_path / "real")))
+    with pytest.raises(OSError, match="symbolic"):
+        launcher.open_without_links(str(tmp_path / "link"))
+
+
+def test_names_survive_as_json() -> None:
+    import json
+
+    for name in ("plain", 'qu"o\\te', "new\nline", "umlaut \u00e4", "smile \U0001f600", "\x00\x7f"):
+        assert json.loads(launcher.quote(name)) == name
+
+
+def test_a_plan_is_marshallable(host: Path) -> None:
+    import marshal
+
+    steps = plan(host, replace(SandboxSpec(), is_root=True))
+    assert marshal.loads(marshal.dumps(steps)) == steps

@@ -1,0 +1,151 @@
+"""The runsc runtime: the contract, and what is its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
+from jupyter_agentbox.runtimes import Runtime
+from jupyter_agentbox.runtimes.runsc import RunscRuntime, format_size
+from jupyter_agentbox.spec import MIB, Limits, SandboxSpec
+from jupyter_agentbox.sweep import find_processes
+
+from .box import STANDIN, Box
+from .contract import MakeBox, RuntimeContract
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+class TestRunsc(RuntimeContract):
+    """The contract on runsc, with this machine's own privileges."""
+
+    @pytest.fixture
+    def runtime(self, state_dir: Path) -> Runtime:
+        return RunscRuntime(state_dir=str(state_dir), guest_dir=str(STANDIN))
+
+    def test_a_missing_runsc_says_how_to_get_it(self, state_dir: Path) -> None:
+        with pytest.raises(RuntimeUnavailable, match="not a program"):
+            RunscRuntime(runsc="/nonexistent").find_runsc()
+
+    def test_a_runsc_that_fails_or_hangs_leaves_nothing(
+        self, spec: SandboxSpec, state_dir: Path, tmp_path: Path
+    ) -> None:
+        broken = tmp_path / "runsc"
+        for body, words in (("echo no luck >&2; exit 3", "no luck"), ("exec sleep 60", "did not answer")):
+            broken.write_text(f"#!/bin/sh\n{body}\n")
+            broken.chmod(0o755)
+            runtime = RunscRuntime(runsc=str(broken), state_dir=str(state_dir), start_timeout=2.0)
+            with pytest.raises(RuntimeFailed, match=words):
+                Box(runtime, state_dir, "broken", spec)
+            directory = state_dir / "sandboxes" / "broken"
+            assert sorted(os.listdir(directory)) == ["link", "log"]
+            assert not find_processes(directory)
+            assert not list(Path("/sys/fs/cgroup").glob("*/**/agentbox-broken"))
+            shutil.rmtree(directory)
+
+    def test_an_unmapped_owner_of_work_files_is_the_user_inside(
+        self, make_box: MakeBox, spec: SandboxSpec, workspace: Path
+    ) -> None:
+        for path in (workspace, workspace / "data.csv"):
+            os.chown(path, 4321, 4321)
+        for parent in workspace.parents[:3]:
+            parent.chmod(0o755)
+        with make_box(spec) as box:
+            box.run("echo x > mine; echo y >> data.csv")
+        assert (workspace / "mine").stat().st_uid == 4321
+        assert (workspace / "data.csv").read_text().endswith("y\n")
+
+    def test_root_inside_can_be_had_by_profile(self, make_box: MakeBox, spec: SandboxSpec) -> None:
+        with make_box(replace(spec, is_root=True)) as box:
+            assert box.handle.user == 0
+            assert box.run("id -u; touch /tmp/x; chown 42:42 /tmp/x; stat -c %u /tmp/x").split() == ["0", "42"]
+
+    def test_checkpoint_restore_and_link_work_here(self, runtime: Runtime) -> None:
+        checks = {check.name: check for check in runtime.check()}
+        assert {"runsc", "user namespaces", "sandbox", "link", "checkpoint and restore"} <= set(checks)
+        assert not [check for check in checks.values() if not check.is_ok]
+
+
+@pytest.fixture
+def public_dir() -> Iterator[Path]:
+    """A directory that everybody may enter, with what an ordinary user needs to run the package."""
+    base = Path(f"/tmp/agentbox-test-{os.getpid()}")
+    base.mkdir(mode=0o755)
+    shutil.copytree(REPOSITORY / "jupyter_agentbox", base / "lib/jupyter_agentbox")
+    shutil.copytree(REPOSITORY / "tests", base / "lib/tests", ignore=shutil.ignore_patterns("__pycache__"))
+    import traitlets
+
+    shutil.copytree(Path(traitlets.__file__).parent, base / "lib/traitlets")
+    subprocess.run(["chmod", "-R", "a+rX", str(base)], check=True)
+    yield base
+    shutil.rmtree(base)
+
+
+def run_as(uid: int, public_dir: Path) -> dict[str, object]:
+    """Run ``ordinary.py`` as an ordinary user, and return what it found."""
+    home = public_dir / "home"
+    home.mkdir()
+    os.chown(home, uid, uid)
+    home.chmod(stat.S_IRWXU)
+    command = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "/usr/bin/python3", "-m"]
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(public_dir / "lib"), "HOME": str(home)}
+    result = subprocess.run(
+        [*command, "tests.runtimes.ordinary"], env=env, cwd=home, capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")
+class TestOrdinaryUser:
+    """Without root, without delegated control groups."""
+
+    def check(self, found: dict[str, object]) -> None:
+        assert "'memory'" in str(found["refusal"])
+        assert "Policy.accept_unenforced" in str(found["refusal"])
+        assert found["owner"] == found["uid"]
+        assert found["data"] == "a,b\n"
+        assert found["canary"] == ""
+        assert found["left"] == ["link", "log", "work"]
+        assert found["is_alive_after"] is False
+        usage = found["usage"]
+        assert isinstance(usage, dict)
+        assert usage["memory"] > 10 * MIB
+        assert usage["disk"] > 4 * MIB
+        assert found["processors"] == 1
+
+    def test_without_subordinate_ids(self, public_dir: Path) -> None:
+        found = run_as(12345, public_dir)
+        self.check(found)
+        assert found["inner"] == "0"
+
+    def test_with_subordinate_ids(self, public_dir: Path) -> None:
+        name = f"agentbox{os.getpid()}"
+        subprocess.run(["useradd", "--no-create-home", "--user-group", name], check=True, timeout=20)
+        try:
+            uid = int(subprocess.run(["id", "-u", name], capture_output=True, text=True, check=True).stdout)
+            found = run_as(uid, public_dir)
+        finally:
+            subprocess.run(["userdel", name], check=True, timeout=20)
+        self.check(found)
+        assert found["inner"] == "1000"
+
+
+def test_sizes_read_well() -> None:
+    assert [format_size(size) for size in (512 * MIB, 4096 * MIB, 1536 * MIB, 12, 2048)] == [
+        "512 MiB", "4 GiB", "1.5 GiB", "12 bytes", "2 KiB",
+    ]  # fmt: skip
+    assert Limits().memory == 4096 * MIB
+    assert sys.version_info >= (3, 10)
