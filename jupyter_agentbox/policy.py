@@ -327,8 +327,9 @@ class Policy(LoggingConfigurable):
     def _narrow(self, profile: Profile, key: str, ceiling: float, asked: Mapping[str, Any]) -> Any:
         value = asked.get(key, ceiling)
         if value > ceiling:
-            is_from_policy = key in LIMIT_NAMES and ceiling == getattr(self, f"max_{key}")
-            setting = f"Policy.max_{key}" if is_from_policy else f"Policy.profiles[{profile.name!r}][{key!r}]"
+            own = f"max_{key}" if key in LIMIT_NAMES else key
+            is_own = ceiling == getattr(self, own) and key not in self.profiles.get(profile.name, {})
+            setting = f"Policy.{own}" if is_own else f"Policy.profiles[{profile.name!r}][{key!r}]"
             raise PolicyRefused(
                 f"{key} of {show(key, value)} is more than the {show(key, ceiling)} that profile {profile.name!r} "
                 f"allows (setting: {setting})",

@@ -1,0 +1,127 @@
+"""The commands, as a shell runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jupyter_agentbox.cli import format_age, printable
+
+
+class Shell:
+    """Runs ``jupyter agentbox`` with Jupyter directories of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = {
+            **os.environ,
+            "JUPYTER_CONFIG_DIR": str(folder / "config"),
+            "JUPYTER_DATA_DIR": str(folder / "data"),
+            "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+        }
+
+    def __call__(self, *arguments: str, status: int = 0) -> str:
+        command = [sys.executable, "-m", "jupyter", "agentbox", *arguments]
+        env = {**self.env, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
+        answer = subprocess.run(command, env=env, cwd=self.folder, capture_output=True, text=True, timeout=90)
+        assert answer.returncode == status, answer.stdout + answer.stderr
+        assert "Traceback" not in answer.stderr
+        return answer.stdout if status == 0 else answer.stdout + answer.stderr
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    return Shell(tmp_path)
+
+
+def test_help_names_every_command(shell: Shell) -> None:
+    text = shell("--help")
+    assert all(f"\n{name}\n" in text for name in ("setup", "doctor", "kernelspec", "list", "prune"))
+
+
+def test_an_unknown_command_or_argument_is_told_with_the_right_one(shell: Shell) -> None:
+    assert "did you mean 'doctor'?" in shell("docter", status=2)
+    assert "takes no argument, and got 'x'" in shell("prune", "x", status=1)
+
+
+def test_setup_is_quick_where_all_is_there(shell: Shell, has_runsc: None) -> None:
+    text = shell("setup", "--dry-run")
+    assert "is here" in text
+    assert "would install" in text
+    assert not (shell.folder / "data" / "agentbox").exists()
+
+
+def test_doctor_tells_a_wrong_setting_by_status_text_and_json(shell: Shell) -> None:
+    text = shell("doctor", "--Policy.max_memroy=1", status=1)
+    assert "WRONG  settings: there is no setting Policy.max_memroy (did you mean 'max_memory'?)" in text
+    found = json.loads(shell("doctor", "--json", "--Policy.max_memroy=1", status=1))
+    assert [(check["name"], check["is_ok"]) for check in found] == [("settings", False)]
+
+
+def test_doctor_finds_this_machine_fit(shell: Shell, has_runsc: None) -> None:
+    found = json.loads(shell("doctor", "--json", "--Policy.allowed_hosts=example.org"))
+    assert {"runsc", "sandbox", "link", "limit on memory", "kernelspecs"} <= {check["name"] for check in found}
+    assert all(check["is_ok"] for check in found)
+
+
+def test_a_file_of_settings_can_be_named_and_the_current_directory_has_no_say(shell: Shell) -> None:
+    for name in ("jupyter_agentbox_config.py", "jupyter_config.py"):
+        (shell.folder / name).write_text("raise SystemExit('a sandbox wrote this')\n")
+    assert shell("list", "--json").strip() == "[]"
+    (shell.folder / "mine.py").write_text("c.Policy.max_cpus = 'many'\n")
+    assert "max_cpus" in shell("list", "--config=mine.py", status=1)
+    (shell.folder / "mine.py").write_text("oops\n")
+    assert "mine.py" in shell("list", "--config=mine.py", status=1)
+
+
+def test_kernelspec_makes_a_sandboxed_twin(shell: Shell) -> None:
+    assert "there is no kernel 'nope'" in shell("kernelspec", "nope", status=1)
+    assert "name one installed kernelspec" in shell("kernelspec", status=1)
+    assert "there is no profile 'nope'" in shell("kernelspec", "python3", "--profile=nope", status=1)
+    shell("kernelspec", "python3", "--name=boxed", "--profile=default")
+    spec = json.loads((shell.folder / "data/kernels/boxed/kernel.json").read_text())
+    stanza = {"provisioner_name": "agentbox-provisioner", "config": {"profile": "default"}}
+    assert spec["metadata"]["kernel_provisioner"] == stanza
+
+
+def test_list_and_prune_deal_with_what_a_dead_owner_left(shell: Shell) -> None:
+    assert shell("list").split()[:2] == ["ID", "STATE"]
+    assert shell("prune").strip() == "nothing to remove"
+    box = shell.folder / "data/agentbox/sandboxes/0123456789abcdef"
+    box.mkdir(parents=True)
+    state = {
+        "id": "0123456789abcdef",
+        "profile": "default",
+        "kernel_id": "k",
+        "owner": "",
+        "runtime": "runsc",
+        "workspace": "/srv/\x1b[31mred",
+        "created": time.time() - 7200,
+        "lease_timeout": 1.0,
+        "handle": {"runtime": "runsc", "pid": 2**22 + 5, "start_time": 1, "helpers": [], "cgroups": [], "user": 0},
+    }
+    (box / "state.json").write_text(json.dumps(state))
+    (box / "lock").touch()
+    os.utime(box / "lock", (0, 0))
+    text = shell("list")
+    assert "0123456789abcdef  ended  default  2 h  -       k       /srv/?[31mred" in text
+    assert json.loads(shell("list", "--json"))[0]["state"] == "ended"
+    assert shell("prune").strip() == "removed 0123456789abcdef"
+    assert not box.exists()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-1, "0 s"), (42, "42 s"), (90, "2 min"), (7200, "2 h"), (200_000, "2 d")]
+)
+def test_ages_are_written_for_people(seconds: float, text: str) -> None:
+    assert format_age(seconds) == text
+
+
+def test_a_terminal_is_safe_from_names() -> None:
+    assert printable("a\x1b]0;x\x07\n\u202eé") == "a?]0;x???é"

@@ -1,0 +1,120 @@
+"""What doctor finds around the runtime, which checks itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from traitlets.config import Config, Configurable
+
+from jupyter_agentbox import configfiles, doctor
+from jupyter_agentbox.errors import RuntimeUnavailable
+from jupyter_agentbox.kernelspecs import OWN_SPEC
+from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.runtimes import Check
+
+
+class FakeRuntime:
+    """Finds what the test says."""
+
+    def __init__(self, *found: Check | Exception) -> None:
+        self.found = found
+
+    def check(self) -> list[Check]:
+        for item in self.found:
+            if isinstance(item, Exception):
+                raise item
+        return list(self.found)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "first"))
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "second"))
+    configfiles._cache.clear()
+    yield tmp_path
+    configfiles._cache.clear()
+
+
+def use(monkeypatch: pytest.MonkeyPatch, *found: Check | Exception) -> None:
+    monkeypatch.setattr(doctor, "load_runtime", lambda name, **options: FakeRuntime(*found))
+
+
+def examine(**settings: Any) -> dict[str, Check]:
+    parent = Configurable(config=Config({"Policy": {"allowed_hosts": ["example.org"], **settings}}))
+    return {check.name: check for check in doctor.examine(parent)}
+
+
+def install(folder: Path, spec: dict[str, Any]) -> None:
+    folder.mkdir(parents=True)
+    (folder / "kernel.json").write_text(json.dumps(spec))
+
+
+def test_a_wrong_setting_is_the_only_finding() -> None:
+    found = examine(max_memroy=1)
+    assert list(found) == ["settings"]
+    assert not found["settings"].is_ok
+    assert "max_memory" in found["settings"].message
+
+
+def test_no_gvisor_names_the_command_that_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, RuntimeUnavailable("no runsc"))
+    found = examine()["runtime"]
+    assert (found.is_ok, found.message, found.remedy) == (False, "no runsc", "jupyter agentbox setup")
+
+
+def test_a_check_that_breaks_is_a_finding_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, ZeroDivisionError("oops"))
+    found = examine()
+    assert not found["runtime"].is_ok
+    assert "oops" in found["runtime"].message
+    assert "kernelspecs" in found
+
+
+def test_a_limit_that_policy_gives_up_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, Check("limit on cpus", False, "no control group"), Check("limit on memory", False, "none"))
+    found = examine(accept_unenforced=["cpus"])
+    assert found["limit on cpus"].is_ok
+    assert "accepted by Policy.accept_unenforced" in found["limit on cpus"].message
+    assert not found["limit on memory"].is_ok
+
+
+def test_a_state_directory_open_to_others_is_found(places: Path) -> None:
+    state = places / "state"
+    assert next(doctor.check_state(state)).is_ok
+    state.mkdir(mode=0o755)
+    state.chmod(0o755)
+    found = next(doctor.check_state(state))
+    assert (found.is_ok, found.remedy) == (False, f"chmod 700 {state}")
+    state.chmod(0o700)
+    assert next(doctor.check_state(state)).is_ok
+
+
+def test_a_kernelspec_that_hides_a_sandboxed_one_is_found(places: Path) -> None:
+    plain = {"argv": ["python"], "display_name": "x", "language": "python"}
+    install(places / "first/kernels/twin", plain)
+    install(places / "second/kernels/twin", dict(OWN_SPEC))
+    found = [check for check in doctor.check_kernelspecs() if not check.is_ok]
+    assert "'twin'" in found[0].message
+    assert found[0].remedy == f"rm -r {places / 'first/kernels/twin'}"
+
+
+def test_a_server_that_enforces_sandboxes_is_recognised(places: Path) -> None:
+    assert "are offered too" in next(doctor.check_server()).message
+    folder = places / "config" / "jupyter_server_config.d"
+    folder.mkdir(parents=True)
+    (folder / "x.json").write_text(json.dumps({"ServerApp": {"kernel_spec_manager_class": doctor.MANAGER_CLASS}}))
+    assert "only sandboxed kernels" in next(doctor.check_server()).message
+
+
+def test_hosts_that_anybody_can_put_files_on_are_noted() -> None:
+    policy = Policy(config=Config({"Policy": {"allowed_hosts": ["example.org", "storage.googleapis.com"]}}))
+    found = next(doctor.check_hosts(policy))
+    assert found.message.startswith("hosts: example.org, storage.googleapis.com")
+    assert "note: storage.googleapis.com serve many owners" in found.message
+    policy = Policy(config=Config({"Policy": {"allowed_hosts": []}}))
+    assert next(doctor.check_hosts(policy)).message == "hosts: none"
