@@ -43,6 +43,8 @@ MAX_SUBSCRIPTIONS = 256
 MAX_QUEUED = 1000
 MAX_QUEUED_BYTES = 16 * MIB
 MAX_REFUSALS_A_CELL = 5
+#: Bytes for one client that are not left for the end of the loop's turn.
+FLUSH_SIZE = 64 * 1024
 MAX_NOTICE = 2000
 
 OnMessage = Callable[[str, list[bytes]], Awaitable[None]]
@@ -77,6 +79,8 @@ class _Peer(asyncio.Protocol):
         self.identity = b""
         self.topics: list[bytes] = []
         self.lost = 0
+        self._pending: list[bytes] = []
+        self._pending_size = 0
         self._writable = asyncio.Event()
         self._writable.set()
 
@@ -133,8 +137,21 @@ class _Peer(asyncio.Protocol):
                 self.write(zmtp.encode(front.stream_message(text)))
 
     def write(self, data: bytes) -> None:
-        """Write an encoded message, whatever waits before it."""
-        self.transport.write(data)
+        """Write an encoded message, whatever waits before it.
+
+        Messages that come in one turn of the loop go out in one system call: each costs a fight for the GIL.
+        """
+        if not self._pending:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._pending.append(data)
+        self._pending_size += len(data)
+        if self._pending_size > FLUSH_SIZE:
+            self._flush()
+
+    def _flush(self) -> None:
+        pending, self._pending, self._pending_size = self._pending, [], 0
+        if pending:
+            self.transport.write(pending[0] if len(pending) == 1 else b"".join(pending))
 
     async def deliver(self, data: bytes) -> None:
         """Write, after waiting for a client that still reads; one that does not loses the message."""
