@@ -46,7 +46,8 @@ class Cgroups:
         """Tell for each limit why it cannot be enforced; None where it can.
 
         ``processes`` is enforced by gVisor inside, with control groups as a backstop only; ``disk`` by gVisor for
-        each file and for the sum by the owner, who watches the blocks allocated and ends the sandbox over its limit.
+        each file, for their sum by a limit on the size of the file that holds the writable layer, rounded up to whole
+        GiB, and exactly by the owner, who watches the blocks allocated and ends the sandbox that is over.
         """
         return {
             "memory": self._reason("memory"),

@@ -33,6 +33,8 @@ MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 MAX_DEPTH, MAX_SEEN, MAX_MASKS = 4, 5_000, 256
 #: The top level is never searched in part: more hidden entries than this are an error.
 MAX_TOP_MASKS = 2_000
+#: Files that gVisor itself masks too: each takes it a connection, and it has few. The top level comes first.
+MAX_INNER_MASKS = 100
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -183,9 +185,11 @@ def make_masks(stage: str, covered: list[tuple[str, bool]]) -> str:
     """Return OCI mounts for what is covered, as JSON.
 
     The mounts made here hide what is beneath, but gVisor acts from a namespace in which they are no mount points, so
-    the kernel would let it move or replace the entries. Mounts that gVisor itself knows forbid that.
+    the kernel would let it move or replace the entries. Mounts that gVisor itself knows forbid that. What is over
+    their number stays hidden, but can be replaced unseen.
     """
     masks = []
+    left = MAX_INNER_MASKS
     for path, is_folder in covered:
         try:
             path.encode()
@@ -194,7 +198,8 @@ def make_masks(stage: str, covered: list[tuple[str, bool]]) -> str:
         target = quote("/workspace/" + path)
         if is_folder:
             masks.append(f'{{"destination":{target},"type":"tmpfs","source":"tmpfs","options":["ro","mode=0555"]}}')
-        else:
+        elif left:
+            left -= 1
             source = quote(stage + "/nothing")
             masks.append(f'{{"destination":{target},"type":"bind","source":{source},"options":["bind","ro"]}}')
     return "".join("," + mask for mask in masks)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import marshal
 import os
 import pwd
+import resource
 import select
 import shutil
 import subprocess
@@ -153,6 +154,8 @@ class Launch:
         ``cgroup.procs`` files to join first.
     processors : int
         Stay on this many processors; 0 leaves the affinity alone.
+    file_size : int
+        Bytes that no file of these processes may grow over; 0 leaves it open.
     """
 
     command: Sequence[str]
@@ -161,6 +164,7 @@ class Launch:
     plan: list[tuple[Any, ...]] = field(default_factory=list)
     cgroups: Sequence[str] = ()
     processors: int = 0
+    file_size: int = 0
 
 
 def run(launch: Launch, log: Path, timeout: float) -> int:
@@ -200,7 +204,7 @@ def run(launch: Launch, log: Path, timeout: float) -> int:
             start_new_session=True,
         )
     try:
-        return _converse(process, marshal.dumps(config), launch.maps, deadline, log)
+        return _converse(process, marshal.dumps(config), launch, deadline, log)
     except subprocess.TimeoutExpired:
         raise RuntimeFailed(f"{Path(launch.command[0]).name} did not answer within {timeout:g} s") from None
     finally:
@@ -211,7 +215,7 @@ def run(launch: Launch, log: Path, timeout: float) -> int:
                 stream.close()
 
 
-def _converse(process: subprocess.Popen[bytes], config: bytes, maps: IdMaps, deadline: float, log: Path) -> int:
+def _converse(process: subprocess.Popen[bytes], config: bytes, launch: Launch, deadline: float, log: Path) -> int:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -223,7 +227,11 @@ def _converse(process: subprocess.Popen[bytes], config: bytes, maps: IdMaps, dea
     if not select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
         raise subprocess.TimeoutExpired("launcher", 0)
     if process.stdout.read(1) == b"u":
-        write_id_maps(process.pid, maps, max(0.1, deadline - time.monotonic()))
+        if launch.file_size:
+            hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)[1]
+            size = launch.file_size if hard == resource.RLIM_INFINITY else min(hard, launch.file_size)
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, size))
+        write_id_maps(process.pid, launch.maps, max(0.1, deadline - time.monotonic()))
         try:
             process.stdin.write(b"m")
         except BrokenPipeError:

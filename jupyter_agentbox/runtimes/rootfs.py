@@ -4,6 +4,9 @@ Pure planning: the steps are carried out by :mod:`.launcher` in a mount namespac
 small file system of its own with read-only binds in it, so what is not named here does not exist inside: no ``/root``,
 ``/home``, ``/var``, ``/run``, ``/opt``, ``/srv``, ``/mnt``, no device and no socket of the host.
 
+Hidden entries of a work folder are those that are there at the start: all of the top level, and below it what a bounded
+search finds. What gets a hidden name later, or is put in a hidden file's place by a program outside, is not hidden.
+
 Steps, with paths relative to the stage::
 
     ("folder", path, mode, inner owner)
@@ -11,6 +14,7 @@ Steps, with paths relative to the stage::
     ("link", path, target)
     ("bind", path, source, is_writable)
     ("workspace", "", source, device, inode, patterns, is_writable)
+    ("config", absolute path, text)        the OCI configuration, to which the masks of hidden entries are added
 """
 
 from __future__ import annotations
@@ -82,7 +86,7 @@ def make_plan(
     steps = [
         *_make_folders(user),
         *(_show_image(spec.root) if spec.root else _show_host(host, spec.is_root)),
-        *_make_etc(user, is_image=spec.root is not None),
+        *_make_etc(user, accounts=(spec.root or host) / "etc" if spec.is_root else None),
     ]
     if python and not spec.root:
         # Under the given name and the real one: an interpreter finds its library by either.
@@ -146,6 +150,7 @@ def _show_host(host: Path, has_package_manager: bool) -> list[Step]:
     if has_package_manager:
         steps += [("folder", f"root/var/{name}/partial", 0o755, 0) for name in ("lib/apt/lists", "cache/apt/archives")]
         steps += [("folder", "root/var/cache/debconf", 0o755, 0), ("folder", "root/var/log/apt", 0o755, 0)]
+        steps += [("folder", f"root/etc/apt/{name}", 0o755, 0) for name in ("preferences.d", "apt.conf.d")]
         # There is no second user to drop to inside one user namespace of few ids.
         steps.append(("file", "root/etc/apt/apt.conf.d/00sandbox", 'APT::Sandbox::User "root";\n'))
     return steps
@@ -170,18 +175,18 @@ def _show_image(image: Path) -> list[Step]:
 ETC_MADE = frozenset({"passwd", "group", "hosts", "hostname", "resolv.conf", "nsswitch.conf", "shells"})
 
 
-def _make_etc(user: int, *, is_image: bool) -> list[Step]:
+def _make_etc(user: int, *, accounts: Path | None) -> list[Step]:
     shell = "/bin/bash"
-    passwd = [f"root:x:0:0:root:{HOME if not user else '/root'}:{shell}"]
-    group = ["root:x:0:"]
-    if is_image or not user:
-        passwd += ["_apt:x:42:65534::/nonexistent:/usr/sbin/nologin", "daemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin"]
-        group += ["daemon:x:1:", "adm:x:4:", "tty:x:5:", "mail:x:8:", "staff:x:50:", "shadow:x:42:", "utmp:x:43:"]
-    passwd += [
+    passwd = [
+        f"root:x:0:0:root:{'/root' if user else HOME}:{shell}",
         f"user:x:{USER_ID}:{USER_ID}:user:{HOME}:{shell}",
         "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin",
     ]
-    group += [f"user:x:{USER_ID}:", "nogroup:x:65534:"]
+    group = ["root:x:0:", f"user:x:{USER_ID}:", "nogroup:x:65534:"]
+    if accounts:
+        # Packages name system accounts; people's are left out.
+        passwd += _read_accounts(accounts / "passwd", 7)
+        group += _read_accounts(accounts / "group", 4)
     texts = {
         "passwd": passwd,
         "group": group,
@@ -192,6 +197,20 @@ def _make_etc(user: int, *, is_image: bool) -> list[Step]:
         "shells": ["/bin/sh", "/bin/bash"],
     }
     return [("file", f"root/etc/{name}", "\n".join(lines) + "\n") for name, lines in texts.items()]
+
+
+def _read_accounts(path: Path, fields: int) -> list[str]:
+    """Return the system's own accounts, without members or descriptions."""
+    try:
+        rows = [line.split(":") for line in path.read_text(errors="replace").splitlines()]
+    except OSError:
+        return []
+    found = []
+    for row in rows:
+        if len(row) == fields and row[2].isdigit() and 0 < int(row[2]) < 1000:
+            rest = [row[3], "", *row[5:]] if fields == 7 else [""]
+            found.append(":".join([row[0], "x", row[2], *rest]))
+    return found
 
 
 def _bind_once(steps: list[Step], target: str, source: str, is_writable: bool) -> list[Step]:

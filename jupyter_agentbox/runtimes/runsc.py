@@ -22,7 +22,7 @@ from typing import ClassVar
 from traitlets import Enum, Float, Unicode
 
 from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
-from jupyter_agentbox.spec import Cause, End, Limits, SandboxSpec
+from jupyter_agentbox.spec import GIB, Cause, End, Limits, SandboxSpec
 from jupyter_agentbox.sweep import (
     find_processes,
     get_runtime_directories,
@@ -209,6 +209,7 @@ class RunscRuntime(Runtime):
                 cgroups=[f"{group}/cgroup.procs" for group in groups],
                 # What stands in for a share of processor time where it cannot be enforced: so many processors.
                 processors=math.ceil(spec.limits.cpus) if "cpus" in missing else 0,
+                file_size=bound_file_size(spec.limits),
             )
             status = namespaces.run(launch, directory / "log", self.start_timeout)
             if status:
@@ -263,6 +264,16 @@ class RunscRuntime(Runtime):
         log = directory / f"{arguments[0]}.log"
         if status := namespaces.run(namespaces.Launch(command, maps), log, timeout):
             raise RuntimeFailed(f"runsc {arguments[0]} failed with status {status}: {namespaces.read_tail(log)}")
+
+
+def bound_file_size(limits: Limits) -> int:
+    """Return the size that no host file of a sandbox may grow over.
+
+    gVisor keeps the writable layer in one file and memory in another, and lets them grow by whole GiB. At the bound
+    writing fails inside and all else goes on; the owner's watch of :meth:`RunscRuntime.usage` is exact. The file of
+    memory needs one step of headroom, since pages in use are not all side by side.
+    """
+    return max(-(-limits.disk // GIB), -(-limits.memory // GIB) + 1) * GIB
 
 
 def format_size(size: int) -> str:

@@ -224,6 +224,22 @@ class RuntimeContract:
             box.run("touch /proc/x; truncate -s 100T sparse")
             assert box.runtime.usage(box.handle, box.directory).disk < 100 * MIB
 
+    def test_many_files_cannot_fill_the_disk_even_unwatched(self, make_box: MakeBox, spec: SandboxSpec) -> None:
+        wide = replace(spec, limits=replace(spec.limits, memory=512 * MIB, disk=1024 * MIB))
+        with make_box(wide) as box:
+            said = box.run(
+                "cd /tmp; for i in 1 2 3 4 5 6; do fallocate -l 500M $i || echo refused; done; rm ?; echo fine"
+            )
+            assert said.count("refused") >= 2
+            assert said.endswith("fine\n")
+
+    def test_processor_time_is_bounded(self, make_box: MakeBox, spec: SandboxSpec) -> None:
+        with make_box(replace(spec, limits=replace(spec.limits, cpus=0.5))) as box:
+            before, started = box.runtime.usage(box.handle, box.directory), time.monotonic()
+            box.run("for i in 1 2 3; do timeout 2 sh -c 'while :; do :; done' & done; wait")
+            spent = box.runtime.usage(box.handle, box.directory).cpu - before.cpu
+            assert spent < 0.5 * (time.monotonic() - started) + 0.3
+
     def test_shared_memory_is_bounded(self, make_box: MakeBox, spec: SandboxSpec) -> None:
         small = replace(spec, limits=replace(spec.limits, memory=256 * MIB, disk=1024 * MIB))
         with make_box(small) as box:

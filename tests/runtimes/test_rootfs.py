@@ -64,6 +64,12 @@ def test_what_is_made_up_names_nobody(host: Path) -> None:
 
 def test_package_managers_get_their_state_where_user_code_is_root(host: Path) -> None:
     targets = [step[1] for step in plan(host, SandboxSpec(is_root=True), user=0)]
+    (host / "etc/passwd").write_text(
+        "root:x:0:0::/:/x\n_apt:x:42:65534:me:/n:/no\nme:x:1000:1000:Me:/home/me:/x\nbad\n"
+    )
+    files = {step[1]: step[2] for step in plan(host, SandboxSpec(is_root=True), user=0) if step[0] == "file"}
+    assert "_apt:x:42:65534::/n:/no\n" in files["root/etc/passwd"]
+    assert "/home/me" not in files["root/etc/passwd"]
     assert "root/var/lib/dpkg" in targets
     assert "root/etc/shadow" not in targets
 

@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
-from jupyter_agentbox.runtimes import Runtime
+from jupyter_agentbox.runtimes import Handle, Runtime
 from jupyter_agentbox.runtimes.runsc import RunscRuntime, format_size
 from jupyter_agentbox.spec import MIB, Limits, SandboxSpec
-from jupyter_agentbox.sweep import find_processes
+from jupyter_agentbox.sweep import find_processes, is_running
 
 from .box import STANDIN, Box
 from .contract import MakeBox, RuntimeContract
@@ -69,6 +70,45 @@ class TestRunsc(RuntimeContract):
         with make_box(replace(spec, is_root=True)) as box:
             assert box.handle.user == 0
             assert box.run("id -u; touch /tmp/x; chown 42:42 /tmp/x; stat -c %u /tmp/x").split() == ["0", "42"]
+
+    def test_packages_can_be_installed_where_user_code_is_root(
+        self, make_box: MakeBox, spec: SandboxSpec, workspace: Path
+    ) -> None:
+        control = workspace / "pkg" / "DEBIAN" / "control"
+        control.parent.mkdir(parents=True, mode=0o755)
+        control.write_text(
+            "Package: agentbox-probe\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.org>\nDescription: x\n"
+        )
+        tool = workspace / "pkg" / "usr" / "bin" / "agentbox-probe"
+        tool.parent.mkdir(parents=True)
+        tool.write_text("#!/bin/sh\necho installed\n")
+        tool.chmod(0o755)
+        subprocess.run(["dpkg-deb", "--build", "pkg", "probe.deb"], cwd=workspace, check=True, stdout=-3, timeout=20)
+        with make_box(replace(spec, is_root=True, limits=replace(spec.limits, disk=1024 * MIB))) as box:
+            path = "export PATH=/usr/sbin:/sbin:$PATH; "
+            said = box.run(path + "apt-get install -y ./probe.deb 2>&1; agentbox-probe", timeout=60)
+            assert said.endswith("installed\n"), said
+        assert not Path("/usr/bin/agentbox-probe").exists()
+
+    def test_nothing_outlives_a_killed_owner_and_its_lease(self, state_dir: Path) -> None:
+        state_dir.mkdir()
+        mounts = Path("/proc/mounts").read_text()
+        command = [sys.executable, "-m", "tests.runtimes.owner", str(state_dir), "3"]
+        with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as owner:
+            assert owner.stdout is not None
+            handle = Handle.from_dict(json.loads(owner.stdout.readline()))
+            time.sleep(4)  # longer than the lease: a live owner's sandbox is never touched
+            assert owner.poll() is None
+            assert is_running(handle.pid, handle.start_time)
+            owner.kill()
+        deadline = time.monotonic() + 15
+        while (state_dir / "sandboxes" / "orphan").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert not [pid for pid, start in handle.processes if is_running(pid, start)]
+        assert not [path for path in handle.cgroups if Path(path).exists()]
+        assert os.listdir(state_dir / "sandboxes") == []
+        assert Path("/proc/mounts").read_text() == mounts
 
     def test_checkpoint_restore_and_link_work_here(self, runtime: Runtime) -> None:
         checks = {check.name: check for check in runtime.check()}
