@@ -76,7 +76,7 @@ class Kernel:
         self._control = self._sandbox.open_stream(
             {
                 "kind": "kernel",
-                "name": self._name,
+                "kernel": self._name,
                 "argv": list(argv),
                 "env": dict(env),
                 "cwd": cwd,
@@ -86,7 +86,8 @@ class Kernel:
             }
         )
         for channel in CHANNELS:
-            stream = self._sandbox.open_stream({"kind": "channel", "kernel": self._name, "channel": channel})
+            header = {"kind": "channel", "kernel": self._name, "channel": channel, "window": CHANNEL_CREDIT}
+            stream = self._sandbox.open_stream(header)
             stream.grant(CHANNEL_CREDIT)
             self._streams[channel] = stream
             self._locks[channel] = asyncio.Lock()

@@ -1,4 +1,7 @@
-"""Kernels inside: the process, and its sockets' bytes carried between it and the link."""
+"""Kernels inside: the process, and its messages carried between its sockets and the link.
+
+A kernel outlives its owner: what it says meanwhile waits in the outboxes of its channels.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,13 @@ import socket
 
 from . import zmtp
 from .framing import pack_json
-from .loop import LinkDown, Loop, Pump, Stream
+from .loop import Loop, Stream
+from .outbox import Outbox
 from .processes import Processes, StartError, read_requests
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 #: Socket type that the guest plays towards each of the kernel's sockets.
@@ -22,32 +27,32 @@ CHANNELS = {"shell": b"DEALER", "iopub": b"SUB", "stdin": b"DEALER", "control": 
 IDENTITY = b"agentbox"
 #: Below the ephemeral range, so that no program is handed one of them by chance.
 FIRST_PORT = 9000
-#: Output taken from the kernel ahead of the host, bytes: a kernel drops what its socket cannot queue.
-IOPUB_QUEUE = 64 * 1024 * 1024
+#: What waits for the host, bytes. Much for iopub: a kernel drops what its socket cannot queue.
+OUTBOX_LIMIT = 4 * 1024 * 1024
+IOPUB_LIMIT = 64 * 1024 * 1024
+#: Largest message either way, bytes.
+MAX_MESSAGE = 128 * 1024 * 1024
 _DIAL_INTERVAL = 0.01
+_READ_SIZE = 256 * 1024
 
 
 class Kernel:
-    """One kernel process, started for the stream ``{"kind": "kernel"}``.
+    """One kernel process, started for a stream ``{"kind": "kernel", "name": ...}``.
 
-    To the host: JSON messages ``{"event": "connected", "channel": ...}`` and
-    ``{"event": "exited", "code", "signal"}`` or ``{"event": "failed", "message"}``. From the host:
-    ``{"signal": n}``. The kernel ends with that stream.
+    To the host: JSON messages ``{"event": "connected", "channel": ...}``, ``{"event": "exited", "code", "signal"}``,
+    ``{"event": "failed", "message"}`` and ``{"event": "dropped", "channel", "count"}``. From the host:
+    ``{"signal": n}``. An EOF from the host ends the kernel; the loss of the owner does not.
     """
 
     def __init__(self, loop: Loop, processes: Processes, stream: Stream) -> None:
-        self._loop = loop
-        self._stream = stream
+        self.is_running = True
+        self._events = Outbox(OUTBOX_LIMIT, lambda: None)
         header = stream.header
-        self._is_ipc = header["connection"]["transport"] == "ipc"
-        self._ip = header["connection_file"].removesuffix(".json") if self._is_ipc else "127.0.0.1"
-        ports = list(range(1, 6)) if self._is_ipc else _free_ports()
-        self._ports = dict(zip(("shell", "iopub", "stdin", "control", "hb"), ports, strict=True))
-        connection = {
-            **header["connection"],
-            "ip": self._ip,
-            **{f"{name}_port": port for name, port in self._ports.items()},
-        }
+        is_ipc = header["connection"]["transport"] == "ipc"
+        ip = header["connection_file"].removesuffix(".json") if is_ipc else "127.0.0.1"
+        ports = dict(zip(("shell", "iopub", "stdin", "control", "hb"), _find_ports(is_ipc), strict=True))
+        connection = {**header["connection"], "ip": ip, **{f"{name}_port": port for name, port in ports.items()}}
+        self.attach(stream)
         try:
             self._process = processes.spawn(
                 header["argv"],
@@ -60,97 +65,192 @@ class Kernel:
         except (StartError, OSError) as error:
             self.is_running = False
             self._tell(event="failed", message=str(error))
-            stream.write_eof()
+            self._events.close()
             return
-        self.is_running = True
+        self.channels = {
+            name: Channel(loop, self, name, f"{ip}-{ports[name]}" if is_ipc else (ip, ports[name])) for name in CHANNELS
+        }
+
+    def attach(self, stream: Stream) -> None:
+        """Take orders from this owner, and tell it all that nobody has heard yet."""
         read_requests(stream, lambda request: self._process.signal(int(request["signal"])))
-        stream.on_reset = lambda reason: self._process.signal(9)
-        stream.on_eof = lambda: self._process.signal(9)
+        stream.on_eof = self.end
+        stream.on_reset = lambda reason: self._events.detach()
+        self._events.attach(stream)
 
-    def connect(self, stream: Stream) -> None:
-        """Join a channel's stream to the kernel's socket as soon as that listens."""
-        channel = stream.header["channel"]
-        is_wanted = [True]
+    def end(self) -> None:
+        """Kill it."""
+        if self.is_running:
+            self._process.signal(9)
 
-        def forget(*_: object) -> None:
-            is_wanted[0] = False
+    def connected(self, channel: Channel) -> None:
+        """Tell the host that it listens there."""
+        self._tell(event="connected", channel=channel.name)
 
-        stream.on_reset = forget
-        stream.on_eof = forget
-
-        def dial() -> None:
-            if not is_wanted[0]:
-                return
-            if not self.is_running:
-                stream.reset("the kernel has ended")
-                return
-            sock, failure = self._dial(channel)
-            if failure not in (0, errno.EINPROGRESS):
-                sock.close()
-                self._loop.later(_DIAL_INTERVAL, dial)
-                return
-
-            def connected() -> None:
-                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                    self._loop.watch(sock.fileno())
-                    sock.close()
-                    self._loop.later(_DIAL_INTERVAL, dial)
-                    return
-                sock.send(zmtp.greeting() + zmtp.ready(CHANNELS[channel], b"" if channel == "iopub" else IDENTITY))
-                handshake = zmtp.Handshake()
-                self._loop.watch(sock.fileno(), greeted(handshake))
-
-            def greeted(handshake: zmtp.Handshake) -> Any:
-                def read() -> None:
-                    try:
-                        data = sock.recv(65536)
-                        handshake.feed(data)
-                    except BlockingIOError:
-                        return
-                    except (OSError, zmtp.ZmtpError) as error:
-                        data = b""
-                        stream.reset(str(error))
-                    if not data or not is_wanted[0]:
-                        self._loop.watch(sock.fileno())
-                        sock.close()
-                        self._loop.later(_DIAL_INTERVAL, dial)
-                    elif handshake.is_done:
-                        if channel == "iopub":  # not before: libzmq hangs up on what it reads along with READY
-                            sock.send(zmtp.SUBSCRIBE_ALL)
-                        queue = IOPUB_QUEUE if channel == "iopub" else 65536
-                        Pump(self._loop, sock, stream, handshake.rest, queue_size=queue)
-                        self._tell(event="connected", channel=channel)
-
-                return read
-
-            self._loop.watch(sock.fileno(), None, connected)
-
-        dial()
-
-    def _dial(self, channel: str) -> tuple[socket.socket, int]:
-        kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
-        if self._is_ipc:
-            sock = socket.socket(socket.AF_UNIX, kind)
-            failure = sock.connect_ex(f"{self._ip}-{self._ports[channel]}")
-        else:
-            sock = socket.socket(socket.AF_INET, kind)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            failure = sock.connect_ex((self._ip, self._ports[channel]))
-        return sock, failure
+    def dropped(self, channel: Channel, count: int) -> None:
+        """Tell the host that it has missed messages."""
+        self._tell(event="dropped", channel=channel.name, count=count)
 
     def _exited(self, code: int, number: int) -> None:
         self.is_running = False
         self._tell(event="exited", code=code, signal=number)
-        self._stream.write_eof()
+        self._events.close()
 
     def _tell(self, **event: Any) -> None:
+        self._events.put(pack_json(event))
+
+
+class Channel:
+    """The guest's connection to one of the kernel's sockets, and the stream to the host."""
+
+    def __init__(self, loop: Loop, kernel: Kernel, name: str, address: str | tuple[str, int]) -> None:
+        self.name = name
+        self._loop = loop
+        self._kernel = kernel
+        self._address = address
+        self._sock: socket.socket | None = None
+        self._from_kernel = zmtp.Splitter(MAX_MESSAGE)
+        self._from_host = zmtp.Splitter(MAX_MESSAGE)
+        self._outbox = Outbox(IOPUB_LIMIT if name == "iopub" else OUTBOX_LIMIT, self._watch)
+        self._stream: Stream | None = None
+        self._unsent: list[bytes] = []
+        self._uncredited = 0
+        self._handshake: zmtp.Handshake | None = None
+        self._dial()
+
+    def attach(self, stream: Stream) -> None:
+        """Carry to and from this owner."""
+        self._stream = stream
+        self._from_host = zmtp.Splitter(MAX_MESSAGE)  # half a message of the last owner's is nobody's
+        self._uncredited = 0
+        stream.on_data = self._host_said
+        stream.on_reset = lambda reason: self._detach(stream)
+        if self._outbox.dropped:
+            self._kernel.dropped(self, self._outbox.dropped)
+            self._outbox.dropped = 0
+        self._outbox.attach(stream)
+
+    def _detach(self, stream: Stream) -> None:
+        if stream is self._stream:
+            self._stream = None
+            self._outbox.detach()
+
+    # -- towards the kernel ------------------------------------------------------------------
+
+    def _dial(self) -> None:
+        if not self._kernel.is_running:
+            return
+        kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
+        sock = socket.socket(socket.AF_UNIX if isinstance(self._address, str) else socket.AF_INET, kind)
+        if sock.connect_ex(self._address) not in (0, errno.EINPROGRESS):
+            self._redial(sock)
+            return
+
+        def connected() -> None:
+            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self._redial(sock)
+                return
+            if sock.family == socket.AF_INET:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.send(zmtp.greeting() + zmtp.ready(CHANNELS[self.name], b"" if self.name == "iopub" else IDENTITY))
+            self._handshake = zmtp.Handshake()
+            self._loop.watch(sock.fileno(), lambda: self._greet(sock))
+
+        self._loop.watch(sock.fileno(), None, connected)
+
+    def _redial(self, sock: socket.socket) -> None:
+        self._loop.watch(sock.fileno())
+        sock.close()
+        self._sock = None
+        self._loop.later(_DIAL_INTERVAL, self._dial)
+
+    def _greet(self, sock: socket.socket) -> None:
+        assert self._handshake is not None
         try:
-            self._stream.write(pack_json(event))
-        except LinkDown:
-            pass  # the owner is gone, and with it whoever would want to know
+            data = sock.recv(65536)
+            self._handshake.feed(data)
+        except BlockingIOError:
+            return
+        except (OSError, zmtp.ZmtpError):
+            data = b""
+        if not data:
+            self._redial(sock)
+        elif self._handshake.is_done:
+            if self.name == "iopub":  # not before: libzmq hangs up on what it reads along with READY
+                sock.send(zmtp.SUBSCRIBE_ALL)
+            self._sock = sock
+            self._from_kernel = zmtp.Splitter(MAX_MESSAGE)
+            self._kernel.connected(self)
+            self._kernel_said(self._handshake.rest)
+            self._send()
+
+    def _watch(self) -> None:
+        if self._sock is not None:
+            self._loop.watch(
+                self._sock.fileno(),
+                self._read if self._outbox.has_room else None,
+                self._send if self._unsent else None,
+            )
+
+    def _read(self) -> None:
+        assert self._sock is not None
+        try:
+            data = self._sock.recv(_READ_SIZE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._kernel_said(data)
+            if not self._outbox.has_room:
+                self._watch()
+        else:
+            self._redial(self._sock)
+
+    def _kernel_said(self, data: bytes) -> None:
+        try:
+            for message in self._from_kernel.feed(data):
+                self._outbox.put(message)
+        except zmtp.ZmtpError:
+            if self._sock is not None:
+                self._redial(self._sock)
+
+    def _host_said(self, data: bytes) -> None:
+        # Only whole messages go on: an owner may be lost in the middle of one.
+        try:
+            self._unsent += self._from_host.feed(data)
+        except zmtp.ZmtpError as error:
+            if self._stream is not None:
+                self._stream.reset(str(error))
+            return
+        self._uncredited += len(data)
+        self._send()
+
+    def _send(self) -> None:
+        if self._sock is None:
+            return
+        try:
+            while self._unsent:
+                count = self._sock.send(self._unsent[0])
+                if count < len(self._unsent[0]):
+                    self._unsent[0] = self._unsent[0][count:]
+                else:
+                    del self._unsent[0]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._redial(self._sock)
+            return
+        if not self._unsent and self._stream is not None and self._uncredited:
+            self._stream.consumed(self._uncredited)
+            self._uncredited = 0
+        self._watch()
 
 
-def _free_ports() -> list[int]:
+def _find_ports(is_ipc: bool) -> list[int]:
+    """Five numbers: any will do for UNIX sockets of the kernel's own."""
+    if is_ipc:
+        return list(range(1, 6))
     ports: list[int] = []
     for port in range(FIRST_PORT, 32768):
         with socket.socket() as probe:
@@ -169,3 +269,21 @@ def make_shared_directory(path: str) -> None:
     """Make the directory of connection files; like ``/tmp``, since each is written as its kernel's user."""
     os.makedirs(path, mode=0o1777, exist_ok=True)
     os.chmod(path, 0o1777)
+
+
+def open_kernel(loop: Loop, processes: Processes, kernels: dict[str, Kernel], stream: Stream) -> None:
+    """Serve a stream of kind ``kernel`` (start one, or go on with one) or ``channel``."""
+    name = stream.header["kernel"]
+    known = kernels.get(name)
+    action: Callable[[Stream], object]
+    if stream.header["kind"] == "channel":
+        if known is None or not hasattr(known, "channels"):
+            stream.reset(f"no kernel {name!r} runs here")
+            return
+        action = known.channels[stream.header["channel"]].attach
+    elif known is None:
+        kernels[name] = Kernel(loop, processes, stream)
+        return
+    else:
+        action = known.attach
+    action(stream)

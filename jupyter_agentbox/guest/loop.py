@@ -113,6 +113,12 @@ class Stream:
         connection = self._link.connection
         return connection.room(self._id) if connection is not None else 0
 
+    @property
+    def credit_given(self) -> int:
+        """Bytes that the host has allowed and that were not sent yet, whether or not the link has room."""
+        connection = self._link.connection
+        return connection.credit(self._id) if connection is not None else 0
+
     def write(self, data: bytes) -> None:
         """Queue ``data``, of which no more than :attr:`credit` may be given."""
         connection = self._link.connection

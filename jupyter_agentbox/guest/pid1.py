@@ -11,7 +11,7 @@ import os
 import signal
 
 from .egress import Egress
-from .kernels import Kernel, make_shared_directory
+from .kernels import Kernel, make_shared_directory, open_kernel
 from .loop import Link, Loop, Stream
 from .processes import Command, Processes
 
@@ -65,12 +65,10 @@ class Guest:
         kind = stream.header.get("kind")
         if kind == "command":
             Command(self.loop, self.processes, stream)
-        elif kind == "kernel":
-            self.kernels[stream.header["name"]] = Kernel(self.loop, self.processes, stream)
-        elif kind == "channel" and stream.header["kernel"] in self.kernels:
-            self.kernels[stream.header["kernel"]].connect(stream)
+        elif kind in ("kernel", "channel"):
+            open_kernel(self.loop, self.processes, self.kernels, stream)
         else:
-            stream.reset(f"this guest knows no {kind!r} of that name")
+            stream.reset(f"this guest knows no {kind!r}")
 
 
 def main() -> int:

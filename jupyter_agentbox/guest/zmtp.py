@@ -83,6 +83,47 @@ def encode(frames: list[bytes]) -> bytes:
     return b"".join(parts)
 
 
+class Splitter:
+    """Cuts the bytes of one socket into messages, without looking into them.
+
+    Parameters
+    ----------
+    max_size : int
+        Largest message, bytes.
+    """
+
+    def __init__(self, max_size: int) -> None:
+        self.max_size = max_size
+        self._buffer = bytearray()
+        self._position = 0  # where the next frame begins
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take what was read; whole messages are returned as they came. Raises ZmtpError."""
+        self._buffer += data
+        messages: list[bytes] = []
+        start, position, end = 0, self._position, len(self._buffer)
+        while end - position >= 2:
+            flags = self._buffer[position]
+            if flags & LONG:
+                if end - position < 9:
+                    break
+                after = position + 9 + _U64.unpack_from(self._buffer, position + 1)[0]
+            else:
+                after = position + 2 + self._buffer[position + 1]
+            if after - start > self.max_size:
+                raise ZmtpError(f"a message of over {self.max_size} bytes")
+            if after > end:
+                break
+            position = after
+            if not flags & (MORE | COMMAND):  # commands go along with the message that follows
+                messages.append(bytes(self._buffer[start:position]))
+                start = position
+        self._position = position - start
+        if start:
+            del self._buffer[:start]
+        return messages
+
+
 class Decoder:
     """Reads messages from the bytes of one socket.
 

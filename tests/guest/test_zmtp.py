@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jupyter_agentbox.guest import zmtp
-from jupyter_agentbox.guest.zmtp import Decoder, Handshake, ZmtpError, encode
+from jupyter_agentbox.guest.zmtp import Decoder, Handshake, Splitter, ZmtpError, encode
 
 FRAMES = st.lists(st.binary(max_size=700), min_size=1, max_size=6)
 
@@ -96,3 +96,19 @@ def test_libzmq_takes_our_greeting_and_identity_and_answers(router: zmq.Socket) 
 def test_a_peer_of_another_kind_is_refused(data: bytes) -> None:
     with pytest.raises(ZmtpError):
         Handshake().feed(data)
+
+
+@given(st.lists(FRAMES, max_size=6), st.integers(1, 400))
+@settings(max_examples=80, deadline=None)
+def test_messages_are_cut_apart_as_they_came(messages: list[list[bytes]], cut: int) -> None:
+    data = b"".join(map(encode, messages))
+    splitter = Splitter(1_000_000)
+    got = []
+    for start in range(0, len(data), cut):
+        got += splitter.feed(data[start : start + cut])
+    assert got == list(map(encode, messages))
+
+
+def test_a_message_too_large_to_carry_is_refused_by_its_length_alone() -> None:
+    with pytest.raises(ZmtpError):
+        Splitter(1000).feed(b"\x02" + (1 << 62).to_bytes(8, "big"))
