@@ -81,8 +81,8 @@ KEYS = {
     "cpus": "processors' worth of time, such as `0.5`",
     "processes": "processes and threads",
     "disk": "like `memory`",
-    "allowed_hosts": "patterns and presets; a request's within the profile's, a profile's within `Policy.allowed_hosts`",
-    "hidden_files": "patterns of names; a request adds to the profile's, a profile replaces `Policy.hidden_files`",
+    "allowed_hosts": "patterns, presets; a request's within its profile's, a profile's within `Policy.allowed_hosts`",
+    "hidden_files": "patterns of names; a request adds some, a profile replaces `Policy.hidden_files`",
     "workspace": "`folder`, the notebook's own, or `private`; a request can only make it private",
     "lease_timeout": "seconds",
     "private_hosts": "patterns within `Policy.private_hosts`",
@@ -106,7 +106,8 @@ def make() -> str:
         page += f"\n## {owner.__name__}\n"
         traits = owner.class_own_traits(config=True)
         for name, trait in traits.items():
-            page += f"\n### {owner.__name__}.{name}\n\n*{kind_of(trait)}*\n\n{inspect.cleandoc(trait.help).replace('::' + chr(10), ':' + chr(10))}\n"
+            text = inspect.cleandoc(trait.help).replace("::\n", ":\n")
+            page += f"\n### {owner.__name__}.{name}\n\n*{kind_of(trait)}*\n\n{text}\n"
     return page
 
 

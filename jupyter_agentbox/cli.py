@@ -206,7 +206,8 @@ class ListCommand(Command):
 
         policy = Policy(parent=self)
         is_there = (policy.state_path / "sandboxes").is_dir()
-        found = SandboxManager.shared(policy.state_path, policy.runtime).list() if is_there else []
+        manager = SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config) if is_there else None
+        found = manager.list() if manager is not None else []
         if self.is_json:
             print(json.dumps([asdict(item) for item in found], indent=2))
             return 0
