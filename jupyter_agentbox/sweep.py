@@ -251,6 +251,13 @@ def _read_state(directory: Path) -> dict[str, object] | None:
     return state if isinstance(state, dict) else None
 
 
+def _read_lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except (OSError, ValueError):
+        return []
+
+
 def _read_processes(state: dict[str, object]) -> tuple[list[tuple[int, int]], list[str]]:
     """Return processes and control groups from the handle in a state, as far as they make sense."""
     handle = state.get("handle")
@@ -284,7 +291,7 @@ def _sweep_one(directory: Path, now: float) -> bool:
         return False
     # Also those that a start which was cut short never wrote down.
     kill_processes({*processes, *find_processes(directory)})
-    remove_cgroups(cgroups)
+    remove_cgroups({*cgroups, *_read_lines(directory / "bundle" / "cgroups")})
     _remove_registered(state.get("cleanup"))
     gone = directory.with_name(f"{_GONE}{os.getpid()}-{directory.name}")
     directory.rename(gone)

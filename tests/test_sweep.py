@@ -88,7 +88,7 @@ def test_a_pid_that_is_somebody_elses_by_now_is_not_killed(state_dir: Path, slee
     assert sleeper.poll() is None
 
 
-def test_a_start_that_was_cut_short_is_found_without_a_state(state_dir: Path) -> None:
+def test_a_start_that_was_cut_short_is_found_without_a_state(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = state_dir / "sandboxes" / "half"
     directory.mkdir()
     marked = [sys.executable, "-c", "import time; time.sleep(60)", f"--root={directory}/state"]
@@ -99,7 +99,13 @@ def test_a_start_that_was_cut_short_is_found_without_a_state(state_dir: Path) ->
             assert sweep(state_dir) == []
             (directory / "lock").touch()
             os.utime(directory, (time.time() - 61,) * 2)
+            (directory / "bundle").mkdir()
+            (directory / "bundle" / "cgroups").write_text("/sys/fs/cgroup/agentbox-half\n/etc")
+            os.utime(directory, (time.time() - 61,) * 2)
+            removed: list[str] = []
+            monkeypatch.setattr(module, "remove_cgroups", removed.extend)
             assert sweep(state_dir) == ["half"]
+            assert "/sys/fs/cgroup/agentbox-half" in removed
             assert read_start_time(process.pid) is None
         finally:
             process.kill()

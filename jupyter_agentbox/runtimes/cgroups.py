@@ -61,6 +61,10 @@ class Cgroups:
             return None
         return self.reasons.get(controller, f"there is no {controller} controller")
 
+    def name(self, sandbox_id: str) -> tuple[str, ...]:
+        """Return the directories that :meth:`create` makes."""
+        return tuple(dict.fromkeys(str(parent / f"agentbox-{sandbox_id}") for parent in self.parents.values()))
+
     def create(self, sandbox_id: str, limits: Limits) -> tuple[str, ...]:
         """Make the groups of one sandbox with its limits set, and return their directories.
 
@@ -69,20 +73,16 @@ class Cgroups:
         RuntimeFailed
             The kernel refused; nothing is left behind.
         """
-        made: dict[Path, None] = {}
+        paths = self.name(sandbox_id)
         try:
-            for parent in self.parents.values():
-                path = parent / f"agentbox-{sandbox_id}"
-                if path not in made:
-                    path.mkdir(mode=0o755, exist_ok=True)
-                    made[path] = None
-            for path in made:
+            for path in map(Path, paths):
+                path.mkdir(mode=0o755, exist_ok=True)
                 for name, value in make_settings(limits).items():
                     _set(path, name, value)
         except OSError as error:
-            remove_cgroups(map(str, made))
+            remove_cgroups(paths)
             raise RuntimeFailed(f"the control group of the sandbox could not be made: {error}") from error
-        return tuple(map(str, made))
+        return paths
 
 
 def make_settings(limits: Limits) -> dict[str, str]:

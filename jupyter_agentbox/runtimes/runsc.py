@@ -192,6 +192,8 @@ class RunscRuntime(Runtime):
             config = oci.make_config(spec, stage=stage, link=directory / "link", python=python, user=maps.user)
             # The launcher adds the masks: what there is to hide is known only when it looks.
             plan.append(("config", str(bundle / "config.json"), json.dumps(config, separators=(",", ":"))))
+            # Written down first: a sweep must find them even if this process ends in mid-start.
+            (bundle / "cgroups").write_text("\n".join(found.name(sandbox_id)))
             groups = found.create(sandbox_id, spec.limits)
             launch = namespaces.Launch(
                 command=[
