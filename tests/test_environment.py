@@ -9,7 +9,7 @@ import venv
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jupyter_agentbox.egress import PROXY_ENV
@@ -43,6 +43,7 @@ def test_nothing_of_the_servers_environment_goes_inside() -> None:
     assert not {"x", "t", "k", "/home/alice", "inherited"} & set(env.values())
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(st.text(st.characters(codec="ascii", exclude_characters="=\0"), min_size=1), st.text(max_size=9))
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from traitlets.config import Config, Configurable
 
@@ -175,6 +175,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from([*REQUEST_KEYS, *PROFILE_KEYS]) | st.text(max_size=8), VALUES, max_size=5))
 def test_no_request_whatever_gets_more_than_its_profile(request_: dict[str, Any]) -> None:
     policy = make(profiles={"default": {"memory": "1 GiB", "hidden_files": [".*", "keys"]}})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from traitlets import HasTraits, TraitError
 
@@ -43,6 +43,7 @@ def test_what_is_no_size_is_refused_in_words(value: object) -> None:
         parse_size(value)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 2**60))
 def test_a_size_written_for_a_person_reads_back_nearly_the_same(size: int) -> None:
     shown = format_size(size)
