@@ -96,7 +96,10 @@ class RunscRuntime(Runtime):
         """Tell why it ended: the memory counter first, then a crash in the log, else it was killed."""
         if cgroups.read_oom_kills(handle.cgroups):
             return End(
-                Cause.OUT_OF_MEMORY, 137, f"out of memory (limit {format_size(limits.memory)})", "Policy.profiles"
+                Cause.OUT_OF_MEMORY,
+                137,
+                f"out of memory (limit {format_size(limits.memory)})",
+                "limits.memory of the profile, Policy.max_memory",
             )
         words = namespaces.read_tail(directory / "log", 64_000)
         for sign in ("panic:", "fatal error:", "SIGSEGV"):
