@@ -18,18 +18,19 @@ import secrets
 import signal
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from jupyter_client.connect import KernelConnectionInfo
+from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 
-from .errors import InvalidRequest
+from .errors import AgentboxError, InvalidRequest
 from .link import LinkThread
 from .manager import SandboxManager
 from .policy import Policy
-from .slot import CONNECTION_FILE, KernelSlot
+from .slot import KernelSlot
 from .spec import WORKSPACE, SandboxSpec
 
 #: Seconds between two looks of :meth:`AgentboxProvisioner.wait`.
@@ -59,7 +60,6 @@ class AgentboxProvisioner(KernelProvisionerBase):
         super().__init__(kernel_id=kernel_id, kernel_spec=kernel_spec, parent=parent)
         self._request = request
         self._spec: SandboxSpec | None = None
-        self._cwd: Path | None = None
         self._slot: KernelSlot | None = None
         self._is_running = False
         self._releaser: weakref.finalize[..., Any] | None = None
@@ -80,23 +80,43 @@ class AgentboxProvisioner(KernelProvisionerBase):
         if not argv:
             raise InvalidRequest(f"kernelspec {spec.display_name!r} has no argv", field="argv")
         executable = _resolve_program(argv[0])
-        self._cwd = _work_folder(kwargs.get("cwd"))
         policy = Policy(parent=self.parent)
-        self._spec = policy.resolve(
-            self._request,
-            workspace=self._cwd,
-            executable=executable,
-            resource_dir=spec.resource_dir or None,
-            kernelspec_env=spec.env,
-            launch_env=kwargs.get("env"),
-            kernel_id=self.kernel_id or "",
-        )
+
+        def resolve(folder: Path | None) -> SandboxSpec:
+            return policy.resolve(
+                self._request,
+                workspace=folder,
+                executable=executable,
+                resource_dir=spec.resource_dir or None,
+                kernelspec_env=spec.env,
+                launch_env=kwargs.get("env"),
+                kernel_id=self.kernel_id or "",
+            )
+
+        if kwargs.get("cwd") is None and not isinstance(getattr(self.parent, "parent", None), MultiKernelManager):
+            self._spec = self._resolve_own_folder(resolve)
+        else:
+            self._spec = resolve(_work_folder(kwargs.get("cwd")))
         if self._spec.root is None:
             argv[0] = executable
         self._make_slot(policy, self._spec)
         kwargs["env"] = dict(self._spec.env)
         kwargs["cmd"] = _expand(argv, {**kwargs, "resource_dir": spec.resource_dir, "prefix": sys.prefix})
         return kwargs
+
+    def _resolve_own_folder(self, resolve: Callable[[Path | None], SandboxSpec]) -> SandboxSpec:
+        """Show the folder that the program runs in, as papermill and the console mean it, who name none.
+
+        It was not asked for by name, so where policy does not let it be shown, a private one takes its place. A
+        server's kernels without a folder have a private one always: the server's own is nobody's work.
+        """
+        try:
+            return resolve(Path.cwd())
+        except (AgentboxError, FileNotFoundError) as error:
+            if isinstance(error, AgentboxError) and error.field != "workspace":
+                raise
+            self.log.warning("The kernel has a private work folder, gone with it: %s", error)
+            return resolve(None)
 
     def _refuse_encryption(self, kwargs: dict[str, Any]) -> None:
         wanted = kwargs.pop("transport_encryption", None) or getattr(self.parent, "transport_encryption", "disabled")
@@ -252,5 +272,5 @@ def _work_folder(cwd: Any) -> Path | None:
 def _expand(argv: Sequence[str], values: Mapping[str, Any]) -> list[str]:
     """Fill in a kernelspec's templates, with the connection file's path inside."""
     known = {name: value for name, value in values.items() if isinstance(value, str)}
-    known["connection_file"] = CONNECTION_FILE
+    known["connection_file"] = "{connection_file}"  # left to the driver, which knows where it is inside
     return [_TEMPLATE.sub(lambda match: known.get(match[1], match[0]), argument) for argument in argv]

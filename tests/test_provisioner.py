@@ -338,11 +338,20 @@ async def test_many_kernels_start_at_once_without_a_failure(make: Any, folder: P
 
 @pytest.mark.parametrize("kind", ["relative", "path", "none", "missing"])
 async def test_a_kernel_starts_whatever_the_folder(make: Any, folder: Path, kind: str, monkeypatch: Any) -> None:
-    monkeypatch.chdir(folder.parent)
+    monkeypatch.chdir(folder if kind == "none" else folder.parent)
     cwd: Any = {"relative": "work", "path": folder, "none": None, "missing": "/no/such/folder"}[kind]
     async with running(make(), **({} if cwd is None else {"cwd": cwd})) as client:
         listed = await client.output("import os; print(os.getcwd(), os.listdir())")
-        assert listed == f"/workspace {['data.csv'] if kind in ('relative', 'path') else []}\n"
+        assert listed == f"/workspace {[] if kind == 'missing' else ['data.csv']}\n"
+
+
+async def test_a_program_in_the_home_directory_gets_a_private_folder(
+    make: Any, folder: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.chdir(folder)
+    async with running(make()) as client:
+        assert await client.output("import os; print(os.getcwd(), os.listdir())") == "/workspace []\n"
 
 
 async def test_nothing_of_the_servers_environment_is_inside(make: Any, folder: Path, monkeypatch: Any) -> None:
