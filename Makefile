@@ -52,7 +52,8 @@ run: setup
 	@echo "== Starting JupyterLab on $(NOTEBOOKS); Python runs in gVisor. The address, with its token, comes below."
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/jupyter lab --no-browser $(if $(SUDO),,--allow-root) \
 		--ServerApp.root_dir="$(NOTEBOOKS)" \
-		--ServerApp.kernel_spec_manager_class=jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager $(ARGS)
+		--ServerApp.kernel_spec_manager_class=jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager \
+		--MultiKernelManager.default_kernel_name=agentbox $(ARGS)
 
 packages:
 	@$(call install_missing,tests/packages.txt)

@@ -273,8 +273,17 @@ class Result:
 
     @property
     def text(self) -> str:
-        """All of stdout and stderr."""
-        return "".join(output["content"]["text"] for output in self.outputs if output["msg_type"] == "stream")
+        """All of stdout."""
+        return self._stream("stdout")
+
+    @property
+    def notices(self) -> str:
+        """All of stderr: the kernel's, and what the sandbox has to say."""
+        return self._stream("stderr")
+
+    def _stream(self, name: str) -> str:
+        contents = [output["content"] for output in self.outputs if output["msg_type"] == "stream"]
+        return "".join(content["text"] for content in contents if content["name"] == name)
 
     @property
     def data(self) -> list[dict[str, Any]]:
@@ -347,7 +356,7 @@ class KernelClient:
         return self.finish(self.start(code, allow_stdin=bool(answers)), answers=answers, timeout=timeout)
 
     def check(self, code: str, *, timeout: float = 60) -> str:
-        """Run code that must succeed; return what it printed."""
+        """Run code that must succeed; return its stdout."""
         result = self.execute(code, timeout=timeout)
         assert result.reply.get("status") == "ok", f"{code!r}: {result}"
         return result.text

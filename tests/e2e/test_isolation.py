@@ -19,7 +19,11 @@ PROXIES = {"HTTP_PROXY": "http://corporate.example:3128", "HTTPS_PROXY": "http:/
 def server(make_env: Callable[..., Env]) -> Iterator[Server]:
     """A JupyterLab whose own environment names a proxy and no exception from it."""
     env = make_env()
-    with env.server("lab", env={**PROXIES, "NO_PROXY": "", "no_proxy": ""}) as server:
+    enforced = (
+        "--ServerApp.kernel_spec_manager_class=jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager",
+        "--MultiKernelManager.default_kernel_name=agentbox",
+    )
+    with env.server("lab", *enforced, env={**PROXIES, "NO_PROXY": "", "no_proxy": ""}) as server:
         yield server
 
 
@@ -50,8 +54,10 @@ def test_the_user_is_nobody_special(kernel: KernelClient) -> None:
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     assert fields["Uid"].split() == ["1000"] * 4
     assert fields["Gid"].split() == ["1000"] * 4
-    for name in ("CapInh", "CapPrm", "CapEff", "CapBnd"):
+    for name in ("CapInh", "CapPrm", "CapEff"):
         assert int(fields[name], 16) == 0, name
+    no_new_privileges = "import ctypes; print(ctypes.CDLL(None).prctl(39, 0, 0, 0, 0))"
+    assert kernel.check(no_new_privileges).strip() == "1"  # so that setuid programs do not regain any
     assert kernel.check("import os; print(os.getgroups())").strip() in ("[]", "[1000]")
 
 
