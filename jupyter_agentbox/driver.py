@@ -34,17 +34,14 @@ CHANNEL_CREDIT = 1 * MIB
 OnMessage = Callable[[str, list[bytes]], Awaitable[None]]
 
 
-async def _drop(channel: str, frames: list[bytes]) -> None:
-    """What becomes of messages that nobody has asked for yet."""
-
-
 class Kernel:
     """A kernel process in a sandbox, reached by messages: the relay driver.
 
     Attributes
     ----------
     on_message : coroutine function
-        Called with channel and frames of each message; what it awaits is the backpressure.
+        Called with channel and frames of each message; what it awaits is the backpressure. Nothing is taken from the
+        kernel before it is set.
     end : End or None
         How it ended; readable from any thread.
     is_ready : bool
@@ -52,7 +49,8 @@ class Kernel:
     """
 
     def __init__(self, sandbox: Sandbox, name: str) -> None:
-        self.on_message: OnMessage = _drop
+        self._on_message: OnMessage | None = None
+        self._is_heard = asyncio.Event()
         self.end: End | None = None
         self.is_ready = False
         self._sandbox = sandbox
@@ -63,28 +61,45 @@ class Kernel:
         self._locks: dict[str, asyncio.Lock] = {}
         self._control: Stream | None = None
 
-    def start(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, connection: Mapping[str, Any], connection_file: str
-    ) -> None:
+    @property
+    def on_message(self) -> OnMessage | None:
+        """Who takes the kernel's messages."""
+        return self._on_message
+
+    @on_message.setter
+    def on_message(self, on_message: OnMessage) -> None:
+        self._on_message = on_message
+        self._is_heard.set()
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, connection: Mapping[str, Any]) -> None:
         """Start the process and open its channels.
 
         Inside, ipykernel listens on UNIX sockets, which cost gVisor less; other kernels on loopback TCP, since not
         all of them know ``ipc``.
         """
-        thread = LinkThread.instance()
-        transport = "ipc" if any("ipykernel" in part for part in argv) else "tcp"
-        self._control = self._sandbox.open_stream(
+        connection_file = f"{CONNECTION_DIR}/{self._name}.json"
+        self._open(
             {
-                "kind": "kernel",
-                "kernel": self._name,
-                "argv": list(argv),
+                "argv": [part.replace("{connection_file}", connection_file) for part in argv],
                 "env": dict(env),
                 "cwd": cwd,
-                "connection": {**connection, "transport": transport},
+                "connection": {
+                    **connection,
+                    "transport": "ipc" if any("ipykernel" in part for part in argv) else "tcp",
+                },
                 "connection_file": connection_file,
                 "is_root": self._sandbox.spec.is_root,
             }
         )
+
+    def resume(self) -> None:
+        """Go on with one that an earlier owner started: what it said meanwhile comes first."""
+        self.is_ready = True
+        self._open({})
+
+    def _open(self, header: dict[str, Any]) -> None:
+        thread = LinkThread.instance()
+        self._control = self._sandbox.open_stream({"kind": "kernel", "kernel": self._name, **header})
         for channel in CHANNELS:
             header = {"kind": "channel", "kernel": self._name, "channel": channel, "window": CHANNEL_CREDIT}
             stream = self._sandbox.open_stream(header)
@@ -111,12 +126,14 @@ class Kernel:
 
     async def _carry(self, channel: str, stream: Stream) -> None:
         decoder = zmtp.Decoder(MAX_MESSAGE)
+        await self._is_heard.wait()
         try:
             while data := await stream.read():
                 for frames in decoder.feed(data):
                     if not self.is_ready and len(self._connected) == len(CHANNELS):
                         self.is_ready = True
-                    await self.on_message(channel, frames)
+                    assert self._on_message is not None
+                    await self._on_message(channel, frames)
         except LinkClosed:
             pass
         except zmtp.ZmtpError as error:
@@ -141,6 +158,13 @@ class Kernel:
             self._connected.add(event["channel"])
         elif event.get("event") == "exited":
             self.ended(_kernel_end(event.get("code"), event.get("signal")))
+        elif event.get("event") == "dropped":
+            log.warning(
+                "sandbox %s: nobody listened for long, and %r messages on %r are lost",
+                self._sandbox.id,
+                event.get("count"),
+                event.get("channel"),
+            )
         elif event.get("event") == "failed":
             self.ended(End(Cause.CRASHED, 127, f"the kernel's program did not start: {event.get('message')!s:.500}"))
 

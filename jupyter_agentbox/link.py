@@ -172,7 +172,7 @@ class Link:
     Parameters
     ----------
     directory : Path
-        Where the FIFOs ``down`` and ``up`` are made.
+        Where the FIFOs ``down.N`` and ``up.N`` are made.
     on_stream : callable
         Coroutine function that serves each stream the guest opens.
     on_lost : callable
@@ -200,14 +200,23 @@ class Link:
         self._greeted: asyncio.Future[dict[str, Any]] = self._loop.create_future()
 
     def listen(self) -> None:
-        """Make new FIFOs, so that nothing of an earlier owner's is in them, and wait for the guest."""
-        for name in ("down", "up"):
-            path = self._directory / name
-            path.unlink(missing_ok=True)
+        """Make new FIFOs, so that nothing of an earlier owner's is in them, and wait for the guest.
+
+        They get a new number too: gVisor tells files apart by their inodes' numbers, which Linux uses again.
+        """
+        numbers = [0]
+        for old in self._directory.iterdir():
+            numbers.append(int(old.suffix[1:]) if old.suffix[1:].isdigit() else 0)
+            old.unlink()
+        number = max(numbers) + 1
+        down, up = self._directory / f"down.{number}", self._directory / "up"
+        for path in (down, up):
             os.mkfifo(path, 0o600)
-        self._reader = os.open(self._directory / "up", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._reader = os.open(up, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         # Read and write, since a FIFO cannot be opened for writing alone before its reader is there.
-        self._writer = os.open(self._directory / "down", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._writer = os.open(down, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        # The guest finds it only now: inside gVisor, opening a FIFO that nobody reads would not return.
+        up.rename(self._directory / f"up.{number}")
         for fd in (self._reader, self._writer):
             try:
                 fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_SIZE)

@@ -7,11 +7,10 @@ sandbox, :mod:`~jupyter_agentbox.sweep` removes those whose owner is gone.
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import json
 import logging
 import os
 import threading
+import time
 import uuid
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -22,8 +21,9 @@ from jupyter_core.paths import jupyter_data_dir
 
 from .audit import AuditLog
 from .egress.gate import OnRefusal
-from .errors import InvalidRequest, RuntimeUnavailable
+from .errors import InvalidRequest, NotFound, RuntimeUnavailable
 from .link import LinkThread
+from .record import Record, is_owned
 from .runtimes import Handle, Runtime
 from .sandbox import Sandbox
 from .spec import Cause, SandboxSpec
@@ -53,15 +53,6 @@ def load_runtime(name: str, **options: Any) -> Runtime:
             return runtime
     known = ", ".join(sorted(point.name for point in entry_points(group=RUNTIME_GROUP))) or "none"
     raise RuntimeUnavailable(f"no runtime is called {name!r}; there are: {known}", setting="Policy.runtime")
-
-
-def _is_owned(directory: Path) -> bool:
-    with open(directory / "lock", "rb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 @dataclass(frozen=True)
@@ -151,9 +142,8 @@ class SandboxManager:
     async def _create(self, spec: SandboxSpec, inherit: Sandbox | None, on_refusal: OnRefusal | None) -> Sandbox:
         sandbox_id = uuid.uuid4().hex[:16]
         await asyncio.to_thread(ensure_sweeper, self.state_dir)
-        sandbox = Sandbox(
-            sandbox_id, spec, self.state_dir / "sandboxes" / sandbox_id, self.runtime, self.audit, on_refusal
-        )
+        record = Record(sandbox_id, self.runtime.name, spec, time.time(), spec.lease_timeout, os.getpid())
+        sandbox = Sandbox(record, self._directory(sandbox_id), self.runtime, self.audit, on_refusal)
         self.sandboxes[sandbox_id] = sandbox
         try:
             await sandbox.start(inherit)
@@ -163,6 +153,37 @@ class SandboxManager:
         if inherit is not None:
             await inherit.discard()
         return sandbox
+
+    async def adopt(self, sandbox_id: str, *, on_refusal: OnRefusal | None = None) -> Sandbox:
+        """Take over a sandbox whose owner is gone, with its kernels running.
+
+        Raises
+        ------
+        NotFound
+            There is none of that id.
+        RuntimeFailed
+            It has an owner, or has ended, or does not answer.
+        """
+        return await self._thread.run(self._adopt(sandbox_id, on_refusal))
+
+    async def _adopt(self, sandbox_id: str, on_refusal: OnRefusal | None) -> Sandbox:
+        record = Record.load(self._directory(sandbox_id))
+        sandbox = Sandbox(record, self._directory(sandbox_id), self.runtime, self.audit, on_refusal)
+        await sandbox.adopt()
+        await asyncio.to_thread(ensure_sweeper, self.state_dir)
+        self.sandboxes[sandbox_id] = sandbox
+        return sandbox
+
+    async def leave(self) -> None:
+        """Let all sandboxes of this process live on without it, for a successor to adopt within their lease."""
+        await self._thread.run(self._leave())
+
+    async def _leave(self) -> None:
+        sandboxes, self.sandboxes = self.sandboxes, {}
+        await asyncio.gather(*(sandbox.leave() for sandbox in sandboxes.values()))
+
+    def _directory(self, sandbox_id: str) -> Path:
+        return self.state_dir / "sandboxes" / sandbox_id
 
     async def stop(self, sandbox: Sandbox, cause: Cause = Cause.STOPPED, *, is_kept: bool = False) -> None:
         """End a sandbox of this process; see :meth:`Sandbox.stop`."""
@@ -176,23 +197,23 @@ class SandboxManager:
     def list(self) -> list[Listed]:
         """Every sandbox of the state directory, oldest first."""
         found = []
-        for directory in sorted((self.state_dir / "sandboxes").glob("*")):
+        for directory in (self.state_dir / "sandboxes").glob("*"):
             try:
-                state = json.loads((directory / "state.json").read_text())
-                handle = Handle.from_dict(state["handle"]) if state["handle"] else None
-            except (OSError, ValueError, KeyError):
+                record = Record.load(directory)
+                handle = Handle.from_dict(record.handle) if record.handle else None
+            except (NotFound, ValueError, KeyError, TypeError):
                 continue
             is_alive = handle is not None and self.runtime.is_alive(handle)
             found.append(
                 Listed(
-                    id=state["id"],
-                    profile=state["profile"],
-                    kernel_id=state["kernel_id"],
-                    owner=state["owner"],
-                    runtime=state["runtime"],
-                    workspace=state["workspace"],
-                    created=state["created"],
-                    state=("running" if _is_owned(directory) else "orphaned") if is_alive else "ended",
+                    id=record.id,
+                    profile=record.spec.profile,
+                    kernel_id=record.spec.kernel_id,
+                    owner=record.spec.owner,
+                    runtime=record.runtime,
+                    workspace=str(record.spec.workspace or directory / "work"),
+                    created=record.created,
+                    state=("running" if is_owned(directory) else "orphaned") if is_alive else "ended",
                     memory=self.runtime.usage(handle, directory).memory if handle is not None and is_alive else 0,
                 )
             )

@@ -8,8 +8,6 @@ documented may be read from any thread. The runtime's blocking calls go to worke
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import json
 import logging
 import os
 import shutil
@@ -25,6 +23,7 @@ from .egress.gate import Gate, OnRefusal
 from .errors import AgentboxError, InvalidRequest, LinkClosed, RuntimeFailed, SandboxEnded
 from .guest.framing import MAX_PAYLOAD, OPEN
 from .link import Link, LinkThread, Stream
+from .record import KernelRecord, Lock, Record
 from .runtimes import Handle, Runtime, Usage
 from .spec import MIB, WORKSPACE, Cause, End, SandboxSpec
 
@@ -40,38 +39,47 @@ class Sandbox:
 
     Attributes
     ----------
-    id : str
-    spec : SandboxSpec
+    record : Record
+        What is known of it, as in its state file.
     directory : Path
         Its own on the host, 0700.
+    kernels : dict of str to Kernel
+        Those started in it, by their names inside.
     end : End or None
         How it ended; readable from any thread.
     """
 
     def __init__(
         self,
-        sandbox_id: str,
-        spec: SandboxSpec,
+        record: Record,
         directory: Path,
         runtime: Runtime,
         audit: AuditLog,
         on_refusal: OnRefusal | None = None,
     ) -> None:
-        self.id = sandbox_id
-        self.spec = spec
+        self.record = record
         self.directory = directory
+        self.kernels: dict[str, Kernel] = {}
         self.end: End | None = None
-        self.gate = Gate(sandbox_id, spec.grant, audit, on_refusal=on_refusal)
+        self.gate = Gate(record.id, record.spec.grant, audit, on_refusal=on_refusal)
         self._runtime = runtime
         self._audit = audit
         self._thread = LinkThread.instance()
-        self._handle: Handle | None = None
-        self._lock = -1
-        self._created = time.time()
+        self._handle = Handle.from_dict(record.handle) if record.handle is not None else None
+        self._lock = Lock(directory)
         self._is_stopping: Cause | None = None
         self._ended = asyncio.Event()
         self._link = Link(directory / "link", self.gate.handle, self._link_lost)
-        self._kernels = 0
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.record.id
+
+    @property
+    def spec(self) -> SandboxSpec:
+        """What was decided about it."""
+        return self.record.spec
 
     @property
     def workspace(self) -> Path:
@@ -95,7 +103,7 @@ class Sandbox:
             self._make_directory(inherit)
             self._link.listen()
             self._handle = await asyncio.to_thread(self._runtime.start, self.id, self.spec, self.directory)
-            self._write_state()
+            self._save()
             await self._connected()
             self._thread.spawn(self._watch())
             await self._audit.arecord("lifecycle", self.id, detail={"event": "started", "profile": self.spec.profile})
@@ -103,6 +111,39 @@ class Sandbox:
             self.end = self.end or End(Cause.RUNTIME_FAILED, 1, "it did not start")
             await asyncio.shield(self.stop())
             raise
+
+    async def adopt(self) -> None:
+        """Become the owner of one whose owner is gone; its kernels go on where they are.
+
+        Raises
+        ------
+        RuntimeFailed
+            It has another owner, has ended, or does not answer. Nothing has changed.
+        """
+        if not self._lock.acquire():
+            raise RuntimeFailed(f"sandbox {self.id} belongs to another process")
+        try:
+            if self._handle is None or not self._runtime.is_alive(self._handle):
+                raise RuntimeFailed(f"sandbox {self.id} has ended")
+            self._lock.renew()
+            self._link.listen()
+            await self._connected()
+            self._save()
+            for known in self.record.kernels:
+                self.kernels[known.name] = kernel = Kernel(self, known.name)
+                kernel.resume()
+            self._thread.spawn(self._watch())
+            await self._audit.arecord("lifecycle", self.id, detail={"event": "adopted"})
+        except BaseException:
+            await self.leave()
+            raise
+
+    async def leave(self) -> None:
+        """Own it no longer, and let it live: for its lease it waits for another owner."""
+        self._is_stopping = Cause.STOPPED
+        self._link.close("its owner has left")
+        await self.gate.aclose()
+        self._lock.release()
 
     async def _connected(self) -> None:
         assert self._handle is not None
@@ -141,22 +182,23 @@ class Sandbox:
             ) from None
 
     async def start_kernel(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, connection: Mapping[str, Any], connection_file: str
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, *, key: str, signature_scheme: str
     ) -> Kernel:
         """Start a kernel process.
 
         Parameters
         ----------
         argv, env, cwd
-            Of the process; ``argv`` names `connection_file` where the kernel wants it.
-        connection : mapping
-            Key and signature scheme for the connection file; the guest adds address and ports.
-        connection_file : str
-            Path inside, in ``CONNECTION_DIR``.
+            Of the process; ``{connection_file}`` in ``argv`` becomes its path inside.
+        key, signature_scheme : str
+            For the connection file; the guest adds address and ports.
         """
-        self._kernels += 1
-        kernel = Kernel(self, f"kernel-{self._kernels}")
-        kernel.start(argv, env, cwd, connection, connection_file)
+        name = f"kernel-{len(self.record.kernels) + 1}"
+        kernel = Kernel(self, name)
+        kernel.start(argv, env, cwd, {"key": key, "signature_scheme": signature_scheme, "kernel_name": ""})
+        self.kernels[name] = kernel
+        self.record.kernels.append(KernelRecord(name, key, signature_scheme))
+        self._save()
         return kernel
 
     async def run(
@@ -201,42 +243,28 @@ class Sandbox:
 
     async def discard(self) -> None:
         """Remove the directory of an ended sandbox. Does nothing the second time."""
-        if self._lock >= 0:
-            lock, self._lock = self._lock, -1
+        if self._lock.is_held:
             await asyncio.to_thread(shutil.rmtree, self.directory, True)
-            os.close(lock)
+            self._lock.release()
 
     # -- registry ----------------------------------------------------------------------------
 
     def _make_directory(self, inherit: Sandbox | None) -> None:
         self.directory.mkdir(mode=0o700, parents=True)
-        self._lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)  # at once: a sweep or a list holds it for a moment at the most
+        if not self._lock.acquire():
+            raise RuntimeFailed(f"somebody else holds {self.directory}")
         (self.directory / "link").mkdir(mode=0o700)
         old = inherit.directory / "work" if inherit is not None else None
         if old is not None and old.is_dir():
             old.rename(self.directory / "work")
         else:
             (self.directory / "work").mkdir(mode=0o700)
-        self._write_state()
+        self._save()
 
-    def _write_state(self) -> None:
-        state = {
-            "id": self.id,
-            "runtime": self._runtime.name,
-            "handle": self._handle.to_dict() if self._handle is not None else None,
-            "kernel_id": self.spec.kernel_id,
-            "owner": self.spec.owner,
-            "owner_pid": os.getpid(),
-            "profile": self.spec.profile,
-            "workspace": str(self.workspace),
-            "created": self._created,
-            "lease_timeout": self.spec.lease_timeout,
-        }
-        path = self.directory / "state.json"
-        fresh = path.with_suffix(".new")
-        fresh.write_text(json.dumps(state))
-        fresh.replace(path)
+    def _save(self) -> None:
+        self.record.owner_pid = os.getpid()
+        self.record.handle = self._handle.to_dict() if self._handle is not None else None
+        self.record.save(self.directory)
 
     # -- its end -----------------------------------------------------------------------------
 
@@ -251,7 +279,7 @@ class Sandbox:
         while self._is_stopping is None:
             if time.monotonic() - renewed > self.spec.lease_timeout / 4:
                 renewed = time.monotonic()
-                os.utime(self._lock)
+                self._lock.renew()
             if not self._runtime.is_alive(self._handle):
                 await self._find_end("the sandbox's process is gone")
                 return
@@ -283,8 +311,9 @@ class Sandbox:
     async def _find_end(self, reason: str) -> None:
         """The link or the process is gone: find out why, and clear up."""
         assert self._handle is not None
-        deadline = time.monotonic() + 5.0
-        while self._runtime.is_alive(self._handle) and time.monotonic() < deadline:
+        for _ in range(100):
+            if not self._runtime.is_alive(self._handle):
+                break
             await asyncio.sleep(0.02)
         if self._is_stopping is not None:
             return

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from .driver import CONNECTION_DIR, Kernel
+from .driver import Kernel
 from .errors import AgentboxError, LinkClosed
 from .front import Front, end_notice
 from .link import LinkThread
@@ -25,7 +25,6 @@ from .manager import SandboxManager
 from .sandbox import Sandbox
 from .spec import WORKSPACE, Cause, End, SandboxSpec
 
-CONNECTION_FILE = f"{CONNECTION_DIR}/kernel.json"
 #: Seconds that a signal may wait for a guest that does not read.
 SIGNAL_TIMEOUT = 5.0
 #: Seconds that a process that ends waits for its sandboxes to be gone. What is left then, the sweeper takes.
@@ -101,8 +100,9 @@ class KernelSlot:
                 )
                 front.restarting()
                 self._sandbox = await self._manager.create(spec, inherit=self._sandbox, on_refusal=front.refusal)
-                connection = {"key": self._key.decode(), "signature_scheme": self._signature_scheme}
-                kernel = await self._sandbox.start_kernel(argv, spec.env, WORKSPACE, connection, CONNECTION_FILE)
+                kernel = await self._sandbox.start_kernel(
+                    argv, spec.env, WORKSPACE, key=self._key.decode(), signature_scheme=self._signature_scheme
+                )
             except BaseException:
                 await asyncio.shield(self._release() if is_first else self._stop())
                 raise

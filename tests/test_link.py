@@ -231,7 +231,7 @@ def test_noise_from_the_guest_costs_its_link_and_nothing_else(
         return b"".join(frames)[: noise.randrange(1000, 1 << 20)]
 
     link = LinkThread.instance().submit(start()).result(10)
-    fd = os.open(tmp_path / "up", os.O_WRONLY)
+    fd = os.open(tmp_path / "up.1", os.O_WRONLY)
 
     def write() -> None:
         try:

@@ -6,20 +6,24 @@ import asyncio
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from jupyter_client.session import Session
 
 from jupyter_agentbox.commands import CommandResult
-from jupyter_agentbox.errors import SandboxEnded
+from jupyter_agentbox.driver import Kernel
+from jupyter_agentbox.errors import NotFound, RuntimeFailed, SandboxEnded
 from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.runtimes.runsc import RunscRuntime
 from jupyter_agentbox.sandbox import Sandbox
-from jupyter_agentbox.spec import MIB, Cause, Limits, SandboxSpec
+from jupyter_agentbox.spec import MIB, Cause, Limits, Mount, SandboxSpec
 
 pytestmark = pytest.mark.usefixtures("has_runsc")
 
@@ -240,5 +244,111 @@ def test_many_at_once(manager: SandboxManager) -> None:
         assert len(answers) == 20
         await asyncio.gather(*(manager.stop(sandbox) for sandbox in sandboxes))
         assert not list((manager.state_dir / "sandboxes").iterdir())
+
+    run(test, manager)
+
+
+PYTHON = sys.executable
+
+
+def kernel_spec() -> SandboxSpec:
+    prefixes = {sys.prefix, sys.base_prefix}
+    return SandboxSpec(mounts=tuple(Mount(Path(prefix), prefix) for prefix in prefixes), env=ENV, lease_timeout=20)
+
+
+class Talk:
+    """Speaks Jupyter's protocol to a driver."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.session = Session(key=b"secret")
+        self.got: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
+        kernel.on_message = self.on_message
+
+    async def on_message(self, channel: str, frames: list[bytes]) -> None:
+        _, parts = self.session.feed_identities(frames)
+        message = self.session.deserialize(parts)
+        await self.got.put((channel, message))
+
+    async def execute(self, code: str) -> str:
+        content = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
+        request = self.session.msg("execute_request", content)
+        await self.kernel.send("shell", [b"test", *self.session.serialize(request)])
+        return str(request["header"]["msg_id"])
+
+    async def stream_until_idle(self, request: str) -> str:
+        text = ""
+        while True:
+            channel, message = await asyncio.wait_for(self.got.get(), 30)
+            if channel != "iopub" or message["parent_header"].get("msg_id") != request:
+                continue
+            if message["msg_type"] == "stream":
+                text += message["content"]["text"]
+            elif message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
+                return text
+
+
+def test_another_owner_goes_on_with_the_kernel_and_misses_nothing(manager: SandboxManager) -> None:
+    async def before() -> tuple[str, str]:
+        sandbox = await manager._create(kernel_spec(), None, None)
+        kernel = await sandbox.start_kernel(
+            [PYTHON, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            ENV,
+            "/workspace",
+            key="secret",
+            signature_scheme="hmac-sha256",
+        )
+        talk = Talk(kernel)
+        await talk.stream_until_idle(await talk.execute("x = 41"))
+        request = await talk.execute("import time\nfor i in range(40):\n    print(i, flush=True); time.sleep(0.05)")
+        await asyncio.sleep(0.5)
+        await sandbox.leave()
+        return sandbox.id, request
+
+    async def after(sandbox_id: str, request: str) -> None:
+        second = SandboxManager(manager.state_dir, RunscRuntime(state_dir=str(manager.state_dir)))
+        assert [item.state for item in second.list()] == ["orphaned"]
+        sandbox = await second._adopt(sandbox_id, None)
+        assert [item.state for item in second.list()] == ["running"]
+        (kernel,) = sandbox.kernels.values()
+        talk = Talk(kernel)
+        rest = (await talk.stream_until_idle(request)).split()
+        # What the first owner had taken is its own; all that follows is there, once and in order.
+        assert rest == [str(number) for number in range(40 - len(rest), 40)]
+        assert len(rest) > 20
+        assert await talk.stream_until_idle(await talk.execute("print(x + 1)")) == "42\n"
+        await second._stop(sandbox, Cause.STOPPED, False)
+        assert not list((manager.state_dir / "sandboxes").iterdir())
+
+    thread = LinkThread.instance()
+    sandbox_id, request = thread.submit(before()).result(60)
+    time.sleep(1.0)
+    thread.submit(after(sandbox_id, request)).result(60)
+
+
+def test_one_with_an_owner_is_not_for_the_taking(manager: SandboxManager) -> None:
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager) as box:
+            second = SandboxManager(manager.state_dir, manager.runtime)
+            with pytest.raises(RuntimeFailed, match="belongs to another"):
+                await second.adopt(box.sandbox.id)
+            with pytest.raises(NotFound):
+                await second.adopt("0" * 16)
+            assert await box.text("echo unharmed") == "unharmed"
+
+    run(test, manager)
+
+
+def test_without_an_owner_it_ends_with_its_lease_and_nothing_is_left(manager: SandboxManager) -> None:
+    async def test(manager: SandboxManager) -> None:
+        sandbox = await manager.create(SandboxSpec(lease_timeout=2.0))
+        state = json.loads((sandbox.directory / "state.json").read_text())
+        await manager.leave()
+        deadline = time.monotonic() + 20
+        while sandbox.directory.exists() and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+        assert not sandbox.directory.exists()
+        with pytest.raises(ProcessLookupError):
+            os.kill(state["handle"]["pid"], 0)
 
     run(test, manager)

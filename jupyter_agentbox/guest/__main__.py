@@ -5,6 +5,6 @@ import sys
 
 if __name__ == "__main__":
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    from guest.pid1 import main
+    from guest.pid1 import main  # type: ignore[import-not-found]
 
     sys.exit(main())

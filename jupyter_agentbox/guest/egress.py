@@ -97,6 +97,7 @@ class Egress:
         self._connections = 0
         self._listeners: collections.OrderedDict[Address, socket.socket] = collections.OrderedDict()
         self._fixed: list[socket.socket] = []
+        self._lingering: set[Callable[[], None]] = set()
         self.names = NameServer(loop, link, self.listen)
         #: Where it really listens: "http", "socks" and "dns".
         self.addresses: dict[str, Address] = {}
@@ -119,6 +120,8 @@ class Egress:
 
     def close(self) -> None:
         """Close every listener."""
+        for close in list(self._lingering):
+            close()
         for sock in [*self._fixed, *self._listeners.values()]:
             self._loop.watch(sock.fileno())
             sock.close()
@@ -189,6 +192,7 @@ class Egress:
                 self._loop.cancel(timer)
                 self._loop.watch(connection.fileno())
                 connection.close()
+                self._lingering.discard(close)
                 self._connection_done()
 
         def drain() -> None:
@@ -203,6 +207,7 @@ class Egress:
             close()
 
         timer = self._loop.later(LINGER_TIMEOUT, close)
+        self._lingering.add(close)
         try:
             connection.send(words)
             connection.shutdown(socket.SHUT_WR)
@@ -235,7 +240,7 @@ class NameServer:
         self._number = 0
         # Number of a query -> the query, who gets the answer, and the timer that ends the waiting.
         self._pending: dict[int, tuple[bytes, Callable[[bytes], object], list[object]]] = {}
-        self._clients = 0
+        self._clients: set[Callable[[], None]] = set()
         self._sockets: list[socket.socket] = []
 
     def start(self, address: Address) -> Address:
@@ -254,6 +259,8 @@ class NameServer:
 
     def close(self) -> None:
         """Close the sockets."""
+        for close in list(self._clients):
+            close()
         for sock in self._sockets:
             self._loop.watch(sock.fileno())
             sock.close()
@@ -280,17 +287,16 @@ class NameServer:
             connection, _ = tcp.accept()
         except OSError:
             return
-        if self._clients >= MAX_DNS_CLIENTS:
+        if len(self._clients) >= MAX_DNS_CLIENTS:
             connection.close()
             return
         connection.setblocking(False)
-        self._clients += 1
         received = bytearray()
         timer: list[object] = []
 
         def close() -> None:
             if connection.fileno() >= 0:
-                self._clients -= 1
+                self._clients.discard(close)
                 self._loop.cancel(timer)
                 self._loop.watch(connection.fileno())
                 connection.close()
@@ -329,6 +335,7 @@ class NameServer:
                 self._ask(query, reply)
 
         timer = self._loop.later(DNS_CLIENT_TIMEOUT, close)
+        self._clients.add(close)
         self._loop.watch(connection.fileno(), readable)
 
     # -- the host ------------------------------------------------------------------------------

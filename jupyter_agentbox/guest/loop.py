@@ -152,7 +152,7 @@ class Link:
     ----------
     loop : Loop
     directory : str
-        Where ``down`` and ``up`` are.
+        Where ``down.N`` and ``up.N`` are.
     on_stream : callable
         Called with each stream that the host opens.
     on_up, on_down : callable
@@ -177,13 +177,21 @@ class Link:
         self._reader = self._writer = -1
         self._pending = b""
         self._is_up = False
+        self._number = 0
 
     def dial(self) -> None:
         """Look for an owner now, and keep looking."""
         try:
-            self._writer = os.open(self._directory + "/up", os.O_WRONLY | os.O_NONBLOCK)
-            self._reader = os.open(self._directory + "/down", os.O_RDONLY | os.O_NONBLOCK)
-        except OSError:
+            # Each owner makes a new pair, with a higher number. One without a reader must not be opened: gVisor
+            # would wait for the reader, whatever the flags say.
+            numbers = [int(name[3:]) for name in os.listdir(self._directory) if name.startswith("up.")]
+            number = max(numbers, default=0)
+            if number <= self._number:
+                raise LinkDown("no new owner")
+            self._number = number
+            self._writer = os.open(f"{self._directory}/up.{number}", os.O_WRONLY | os.O_NONBLOCK)
+            self._reader = os.open(f"{self._directory}/down.{number}", os.O_RDONLY | os.O_NONBLOCK)
+        except (OSError, ValueError, LinkDown):
             self._close_files()
             self._loop.later(REDIAL_INTERVAL, self.dial)
             return

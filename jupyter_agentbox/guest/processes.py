@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 
@@ -224,7 +225,7 @@ class Command:
     def _watch_outputs(self) -> None:
         can_write = self._stream.credit > _OVERHEAD
         for fd in self._outputs:
-            self._loop.watch(fd, (lambda fd=fd: self._read(fd)) if can_write else None)
+            self._loop.watch(fd, functools.partial(self._read, fd) if can_write else None)
         if self._exit is not None and can_write:
             self._drain()
 

@@ -1,0 +1,145 @@
+"""What a sandbox's directory tells of it: the state file, and the lock that says who owns it.
+
+There is no daemon: this is the registry. :mod:`~jupyter_agentbox.sandbox` writes it, any process of the user's may read
+it, and :mod:`~jupyter_agentbox.sweep` judges by it (with the standard library alone, so the names it reads are kept).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .errors import NotFound
+from .spec import SandboxSpec
+
+
+@dataclass
+class KernelRecord:
+    """A kernel in a sandbox, as much of it as another owner needs.
+
+    Parameters
+    ----------
+    name : str
+        The guest's name for it.
+    key, signature_scheme : str
+        Of its messages.
+    """
+
+    name: str
+    key: str
+    signature_scheme: str
+
+
+@dataclass
+class Record:
+    """The state file.
+
+    Parameters
+    ----------
+    id, runtime : str
+    spec : SandboxSpec
+    created : float
+        Seconds since the epoch.
+    lease_timeout : float
+        Seconds; the spec's, where the sweep looks for it.
+    owner_pid : int
+        For people to read; ownership is the lock's.
+    handle : dict or None
+        The runtime's; None before it runs.
+    kernels : list of KernelRecord
+        Those that run in it.
+    """
+
+    id: str
+    runtime: str
+    spec: SandboxSpec
+    created: float
+    lease_timeout: float
+    owner_pid: int
+    handle: dict[str, Any] | None = None
+    kernels: list[KernelRecord] = field(default_factory=list)
+
+    def save(self, directory: Path) -> None:
+        """Write it, whole or not at all."""
+        fresh = directory / "state.new"
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(msgspec.json.encode(self, enc_hook=_encode))
+        fresh.replace(directory / "state.json")
+
+    @classmethod
+    def load(cls, directory: Path) -> Record:
+        """Read it. Raises NotFound when there is none that can be read."""
+        try:
+            return msgspec.json.decode((directory / "state.json").read_bytes(), type=cls, dec_hook=_decode)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise NotFound(f"no state of sandbox {directory.name} can be read: {error}") from None
+
+
+class Lock:
+    """Ownership of a sandbox: a lock on the directory's file ``lock``, which its process holds as long as it lives."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "lock"
+        self._fd = -1
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process owns the sandbox."""
+        return self._fd >= 0
+
+    def acquire(self) -> bool:
+        """Become the owner; false when there is another."""
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        if not _try_lock(fd, fcntl.LOCK_EX):
+            os.close(fd)
+            return False
+        self._fd = fd
+        return True
+
+    def renew(self) -> None:
+        """Begin the lease anew."""
+        os.utime(self._fd)
+
+    def release(self) -> None:
+        """Own it no longer. Does nothing the second time."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+def is_owned(directory: Path) -> bool:
+    """Whether some process owns the sandbox of this directory."""
+    try:
+        with open(directory / "lock", "rb") as lock:
+            return not _try_lock(lock.fileno(), fcntl.LOCK_SH)
+    except OSError:
+        return False
+
+
+def _try_lock(fd: int, kind: int) -> bool:
+    for _ in range(20):
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.005)  # a sweep holds it for a moment, to look
+        else:
+            return True
+    return False
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError
+
+
+def _decode(kind: type, value: Any) -> Any:
+    if kind is Path:
+        return Path(value)
+    raise NotImplementedError
