@@ -34,6 +34,10 @@ CHANNEL_CREDIT = 1 * MIB
 OnMessage = Callable[[str, list[bytes]], Awaitable[None]]
 
 
+async def _nobody(channel: str, frames: list[bytes]) -> None:
+    raise AssertionError("nothing is read before somebody listens")
+
+
 class Kernel:
     """A kernel process in a sandbox, reached by messages: the relay driver.
 
@@ -49,7 +53,7 @@ class Kernel:
     """
 
     def __init__(self, sandbox: Sandbox, name: str) -> None:
-        self._on_message: OnMessage | None = None
+        self._on_message: OnMessage = _nobody
         self._is_heard = asyncio.Event()
         self.end: End | None = None
         self.is_ready = False
@@ -62,7 +66,7 @@ class Kernel:
         self._control: Stream | None = None
 
     @property
-    def on_message(self) -> OnMessage | None:
+    def on_message(self) -> OnMessage:
         """Who takes the kernel's messages."""
         return self._on_message
 
@@ -132,7 +136,6 @@ class Kernel:
                 for frames in decoder.feed(data):
                     if not self.is_ready and len(self._connected) == len(CHANNELS):
                         self.is_ready = True
-                    assert self._on_message is not None
                     await self._on_message(channel, frames)
         except LinkClosed:
             pass

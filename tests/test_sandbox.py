@@ -21,6 +21,7 @@ from jupyter_agentbox.driver import Kernel
 from jupyter_agentbox.errors import NotFound, RuntimeFailed, SandboxEnded
 from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.manager import SandboxManager
+from jupyter_agentbox.runtimes import Handle
 from jupyter_agentbox.runtimes.runsc import RunscRuntime
 from jupyter_agentbox.sandbox import Sandbox
 from jupyter_agentbox.spec import MIB, Cause, Limits, Mount, SandboxSpec
@@ -348,7 +349,6 @@ def test_without_an_owner_it_ends_with_its_lease_and_nothing_is_left(manager: Sa
         while sandbox.directory.exists() and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
         assert not sandbox.directory.exists()
-        with pytest.raises(ProcessLookupError):
-            os.kill(state["handle"]["pid"], 0)
+        assert not manager.runtime.is_alive(Handle.from_dict(state["handle"]))
 
     run(test, manager)
