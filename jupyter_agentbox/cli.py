@@ -202,7 +202,7 @@ class ListCommand(Command):
 
         from .manager import SandboxManager
         from .policy import Policy
-        from .traits import format_size
+        from .spec import format_size
 
         policy = Policy(parent=self)
         is_there = (policy.state_path / "sandboxes").is_dir()

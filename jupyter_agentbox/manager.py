@@ -112,7 +112,9 @@ class SandboxManager:
         with cls._shared_lock:
             key = (os.getpid(), state_dir, f"{runtime_name} {sorted(runtime_options.items())}")
             if key not in cls._shared:
-                cls._shared[key] = cls(state_dir, load_runtime(runtime_name, **runtime_options))
+                cls._shared[key] = cls(
+                    state_dir, load_runtime(runtime_name, state_dir=str(state_dir), **runtime_options)
+                )
             return cls._shared[key]
 
     async def create(

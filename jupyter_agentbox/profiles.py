@@ -16,8 +16,8 @@ from typing import Any
 
 from .egress import presets, rules
 from .errors import AgentboxError
-from .spec import GUEST_DIR, KIB, LIMIT_NAMES, MIB, WORKSPACE, Limits, Mount
-from .traits import format_size, parse_size
+from .spec import GUEST_DIR, KIB, LIMIT_NAMES, MIB, WORKSPACE, Limits, Mount, format_size
+from .traits import parse_size
 
 log = logging.getLogger(__name__)
 

@@ -80,7 +80,8 @@ class AgentboxProvisioner(KernelProvisionerBase):
         if not argv:
             raise InvalidRequest(f"kernelspec {spec.display_name!r} has no argv", field="argv")
         executable = _resolve_program(argv[0])
-        policy = Policy(parent=self.parent)
+        # Presets ask package clients for their configuration, which takes them a while the first time.
+        policy = await asyncio.to_thread(Policy, parent=self.parent)
 
         def resolve(folder: Path | None) -> SandboxSpec:
             return policy.resolve(
@@ -94,9 +95,9 @@ class AgentboxProvisioner(KernelProvisionerBase):
             )
 
         if kwargs.get("cwd") is None and not isinstance(getattr(self.parent, "parent", None), MultiKernelManager):
-            self._spec = self._resolve_own_folder(resolve)
+            self._spec = await asyncio.to_thread(self._resolve_own_folder, resolve)
         else:
-            self._spec = resolve(_work_folder(kwargs.get("cwd")))
+            self._spec = await asyncio.to_thread(resolve, _work_folder(kwargs.get("cwd")))
         if self._spec.root is None:
             argv[0] = executable
         self._make_slot(policy, self._spec)
@@ -132,7 +133,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
             return
         session = getattr(self.parent, "session", None)
         slot = self._slot = KernelSlot(
-            SandboxManager.shared(policy.state_path, spec.runtime),
+            SandboxManager.shared(policy.state_path, spec.runtime, config=policy.config),
             key=session.key if session is not None else secrets.token_hex(16).encode(),
             signature_scheme=session.signature_scheme if session is not None else "hmac-sha256",
             log=self.log,

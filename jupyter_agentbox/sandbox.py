@@ -25,13 +25,15 @@ from .guest.framing import MAX_PAYLOAD, OPEN
 from .link import Link, LinkThread, Stream
 from .record import KernelRecord, Lock, Record
 from .runtimes import Handle, Runtime, Usage
-from .spec import MIB, WORKSPACE, Cause, End, SandboxSpec
+from .spec import WORKSPACE, Cause, End, SandboxSpec, format_size
 
 log = logging.getLogger(__name__)
 
-#: Seconds: for the guest to dial after the runtime said it runs; between two looks at a sandbox.
+#: Seconds: for the guest to dial after the runtime said it runs; between two looks at whether it lives, and at what
+#: it uses.
 CONNECT_TIMEOUT = 30.0
 WATCH_INTERVAL = 0.5
+MEASURE_INTERVAL = 2.0
 
 
 class Sandbox:
@@ -275,18 +277,21 @@ class Sandbox:
     async def _watch(self) -> None:
         """Look after it: renew the lease, see it die behind our back, hold it to limits nobody else enforces."""
         assert self._handle is not None
-        renewed = 0.0
+        renewed = measured = 0.0
         while self._is_stopping is None:
-            if time.monotonic() - renewed > self.spec.lease_timeout / 4:
-                renewed = time.monotonic()
+            now = time.monotonic()
+            if now - renewed > self.spec.lease_timeout / 4:
+                renewed = now
                 self._lock.renew()
             if not self._runtime.is_alive(self._handle):
                 await self._find_end("the sandbox's process is gone")
                 return
-            breach = self._breach(await asyncio.to_thread(self._runtime.usage, self._handle, self.directory))
-            if breach is not None:
-                await self._end(breach)
-                return
+            if now - measured > MEASURE_INTERVAL:
+                measured = now
+                breach = self._breach(await asyncio.to_thread(self._runtime.usage, self._handle, self.directory))
+                if breach is not None:
+                    await self._end(breach)
+                    return
             await asyncio.sleep(WATCH_INTERVAL)
 
     def _breach(self, usage: Usage) -> End | None:
@@ -296,14 +301,14 @@ class Sandbox:
             return End(
                 Cause.DISK_FULL,
                 137,
-                f"disk full (limit {limits.disk // MIB} MiB, used {usage.disk // MIB} MiB)",
+                f"disk full (limit {format_size(limits.disk)}, used {format_size(usage.disk)})",
                 "limits.disk of the profile, Policy.max_disk",
             )
         if usage.memory > limits.memory and "memory" in self.spec.accept_unenforced:
             return End(
                 Cause.OUT_OF_MEMORY,
                 137,
-                f"out of memory (limit {limits.memory // MIB} MiB, used {usage.memory // MIB} MiB)",
+                f"out of memory (limit {format_size(limits.memory)}, used {format_size(usage.memory)})",
                 "limits.memory of the profile, Policy.max_memory",
             )
         return None

@@ -15,6 +15,16 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
+
+def format_size(size: int) -> str:
+    """Write a number of bytes for a person: ``512 MiB``, ``1.5 GiB``."""
+    for unit, name in ((1024 * GIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size >= unit:
+            number = size / unit
+            return f"{number:{'.4g' if number < 1000 else '.0f'}} {name}"
+    return f"{size} bytes"
+
+
 #: Where things are inside every sandbox, whatever the runtime.
 WORKSPACE = "/workspace"
 HOME = "/home/user"

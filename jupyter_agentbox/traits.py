@@ -51,14 +51,6 @@ def parse_size(value: object) -> int:
     return int(size)
 
 
-def format_size(size: int) -> str:
-    """Write a number of bytes for a person: ``512 MiB``, ``1.5 GiB``."""
-    number, unit = float(size), 0
-    while abs(number) >= 1024 and unit < len(_UNITS) - 1:
-        number, unit = number / 1024, unit + 1
-    return f"{number:{'.4g' if number < 1000 else '.0f'}} {_UNITS[unit].upper()}iB" if unit else f"{size} bytes"
-
-
 class ByteSize(TraitType[int, Any]):
     """A number of bytes, given as one or as text such as ``"512 MiB"``."""
 

@@ -22,7 +22,7 @@ from typing import ClassVar
 from traitlets import Enum, Float, Unicode
 
 from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
-from jupyter_agentbox.spec import GIB, Cause, End, Limits, SandboxSpec
+from jupyter_agentbox.spec import GIB, Cause, End, Limits, SandboxSpec, format_size
 from jupyter_agentbox.sweep import (
     find_processes,
     get_runtime_directories,
@@ -132,8 +132,9 @@ class RunscRuntime(Runtime):
             if os.access(self.runsc, os.X_OK):
                 return os.path.abspath(self.runsc)
             raise RuntimeUnavailable(f"{self.runsc} is not a program", setting="RunscRuntime.runsc")
-        own = Path(self.state_dir or ".") / "bin" / "runsc"
-        found = shutil.which("runsc") or (str(own) if self.state_dir and os.access(own, os.X_OK) else None)
+        # Setup put one there only because that on PATH was missing or too old.
+        own = Path(self.state_dir) / "bin" if self.state_dir else None
+        found = (shutil.which("runsc", path=str(own)) if own else None) or shutil.which("runsc")
         if not found:
             raise RuntimeUnavailable(
                 f"gVisor's runsc was not found; get it by `{INSTALL_REMEDY}`", setting="RunscRuntime.runsc"
@@ -281,14 +282,6 @@ def bound_file_size(limits: Limits) -> int:
     return max(-(-limits.disk // GIB), -(-limits.memory // GIB) + 1) * GIB
 
 
-def format_size(size: int) -> str:
-    """Return bytes as people write them: ``512 MiB``."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.4g} {name}"
-    return f"{size} bytes"
-
-
 def _read_open_files(pid: int) -> dict[str, int]:
     """Return the allocated bytes of the deleted files a process has open, by what ``/proc`` calls them."""
     try:
@@ -355,4 +348,4 @@ def _measure_tree(path: Path, max_entries: int = 100_000, max_time: float = 1.0)
     return total
 
 
-__all__ = ["INSTALL_REMEDY", "MIN_VERSION", "RunscRuntime", "format_size"]
+__all__ = ["INSTALL_REMEDY", "MIN_VERSION", "RunscRuntime"]
