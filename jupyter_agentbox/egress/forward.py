@@ -189,8 +189,8 @@ class Timeouts:
         For the first bytes of the guest: HTTP head, SOCKS request, TLS hello.
     lookup, connect : float
         For one lookup, and for one address.
-    idle : float
-        For a connection on which nothing moves.
+    idle, half_closed : float
+        For a connection on which nothing moves, open both ways, or one way only.
     keep_alive : float
         Between two HTTP requests.
     linger : float
@@ -201,6 +201,7 @@ class Timeouts:
     lookup: float = 10.0
     connect: float = 10.0
     idle: float = 3600.0
+    half_closed: float = 60.0
     keep_alive: float = 90.0
     linger: float = 5.0
 
@@ -307,11 +308,13 @@ async def relay(
     pending = tasks
     try:
         while pending:
-            left = upstream.last_used + timeouts.idle - time.monotonic()
-            done, pending = await asyncio.wait(pending, timeout=max(left, 0), return_when=asyncio.FIRST_EXCEPTION)
+            # Many programs keep a connection that the server has closed until they need the next one.
+            end = upstream.last_used + (timeouts.idle if len(pending) == 2 else timeouts.half_closed)
+            left = end - time.monotonic()
+            done, pending = await asyncio.wait(pending, timeout=max(left, 0), return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-            if not done and upstream.last_used + timeouts.idle <= time.monotonic():
+            if not done and left <= 0:
                 raise asyncio.TimeoutError
     finally:
         await finish(tasks)

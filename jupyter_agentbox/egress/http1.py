@@ -279,7 +279,7 @@ def refusal(status: int, phrase: str, sentence: str, method: str = "GET") -> byt
 
     Programs such as pip and requests show only the reason phrase of a failed CONNECT.
     """
-    text = "agentbox: " + (sentence or phrase)
+    text = "agentbox: " + (sentence.strip() or phrase)
     phrase = " ".join(printable(word, 300) for word in text.split())[:500]
     body = b"" if method == "HEAD" else phrase.encode() + b"\n"
     head = (

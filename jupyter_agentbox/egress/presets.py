@@ -8,6 +8,7 @@ Addresses in such configuration may hold passwords: only hosts and ports are tak
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -129,15 +130,15 @@ class _Pip:
 
 def _pip() -> _Pip:
     try:
-        from pip._internal.configuration import Configuration
-        from pip._internal.models.index import PyPI
+        # By name: pip is no dependency, and has no stubs.
+        configuration: Any = importlib.import_module("pip._internal.configuration").Configuration(isolated=False)
+        public: Any = importlib.import_module("pip._internal.models.index").PyPI
     except ImportError:
         raise _NotThere("pip is not installed in the environment of the Jupyter server") from None
     try:
-        configuration: Any = Configuration(isolated=False, load_only=None)
         configuration.load()
         values: Mapping[str, str] = dict(configuration.items())
-        default = (str(PyPI.simple_url), (str(PyPI.netloc), str(PyPI.file_storage_domain)))
+        default = (str(public.simple_url), (str(public.netloc), str(public.file_storage_domain)))
     except Exception as error:
         # Another release of pip may have moved all this: then nothing is allowed, and it is said why.
         raise _NotThere(f"the configuration of pip cannot be read ({type(error).__name__})") from None
@@ -325,7 +326,8 @@ def pip_environment() -> dict[str, str]:
 
     Only what differs from their defaults, and without user names and passwords: those never go inside.
     """
-    found: dict[str, str] = {}
+    # pip repeats a refused CONNECT five times over many seconds, and shows its reason only when it repeats it.
+    found = {"PIP_RETRIES": "1"}
     try:
         pip = _pip()
         index = without_credentials(pip.index)
