@@ -131,6 +131,7 @@ class Stream:
         if self._link.connection is not None:
             self._link.connection.send_eof(self._id)
             self._link.flush()
+            self._link.loop.later(0, lambda: self._link.forget_if_done(self._id))
 
     def reset(self, reason: str = "") -> None:
         """End it both ways."""
@@ -168,7 +169,7 @@ class Link:
         on_down: Callback = _ignore,
     ) -> None:
         self.connection: Connection | None = None
-        self._loop = loop
+        self.loop = loop
         self._directory = directory
         self._on_stream = on_stream
         self._on_up = on_up
@@ -193,10 +194,10 @@ class Link:
             self._reader = os.open(f"{self._directory}/down.{number}", os.O_RDONLY | os.O_NONBLOCK)
         except (OSError, ValueError, LinkDown):
             self._close_files()
-            self._loop.later(REDIAL_INTERVAL, self.dial)
+            self.loop.later(REDIAL_INTERVAL, self.dial)
             return
         self.connection = Connection(is_host=False)
-        self._loop.watch(self._reader, self._readable)
+        self.loop.watch(self._reader, self._readable)
         self.connection.hello({})
         self.flush()
 
@@ -213,6 +214,11 @@ class Link:
         """Drop a stream from the table; whether it was there."""
         return self._streams.pop(stream_id, None) is not None
 
+    def forget_if_done(self, stream_id: int) -> None:
+        """Drop a stream that has ended both ways. Not before its last event was handled: they come in batches."""
+        if self.connection is not None and not self.connection.is_open(stream_id):
+            self._streams.pop(stream_id, None)
+
     def hang_up(self) -> None:
         """Close the link; every stream on it is reset."""
         if self.connection is None:
@@ -225,7 +231,7 @@ class Link:
         for stream in streams.values():
             stream.on_reset("the owner is gone")
         self._on_down()
-        self._loop.later(REDIAL_INTERVAL, self.dial)
+        self.loop.later(REDIAL_INTERVAL, self.dial)
 
     def flush(self) -> None:
         """Write what waits."""
@@ -235,7 +241,7 @@ class Link:
     def _close_files(self) -> None:
         for fd in (self._reader, self._writer):
             if fd >= 0:
-                self._loop.watch(fd)
+                self.loop.watch(fd)
                 os.close(fd)
         self._reader = self._writer = -1
 
@@ -251,14 +257,14 @@ class Link:
             try:
                 count = os.write(self._writer, self._pending)
             except BlockingIOError:
-                self._loop.watch(self._writer, None, self._writable_again)
+                self.loop.watch(self._writer, None, self._writable_again)
                 return
             except OSError:
-                self._loop.later(0, self.hang_up)
+                self.loop.later(0, self.hang_up)
                 self._pending = b""
                 return
             self._pending = self._pending[count:]
-        self._loop.watch(self._writer)
+        self.loop.watch(self._writer)
 
     def _writable_again(self) -> None:
         self._writable()
@@ -309,11 +315,10 @@ class Link:
             found.on_credit()
         elif kind == EOF:
             found.on_eof()
+            self.forget_if_done(stream_id)
         elif kind == RESET:
             del self._streams[stream_id]
             found.on_reset(value)
-        if self.connection is not None and not self.connection.is_open(stream_id):
-            self._streams.pop(stream_id, None)
 
 
 class Pump:
