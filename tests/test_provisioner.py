@@ -200,7 +200,7 @@ async def test_a_restart_keeps_addresses_and_files_and_nothing_else(make: Any, f
 
 
 async def test_a_private_workspace_outlives_a_restart_and_not_the_kernel(make: Any) -> None:
-    manager = make()
+    manager = make(config={"workspace": "private"})
     async with running(manager) as client:
         await client.output("open('kept', 'w').write('1')")
         await manager.restart_kernel(now=True)
