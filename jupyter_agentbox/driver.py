@@ -10,6 +10,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import LinkClosed
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from .sandbox import Sandbox
 
 log = logging.getLogger(__name__)
+
+_LAUNCH_IPYKERNEL = Path(__file__).parent / "guest" / "launch_ipykernel.py"
 
 #: Directory inside, writable by all, where connection files are.
 CONNECTION_DIR = "/run/kernels"
@@ -50,6 +53,8 @@ class Kernel:
         How it ended; readable from any thread.
     is_ready : bool
         It is connected and has said something, so it handles signals by now.
+    name : str
+        The guest's name for it.
     """
 
     def __init__(self, sandbox: Sandbox, name: str) -> None:
@@ -58,7 +63,7 @@ class Kernel:
         self.end: End | None = None
         self.is_ready = False
         self._sandbox = sandbox
-        self._name = name
+        self.name = name
         self._connected: set[str] = set()
         self._callbacks: list[Callable[[], None]] = []
         self._streams: dict[str, Stream] = {}
@@ -81,15 +86,16 @@ class Kernel:
         Inside, ipykernel listens on UNIX sockets, which cost gVisor less; other kernels on loopback TCP, since not
         all of them know ``ipc``.
         """
-        connection_file = f"{CONNECTION_DIR}/{self._name}.json"
+        connection_file = f"{CONNECTION_DIR}/{self.name}.json"
+        is_ipykernel = "ipykernel_launcher" in argv
         self._open(
             {
-                "argv": [part.replace("{connection_file}", connection_file) for part in argv],
+                "argv": [part.replace("{connection_file}", connection_file) for part in prepare_argv(argv)],
                 "env": dict(env),
                 "cwd": cwd,
                 "connection": {
                     **connection,
-                    "transport": "ipc" if any("ipykernel" in part for part in argv) else "tcp",
+                    "transport": "ipc" if is_ipykernel else "tcp",
                 },
                 "connection_file": connection_file,
                 "is_root": self._sandbox.spec.is_root,
@@ -103,15 +109,20 @@ class Kernel:
 
     def _open(self, header: dict[str, Any]) -> None:
         thread = LinkThread.instance()
-        self._control = self._sandbox.open_stream({"kind": "kernel", "kernel": self._name, **header})
+        self._control = self._sandbox.open_stream({"kind": "kernel", "kernel": self.name, **header})
         for channel in CHANNELS:
-            header = {"kind": "channel", "kernel": self._name, "channel": channel, "window": CHANNEL_CREDIT}
+            header = {"kind": "channel", "kernel": self.name, "channel": channel, "window": CHANNEL_CREDIT}
             stream = self._sandbox.open_stream(header)
             stream.grant(CHANNEL_CREDIT)
             self._streams[channel] = stream
             self._locks[channel] = asyncio.Lock()
             thread.spawn(self._carry(channel, stream))
         thread.spawn(self._watch(self._control))
+
+    def close(self) -> None:
+        """Let go of one that has ended; what it said and nobody took is dropped."""
+        for stream in self._streams.values():
+            stream.reset("the kernel has ended")
 
     def add_end_callback(self, callback: Callable[[], None]) -> None:
         """Call back on the link's thread when the kernel has ended."""
@@ -177,6 +188,14 @@ class Kernel:
             self.end = end
             for callback in self._callbacks:
                 callback()
+
+
+def prepare_argv(argv: Sequence[str]) -> list[str]:
+    """Start ipykernel in our own way, which says why; other kernels as their kernelspecs say."""
+    for index in range(len(argv) - 1):
+        if argv[index] == "-m" and argv[index + 1] == "ipykernel_launcher":
+            return [*argv[:index], "-c", _LAUNCH_IPYKERNEL.read_text(), *argv[index + 2 :]]
+    return list(argv)
 
 
 def _kernel_end(code: Any, number: Any) -> End:

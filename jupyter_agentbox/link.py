@@ -22,7 +22,18 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from .errors import LinkClosed
-from .guest.framing import CREDIT, DATA, EOF, HELLO, MAX_PAYLOAD, OPEN, RESET, Connection, ProtocolError
+from .guest.framing import (
+    CREDIT,
+    DATA,
+    EOF,
+    HELLO,
+    INITIAL_CREDIT,
+    MAX_PAYLOAD,
+    OPEN,
+    RESET,
+    Connection,
+    ProtocolError,
+)
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -31,6 +42,9 @@ log = logging.getLogger(__name__)
 READ_SIZE = 256 * 1024
 #: Wanted capacity of each FIFO, bytes; the kernel may grant less.
 PIPE_SIZE = 1024 * 1024
+#: Credit is given back in pieces of this many bytes, or after so many seconds.
+GRANT_SIZE = INITIAL_CREDIT // 2
+GRANT_DELAY = 0.05
 #: Streams that one guest may have open at a time.
 MAX_GUEST_STREAMS = 512
 
@@ -99,6 +113,8 @@ class Stream:
         self._incoming: deque[bytes] = deque()
         self._has_eof = False
         self._reason: str | None = None
+        self._owed = 0
+        self._payment: asyncio.TimerHandle | None = None
         self._has_news = asyncio.Event()
         self._can_write = asyncio.Event()
 
@@ -121,8 +137,23 @@ class Stream:
             self._has_news.clear()
             await self._has_news.wait()
         data = self._incoming.popleft()
-        self._link.grant(self._id, len(data))
+        self._owed += len(data)
+        if self._owed >= GRANT_SIZE:
+            self._pay()
+        elif self._payment is None:
+            # Soon, though it is little: to the guest it also says what need not be kept for another owner.
+            self._payment = asyncio.get_running_loop().call_later(GRANT_DELAY, self._pay)
+            self._link._unpaid.add(self)
         return data
+
+    def _pay(self) -> None:
+        """Give the guest the credit it is owed; not for each message, since every frame costs both ends."""
+        if self._payment is not None:
+            self._payment.cancel()
+            self._payment = None
+            self._link._unpaid.discard(self)
+        owed, self._owed = self._owed, 0
+        self._link.grant(self._id, owed)
 
     async def write(self, data: bytes | memoryview) -> None:
         """Send all of ``data``, as the guest gives credit and reads. Raises LinkClosed."""
@@ -193,6 +224,7 @@ class Link:
         self._connection = Connection(is_host=True, max_streams=MAX_GUEST_STREAMS)
         self._streams: dict[int, Stream] = {}
         self._waiting: set[Stream] = set()
+        self._unpaid: set[Stream] = set()
         self._serving = 0
         self._pending = b""
         self._reader = self._writer = -1
@@ -246,6 +278,8 @@ class Link:
         """Close the link; every stream on it ends. Does nothing the second time."""
         if self._is_lost:
             return
+        if self._pay_all():
+            return  # the last write failed, and closed it
         self._is_lost = True
         for fd, forget in ((self._reader, self._loop.remove_reader), (self._writer, self._loop.remove_writer)):
             if fd >= 0:
@@ -261,6 +295,13 @@ class Link:
             stream._lost(reason)
         self._waiting.clear()
         self._on_lost(reason)
+
+    def _pay_all(self) -> bool:
+        """Tell the guest what was taken; whether the link is closed by now."""
+        streams, self._unpaid = self._unpaid, set()
+        for stream in streams:
+            stream._pay()
+        return self._is_lost
 
     # -- for Stream --------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import os
 import select
 import time
 
-from .framing import CREDIT, DATA, EOF, HELLO, MAX_PAYLOAD, OPEN, RESET, Connection, ProtocolError
+from .framing import CREDIT, DATA, EOF, HELLO, INITIAL_CREDIT, MAX_PAYLOAD, OPEN, RESET, Connection, ProtocolError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     Callback = Callable[[], object]
 
 CHUNK = MAX_PAYLOAD[DATA]
+#: Credit is given back in pieces of this many bytes.
+GRANT_SIZE = INITIAL_CREDIT // 2
 #: Seconds between two tries to find an owner.
 REDIAL_INTERVAL = 0.02
 
@@ -106,6 +108,7 @@ class Stream:
         self.on_credit: Callback = _ignore
         self._link = link
         self._id = stream_id
+        self._owed = 0
 
     @property
     def credit(self) -> int:
@@ -140,9 +143,11 @@ class Stream:
             self._link.flush()
 
     def consumed(self, count: int) -> None:
-        """Let the host send ``count`` bytes more."""
-        if self._link.connection is not None:
-            self._link.connection.grant(self._id, count)
+        """Let the host send ``count`` bytes more; it is told in larger pieces, since every frame costs both ends."""
+        self._owed += count
+        if self._owed >= GRANT_SIZE and self._link.connection is not None:
+            self._link.connection.grant(self._id, self._owed)
+            self._owed = 0
             self._link.flush()
 
 

@@ -1,0 +1,24 @@
+"""Starts ipykernel inside; its text is passed to ``python -c``, since user code cannot read the guest's directory.
+
+Since Python 3.11 frames lie in chunks of 16 KiB, and each call over the end of one maps memory which its return unmaps.
+Both cost little outside and much in gVisor, and a cell runs about where the first chunk ends: some code took ten
+times as long on the kernel's main thread. A frame that claims a large stack makes Python take a large chunk, of which
+only what is used costs memory.
+"""
+
+import sys
+import threading
+
+
+def main() -> None:
+    del sys.path[0]  # the work folder must not hide modules that the kernel imports; it adds it again later
+    from ipykernel.kernelapp import launch_new_instance
+
+    launch_new_instance()
+
+
+if sys.version_info >= (3, 11):
+    main.__code__ = main.__code__.replace(co_stacksize=(1 << 17) + 1)
+    run = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+    run.__code__ = run.__code__.replace(co_stacksize=(1 << 14) + 1)
+main()
