@@ -37,6 +37,26 @@ class KernelRecord:
 
 
 @dataclass
+class ProcessRecord:
+    """A background process in a sandbox, as much of it as another owner needs.
+
+    Parameters
+    ----------
+    name, command : str
+        The guest's name for it; one line for people.
+    started : float
+        Seconds since the epoch.
+    is_terminal : bool
+        It runs on a terminal.
+    """
+
+    name: str
+    command: str
+    started: float
+    is_terminal: bool
+
+
+@dataclass
 class Record:
     """The state file.
 
@@ -53,6 +73,7 @@ class Record:
     handle : dict or None
         The runtime's; None before it runs.
     kernels : list of KernelRecord
+    processes : list of ProcessRecord
         Those that run in it.
     """
 
@@ -64,6 +85,7 @@ class Record:
     owner_pid: int
     handle: dict[str, Any] | None = None
     kernels: list[KernelRecord] = field(default_factory=list)
+    processes: list[ProcessRecord] = field(default_factory=list)
 
     def save(self, directory: Path) -> None:
         """Write it, whole or not at all."""

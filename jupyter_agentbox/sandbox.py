@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from .audit import AuditLog
-from .commands import CommandResult, run_command
 from .driver import Kernel
 from .egress.gate import Gate, OnRefusal
 from .errors import AgentboxError, InvalidRequest, LinkClosed, RuntimeFailed, SandboxEnded
 from .guest.framing import MAX_PAYLOAD, OPEN
 from .link import Link, LinkThread, Stream
-from .record import KernelRecord, Lock, Record
+from .processes import Command, ExecResult, ProcessTable
+from .record import KernelRecord, Lock, ProcessRecord, Record
 from .runtimes import Handle, Runtime, Usage
 from .spec import WORKSPACE, Cause, End, SandboxSpec, format_size
 
@@ -47,6 +47,8 @@ class Sandbox:
         Its own on the host, 0700.
     kernels : dict of str to Kernel
         Those started in it, by their names inside.
+    processes : ProcessTable
+        Commands and background processes.
     end : End or None
         How it ended; readable from any thread.
     """
@@ -62,6 +64,7 @@ class Sandbox:
         self.record = record
         self.directory = directory
         self.kernels: dict[str, Kernel] = {}
+        self.processes = ProcessTable(self, self._processes_changed)
         self.end: End | None = None
         self.gate = Gate(record.id, record.spec.grant, audit, on_refusal=on_refusal)
         self._runtime = runtime
@@ -134,6 +137,7 @@ class Sandbox:
             for known in self.record.kernels:
                 self.kernels[known.name] = kernel = Kernel(self, known.name)
                 kernel.resume()
+            self.processes.resume(self.record.processes)
             self._thread.spawn(self._watch())
             await self._audit.arecord("lifecycle", self.id, detail={"event": "adopted"})
         except BaseException:
@@ -206,14 +210,19 @@ class Sandbox:
     async def run(
         self,
         argv: Sequence[str],
-        env: Mapping[str, str],
+        env: Mapping[str, str] | None = None,
         cwd: str = WORKSPACE,
         stdin: bytes = b"",
         timeout: float = 30.0,
-    ) -> CommandResult:
-        """Run a command to its end; see :func:`jupyter_agentbox.commands.run`."""
-        header = {"kind": "command", "argv": list(argv), "env": dict(env), "cwd": cwd}
-        return await run_command(self.open_stream(header), stdin, timeout)
+    ) -> ExecResult:
+        """Run a command to its end: :meth:`ProcessTable.run` in short."""
+        command = Command(argv=argv, env=env or {}, workdir=cwd)
+        return await self.processes.run(command, stdin=stdin, timeout=timeout)
+
+    def _processes_changed(self, records: list[ProcessRecord]) -> None:
+        self.record.processes = records
+        if self.end is None:
+            self._save()
 
     async def wait_ended(self) -> End:
         """Wait until it is over; why is returned."""

@@ -10,12 +10,22 @@ from typing import Any
 import pytest
 from e2e.harness import Env
 
+from jupyter_agentbox.manager import SandboxManager
+from jupyter_agentbox.runtimes.runsc import RunscRuntime
+
 
 @pytest.fixture(scope="session")
 def has_runsc() -> None:
     """Fail, not skip: tests that claim to cover gVisor must not pass without it."""
     answer = subprocess.run(["runsc", "--version"], capture_output=True, text=True, timeout=20)
     assert answer.returncode == 0, "runsc is needed: run `make setup`"
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> SandboxManager:
+    """Return the manager of a state directory of the test's own."""
+    state = tmp_path / "state"
+    return SandboxManager(state, RunscRuntime(state_dir=str(state)))
 
 
 @pytest.fixture(scope="module")

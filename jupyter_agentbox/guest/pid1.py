@@ -11,9 +11,10 @@ import os
 import signal
 
 from .egress import Egress
+from .jobs import Job, open_job
 from .kernels import Kernel, make_shared_directory, open_kernel
 from .loop import Link, Loop, Stream
-from .processes import Command, Processes
+from .processes import Processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Guest:
         self.loop = Loop()
         self.processes = Processes(self.loop, settings["uid"], settings["gid"])
         self.kernels: dict[str, Kernel] = {}
+        self.jobs: dict[str, Job] = {}
         self._lease = settings["lease"]
         self._lease_timer = self.loop.later(self._lease, self.end)
         self.link = Link(self.loop, LINK_DIR, self._stream_opened, self._owner_found, self._owner_lost)
@@ -63,8 +65,8 @@ class Guest:
 
     def _stream_opened(self, stream: Stream) -> None:
         kind = stream.header.get("kind")
-        if kind == "command":
-            Command(self.loop, self.processes, stream)
+        if kind in ("process", "stdin"):
+            open_job(self.loop, self.processes, self.jobs, stream)
         elif kind in ("kernel", "channel"):
             open_kernel(self.loop, self.processes, self.kernels, stream)
         else:

@@ -1,26 +1,44 @@
-"""Starting, signalling and reaping the processes of one sandbox; and commands run for the host."""
+"""Programs inside: starting, signalling and reaping them.
+
+One may be marked by a supplementary group of its own. User code can neither drop nor take one, so that all descendants
+are found by it, whatever sessions and groups of processes they made and whoever adopted them.
+"""
 
 from __future__ import annotations
 
-import functools
+import errno
 import os
 import signal
+import time
 
-from .framing import MessageReader, ProtocolError, load_json, pack_message
-from .loop import CHUNK, LinkDown, Loop, Stream
+from .framing import MessageReader, ProtocolError, load_json
+from .loop import CHUNK, Loop, Stream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-#: Room that a message's own framing takes, bytes.
-_OVERHEAD = 32
+#: Seconds to look for processes that beget others faster than they are found.
+CHASE_TIMEOUT = 1.0
+#: The first of the marking groups; far above those that images use.
+_FIRST_MARK = 0x40000000
 _PASSED_ON = (signal.SIGPIPE, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGXFSZ)
 
 
 class StartError(Exception):
-    """The program could not be started; the message says why."""
+    """The program could not be started; the message says why.
+
+    Parameters
+    ----------
+    message : str
+    field : str
+        What is at fault: ``workdir``, or ``argv`` for all else.
+    """
+
+    def __init__(self, message: str, field: str = "argv") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class Process:
@@ -36,7 +54,7 @@ class Process:
         if self.is_running:
             try:
                 os.killpg(self.pid, number)
-            except ProcessLookupError:
+            except (OSError, OverflowError):
                 pass
 
 
@@ -54,6 +72,8 @@ class Processes:
         self.uid = uid
         self.gid = gid
         self._running: dict[int, Process] = {}
+        self._last_mark = _FIRST_MARK
+        os.umask(0o022)
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
         os.set_blocking(writer, False)
@@ -78,13 +98,17 @@ class Processes:
         stdio: tuple[int, int, int] | None = None,
         is_root: bool = False,
         files: dict[str, bytes] | None = None,
+        *,
+        program: str | None = None,
+        mark: int | None = None,
+        has_terminal: bool = False,
     ) -> Process:
         """Start a program.
 
         Parameters
         ----------
         argv, env, cwd
-            What to run; a ``cwd`` that is not there falls back to ``/``.
+            What to run; without a `mark`, a ``cwd`` that is not there falls back to ``/``.
         on_exit : callable
             Called with exit code (128 + n after signal n) and signal (0 for none).
         stdio : tuple of int, optional
@@ -93,62 +117,69 @@ class Processes:
             Run as uid 0.
         files : dict
             Files to write first, as the user, mode 0600.
+        program : str, optional
+            What to execute, if it is not ``argv[0]``.
+        mark : int, optional
+            Group that it and its descendants are found by, from :meth:`new_mark`.
+        has_terminal : bool
+            Descriptor 0 becomes its controlling terminal.
 
         Raises
         ------
         StartError
         """
-        reader, writer = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                self._become(argv, env, cwd, stdio, is_root, files or {})
-            except BaseException as error:
-                text = f"{error.strerror}: {error.filename or argv[0]}" if isinstance(error, OSError) else repr(error)
-                os.write(writer, text.encode("utf-8", "replace")[:512] or b"unknown error")
-            os._exit(127)
-        os.close(writer)
         try:
-            failure = os.read(reader, 512)  # at once: exec closes it, or the child reports
-        finally:
-            os.close(reader)
-        if failure:
-            os.waitpid(pid, 0)
-            raise StartError(failure.decode("utf-8", "replace"))
+            if has_terminal and stdio is not None:
+                path = os.ttyname(stdio[0])  # its leader gets a terminal by opening it
+                actions = [
+                    (os.POSIX_SPAWN_OPEN, 0, path, os.O_RDWR, 0),
+                    *((os.POSIX_SPAWN_DUP2, 0, fd) for fd in (1, 2)),
+                ]
+            elif stdio is not None:
+                actions = [(os.POSIX_SPAWN_DUP2, source, fd) for fd, source in enumerate(stdio)]
+            else:
+                actions = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)]
+            field = "argv"
+            try:
+                self._take_ids(is_root, mark)
+                for name, content in (files or {}).items():
+                    with open(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                        file.write(content)
+                field = "workdir"
+                try:
+                    os.chdir(cwd)
+                except OSError:
+                    if mark is not None:
+                        raise
+                field = "argv"
+                path = _find(program or argv[0], env.get("PATH", os.defpath))
+                os.seteuid(0)
+                pid = os.posix_spawn(
+                    path, argv, env, file_actions=actions, setsid=True, resetids=True, setsigdef=_PASSED_ON
+                )
+            finally:
+                os.setresuid(0, 0, 0)
+                os.setresgid(0, 0, 0)
+                os.setgroups([])
+                os.chdir("/")
+        except OSError as error:
+            raise StartError(f"{error.strerror}: {error.filename or argv[0]}", field) from None
+        except ValueError as error:
+            raise StartError(f"{error}: {argv[0]!r}", field) from None
         process = self._running[pid] = Process(pid, on_exit)
         return process
 
-    def _become(
-        self,
-        argv: list[str],
-        env: dict[str, str],
-        cwd: str,
-        stdio: tuple[int, int, int] | None,
-        is_root: bool,
-        files: dict[str, bytes],
-    ) -> None:
-        os.setsid()
-        if not is_root:
-            os.setgroups([])
-            os.setresgid(self.gid, self.gid, self.gid)
-            os.setresuid(self.uid, self.uid, self.uid)
-        os.umask(0o022)
-        for path, content in files.items():
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(content)
-        try:
-            os.chdir(cwd)
-        except OSError:
-            os.chdir("/")
-        if stdio is None:
-            stdio = (os.open("/dev/null", os.O_RDONLY), 1, 2)
-        # Through high numbers first, so that none is overwritten before it is used.
-        for fd, source in enumerate([os.dup(os.dup(os.dup(fd))) for fd in stdio]):
-            os.dup2(source, fd, inheritable=True)
-        signal.set_wakeup_fd(-1)
-        for number in _PASSED_ON:
-            signal.signal(number, signal.SIG_DFL)
-        os.execvpe(argv[0], argv, env)
+    def _take_ids(self, is_root: bool, mark: int | None) -> None:
+        """Take on the user's ids for a moment, with a way back: what is not the user's is not opened for it.
+
+        A program starts with the real ones. To fork and have the child drop what it may do would be plainer, and takes
+        five times as long in gVisor, which copies the address space. While it lasts, the user's programs may signal
+        PID 1, and so end what ends with them.
+        """
+        uid, gid = (0, 0) if is_root else (self.uid, self.gid)
+        os.setgroups([] if mark is None else [mark])
+        os.setresgid(gid, gid, 0)
+        os.setresuid(uid, uid, 0)
 
     def reap(self) -> None:
         """Collect every child that has ended, adopted ones too."""
@@ -172,154 +203,63 @@ class Processes:
         except ProcessLookupError:
             pass
 
+    def new_mark(self) -> int:
+        """Return a group that nothing has yet."""
+        self._last_mark += 1
+        return self._last_mark
 
-class Command:
-    """One command run for the host over one stream of messages.
+    def kill_marked(self, mark: int) -> None:
+        """Kill all that bear a mark. They are stopped first, so that none begets another while we look."""
+        found: set[int] = set()
+        deadline = time.monotonic() + CHASE_TIMEOUT  # those that outrun us harm their own sandbox only
+        while (fresh := _marked(mark) - found) and time.monotonic() < deadline:
+            for pid in fresh:
+                _kill(pid, signal.SIGSTOP)
+            found |= fresh
+        for pid in found:
+            _kill(pid, signal.SIGKILL)
 
-    To the host: ``1`` + output, ``2`` + error output, ``exit`` + JSON (``code``, ``signal`` or ``error``).
-    From the host: ``0`` + input (empty: no more), ``signal`` + decimal number.
-    """
-
-    def __init__(self, loop: Loop, processes: Processes, stream: Stream) -> None:
-        self._loop = loop
-        self._stream = stream
-        self._reader = MessageReader(CHUNK * 4)
-        self._outputs: dict[int, bytes] = {}
-        self._input: list[bytes] = []
-        self._input_size = 0
-        self._has_input_eof = False
-        self._exit: bytes | None = None
-        self._stdin = -1
-        header = stream.header
-        pipes = [os.pipe() for _ in range(3)]
-        (child_in, stdin), (stdout, child_out), (stderr, child_err) = pipes
-        try:
-            self._process = processes.spawn(
-                [str(part) for part in header["argv"]],
-                {str(name): str(value) for name, value in header.get("env", {}).items()},
-                str(header.get("cwd", "/")),
-                self._exited,
-                (child_in, child_out, child_err),
-                bool(header.get("is_root")),
-            )
-        except (StartError, OSError) as error:
-            for pair in pipes:
-                for fd in pair:
-                    os.close(fd)
-            self._exit = b'{"code":127,"signal":0}'
-            stream.write(pack_message(b"2", str(error).encode() + b"\n"))
-            self._finish()
-            return
-        for fd in (child_in, child_out, child_err):
-            os.close(fd)
-        for fd in (stdin, stdout, stderr):
-            os.set_blocking(fd, False)
-        self._stdin = stdin
-        self._outputs = {stdout: b"1", stderr: b"2"}
-        stream.on_data = self._from_host
-        stream.on_reset = lambda reason: self._abort()
-        stream.on_eof = self._abort
-        stream.on_credit = self._watch_outputs
-        self._watch_outputs()
-
-    def _watch_outputs(self) -> None:
-        can_write = self._stream.credit > _OVERHEAD
-        for fd in self._outputs:
-            self._loop.watch(fd, functools.partial(self._read, fd) if can_write else None)
-        if self._exit is not None and can_write:
-            self._drain()
-
-    def _read(self, fd: int) -> bool:
-        """Pass on what one pipe has; whether there may be more."""
-        room = self._stream.credit - _OVERHEAD
-        if room <= 0:
-            self._watch_outputs()
-            return False
-        try:
-            data = os.read(fd, min(room, CHUNK - _OVERHEAD))
-        except BlockingIOError:
-            return False
-        if not data:
-            self._loop.watch(fd)
-            del self._outputs[fd]
-            os.close(fd)
-            return False
-        self._stream.write(pack_message(self._outputs[fd], data))
-        return True
-
-    def _exited(self, code: int, number: int) -> None:
-        self._exit = b'{"code":%d,"signal":%d}' % (code, number)
-        self._drain()
-
-    def _drain(self) -> None:
-        """After the exit: what is in the pipes still goes out; then the end is told."""
-        try:
-            for fd in list(self._outputs):
-                while fd in self._outputs and self._read(fd):
-                    pass
-            if self._stream.credit > len(self._exit or b"") + _OVERHEAD:
-                self._finish()
-        except LinkDown:
-            self._close()
-
-    def _finish(self) -> None:
-        self._stream.write(pack_message(b"exit", self._exit or b"{}"))
-        self._exit = None
-        self._stream.write_eof()
-        self._close()
-
-    def _from_host(self, data: bytes) -> None:
-        try:
-            messages = self._reader.feed(data)
-        except ProtocolError:
-            self._abort()
-            return
-        for parts in messages:
-            if parts[0] == b"0" and len(parts) == 2:
-                if parts[1]:
-                    self._input.append(parts[1])
-                else:
-                    self._has_input_eof = True
-            elif parts[0] == b"signal" and len(parts) == 2:
-                self._process.signal(int(parts[1]))
-        self._input_size += len(data)
-        self._write_input()
-
-    def _write_input(self) -> None:
-        if self._stdin >= 0:
+    def signal_session(self, mark: int, session: int, number: int) -> None:
+        """Send a signal to every marked process of one session."""
+        for pid in _marked(mark):
             try:
-                while self._input:
-                    count = os.write(self._stdin, self._input[0])
-                    self._input[0] = self._input[0][count:]
-                    if not self._input[0]:
-                        del self._input[0]
-            except BlockingIOError:
-                self._loop.watch(self._stdin, None, self._write_input)
-                return
-            except OSError:  # nobody reads it any more
-                self._input.clear()
-                self._has_input_eof = True
-            self._loop.watch(self._stdin)
-            if self._has_input_eof:
-                os.close(self._stdin)
-                self._stdin = -1
-        # Credit comes back only when the program has taken what was sent.
-        self._stream.consumed(self._input_size)
-        self._input_size = 0
+                if os.getsid(pid) == session:
+                    os.kill(pid, number)
+            except OSError:
+                pass
 
-    def _abort(self) -> None:
-        self._process.signal(signal.SIGKILL)
-        self._close()
 
-    def _close(self) -> None:
-        for fd in (*self._outputs, self._stdin):
-            if fd >= 0:
-                self._loop.watch(fd)
-                os.close(fd)
-        self._outputs = {}
-        self._stdin = -1
-        for name in ("on_data", "on_reset", "on_eof", "on_credit"):
-            setattr(self._stream, name, lambda *_: None)
+def _find(program: str, path: str) -> str:
+    """Find what a name means, with the rights of the moment."""
+    if "/" in program:
+        return program
+    for folder in path.split(":"):
+        candidate = os.path.join(folder or ".", program)
+        if os.access(candidate, os.X_OK, effective_ids=True) and os.path.isfile(candidate):
+            return candidate
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
+
+
+def _marked(mark: int) -> set[int]:
+    wanted = b"%d" % mark
+    found = set()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/status", "rb", buffering=0) as file:
+                    status = file.read(4096)
+            except OSError:
+                continue
+            if wanted in status.partition(b"\nGroups:")[2].partition(b"\n")[0].split():
+                found.add(int(name))
+    return found
+
+
+def _kill(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except OSError:
+        pass
 
 
 def read_requests(stream: Stream, on_request: Callable[[dict[str, Any]], object]) -> None:

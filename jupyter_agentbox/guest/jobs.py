@@ -1,0 +1,376 @@
+"""Jobs: programs that the host runs and watches, their output on its way to the host and their input from it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import struct
+
+from .framing import pack_message
+from .loop import CHUNK, Loop, Stream
+from .processes import Process, Processes, StartError, read_requests
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+#: Room that a message's own framing takes, bytes.
+_OVERHEAD = 64
+#: What a kept job's outputs hold for the next owner, and what is read of a program ahead of the host, bytes.
+KEPT = 1024 * 1024
+AHEAD = 128 * 1024
+#: Most that a pipe can hold at a program's end, bytes.
+_PIPE = 1024 * 1024
+_SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
+
+
+class Output:
+    """What a program printed on one descriptor: the part that the host has not taken, and of a kept job, the last.
+
+    Parameters
+    ----------
+    keep : int
+        Bytes to keep after they were sent, for another owner.
+
+    Attributes
+    ----------
+    start, sent, end : int
+        Offsets in all that was printed: of the first byte held, of the next to send, after the last.
+    """
+
+    def __init__(self, keep: int) -> None:
+        self.start = self.sent = self.end = 0
+        self._keep = keep
+        self._buffer = bytearray()
+
+    def put(self, data: bytes, *, is_heard: bool = True) -> None:
+        """Add what was read; while nobody hears it, what is too old goes unsent."""
+        self._buffer += data
+        self.end += len(data)
+        if not is_heard:
+            self.sent = max(self.sent, self.end - self._keep)
+        self._trim()
+
+    def take(self, count: int) -> tuple[int, bytes]:
+        """Take up to `count` bytes to send, and the offset of the first."""
+        offset = self.sent
+        data = bytes(self._buffer[offset - self.start : offset - self.start + count])
+        self.sent += len(data)
+        self._trim()
+        return offset, data
+
+    def rewind(self) -> None:
+        """Begin anew with all that is held."""
+        self.sent = self.start
+
+    def _trim(self) -> None:
+        excess = min(len(self._buffer) - self._keep, self.sent - self.start)
+        if excess > 0:
+            del self._buffer[:excess]
+            self.start += excess
+
+
+class Job:
+    """A program run for the host, over a stream ``{"kind": "process", "process": id, ...}``.
+
+    The header says what to run: ``argv``, or ``line`` for a shell, or neither for a login shell; ``env``, ``cwd``,
+    ``is_root``, ``has_stdin``; ``size`` (rows, columns) gives it a terminal. To the host: ``1`` or ``2`` + decimal
+    offset + output; ``started``; ``exit`` + JSON (``code``, ``signal``, and ``message`` and ``field`` if it did not
+    start). From the host JSON: ``{"signal": n}``, ``{"kill": true}``, ``{"size": [rows, columns]}``. Input comes
+    as the raw bytes of a stream ``{"kind": "stdin", "process": id}``, whose EOF closes it.
+
+    One with ``is_kept`` outlives its owner, and its end: an EOF of the host ends and forgets it, and another owner
+    gets all that its outputs hold by a header with ``is_resumed``. Any other is killed with its stream.
+    """
+
+    def __init__(self, loop: Loop, processes: Processes, jobs: dict[str, Job], stream: Stream) -> None:
+        header = stream.header
+        self._loop = loop
+        self._processes = processes
+        self._jobs = jobs
+        self._name = header["process"]
+        self._is_kept = bool(header.get("is_kept"))
+        self._has_terminal = "size" in header
+        self._mark = processes.new_mark()
+        self._outputs = {tag: Output(KEPT if self._is_kept else 0) for tag in (b"1", b"2")}
+        self._fds: dict[int, bytes] = {}
+        self._watched: set[int] = set()
+        self._stream: Stream | None = None
+        self._exit: bytes | None = None
+        self._is_start_sent = self._is_exit_sent = False
+        self._process: Process | None = None
+        self._stdin = -1
+        self._input: list[bytes] = []
+        self._input_size = 0
+        self._has_input_eof = False
+        self._input_stream: Stream | None = None
+        jobs[self._name] = self
+        try:
+            self._start(header)
+        except (StartError, OSError) as error:
+            self._outputs[b"2"].put(f"{error}\n".encode("utf-8", "replace"))
+            field = getattr(error, "field", "argv")
+            self._note_exit({"code": 127, "signal": 0, "message": str(error), "field": field})
+        self.attach(stream)
+
+    def attach(self, stream: Stream) -> None:
+        """Take orders from this owner, and send it all that is held."""
+        for output in self._outputs.values():
+            output.rewind()
+        self._is_start_sent = self._is_exit_sent = False
+        self._stream = stream
+        read_requests(stream, self._asked)
+        stream.on_credit = self._push
+        stream.on_eof = self._end
+        stream.on_reset = lambda reason: self._detach(stream)
+        self._push()
+
+    def attach_input(self, stream: Stream) -> None:
+        """Feed the program from this stream."""
+        if self._stdin < 0:
+            stream.reset("the input is closed")
+            return
+        self._input_stream = stream
+        stream.on_data = functools.partial(self._fed, stream)
+        stream.on_eof = self._input_ended
+
+    # -- start and end -----------------------------------------------------------------------
+
+    def _start(self, header: dict[str, Any]) -> None:
+        ours: list[int] = []
+        theirs: list[int] = []
+        try:
+            if self._has_terminal:
+                master, slave = self._open_terminal(header["size"], bool(header.get("is_root")))
+                ours += [os.dup(master), master]
+                theirs += [slave]
+                stdio = (slave, slave, slave)
+            else:
+                if header.get("has_stdin"):
+                    child_in, stdin = os.pipe()
+                else:
+                    child_in, stdin = os.open("/dev/null", os.O_RDONLY), -1
+                theirs.append(child_in)
+                ours.append(stdin)
+                for _ in range(2):
+                    reader, writer = os.pipe()
+                    ours.append(reader)
+                    theirs.append(writer)
+                stdio = (child_in, theirs[1], theirs[2])
+            program, argv = _command(header)
+            self._process = self._processes.spawn(
+                argv,
+                header["env"],
+                header["cwd"],
+                self._exited,
+                stdio,
+                bool(header.get("is_root")),
+                program=program,
+                mark=self._mark,
+                has_terminal=self._has_terminal,
+            )
+        except BaseException:
+            for fd in ours:
+                if fd >= 0:
+                    os.close(fd)
+            raise
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        for fd in ours:
+            if fd >= 0:
+                os.set_blocking(fd, False)
+        self._stdin = ours[0]
+        self._fds = dict(zip(ours[1:], (b"1", b"2"), strict=False))
+
+    def _open_terminal(self, size: list[int], is_root: bool) -> tuple[int, int]:
+        """Open one that belongs to whom it is for: there is no changing owners without the capability."""
+        os.seteuid(0 if is_root else self._processes.uid)
+        try:
+            master, slave = os.openpty()
+        finally:
+            os.seteuid(0)
+        _set_size(master, *size)
+        return master, slave
+
+    def _asked(self, request: dict[str, Any]) -> None:
+        if "signal" in request and self._process is not None:
+            self._process.signal(int(request["signal"]))
+        elif "kill" in request:
+            self._processes.kill_marked(self._mark)
+        elif "size" in request and self._has_terminal and self._fds:
+            _set_size(next(iter(self._fds)), *request["size"])
+            if self._process is not None:  # gVisor does not say it by itself
+                self._processes.signal_session(self._mark, self._process.pid, signal.SIGWINCH)
+
+    def _exited(self, code: int, number: int) -> None:
+        # What is in the pipes was printed before the end. Programs left behind may print on: not to us.
+        for fd in list(self._fds):
+            count = 0
+            while fd in self._fds and count < _PIPE and (size := self._read(fd)):
+                count += size
+            self._close_output(fd)
+        self._close_input()
+        self._note_exit({"code": code, "signal": number})
+        self._push()
+
+    def _note_exit(self, event: dict[str, Any]) -> None:
+        self._exit = json.dumps(event).encode()
+
+    def _detach(self, stream: Stream) -> None:
+        if stream is not self._stream:
+            return
+        self._stream = None
+        if self._is_kept:
+            self._watch()
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        """Nobody wants it any more. What a command that ended by itself left running goes on."""
+        if self._is_kept or self._exit is None:
+            self._processes.kill_marked(self._mark)
+        for fd in list(self._fds):
+            self._close_output(fd)
+        self._close_input()
+        self._jobs.pop(self._name, None)
+        if self._stream is not None:
+            self._stream.write_eof()
+            self._stream = None
+
+    # -- output ------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        for fd, tag in self._fds.items():
+            output = self._outputs[tag]
+            is_wanted = self._stream is None or output.end - output.sent < AHEAD
+            if is_wanted != (fd in self._watched):
+                (self._watched.add if is_wanted else self._watched.discard)(fd)
+                self._loop.watch(fd, functools.partial(self._readable, fd) if is_wanted else None)
+
+    def _readable(self, fd: int) -> None:
+        self._read(fd)
+        self._push()
+
+    def _read(self, fd: int) -> int:
+        try:
+            data = os.read(fd, CHUNK)
+        except BlockingIOError:
+            return 0
+        except OSError:  # a terminal whose other end is closed
+            data = b""
+        if data:
+            self._outputs[self._fds[fd]].put(data, is_heard=self._stream is not None)
+        else:
+            self._close_output(fd)
+        return len(data)
+
+    def _close_output(self, fd: int) -> None:
+        if self._fds.pop(fd, None) is not None:
+            self._watched.discard(fd)
+            self._loop.watch(fd)
+            os.close(fd)
+
+    def _push(self) -> None:
+        stream = self._stream
+        if stream is None:
+            return
+        if self._is_kept and not self._is_start_sent and self._exit is None and stream.credit > _OVERHEAD:
+            stream.write(pack_message(b"started"))
+            self._is_start_sent = True
+        is_moving = True
+        while is_moving:  # by turns, so that neither output starves the other
+            is_moving = False
+            for tag, output in self._outputs.items():
+                room = stream.credit - _OVERHEAD
+                if output.sent < output.end and room > 0:
+                    offset, data = output.take(min(room, CHUNK // 2))
+                    stream.write(pack_message(tag, b"%d" % offset, data))
+                    is_moving = True
+        is_all_sent = all(output.sent == output.end for output in self._outputs.values())
+        if self._exit is not None and is_all_sent and not self._is_exit_sent:
+            if stream.credit < len(self._exit) + _OVERHEAD:
+                return
+            stream.write(pack_message(b"exit", self._exit))
+            self._is_exit_sent = True
+            if not self._is_kept:
+                self._end()
+                return
+        self._watch()
+
+    # -- input -------------------------------------------------------------------------------
+
+    def _fed(self, stream: Stream, data: bytes) -> None:
+        if stream is not self._input_stream:
+            return
+        self._input.append(data)
+        self._input_size += len(data)
+        self._write_input()
+
+    def _input_ended(self) -> None:
+        if self._has_terminal:
+            self._input.append(b"\x04")
+        else:
+            self._has_input_eof = True
+        self._write_input()
+
+    def _write_input(self) -> None:
+        if self._stdin >= 0:
+            try:
+                while self._input:
+                    count = os.write(self._stdin, self._input[0])
+                    self._input[0] = self._input[0][count:]
+                    if not self._input[0]:
+                        del self._input[0]
+            except BlockingIOError:
+                self._loop.watch(self._stdin, None, self._write_input)
+                return
+            except OSError:  # nobody reads it any more
+                self._has_input_eof = True
+            if self._has_input_eof:
+                self._close_input()
+            else:
+                self._loop.watch(self._stdin)
+        # Credit comes back only when the program has taken what was sent, or never will.
+        if self._input_stream is not None:
+            self._input_stream.consumed(self._input_size)
+        self._input_size = 0
+
+    def _close_input(self) -> None:
+        self._input.clear()
+        if self._stdin >= 0:
+            self._loop.watch(self._stdin)
+            os.close(self._stdin)
+            self._stdin = -1
+            if self._input_stream is not None:
+                self._input_stream.reset("the input is closed")
+
+
+def _command(header: dict[str, Any]) -> tuple[str, list[str]]:
+    if "argv" in header:
+        return header["argv"][0], header["argv"]
+    shell = next((path for path in _SHELLS if os.access(path, os.X_OK)), "/bin/sh")
+    if "line" in header:
+        return shell, [shell, "-c", header["line"]]
+    return shell, ["-" + os.path.basename(shell)]
+
+
+def _set_size(terminal: int, rows: int, columns: int) -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
+def open_job(loop: Loop, processes: Processes, jobs: dict[str, Job], stream: Stream) -> None:
+    """Serve a stream of kind ``process`` (start one, or go on with one) or ``stdin``."""
+    job = jobs.get(stream.header["process"])
+    is_input = stream.header["kind"] == "stdin"
+    if job is not None:
+        (job.attach_input if is_input else job.attach)(stream)
+    elif is_input or stream.header.get("is_resumed"):
+        stream.reset("no such process")
+    else:
+        Job(loop, processes, jobs, stream)

@@ -1,0 +1,246 @@
+"""Processes that outlive their readers and their owner: what they printed last is kept here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from jupyter_agentbox.errors import InvalidRequest, LinkClosed
+from jupyter_agentbox.link import LinkThread, Stream
+from jupyter_agentbox.record import ProcessRecord
+from jupyter_agentbox.spec import KIB, MIB
+
+from .values import Exit, Output, ProcessInfo
+from .wire import Box, Lie, Wire, find_loss
+
+log = logging.getLogger(__name__)
+
+#: What is kept of each output, bytes; older ones are dropped.
+RING_SIZE = 1 * MIB
+#: Seconds for the guest to start one; that a reader who lags behind may hold one up.
+START_TIMEOUT = 30.0
+HOLD_TIMEOUT = 10.0
+#: Bytes a second taken from each, so that none keeps the link's thread busy with what nobody reads.
+DRAIN_RATE = 32 * MIB
+_CHUNK = 64 * KIB
+
+
+class Ring:
+    """The last part of an output, with the offsets of the whole."""
+
+    def __init__(self) -> None:
+        self.start = self.end = 0
+        self._data = bytearray()
+
+    def put(self, offset: int, data: bytes) -> None:
+        if offset != self.end:
+            self._data.clear()
+            self.start = offset
+        self._data += data
+        self.end = offset + len(data)
+        excess = len(self._data) - RING_SIZE
+        if excess > 0:
+            del self._data[:excess]
+            self.start += excess
+
+    def get(self, offset: int, count: int) -> tuple[int, bytes]:
+        offset = max(offset, self.start)
+        return offset, bytes(self._data[offset - self.start : offset - self.start + count])
+
+
+class Process:
+    """A process in the background, on a terminal or not; it outlives its readers and its owner.
+
+    Attributes
+    ----------
+    rings : dict of str to Ring
+    exit : Exit or None
+        How it ended.
+    loss : Exception or None
+        Why its end cannot be learnt.
+    """
+
+    def __init__(self, box: Box, record: ProcessRecord) -> None:
+        self.record = record
+        self.rings = {"stdout": Ring(), "stderr": Ring()}
+        self.followers: set[Follower] = set()
+        self.exit: Exit | None = None
+        self.loss: Exception | None = None
+        self._box = box
+        self._changed = asyncio.Event()
+        self._moved = asyncio.Event()
+        self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._writing = asyncio.Lock()
+        self._wire: Wire | None = None
+        self._input: Stream | None = None
+        self._taken = 0
+        self._since = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.exit is not None or self.loss is not None
+
+    @property
+    def info(self) -> ProcessInfo:
+        """What is known of it now."""
+        return ProcessInfo(
+            id=self.record.name,
+            command=self.record.command,
+            started=self.record.started,
+            state="exited" if self.exit else "lost" if self.loss else "running",
+            exit_code=self.exit.exit_code if self.exit else None,
+            is_terminal=self.record.is_terminal,
+            stdout_bytes=self.rings["stdout"].end,
+            stderr_bytes=self.rings["stderr"].end,
+        )
+
+    def open(self, header: dict[str, Any]) -> None:
+        """Start it, or with ``is_resumed`` in the header go on with it."""
+        name = self.record.name
+        stream = self._box.open_stream({"kind": "process", "process": name, "is_kept": True, **header})
+        self._wire = Wire(stream, may_skip=True)
+        self._input = self._box.open_stream({"kind": "stdin", "process": name})
+        LinkThread.instance().spawn(self._pump(self._wire))
+
+    async def wait_started(self) -> None:
+        """Wait until it runs. Raises InvalidRequest, SandboxEnded, LinkClosed."""
+        try:
+            await asyncio.wait_for(asyncio.shield(self._started), START_TIMEOUT)
+        except asyncio.TimeoutError:
+            raise LinkClosed(f"the guest did not start it within {START_TIMEOUT:g} s") from None
+
+    async def _pump(self, wire: Wire) -> None:
+        try:
+            while self.exit is None:
+                event = await wire.next()
+                if isinstance(event, Output):
+                    self.rings[event.stream].put(event.offset, event.data)
+                    self._tell()
+                    await self._pace(len(event.data))
+                    continue
+                if isinstance(event, Exit):
+                    self.exit = event
+                if not self._started.done():
+                    self._started.set_result(None)
+        except InvalidRequest as error:
+            self.loss = error
+        except LinkClosed as error:
+            self.loss = await find_loss(self._box, error)
+            if isinstance(error, Lie):
+                log.warning("process %s: %s", self.record.name, error)
+        if self.loss is not None and not self._started.done():
+            self._started.set_exception(self.loss)
+            self._started.exception()  # looked at: nobody may be waiting for it
+        self._tell()
+
+    async def _pace(self, count: int) -> None:
+        """Wait for readers who lag, for a while; and take no more than so much a second."""
+        deadline = time.monotonic() + HOLD_TIMEOUT
+        while any(follower.lags for follower in self.followers):
+            self._moved.clear()
+            try:
+                await asyncio.wait_for(self._moved.wait(), deadline - time.monotonic())
+            except asyncio.TimeoutError:
+                for follower in self.followers:
+                    follower.is_given_up = follower.is_given_up or follower.lags
+        self._taken += count
+        if self._taken > DRAIN_RATE // 32:
+            now = time.monotonic()
+            await asyncio.sleep(max(0.0, self._taken / DRAIN_RATE - (now - self._since)))
+            self._taken, self._since = 0, time.monotonic()
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def moved(self) -> None:
+        """Note that a reader has taken something."""
+        self._moved.set()
+
+    async def change(self, timeout: float | None = None) -> bool:
+        """Wait for news; whether there are any."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    async def write(self, data: bytes, timeout: float) -> None:
+        """Give it input."""
+        assert self._input is not None
+        try:
+            async with self._writing:
+                await asyncio.wait_for(self._input.write(data), timeout)
+        except asyncio.TimeoutError:
+            raise TimeoutError(f"the process did not take its input within {timeout:g} s") from None
+        except LinkClosed:
+            raise InvalidRequest("the process has closed its input or ended", field="id") from None
+
+    async def close_input(self) -> None:
+        """Let it read to the end."""
+        assert self._input is not None
+        async with self._writing:
+            try:
+                await self._input.write_eof()
+            except LinkClosed:
+                pass  # closed already
+
+    async def ask(self, **request: Any) -> None:
+        """Ask the guest for a signal and the like."""
+        if self._wire is not None and not self.is_over:
+            await self._wire.ask(**request)
+
+    async def forget(self) -> None:
+        """End it with all that it started, and let the guest forget it."""
+        if self._wire is not None:
+            try:
+                await self._wire.stream.write_eof()
+            except LinkClosed:
+                pass  # with the sandbox, or with its owner's trust in the guest
+        for follower in self.followers:
+            follower.is_given_up = True
+        self.moved()
+
+
+class Follower:
+    """Reads a background process from some place on."""
+
+    def __init__(self, process: Process, offsets: Mapping[str, int]) -> None:
+        self.is_given_up = False
+        self._process = process
+        self._places = {name: offsets.get(name, ring.start) for name, ring in process.rings.items()}
+        process.followers.add(self)
+
+    @property
+    def lags(self) -> bool:
+        """Whether it is so far behind that it should be waited for."""
+        rings = self._process.rings
+        return not self.is_given_up and any(
+            rings[name].end - place > RING_SIZE // 2 for name, place in self._places.items()
+        )
+
+    async def next(self) -> Output | Exit:
+        """Wait for the next event. Raises SandboxEnded, LinkClosed."""
+        process = self._process
+        while True:
+            for name, ring in process.rings.items():
+                if self._places[name] < ring.end:
+                    offset, data = ring.get(self._places[name], _CHUNK)
+                    self._places[name] = offset + len(data)
+                    self.is_given_up = self.is_given_up and self._places[name] < ring.end
+                    process.moved()
+                    return Output(name, offset, data)
+            if process.exit is not None:
+                return process.exit
+            if process.loss is not None:
+                raise process.loss
+            await process.change()
+
+    def close(self) -> None:
+        """Read no more; the process goes on."""
+        self._process.followers.discard(self)
+        self._process.moved()

@@ -1,0 +1,357 @@
+"""The programs of one sandbox, as callers on any event loop see them."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+from jupyter_agentbox.errors import InvalidRequest, NotFound, PolicyRefused
+from jupyter_agentbox.link import LinkThread
+from jupyter_agentbox.record import ProcessRecord
+from jupyter_agentbox.spec import MIB
+
+from .background import Follower, Process
+from .values import Chunk, Command, ExecResult, Exit, Output, ProcessInfo, check_size, check_text
+from .wire import KILL_TIMEOUT, Box, Foreground
+
+#: Background processes that a sandbox may have, ended ones that nobody has removed included.
+MAX_PROCESSES = 32
+#: Commands that may run at a time.
+MAX_COMMANDS = 256
+#: Bytes that :meth:`ProcessTable.run` keeps of each output unless told, and at most.
+DEFAULT_OUTPUT = 10 * MIB
+MAX_OUTPUT = 64 * MIB
+#: Seconds that a command may take at most.
+MAX_TIMEOUT = 3600.0
+
+
+class Events:
+    """Events of a process as they happen, ending with its :class:`Exit`; close it, or use it as a context.
+
+    Iterate on any event loop. A slow reader of a command holds it up, and one who goes away ends it; of a background
+    process it misses what fell out of what is kept, which the offsets tell.
+    """
+
+    def __init__(self, source: Foreground | Follower) -> None:
+        self._thread = LinkThread.instance()
+        self._source = source
+        self._is_done = False
+
+    def __aiter__(self) -> AsyncIterator[Output | Exit]:
+        return self
+
+    async def __anext__(self) -> Output | Exit:
+        if self._is_done:
+            raise StopAsyncIteration
+        event = await self._thread.run(self._source.next())
+        self._is_done = isinstance(event, Exit)
+        return event
+
+    async def aclose(self) -> None:
+        """Read no more."""
+        self._is_done = True
+        await self._thread.run(self._close())
+
+    async def _close(self) -> None:
+        self._source.close()
+
+    async def __aenter__(self) -> Events:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        # A reader that was cancelled between two events may never have closed it.
+        self._thread.loop.call_soon_threadsafe(self._source.close)
+
+
+class ProcessTable:
+    """The programs of one sandbox. Its coroutines may be awaited on any event loop.
+
+    Parameters
+    ----------
+    box : Sandbox
+    on_change : callable
+        Told the records of the background processes when they have changed, on the link's thread.
+
+    Attributes
+    ----------
+    max_timeout : float
+        Seconds that a command may take at most.
+    used : float
+        When somebody last ran, started, fed or signalled something, seconds since the epoch.
+    """
+
+    def __init__(self, box: Box, on_change: Callable[[list[ProcessRecord]], object] = lambda records: None) -> None:
+        self.max_timeout = MAX_TIMEOUT
+        self.used = time.time()
+        self._box = box
+        self._on_change = on_change
+        self._thread = LinkThread.instance()
+        self._processes: dict[str, Process] = {}
+        self._commands = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a command runs, or a background process."""
+        return self._commands > 0 or any(not process.is_over for process in self._processes.values())
+
+    # -- commands ----------------------------------------------------------------------------
+
+    async def run(
+        self, command: Command, *, stdin: bytes = b"", timeout: float = 30.0, max_output: int = DEFAULT_OUTPUT
+    ) -> ExecResult:
+        """Run a command to its end. What it left running in the background goes on, unheard.
+
+        Parameters
+        ----------
+        command : Command
+        stdin : bytes
+            All that it can read.
+        timeout : float
+            Seconds after which it is killed with all that it started.
+        max_output : int
+            Bytes kept of each output; the rest is read, counted and dropped.
+
+        Raises
+        ------
+        InvalidRequest, PolicyRefused
+        SandboxEnded
+            While it ran.
+        LinkClosed
+            What came back is no output of a command.
+        """
+        if not 0 <= max_output <= MAX_OUTPUT:
+            raise InvalidRequest(f"max_output is 0 to {MAX_OUTPUT} bytes", field="max_output")
+        return await self._thread.run(self._run(command, stdin, timeout, max_output))
+
+    async def _run(self, command: Command, stdin: bytes, timeout: float, max_output: int) -> ExecResult:
+        began = time.monotonic()
+        running = self._command(command, stdin, timeout)
+        kept = {"stdout": bytearray(), "stderr": bytearray()}
+        totals = dict.fromkeys(kept, 0)
+        try:
+            while isinstance(event := await running.next(), Output):
+                buffer = kept[event.stream]
+                totals[event.stream] += len(event.data)
+                buffer += event.data[: max(0, max_output - len(buffer))]
+        finally:
+            running.close()
+        return ExecResult(
+            stdout=bytes(kept["stdout"]),
+            stderr=bytes(kept["stderr"]),
+            exit_code=event.exit_code,
+            timed_out=event.timed_out,
+            truncated=any(totals[name] > len(buffer) for name, buffer in kept.items()),
+            stdout_bytes=totals["stdout"],
+            stderr_bytes=totals["stderr"],
+            duration=time.monotonic() - began,
+        )
+
+    async def stream(self, command: Command, *, stdin: bytes = b"", timeout: float | None = None) -> Events:
+        """Run a command and give its events as they happen. It ends with its reader, and waits for a slow one.
+
+        To go on without a reader, :meth:`start` it and :meth:`follow` it.
+        """
+        return Events(await self._thread.run(self._stream(command, stdin, timeout)))
+
+    async def _stream(self, command: Command, stdin: bytes, timeout: float | None) -> Foreground:
+        return self._command(command, stdin, timeout)
+
+    def _command(self, command: Command, stdin: bytes, timeout: float | None) -> Foreground:
+        if timeout is not None and not 0 < timeout <= self.max_timeout:
+            raise InvalidRequest(f"timeout is more than 0 and at most {self.max_timeout:g} s", field="timeout")
+        if self._commands >= MAX_COMMANDS:
+            raise PolicyRefused(f"{MAX_COMMANDS} commands run in this sandbox; wait for one of them")
+        running = Foreground(self._box, command.header(self._box.spec), stdin, timeout)
+        self._commands += 1
+        self.used = time.time()
+        running.on_done = self._command_done
+        return running
+
+    def _command_done(self) -> None:
+        self._commands -= 1
+        self.used = time.time()
+
+    # -- background processes and terminals --------------------------------------------------
+
+    async def start(self, command: Command) -> ProcessInfo:
+        """Start a process in the background. It outlives its owner as long as the sandbox does.
+
+        Raises
+        ------
+        InvalidRequest, PolicyRefused, SandboxEnded, LinkClosed
+        """
+        return await self._thread.run(self._start(command, None))
+
+    async def open_terminal(
+        self, command: Command | None = None, *, rows: int = 24, columns: int = 80, term: str = "xterm-256color"
+    ) -> ProcessInfo:
+        """Start a login shell, or something else, on a terminal of its own.
+
+        It is a background process: read it by :meth:`follow`, which begins with what the terminal showed last; any
+        number of readers may, and come back. Control characters in what is written act as on any terminal.
+
+        Parameters
+        ----------
+        command : Command, optional
+        rows, columns : int
+        term : str
+            Kind of terminal, as ``TERM``.
+        """
+        command = command or Command()
+        command = dataclasses.replace(command, env={**command.env, "TERM": check_text(term, "term")})
+        return await self._thread.run(self._start(command, check_size(rows, columns)))
+
+    async def _start(self, command: Command, size: tuple[int, int] | None) -> ProcessInfo:
+        header: dict[str, Any] = {**command.header(self._box.spec), "has_stdin": True}
+        if size is not None:
+            header["size"] = size
+        await self._make_room()
+        record = ProcessRecord(secrets.token_hex(4), command.shown, time.time(), size is not None)
+        process = Process(self._box, record)
+        process.open(header)
+        self.used = record.started
+        self._processes[record.name] = process
+        self._changed()
+        try:
+            await process.wait_started()
+        except BaseException:
+            await self._remove(record.name)
+            raise
+        return process.info
+
+    async def _make_room(self) -> None:
+        if len(self._processes) >= MAX_PROCESSES:
+            ended = next((name for name, process in self._processes.items() if process.is_over), None)
+            if ended is None:
+                raise PolicyRefused(f"{MAX_PROCESSES} background processes run in this sandbox; end one of them")
+            await self._remove(ended)
+
+    def resume(self, records: Sequence[ProcessRecord]) -> None:
+        """Go on with those of an earlier owner. On the link's thread."""
+        for record in records:
+            self._processes[record.name] = process = Process(self._box, record)
+            process.open({"is_resumed": True})
+
+    def list(self) -> list[ProcessInfo]:
+        """Return all background processes, oldest first."""
+        return [process.info for process in tuple(self._processes.values())]
+
+    def get(self, name: str) -> ProcessInfo:
+        """Return one of them. Raises NotFound."""
+        return self._find(name).info
+
+    async def read(
+        self, name: str, *, stream: str = "stdout", offset: int = 0, count: int = MIB, wait: float = 0
+    ) -> Chunk:
+        """Read what a background process printed, from an offset on.
+
+        Parameters
+        ----------
+        stream : str
+            ``stdout`` or ``stderr``.
+        offset : int
+            In all that it ever printed there.
+        count : int
+            Bytes at most.
+        wait : float
+            Seconds to wait for something to come, if nothing is there.
+        """
+        return await self._thread.run(self._read(name, stream, offset, count, wait))
+
+    async def _read(self, name: str, stream: str, offset: int, count: int, wait: float) -> Chunk:
+        process = self._find(name)
+        if stream not in process.rings:
+            raise InvalidRequest("stream is 'stdout' or 'stderr'", field="stream")
+        ring = process.rings[stream]
+        if not 0 <= offset <= ring.end:
+            raise InvalidRequest(f"offset is 0 to {ring.end}, so much was printed", field="offset")
+        deadline = time.monotonic() + wait
+        while offset == ring.end and not process.is_over:
+            if not await process.change(max(0.0, deadline - time.monotonic())):
+                break
+        place, data = ring.get(offset, max(0, count))
+        after = place + len(data)
+        return Chunk(data, place, after, place - offset, process.is_over and after == ring.end)
+
+    async def follow(self, name: str, *, stdout_offset: int | None = None, stderr_offset: int | None = None) -> Events:
+        """Give the events of a background process, from its oldest output that is kept or from given offsets on."""
+        offsets = {"stdout": stdout_offset, "stderr": stderr_offset}
+        for field, offset in offsets.items():
+            if offset is not None and offset < 0:
+                raise InvalidRequest("an offset is 0 or more", field=f"{field}_offset")
+        return Events(await self._thread.run(self._follow(name, {k: v for k, v in offsets.items() if v is not None})))
+
+    async def _follow(self, name: str, offsets: Mapping[str, int]) -> Follower:
+        return Follower(self._find(name), offsets)
+
+    async def write(self, name: str, data: bytes, *, timeout: float = 30.0) -> None:
+        """Write to its input, and wait until it is on its way. Raises TimeoutError, InvalidRequest, NotFound."""
+        await self._thread.run(self._used(name).write(data, timeout))
+
+    async def close_stdin(self, name: str) -> None:
+        """Close its input; on a terminal, type an end of file."""
+        await self._thread.run(self._used(name).close_input())
+
+    async def signal(self, name: str, number: int | str) -> None:
+        """Send a signal, such as 15, ``TERM`` or ``SIGTERM``, to its process group."""
+        try:
+            text = str(number).upper()
+            known = signal.Signals(int(number)) if text.isdigit() else signal.Signals["SIG" + text.removeprefix("SIG")]
+        except (ValueError, KeyError):
+            raise InvalidRequest(f"{number!r:.50} is no signal", field="signal") from None
+        await self._thread.run(self._used(name).ask(signal=int(known)))
+
+    async def resize(self, name: str, rows: int, columns: int) -> None:
+        """Set the size of its terminal."""
+        await self._thread.run(self._used(name).ask(size=check_size(rows, columns)))
+
+    async def kill(self, name: str) -> ProcessInfo:
+        """Kill it with all that it started, whatever sessions they made, and wait for its end."""
+        return await self._thread.run(self._kill(name))
+
+    async def _kill(self, name: str) -> ProcessInfo:
+        await self._used(name).ask(kill=True)
+        return await self._wait(name, KILL_TIMEOUT)
+
+    async def wait(self, name: str, timeout: float | None = None) -> ProcessInfo:
+        """Wait for its end; after `timeout` seconds it is returned as it is."""
+        return await self._thread.run(self._wait(name, timeout))
+
+    async def _wait(self, name: str, timeout: float | None) -> ProcessInfo:
+        process = self._find(name)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not process.is_over:
+            if not await process.change(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                break
+        return process.info
+
+    async def remove(self, name: str) -> None:
+        """Kill it with all that it started, and forget it and what it printed."""
+        self._find(name)
+        await self._thread.run(self._remove(name))
+
+    async def _remove(self, name: str) -> None:
+        process = self._processes.pop(name, None)
+        if process is not None:
+            await process.forget()
+            self._changed()
+
+    def _find(self, name: str) -> Process:
+        try:
+            return self._processes[name]
+        except KeyError:
+            raise NotFound(f"this sandbox has no process {name!r:.100}", field="id") from None
+
+    def _used(self, name: str) -> Process:
+        self.used = time.time()
+        return self._find(name)
+
+    def _changed(self) -> None:
+        self._on_change([process.record for process in self._processes.values()])

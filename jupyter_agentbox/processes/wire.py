@@ -1,0 +1,182 @@
+"""One process's stream to the guest, read with suspicion; and commands, which live no longer than their readers."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+import signal
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from jupyter_agentbox.errors import InvalidRequest, LinkClosed, SandboxEnded
+from jupyter_agentbox.guest.framing import MessageReader, ProtocolError, load_json, pack_json
+from jupyter_agentbox.link import LinkThread, Stream
+from jupyter_agentbox.spec import KIB, End, SandboxSpec
+
+from .values import Exit, Output
+
+#: Seconds for the guest to tell the end after a kill.
+KILL_TIMEOUT = 5.0
+#: Credit of a process beyond the initial one, and its largest message, bytes.
+_CREDIT = 256 * KIB
+_MAX_MESSAGE = 256 * KIB
+_MAX_OFFSET = 1 << 62
+_NAMES = {b"1": "stdout", b"2": "stderr"}
+
+
+class Box(Protocol):
+    """What this module needs of a sandbox."""
+
+    end: End | None
+
+    @property
+    def spec(self) -> SandboxSpec: ...
+
+    def open_stream(self, header: dict[str, Any]) -> Stream: ...
+
+    async def wait_ended(self) -> End: ...
+
+
+class Lie(LinkClosed):
+    """The guest sent what is no output of a process."""
+
+
+class Started:
+    """The guest runs it, or goes on with it."""
+
+
+class Wire:
+    """One process's stream, read with suspicion.
+
+    Parameters
+    ----------
+    stream : Stream
+    may_skip : bool
+        Offsets may jump ahead.
+    """
+
+    def __init__(self, stream: Stream, *, may_skip: bool) -> None:
+        self.stream = stream
+        self._may_skip = may_skip
+        self._reader = MessageReader(_MAX_MESSAGE)
+        self._events: list[Output | Exit | Started] = []
+        self._ends = {"stdout": 0, "stderr": 0}
+        self._asking = asyncio.Lock()
+        stream.grant(_CREDIT)
+
+    async def next(self) -> Output | Exit | Started:
+        """Wait for the next event; a cancelled wait loses none.
+
+        Raises
+        ------
+        LinkClosed
+            The stream is lost, or the guest broke its format.
+        InvalidRequest
+            The program's directory can't be entered.
+        """
+        while not self._events:
+            data = await self.stream.read()
+            try:
+                if not data:
+                    raise ProtocolError("an end without an exit status")
+                self._events = [self._event(parts) for parts in self._reader.feed(data)][::-1]
+            except (ProtocolError, ValueError, KeyError, TypeError, IndexError) as error:
+                self.stream.reset("no output of a process")
+                raise Lie(f"the guest sent what is no output of a process: {error!s:.200}") from None
+        return self._events.pop()
+
+    def _event(self, parts: list[bytes]) -> Output | Exit | Started:
+        if parts[0] == b"started":
+            return Started()
+        if parts[0] == b"exit":
+            told = load_json(parts[1])
+            if told.get("field") == "workdir":
+                raise InvalidRequest(f"workdir can't be entered: {told.get('message')!s:.500}", field="workdir")
+            code, number = told["code"], told["signal"]
+            if not isinstance(code, int) or not isinstance(number, int):
+                raise ProtocolError("an exit status that is no number")
+            return Exit(code & 0xFF, number & 0x7F)
+        tag, place, data = parts
+        stream, offset = _NAMES[tag], int(place[:20])
+        end = self._ends[stream]
+        if not data or (offset != end and not (self._may_skip and end < offset < _MAX_OFFSET)):
+            raise ProtocolError("output that does not follow the last")
+        self._ends[stream] = offset + len(data)
+        return Output(stream, offset, data)
+
+    async def ask(self, **request: Any) -> None:
+        """Ask the guest for something; it is not waited for long, and the answer is what the process does."""
+        try:
+            async with self._asking:
+                await asyncio.wait_for(self.stream.write(pack_json(request)), KILL_TIMEOUT)
+        except (LinkClosed, asyncio.TimeoutError):
+            pass  # it has ended, or its guest does not listen: whoever reads learns that
+
+
+async def _feed(stream: Stream, data: bytes) -> None:
+    try:
+        await stream.write(data)
+        await stream.write_eof()
+    except LinkClosed:
+        pass  # the program closed its input or ended
+
+
+async def find_loss(box: Box, error: LinkClosed) -> SandboxEnded | LinkClosed:
+    """Find out what a lost stream means: most often that the sandbox has ended, which is told with its reason."""
+    if isinstance(error, Lie):
+        return error
+    try:
+        await asyncio.wait_for(box.wait_ended(), KILL_TIMEOUT)
+    except asyncio.TimeoutError:
+        return error
+    return error if box.end is None else SandboxEnded(box.end)
+
+
+class Foreground:
+    """A command in the foreground: it lives no longer than whoever reads it."""
+
+    def __init__(self, box: Box, header: dict[str, Any], stdin: bytes, timeout: float | None) -> None:
+        self._box = box
+        self._timed_out = False
+        self._timers: list[asyncio.TimerHandle] = []
+        self._feeding: asyncio.Task[None] | None = None
+        self.on_done: Callable[[], object] = lambda: None
+        name = secrets.token_hex(4)
+        stream = box.open_stream({"kind": "process", "process": name, **header, "has_stdin": bool(stdin)})
+        self._wire = Wire(stream, may_skip=False)
+        if stdin:
+            source = box.open_stream({"kind": "stdin", "process": name})
+            self._feeding = LinkThread.instance().spawn(_feed(source, stdin))
+        if timeout is not None:
+            self._timers.append(asyncio.get_running_loop().call_later(timeout, self._time_is_over))
+
+    def _time_is_over(self) -> None:
+        self._timed_out = True
+        LinkThread.instance().spawn(self._wire.ask(kill=True))
+        # A guest that does not obey, or cannot tell since nobody reads, is not waited for.
+        self._timers.append(asyncio.get_running_loop().call_later(KILL_TIMEOUT, self._wire.stream.reset))
+
+    async def next(self) -> Output | Exit:
+        """Wait for the next event. Raises SandboxEnded, LinkClosed, InvalidRequest."""
+        try:
+            event = await self._wire.next()
+            while isinstance(event, Started):
+                event = await self._wire.next()
+        except LinkClosed as error:
+            if self._timed_out and self._box.end is None and not isinstance(error, Lie):
+                return Exit(128 + signal.SIGKILL, signal.SIGKILL, timed_out=True)
+            raise await find_loss(self._box, error) from None
+        if isinstance(event, Exit):
+            event = dataclasses.replace(event, timed_out=self._timed_out)
+        return event
+
+    def close(self) -> None:
+        """Let it end. Does nothing the second time."""
+        for timer in self._timers:
+            timer.cancel()
+        if self._feeding is not None:
+            self._feeding.cancel()
+        self._wire.stream.reset()
+        done, self.on_done = self.on_done, lambda: None
+        done()

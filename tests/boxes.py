@@ -1,0 +1,52 @@
+"""Sandboxes for tests: made, talked to by shell lines, and looked after."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from jupyter_agentbox.manager import SandboxManager
+from jupyter_agentbox.processes import Command, ExecResult, ProcessTable
+from jupyter_agentbox.sandbox import Sandbox
+from jupyter_agentbox.spec import SandboxSpec
+
+ENV = {"PATH": "/usr/bin:/bin", "HOME": "/home/user"}
+
+
+class Box:
+    """A sandbox with a short way of running a shell line."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+
+    @property
+    def processes(self) -> ProcessTable:
+        return self.sandbox.processes
+
+    async def run(self, line: str, stdin: bytes = b"", timeout: float = 30.0) -> ExecResult:
+        return await self.argv(["/bin/sh", "-c", line], stdin, timeout)
+
+    async def argv(self, argv: list[str], stdin: bytes = b"", timeout: float = 30.0) -> ExecResult:
+        return await self.processes.run(Command(argv=argv, env=ENV), stdin=stdin, timeout=timeout)
+
+    async def text(self, line: str) -> str:
+        result = await self.run(line)
+        assert (result.exit_code, result.stderr) == (0, b"")
+        return result.stdout.decode().strip()
+
+
+@asynccontextmanager
+async def boxed(manager: SandboxManager, **spec: object) -> AsyncIterator[Box]:
+    """Run a sandbox, after which nothing of it may be left."""
+    sandbox = await manager.create(SandboxSpec(**spec))  # type: ignore[arg-type]
+    try:
+        yield Box(sandbox)
+    finally:
+        await manager.stop(sandbox)
+        assert not list((manager.state_dir / "sandboxes").iterdir())
+
+
+def run(test: Callable[[SandboxManager], Awaitable[None]], manager: SandboxManager) -> None:
+    """Run a test on an event loop of its own."""
+    asyncio.run(asyncio.wait_for(test(manager), 90))  # type: ignore[arg-type]
