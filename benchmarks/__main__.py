@@ -107,6 +107,7 @@ def main() -> int:
         # Apart from the user's own kernels, so that processes can be told from theirs.
         os.environ["JUPYTER_DATA_DIR"] = f"{folder}/data"
         os.environ["JUPYTER_RUNTIME_DIR"] = f"{folder}/runtime"
+        os.mkdir(os.environ["JUPYTER_RUNTIME_DIR"], 0o700)
         os.chdir(folder)
         text, are_met = table(measure(options.rounds, options.executions, options.parallel))
     page = (

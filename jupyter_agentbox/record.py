@@ -85,6 +85,7 @@ class Record:
     owner_pid: int
     handle: dict[str, Any] | None = None
     kernels: list[KernelRecord] = field(default_factory=list)
+    cleanup: list[str] = field(default_factory=list)
     processes: list[ProcessRecord] = field(default_factory=list)
 
     def save(self, directory: Path) -> None:

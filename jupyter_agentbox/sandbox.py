@@ -104,6 +104,7 @@ class Sandbox:
         RuntimeFailed, RuntimeUnavailable, InvalidRequest
             Nothing is left behind.
         """
+        began = time.monotonic()
         try:
             self._make_directory(inherit)
             self._link.listen()
@@ -111,11 +112,18 @@ class Sandbox:
             self._save()
             await self._connected()
             self._thread.spawn(self._watch())
-            await self._audit.arecord("lifecycle", self.id, detail={"event": "started", "profile": self.spec.profile})
+            detail = {"event": "started", "profile": self.spec.profile, "kernel_id": self.spec.kernel_id}
+            await self._audit.arecord("lifecycle", self.id, duration=time.monotonic() - began, detail=detail)
         except BaseException:
             self.end = self.end or End(Cause.RUNTIME_FAILED, 1, "it did not start")
-            await asyncio.shield(self.stop())
+            await asyncio.shield(self._give_up(inherit))
             raise
+
+    async def _give_up(self, inherit: Sandbox | None) -> None:
+        await self.stop(is_kept=True)
+        if inherit is not None and (self.directory / "work").is_dir() and not (inherit.directory / "work").exists():
+            (self.directory / "work").rename(inherit.directory / "work")
+        await self.discard()
 
     async def adopt(self) -> None:
         """Become the owner of one whose owner is gone; its kernels go on where they are.
@@ -176,6 +184,11 @@ class Sandbox:
         except OSError:
             return "nothing"
 
+    def clean_up_with(self, directory: Path) -> None:
+        """Have the sweep remove ``directory``, one of a front's, when it removes this sandbox."""
+        self.record.cleanup = [str(directory)]
+        self._save()
+
     def open_stream(self, header: dict[str, Any]) -> Stream:
         """Open a stream to the guest. Raises SandboxEnded, LinkClosed, InvalidRequest."""
         if self.end is not None:
@@ -230,19 +243,21 @@ class Sandbox:
         assert self.end is not None
         return self.end
 
-    async def stop(self, cause: Cause = Cause.STOPPED, *, is_kept: bool = False) -> None:
+    async def stop(self, cause: Cause | End = Cause.STOPPED, *, is_kept: bool = False) -> None:
         """End it and remove what it was made of. Safe to call again, and from several places at once.
 
         Parameters
         ----------
-        cause : Cause
+        cause : Cause or End
             Told to whoever asks why, if it still lives.
         is_kept : bool
             Keep its directory, for :meth:`start` of a successor to inherit; then :meth:`discard` it.
         """
-        self._is_stopping = self._is_stopping or cause
+        end = cause if isinstance(cause, End) else End(cause, 137, "it was stopped")
+        self._is_stopping = self._is_stopping or end.cause
         if self.end is None:
-            self._note_end(End(cause, 137, "it was stopped"))
+            self._note_end(end)
+            await self._record_end(end)
         self._link.close("the sandbox was stopped")
         await self.gate.aclose()
         if self._handle is not None:
@@ -343,14 +358,18 @@ class Sandbox:
             return
         self._is_stopping = end.cause
         self._note_end(end)
+        await self._record_end(end)
+        await self.stop(end.cause, is_kept=True)
+
+    async def _record_end(self, end: End) -> None:
         try:
             await self._audit.arecord("lifecycle", self.id, detail={"event": "ended", "cause": end.cause.value})
-        except AgentboxError as error:
+        except (AgentboxError, RuntimeError) as error:
             log.error("sandbox %s: its end could not be written to the audit log: %s", self.id, error)
-        await self.stop(end.cause, is_kept=True)
 
     def _note_end(self, end: End) -> None:
         self.end = end
-        level = logging.INFO if end.cause is Cause.STOPPED else logging.ERROR
+        is_meant = end.cause in (Cause.STOPPED, Cause.IDLE, Cause.LIFE_OVER)
+        level = logging.INFO if is_meant else logging.ERROR
         log.log(level, "sandbox %s ended: %s", self.id, end.message)
         self._ended.set()

@@ -50,6 +50,7 @@ class KernelSlot:
     """
 
     _all: ClassVar[weakref.WeakSet[KernelSlot]] = weakref.WeakSet()
+    _all_lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, manager: SandboxManager, *, key: bytes, signature_scheme: str, log: Any = None) -> None:
         self.end: End | None = None
@@ -62,7 +63,19 @@ class KernelSlot:
         self._kernel: Kernel | None = None
         # One start, stop or release at a time: Jupyter's calls overlap when a user is impatient.
         self._lock = asyncio.Lock()
-        KernelSlot._all.add(self)
+        with KernelSlot._all_lock:
+            KernelSlot._all.add(self)
+
+    @classmethod
+    def find(cls, *, kernel_id: str | None = None, sandbox_id: str | None = None) -> KernelSlot | None:
+        """Find the slot of a kernel id, or the one that a sandbox is in; None where this process has none."""
+        with cls._all_lock:
+            slots = list(cls._all)
+        for slot in slots:
+            sandbox = slot.sandbox
+            if sandbox is not None and (sandbox.id == sandbox_id or sandbox.spec.kernel_id == (kernel_id or None)):
+                return slot
+        return None
 
     def release_later(self) -> None:
         """Release it from whatever thread found out that nobody holds it any more; waits for nothing."""
@@ -77,6 +90,11 @@ class KernelSlot:
     def sandbox(self) -> Sandbox | None:
         """The present sandbox, or the ended one whose workspace the next will have."""
         return self._sandbox
+
+    @property
+    def front(self) -> Front | None:
+        """The kernel id's endpoints, once it was started."""
+        return self._front
 
     async def start(self, spec: SandboxSpec, argv: Sequence[str]) -> dict[str, Any]:
         """Start a kernel in a new sandbox, in place of any other.
@@ -100,6 +118,7 @@ class KernelSlot:
                 )
                 front.restarting()
                 self._sandbox = await self._manager.create(spec, inherit=self._sandbox, on_refusal=front.refusal)
+                self._sandbox.clean_up_with(front.directory)
                 kernel = await self._sandbox.start_kernel(
                     argv, spec.env, WORKSPACE, key=self._key.decode(), signature_scheme=self._signature_scheme
                 )

@@ -312,3 +312,20 @@ def test_without_an_owner_it_ends_with_its_lease_and_nothing_is_left(manager: Sa
         assert not manager.runtime.is_alive(Handle.from_dict(state["handle"]))
 
     run(test, manager)
+
+
+def test_a_successor_that_fails_to_start_leaves_the_work_where_it_was(manager: SandboxManager) -> None:
+    async def test(manager: SandboxManager) -> None:
+        first = await manager.create(SandboxSpec())
+        await Box(first).text("echo kept > /workspace/a")
+        await manager.stop(first, is_kept=True)
+        working = manager.runtime.guest_dir  # type: ignore[attr-defined]
+        manager.runtime.guest_dir = "/nonexistent"  # type: ignore[attr-defined]
+        with pytest.raises(Exception):  # noqa: B017
+            await manager.create(SandboxSpec(), inherit=first)
+        manager.runtime.guest_dir = working  # type: ignore[attr-defined]
+        second = await manager.create(SandboxSpec(), inherit=first)
+        assert await Box(second).text("cat /workspace/a") == "kept"
+        await manager.stop(second)
+
+    run(test, manager)
