@@ -79,6 +79,10 @@ def test_a_command_says_what_to_run_where_and_with_what(in_box: Callable[..., No
         assert (await runs(Command("pwd", workdir="sub"))).stdout == b"/workspace/sub\n"
         assert (await runs(Command("pwd", workdir="/tmp"))).stdout == b"/tmp\n"
         assert (await runs(Command("tr a-z A-Z"), stdin=b"loud")).stdout == b"LOUD"
+        # Nothing of the guest's is open in it, and no signal is ignored or blocked.
+        assert (await runs(Command(argv=["ls", "/proc/self/fd"]))).stdout.split() == [b"0", b"1", b"2", b"3"]
+        status = (await runs(Command(argv=["grep", "Sig[BI]", "/proc/self/status"]))).stdout
+        assert set(status.split()[1::2]) <= {b"0" * 16}
         # Without input it reads an end, not the guest's.
         assert (await runs(Command("cat; readlink /proc/self/fd/0"))).stdout == b"/dev/null\n"
         assert (await runs(Command("head -c 3000000 /dev/zero; echo e >&2"), max_output=7)).stdout == b"\0" * 7
@@ -114,6 +118,16 @@ def test_a_command_says_what_to_run_where_and_with_what(in_box: Callable[..., No
         assert not box.processes.is_busy
 
     in_box(test, env=proxied)
+
+
+def test_root_is_for_profiles_that_have_it(in_box: Callable[..., None]) -> None:
+    async def test(box: Box) -> None:
+        assert (await box.processes.run(Command("id -u", user="root"))).stdout == b"0\n"
+        result = await box.processes.run(Command("setsid sleep 1000 & echo up; sleep 1000", user="root"), timeout=0.5)
+        assert (result.stdout, result.timed_out) == (b"up\n", True)
+        assert await gone(box, "sleep")
+
+    in_box(test, is_root=True)
 
 
 def test_a_command_out_of_time_gives_what_it_printed_and_takes_all_its_offspring_along(
@@ -267,6 +281,14 @@ def test_background_processes_are_fed_read_signalled_and_listed(in_box: Callable
         await processes.remove(big.id)
         with pytest.raises(NotFound):
             processes.get(big.id)
+        running = await processes.start(Command("setsid sleep 1000 & sleep 1000"))
+        events = await processes.follow(running.id)
+        await processes.remove(running.id)
+        with pytest.raises(NotFound, match="removed"):
+            await until(events, b"never")
+        assert await gone(box, "sleep")
+        with pytest.raises(NotFound):
+            await processes.kill(running.id)
 
     in_box(test)
 
@@ -537,7 +559,7 @@ def test_offsets_may_jump_in_the_background_and_never_in_a_command() -> None:
 
 
 def test_a_guest_that_does_not_obey_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (wire, table):
+    for module in (wire, table, background):
         monkeypatch.setattr(module, "KILL_TIMEOUT", 0.3)
     monkeypatch.setattr(background, "START_TIMEOUT", 0.3)
 
@@ -554,6 +576,10 @@ def test_a_guest_that_does_not_obey_holds_nobody_up(monkeypatch: pytest.MonkeyPa
         async with lying([pack_message(b"started")]) as (processes, _):
             info = await processes.start(Command("true"))
             assert (await processes.kill(info.id)).state == "running"
+            events = await processes.follow(info.id)
+            await processes.remove(info.id)
+            with pytest.raises(NotFound, match="removed"):
+                await events.__anext__()
 
     LinkThread.instance().submit(asyncio.wait_for(test(), 20)).result(30)
 

@@ -133,6 +133,7 @@ class Job:
             stream.reset("the input is closed")
             return
         self._input_stream = stream
+        self._input_size = 0  # what an earlier owner sent is none of this one's credit
         stream.on_data = functools.partial(self._fed, stream)
         stream.on_eof = self._input_ended
 

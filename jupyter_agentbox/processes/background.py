@@ -8,13 +8,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from jupyter_agentbox.errors import InvalidRequest, LinkClosed
+from jupyter_agentbox.errors import InvalidRequest, LinkClosed, NotFound
 from jupyter_agentbox.link import LinkThread, Stream
 from jupyter_agentbox.record import ProcessRecord
 from jupyter_agentbox.spec import KIB, MIB
 
 from .values import Exit, Output, ProcessInfo
-from .wire import Box, Lie, Wire, find_loss
+from .wire import KILL_TIMEOUT, Box, Lie, Wire, find_loss
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +76,7 @@ class Process:
         self._writing = asyncio.Lock()
         self._wire: Wire | None = None
         self._input: Stream | None = None
+        self._is_forgotten = False
         self._taken = 0
         self._since = 0.0
 
@@ -129,9 +130,12 @@ class Process:
         except InvalidRequest as error:
             self.loss = error
         except LinkClosed as error:
-            self.loss = await find_loss(self._box, error)
-            if isinstance(error, Lie):
-                log.warning("process %s: %s", self.record.name, error)
+            if self._is_forgotten:
+                self.loss = NotFound("the process was removed", field="id")
+            else:
+                self.loss = await find_loss(self._box, error)
+                if isinstance(error, Lie):
+                    log.warning("process %s: %s", self.record.name, error)
         if self.loss is not None and not self._started.done():
             self._started.set_exception(self.loss)
             self._started.exception()  # looked at: nobody may be waiting for it
@@ -196,14 +200,16 @@ class Process:
 
     async def forget(self) -> None:
         """End it with all that it started, and let the guest forget it."""
-        if self._wire is not None:
-            try:
-                await self._wire.stream.write_eof()
-            except LinkClosed:
-                pass  # with the sandbox, or with its owner's trust in the guest
-        for follower in self.followers:
-            follower.is_given_up = True
-        self.moved()
+        self._is_forgotten = True
+        if self._wire is None or self._input is None:
+            return
+        self._input.reset()
+        try:
+            await self._wire.stream.write_eof()
+        except LinkClosed:
+            pass  # with the sandbox, or with its owner's trust in the guest
+        # The guest answers by its own end of the stream, if it is true.
+        asyncio.get_running_loop().call_later(KILL_TIMEOUT, self._wire.stream.reset)
 
 
 class Follower:

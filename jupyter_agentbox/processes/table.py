@@ -20,8 +20,8 @@ from .wire import KILL_TIMEOUT, Box, Foreground
 
 #: Background processes that a sandbox may have, ended ones that nobody has removed included.
 MAX_PROCESSES = 32
-#: Commands that may run at a time.
-MAX_COMMANDS = 256
+#: Commands that may run at a time; each takes up to two of the streams that the guest accepts.
+MAX_COMMANDS = 200
 #: Bytes that :meth:`ProcessTable.run` keeps of each output unless told, and at most.
 DEFAULT_OUTPUT = 10 * MIB
 MAX_OUTPUT = 64 * MIB
@@ -158,10 +158,10 @@ class ProcessTable:
 
         To go on without a reader, :meth:`start` it and :meth:`follow` it.
         """
-        return Events(await self._thread.run(self._stream(command, stdin, timeout)))
+        return await self._thread.run(self._stream(command, stdin, timeout))
 
-    async def _stream(self, command: Command, stdin: bytes, timeout: float | None) -> Foreground:
-        return self._command(command, stdin, timeout)
+    async def _stream(self, command: Command, stdin: bytes, timeout: float | None) -> Events:
+        return Events(self._command(command, stdin, timeout))
 
     def _command(self, command: Command, stdin: bytes, timeout: float | None) -> Foreground:
         if timeout is not None and not 0 < timeout <= self.max_timeout:
@@ -227,7 +227,7 @@ class ProcessTable:
         return process.info
 
     async def _make_room(self) -> None:
-        if len(self._processes) >= MAX_PROCESSES:
+        while len(self._processes) >= MAX_PROCESSES:
             ended = next((name for name, process in self._processes.items() if process.is_over), None)
             if ended is None:
                 raise PolicyRefused(f"{MAX_PROCESSES} background processes run in this sandbox; end one of them")
@@ -286,10 +286,10 @@ class ProcessTable:
         for field, offset in offsets.items():
             if offset is not None and offset < 0:
                 raise InvalidRequest("an offset is 0 or more", field=f"{field}_offset")
-        return Events(await self._thread.run(self._follow(name, {k: v for k, v in offsets.items() if v is not None})))
+        return await self._thread.run(self._follow(name, {k: v for k, v in offsets.items() if v is not None}))
 
-    async def _follow(self, name: str, offsets: Mapping[str, int]) -> Follower:
-        return Follower(self._find(name), offsets)
+    async def _follow(self, name: str, offsets: Mapping[str, int]) -> Events:
+        return Events(Follower(self._find(name), offsets))
 
     async def write(self, name: str, data: bytes, *, timeout: float = 30.0) -> None:
         """Write to its input, and wait until it is on its way. Raises TimeoutError, InvalidRequest, NotFound."""
