@@ -15,11 +15,11 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from .errors import AgentboxError
 
@@ -102,6 +102,9 @@ class AuditLog:
         Seconds to wait for another process that is writing.
     """
 
+    #: Called with kind, sandbox and columns of each row of this process that was written, on the thread that wrote it.
+    observers: ClassVar[list[Callable[[str, str, Mapping[str, Any]], None]]] = []
+
     def __init__(self, path: str | Path, *, max_rows: int = 1_000_000, busy_timeout: float = 10.0) -> None:
         self.path = Path(path)
         self.max_rows = max_rows
@@ -143,12 +146,22 @@ class AuditLog:
         )  # fmt: skip
         with self._lock:
             try:
-                return self._write(row)
+                number = self._write(row)
             except (sqlite3.Error, OSError) as error:
                 self._disconnect()
                 raise AgentboxError(
                     f"the audit log {self.path} cannot be written: {error}", setting="SandboxManager.state_dir"
                 ) from error
+        columns = {
+            "is_allowed": is_allowed, "host": host, "port": port, "reason": reason, "duration": duration,
+            "detail": dict(detail or {}),
+        }  # fmt: skip
+        for observer in tuple(self.observers):
+            try:
+                observer(kind, sandbox, columns)
+            except Exception:
+                log.exception("an observer of the audit log failed")
+        return number
 
     def submit(self, kind: str, sandbox: str, **columns: Any) -> Future[int]:
         """Write one row on the log's own thread, after those given before."""

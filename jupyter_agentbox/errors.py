@@ -10,7 +10,10 @@ The tree::
     ├── RuntimeFailed         the runtime was asked and failed or did not answer in time
     ├── SandboxEnded          the sandbox is gone; carries its :class:`~jupyter_agentbox.spec.End`
     ├── LinkClosed            the link or one of its streams ended under an operation
-    └── NotFound              no such sandbox, kernel or file
+    ├── NotFound              no such sandbox, kernel or file
+    ├── Conflict              what is there already, or its state, stands against the request
+    ├── TooLarge              the request asks for, or would store, more than a limit; names the limit
+    └── LimitReached          there are as many sandboxes as there may be at a time; later is another matter
 """
 
 from __future__ import annotations
@@ -66,6 +69,18 @@ class LinkClosed(AgentboxError):
 
 class NotFound(AgentboxError):
     """There is no such thing, or it is not the caller's to see."""
+
+
+class Conflict(AgentboxError):
+    """The request is sound, but what is there already stands against it: it exists, is not empty, matches twice."""
+
+
+class TooLarge(AgentboxError):
+    """More bytes, entries or time than a limit allows; the sentence names the limit."""
+
+
+class LimitReached(AgentboxError):
+    """There are as many of them as there may be at a time."""
 
 
 class SandboxEnded(AgentboxError):

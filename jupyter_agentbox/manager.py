@@ -26,7 +26,7 @@ from .link import LinkThread
 from .record import Record, is_owned
 from .runtimes import Handle, Runtime
 from .sandbox import Sandbox
-from .spec import Cause, SandboxSpec
+from .spec import Cause, End, SandboxSpec
 from .sweep import ensure_sweeper
 
 log = logging.getLogger(__name__)
@@ -117,6 +117,13 @@ class SandboxManager:
                 )
             return cls._shared[key]
 
+    @classmethod
+    def all_shared(cls, state_dir: Path) -> list[SandboxManager]:
+        """The managers of this process for that state directory, whatever their runtime."""
+        with cls._shared_lock:
+            own = (os.getpid(), state_dir)
+            return [manager for key, manager in cls._shared.items() if key[:2] == own]
+
     async def create(
         self,
         spec: SandboxSpec,
@@ -187,11 +194,11 @@ class SandboxManager:
     def _directory(self, sandbox_id: str) -> Path:
         return self.state_dir / "sandboxes" / sandbox_id
 
-    async def stop(self, sandbox: Sandbox, cause: Cause = Cause.STOPPED, *, is_kept: bool = False) -> None:
+    async def stop(self, sandbox: Sandbox, cause: Cause | End = Cause.STOPPED, *, is_kept: bool = False) -> None:
         """End a sandbox of this process; see :meth:`Sandbox.stop`."""
         await self._thread.run(self._stop(sandbox, cause, is_kept))
 
-    async def _stop(self, sandbox: Sandbox, cause: Cause, is_kept: bool) -> None:
+    async def _stop(self, sandbox: Sandbox, cause: Cause | End, is_kept: bool) -> None:
         await sandbox.stop(cause, is_kept=is_kept)
         if not is_kept:
             self.sandboxes.pop(sandbox.id, None)

@@ -157,6 +157,8 @@ class Cause(str, enum.Enum):
     DISK_FULL = "disk_full"
     LEASE_OVER = "lease_over"
     STOPPED = "stopped"
+    IDLE = "idle"
+    LIFE_OVER = "life_over"
     RUNTIME_FAILED = "runtime_failed"
 
 
