@@ -12,11 +12,13 @@ from typing import Any
 
 from traitlets import Enum, TraitType
 
+from jupyter_agentbox.extension import AgentboxExtension
 from jupyter_agentbox.kernelspecs import AgentboxKernelSpecManager
 from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.profiles import PROFILE_KEYS, REQUEST_KEYS
 from jupyter_agentbox.runtimes.runsc import RunscRuntime
-from jupyter_agentbox.traits import ByteSize, format_size
+from jupyter_agentbox.spec import format_size
+from jupyter_agentbox.traits import ByteSize
 
 PAGE = Path(__file__).with_name("configuration.md")
 
@@ -102,7 +104,7 @@ def make() -> str:
         lines.append(f"| `{key}` | {marks[0]} | {marks[1]} | {text} |")
     assert set(KEYS) == {*REQUEST_KEYS, *PROFILE_KEYS}
     page = HEAD + "\n".join(lines) + "\n"
-    for owner in (Policy, RunscRuntime, AgentboxKernelSpecManager):
+    for owner in (Policy, RunscRuntime, AgentboxKernelSpecManager, AgentboxExtension):
         page += f"\n## {owner.__name__}\n"
         traits = owner.class_own_traits(config=True)
         for name, trait in traits.items():

@@ -133,6 +133,45 @@ class Policy(LoggingConfigurable):
         60.0, help="Seconds that a sandbox outlives the Jupyter process that owns it, to be adopted by the next."
     ).tag(config=True)
 
+    idle_timeout = Float(
+        1800.0,
+        help="""Seconds without use after which a sandbox that an agent or program made ends, unless it asks for
+        another time. Calls on it count as use, from their begin to their end; looking at its state does not, and
+        neither does a process that runs in its background. Notebooks' kernels are culled by Jupyter's own settings.""",
+    ).tag(config=True)
+    max_idle_timeout = Float(86_400.0, help="Most that a request may set as ``idle_timeout``, in seconds.").tag(
+        config=True
+    )
+    max_life = Float(
+        604_800.0, help="Seconds that a sandbox which an agent or program made may live; a request may ask for less."
+    ).tag(config=True)
+    max_sandboxes = Int(
+        50, help="Sandboxes of one server at a time, notebooks' kernels included; only requests over REST are refused."
+    ).tag(config=True)
+    max_sandboxes_per_owner = Int(20, help="Sandboxes that one owner may have made at a time.").tag(config=True)
+    max_tenant_disk = ByteSize(
+        10 * GIB, help="Most disk space of one tenant's kept files; a sandbox that exceeds it ends."
+    ).tag(config=True)
+    blocked_commands = List(
+        Unicode(),
+        help="""Shell patterns of commands that are not run for agents, such as ``'git push*'``. A guard rail against
+        accidents, and no boundary: code can do the same in other ways.""",
+    ).tag(config=True)
+    import_folders = Dict(
+        key_trait=Unicode(),
+        value_trait=Unicode(),
+        help="""Folders of the host that whoever may use sandboxes can copy files from, by name:
+        ``{'datasets': '/srv/datasets'}``. None unless set.""",
+    ).tag(config=True)
+    export_folders = Dict(
+        key_trait=Unicode(),
+        value_trait=Unicode(),
+        help="Folders of the host that files can be copied to, by name. None unless set.",
+    ).tag(config=True)
+    admins = List(
+        Unicode(), help="Names of users who see and manage the sandboxes of all owners, and the whole audit log."
+    ).tag(config=True)
+
     state_dir = Unicode(
         help="""Where sandboxes, the audit log and downloaded programs are kept; ``agentbox`` in Jupyter's data
         directory unless set. Only this user can enter it, and no sandbox ever sees it."""
@@ -167,6 +206,8 @@ class Policy(LoggingConfigurable):
             read({key: getattr(self, f"max_{key}")}, PROFILE_KEYS, f"Policy.max_{key}", InvalidConfig)
         own = {name: getattr(self, name) for name in ("hidden_files", "mounts", "env", "lease_timeout")}
         read(own, PROFILE_KEYS, "Policy", InvalidConfig)
+        for name in ("idle_timeout", "max_idle_timeout", "max_life"):
+            read({"lease_timeout": getattr(self, name)}, PROFILE_KEYS, f"Policy.{name}", InvalidConfig)
         for name in self.profile_names():
             self.profile(name)
         if self.default_profile not in self.profile_names():
@@ -349,6 +390,19 @@ class Policy(LoggingConfigurable):
             )
         setting = "allowed_hosts of the sandbox's own request" if "allowed_hosts" in asked else profile.hosts_setting
         return Grant(hosts=expand(hosts), private_hosts=profile.private_hosts, setting=setting)
+
+    def narrow_grant(self, profile: str, hosts: Sequence[str]) -> Grant:
+        """Make a grant of a profile's, for a sandbox that lives already. Blocking: presets ask package clients.
+
+        Raises
+        ------
+        InvalidRequest
+            A malformed pattern.
+        PolicyRefused
+            A host that the profile does not allow.
+        """
+        asked = read({"allowed_hosts": list(hosts)}, REQUEST_KEYS, "the request", InvalidRequest)
+        return self._narrow_hosts(self.profile(profile), asked)
 
     def _mounts(
         self, profile: Profile, executable: str | None, resource_dir: str | Path | None, private: Sequence[Path]

@@ -1,0 +1,100 @@
+"""The Jupyter server extension: builds the sessions, and puts the handlers before them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from jupyter_server.extension.application import ExtensionApp
+from tornado.ioloop import IOLoop
+from traitlets import Bool
+
+from .errors import AgentboxError
+from .handlers import make_all
+from .handlers.service import Service
+from .observe import Observer
+from .policy import Policy
+from .sessions import Sessions
+
+#: Seconds that the end of a server waits for its sandboxes to be gone; the sweeper takes what is left.
+STOP_TIMEOUT = 10.0
+
+
+class AgentboxExtension(ExtensionApp):
+    """Sandboxes over REST, beside those of the server's kernels."""
+
+    name = "jupyter_agentbox"
+    load_other_extensions = True
+
+    keep_sandboxes = Bool(
+        True,
+        help="""Leave the sandboxes that agents and programs made alive when the server ends, so that one which starts
+        within their lease (``Policy.lease_timeout``) takes them back under their ids.""",
+    ).tag(config=True)
+
+    def initialize_settings(self) -> None:
+        """Build what serves the handlers. A broken configuration is told by each call, and keeps no server down."""
+        assert self.serverapp is not None
+        self._service: Service | None = None
+        self._observer: Observer | None = None
+        try:
+            policy = Policy(parent=self.serverapp)
+        except AgentboxError as error:
+            self.log.error("jupyter_agentbox serves nothing: %s", error)
+            return
+        sessions = Sessions(policy)
+        gateway_url = self._gateway_url()
+        if gateway_url is not None:
+            self.log.warning(
+                "jupyter_agentbox: kernels run at the gateway %s; sandboxes made here share none of them", gateway_url
+            )
+        self._service = self.settings["agentbox"] = Service(sessions, gateway_url)
+        self._observer = Observer(sessions, self.serverapp.event_logger)
+
+    def _gateway_url(self) -> str | None:
+        from jupyter_server.gateway.gateway_client import GatewayClient
+
+        client = GatewayClient.instance(parent=self.serverapp)
+        return str(client.url) if client.gateway_enabled else None
+
+    def initialize_handlers(self) -> None:
+        """Put the routes in."""
+        if self._service is None:
+            return
+        assert self.serverapp is not None
+        self._service.root = self.serverapp.base_url.rstrip("/") + "/api/agentbox"
+        self.handlers.extend(make_all("/"))
+        IOLoop.current().add_callback(self._recover)
+
+    async def _recover(self) -> None:
+        assert self._service is not None
+        try:
+            found = await self._service.sessions.recover()
+        except AgentboxError as error:
+            self.log.warning("jupyter_agentbox: no sandbox was taken back: %s", error)
+            return
+        if found:
+            self.log.info("jupyter_agentbox: took back %d sandboxes: %s", len(found), ", ".join(found))
+
+    def current_activity(self) -> dict[str, Any] | None:
+        """Tell the server that it is not idle while calls are on a sandbox."""
+        if self._service is None:
+            return None
+        busy = self._service.sessions.busy()
+        return {name: {"name": name} for name in busy} or None
+
+    async def stop_extension(self) -> None:
+        """End the sandboxes, or leave them to a successor."""
+        if self._service is not None:
+            if self._observer is not None:
+                self._observer.close()
+            close = self._service.sessions.aclose(is_ended=not self.keep_sandboxes)
+            try:
+                await asyncio.wait_for(close, STOP_TIMEOUT)
+            except asyncio.TimeoutError:
+                self.log.warning("jupyter_agentbox: not all sandboxes ended in time; the sweeper takes them")
+
+
+#: Event schemas lie beside the package's code.
+SCHEMAS = Path(__file__).parent / "event_schemas"

@@ -1,0 +1,38 @@
+"""The REST API: operations, each a few lines above the objects that do the work, and the table that they stand in.
+
+:mod:`~jupyter_agentbox.handlers.routes` is the table, :mod:`~jupyter_agentbox.handlers.base` turns it into Tornado's
+handlers, :mod:`~jupyter_agentbox.handlers.failures` says what each error is in HTTP.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jupyter_server.utils import url_path_join
+
+from . import about, code, commands, files, packages, sandboxes
+from .base import make_handlers
+from .page import PageHandler, ScriptHandler
+from .routes import TABLE
+from .terminal import TerminalSocket
+
+__all__ = ["ROOT", "TABLE", "make_all"]
+
+#: Where the API and its page are, beneath the server's base URL.
+ROOT = "api/agentbox"
+PAGE = "agentbox/docs"
+
+# What is imported has filled the table.
+_OPERATIONS = (about, code, commands, files, packages, sandboxes)
+
+
+def make_all(base_url: str) -> list[tuple[str, Any]]:
+    """Return all handlers of the extension, with their patterns."""
+    root = url_path_join(base_url, ROOT)
+    page = url_path_join(base_url, PAGE)
+    return [
+        *make_handlers(TABLE, root),
+        (root + r"/sandboxes/(?P<id>[^/]+)/terminals/(?P<process>[^/]+)/socket", TerminalSocket),
+        (page, PageHandler),
+        (page + r"\.js", ScriptHandler),
+    ]

@@ -1,0 +1,71 @@
+"""Operations about the service as a whole: health, tools, the audit log, and the document that describes the API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from jupyter_agentbox.audit import AuditRow
+from jupyter_agentbox.errors import PolicyRefused
+from jupyter_agentbox.models import TOOLS, AuditFilters, AuditItem, AuditRows, Health, ToolInfo, ToolList
+from jupyter_agentbox.openapi import make_document
+
+from .call import Bytes, Call
+from .routes import TABLE, route
+
+
+@route("GET", "/health", "read", answer=Health, is_poll=True, errors=(503,))
+async def get_health(call: Call) -> Health:
+    """Tell whether sandboxes can be started here."""
+    health: Health = await call.service.health()
+    return health
+
+
+@route("GET", "/tools", "read", answer=ToolList, is_poll=True)
+async def list_tools(call: Call) -> ToolList:
+    """List the tools that a sandbox's `tools` can name."""
+    return ToolList([ToolInfo(name, text) for name, text in TOOLS.items()])
+
+
+@route("GET", "/openapi.json", "read", answer=dict[str, Any], is_poll=True)
+async def get_openapi(call: Call) -> dict[str, Any]:
+    """Answer this API's description in OpenAPI 3.1."""
+    document = make_document(TABLE)
+    return {**document, "servers": [{"url": call.service.root}]}
+
+
+@route("GET", "/audit", "read", query=AuditFilters, answer=AuditRows, is_poll=True, errors=(503,))
+async def get_audit(call: Call) -> AuditRows:
+    """List the audit log of all sandboxes; for those whom `Policy.admins` names, or the server's own user."""
+    _check_admin(call)
+    return AuditRows(await read_rows(call, call.query, None))
+
+
+@route("GET", "/audit/export", "read", query=AuditFilters, kind="download", errors=(503,))
+async def export_audit(call: Call) -> Bytes:
+    """Export the audit log of all sandboxes as JSON lines."""
+    _check_admin(call)
+    return Bytes(row_bytes(await read_rows(call, call.query, None)), "audit.jsonl", content_type="application/jsonl")
+
+
+def _check_admin(call: Call) -> None:
+    if not (call.caller.is_admin or call.caller.name == call.sessions.server_owner):
+        raise PolicyRefused("the whole audit log is for administrators", setting="Policy.admins")
+
+
+async def read_rows(call: Call, filters: AuditFilters, sandbox_id: str | None) -> list[AuditItem]:
+    """Read rows of the audit log."""
+    wanted = {name: value for name, value in msgspec.structs.asdict(filters).items() if value is not None}
+    if sandbox_id is not None:
+        wanted["sandbox"] = sandbox_id
+    rows: list[AuditRow] = await call.sessions.audit().aquery(**wanted)
+    return [AuditItem(**row.to_dict()) for row in rows]
+
+
+def row_bytes(rows: list[AuditItem]) -> Iterator[bytes]:
+    """Write rows as JSON, one in a line."""
+    for row in rows:
+        yield json.dumps(msgspec.structs.asdict(row), ensure_ascii=False).encode() + b"\n"

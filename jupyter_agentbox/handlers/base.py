@@ -1,0 +1,356 @@
+"""What all REST handlers share: authentication, bodies, errors, streams, and an end with the client's own.
+
+Handler classes are made from :data:`~jupyter_agentbox.handlers.routes.TABLE`, one for each path. Each verb is wrapped
+for its own class: Jupyter's ``authorized`` remembers the first class's resource, so wrapped verbs are never inherited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, ClassVar, get_origin
+from urllib.parse import quote
+
+import msgspec
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.base.handlers import APIHandler, JupyterHandler
+from tornado import web
+from tornado.iostream import StreamClosedError
+
+from jupyter_agentbox.errors import InvalidRequest, TooLarge
+from jupyter_agentbox.models import ErrorAnswer
+from jupyter_agentbox.sessions import Caller
+from jupyter_agentbox.spec import format_size
+
+from .call import Bytes, Call, Chunks, blocking
+from .failures import REASONS, describe, invalid
+from .routes import EventStream, Route
+from .service import Service
+
+RESOURCE = "agentbox"
+#: Seconds of silence after which an event stream says that it lives, and so learns that nobody listens.
+KEEP_ALIVE_INTERVAL = 15.0
+#: Bytes of a refused body that are read to their end, so that the client gets to read why.
+_PATIENCE = 8 * 1024 * 1024
+#: What Jupyter itself takes in a query.
+_JUPYTER_QUERY = frozenset({"token", "_xsrf", "no_track_activity"})
+_ENCODER = msgspec.json.Encoder(decimal_format="number")
+
+
+@web.stream_request_body
+class AgentboxHandler(APIHandler):
+    """Serves every verb of one path."""
+
+    auth_resource = RESOURCE
+    routes: ClassVar[dict[str, Route]] = {}
+
+    def initialize(self) -> None:
+        self._chunks = Chunks()
+        self._body = bytearray()
+        self._received = 0
+        self._work: asyncio.Task[Any] | None = None
+        self._is_gone = False
+
+    @property
+    def service(self) -> Service:
+        """What serves all handlers of this server."""
+        service: Service = self.settings["agentbox"]
+        return service
+
+    @property
+    def route(self) -> Route | None:
+        """What the request is for, if there is such a verb."""
+        return self.routes.get((self.request.method or "").lower())
+
+    # -- before the body -------------------------------------------------------------------------
+
+    async def prepare(self) -> None:  # type: ignore[override]
+        """Judge the head of a request. Of an upload nothing is taken before its sender has the right to send it."""
+        # Bodies are bounded here, by what each route takes, and not by the server's general limit.
+        if self.request.connection is not None:
+            self.request.connection.set_max_body_size(1 << 62)  # type: ignore[attr-defined]
+        await super().prepare()
+        route = self.route
+        if route is None:
+            return
+        self._track_activity = not route.is_poll
+        if route.kind == "upload":
+            await self._check_right(route)
+            self._work = asyncio.ensure_future(self._call(route, self.path_kwargs))
+            self._work.add_done_callback(_retrieve)
+
+    async def _check_right(self, route: Route) -> None:
+        if self.current_user is None:
+            raise web.HTTPError(403)
+        if not await _maybe(self.authorizer.is_authorized(self, self.current_user, route.action, RESOURCE)):
+            raise web.HTTPError(403, f"You may not {route.action} on {RESOURCE}")
+
+    async def data_received(self, chunk: bytes) -> None:
+        """Take a part of the body."""
+        self._received += len(chunk)
+        route = self.route
+        if route is not None and route.kind == "upload" and self._work is not None:
+            if not self._work.done():
+                await self._chunks.put(chunk, self._work)
+            elif self._received > _PATIENCE and not self._finished:
+                self._answer_work()  # it was refused already: say so, and hear no more
+            return
+        limit = route.max_body if route is not None else 0
+        if self.current_user is not None and self._received <= limit:
+            self._body += chunk
+        elif self._received > limit + _PATIENCE and not self._finished:
+            self._fail(TooLarge(f"the body is larger than the {format_size(limit)} that are taken here"))
+
+    # -- the verb --------------------------------------------------------------------------------
+
+    async def serve(self, route: Route, params: dict[str, str]) -> None:
+        """Do what was asked for, unless the client goes away first."""
+        if self._finished:
+            return
+        if route.kind == "upload":
+            self._chunks.end()
+        elif self._work is None:
+            self._work = asyncio.ensure_future(self._call(route, params))
+        assert self._work is not None
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await asyncio.wait([self._work])
+        if not self._finished:
+            self._answer_work()
+
+    def _answer_work(self) -> None:
+        """Answer with what the work has come to; events and downloads have answered for themselves."""
+        assert self._work is not None
+        if self._is_gone or self._work.cancelled():
+            if not self._is_gone and not self._headers_written:
+                self._fail(InvalidRequest("the call was cancelled"))
+            return
+        error = self._work.exception()
+        if error is not None:
+            self._fail(error)
+
+    async def _call(self, route: Route, params: dict[str, str]) -> None:
+        call = Call(
+            route=route,
+            params=params,
+            query=self._read_query(route),
+            body=self._read_body(route),
+            caller=await caller_of(self),
+            sessions=self.service.sessions,
+            headers=self.request.headers,
+            chunks=self._chunks,
+            service=self.service,
+        )
+        result = await route.operation(call)
+        if route.kind == "events":
+            await self._send_events(result)
+        elif route.kind == "download":
+            await self._send_bytes(result)
+        else:
+            self.set_status(call.status or route.status)
+            if self.get_status() == 204:
+                await self.finish()
+            else:
+                await self.finish(_ENCODER.encode(result))
+
+    def _read_query(self, route: Route) -> Any:
+        arguments = {
+            name: values for name, values in self.request.query_arguments.items() if name not in _JUPYTER_QUERY
+        }
+        if route.query is None:
+            if arguments:
+                name = next(iter(arguments))
+                raise InvalidRequest(f"the query: there is no parameter {name!r} here", field=name)
+            return None
+        lists = {item.encode_name for item in msgspec.structs.fields(route.query) if get_origin(item.type) is list}
+        try:
+            texts = {name: [value.decode() for value in values] for name, values in arguments.items()}
+            found = {name: values if name in lists else values[-1] for name, values in texts.items()}
+            return msgspec.convert(found, route.query, strict=False)
+        except UnicodeDecodeError:
+            raise InvalidRequest("the query is no UTF-8") from None
+        except msgspec.MsgspecError as error:
+            raise invalid(error, "the query") from None
+
+    def _read_body(self, route: Route) -> Any:
+        if route.kind == "upload":
+            return None
+        if self._received > len(self._body):
+            raise TooLarge(f"the body is larger than the {format_size(route.max_body)} that are taken here")
+        if route.body is None:
+            if bytes(self._body).strip() not in (b"", b"{}"):
+                raise InvalidRequest("no body is taken here")
+            return None
+        try:
+            return msgspec.json.decode(bytes(self._body) or b"{}", type=route.body)
+        except UnicodeDecodeError:
+            raise InvalidRequest("the body is no UTF-8") from None
+        except msgspec.MsgspecError as error:
+            raise invalid(error, "the body") from None
+        except RecursionError:
+            raise InvalidRequest("the body is nested too deeply") from None
+
+    def on_connection_close(self) -> None:
+        """The client has gone: so does its call."""
+        super().on_connection_close()
+        self._is_gone = True
+        if self._work is not None:
+            self._work.cancel()
+
+    # -- answers ---------------------------------------------------------------------------------
+
+    async def _send_events(self, events: EventStream) -> None:
+        self.set_header("Content-Type", "text/event-stream")
+        self.set_header("Cache-Control", "no-store")
+        self.set_header("X-Accel-Buffering", "no")
+        iterator = events.__aiter__()
+        following: asyncio.Future[tuple[str, msgspec.Struct]] | None = None
+        try:
+            # What fails before the first event fails as any other call does.
+            following = asyncio.ensure_future(_next(iterator))
+            await asyncio.wait([following], timeout=0.2)
+            if following.done():
+                with contextlib.suppress(StopAsyncIteration):
+                    following.result()
+            await self.flush()
+            while True:
+                done, _ = await asyncio.wait([following], timeout=KEEP_ALIVE_INTERVAL)
+                if not done:
+                    self.write(": still here\n\n")
+                    await self.flush()
+                    continue
+                try:
+                    name, event = following.result()
+                except StopAsyncIteration:
+                    break
+                except Exception as error:
+                    if not self._headers_written:
+                        raise
+                    self._log_failure(error)
+                    name, event = "failure", describe(error)[1]
+                    self._write_event(name, event)
+                    break
+                self._write_event(name, event)
+                await self.flush()
+                following = asyncio.ensure_future(_next(iterator))
+            await self.finish(set_content_type="text/event-stream")
+        except StreamClosedError:
+            self._is_gone = True
+        finally:
+            if following is not None and not following.done():
+                following.cancel()
+                await asyncio.wait([following])
+            close = getattr(iterator, "aclose", None)
+            if close is not None:
+                await close()
+
+    def _write_event(self, name: str, event: msgspec.Struct) -> None:
+        self.write(b"event: " + name.encode() + b"\ndata: " + _ENCODER.encode(event) + b"\n\n")
+
+    async def _send_bytes(self, result: Bytes) -> None:
+        iterator = iter(result.chunks)
+        try:
+            first = await blocking(next, iterator, None)
+            self.set_status(result.status)
+            self.set_header("Content-Type", result.content_type)
+            self.set_header("Content-Disposition", f"attachment; filename*=UTF-8''{quote(result.name, safe='')}")
+            self.set_header("Cache-Control", "no-store")
+            self.set_header("X-Content-Type-Options", "nosniff")
+            for name, value in result.headers.items():
+                self.set_header(name, value)
+            if result.size is not None:
+                self.set_header("Content-Length", str(result.size))
+            chunk = first
+            while chunk is not None:
+                self.write(chunk)
+                await self.flush()
+                chunk = await blocking(next, iterator, None)
+            await self.finish(set_content_type=result.content_type)
+        except StreamClosedError:
+            self._is_gone = True
+        finally:
+            await blocking(result.close)
+
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(error, web.HTTPError):
+            status = error.status_code
+            answer = ErrorAnswer(error.log_message or error.reason or "", REASONS.get(status, "error"))
+        else:
+            status, answer = describe(error)
+            self._log_failure(error)
+        if self._headers_written:
+            # Too late to say so: a connection cut short is the only sign left.
+            if self.request.connection is not None:
+                self.request.connection.stream.close()  # type: ignore[attr-defined]
+            return
+        self.clear()
+        self.set_cors_headers()
+        self.set_status(status)
+        self.finish(_ENCODER.encode(answer))
+
+    def _log_failure(self, error: BaseException) -> None:
+        status, answer = describe(error)
+        if status == 500:
+            self.log.error("agentbox: %s %s failed", self.request.method, self.request.path, exc_info=error)
+        else:
+            self.log.debug("agentbox: %s %s: %s", self.request.method, self.request.path, answer.message)
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Answer what Tornado or Jupyter has found wrong in the words of this API."""
+        error = (kwargs.get("exc_info") or (None, None, None))[1]
+        message = getattr(error, "log_message", None) or self._reason
+        self.finish(_ENCODER.encode(ErrorAnswer(str(message), REASONS.get(status_code, "error"))))
+
+
+async def caller_of(handler: JupyterHandler) -> Caller:
+    """Say who calls: the one place where a request becomes a caller."""
+    service: Service = handler.settings["agentbox"]
+    user = handler.current_user
+    has_kernels = await _maybe(handler.authorizer.is_authorized(handler, user, "execute", "kernels"))
+    return service.caller_of(user, has_kernels=has_kernels)
+
+
+def _retrieve(work: asyncio.Future[Any]) -> None:
+    if not work.cancelled():
+        work.exception()  # told to the client, if it is still there
+
+
+async def _next(iterator: Any) -> tuple[str, msgspec.Struct]:
+    event: tuple[str, msgspec.Struct] = await iterator.__anext__()
+    return event
+
+
+async def _maybe(value: bool | Awaitable[bool]) -> bool:
+    return value if isinstance(value, bool) else await value
+
+
+def _verb(route: Route) -> Callable[..., Awaitable[None] | None]:
+    async def method(self: AgentboxHandler, **params: str) -> None:
+        await self.serve(route, params)
+
+    method.__name__ = route.verb
+    method.__doc__ = route.summary
+    wrapped: Callable[..., Awaitable[None] | None] = web.authenticated(authorized(route.action, RESOURCE)(method))
+    return wrapped
+
+
+def make_handlers(table: Iterable[Route], root: str) -> list[tuple[str, type[AgentboxHandler]]]:
+    """Make Tornado's handlers of a table of routes.
+
+    Parameters
+    ----------
+    table : iterable of Route
+    root : str
+        Path of the API, the server's base URL included.
+    """
+    paths: dict[str, list[Route]] = {}
+    for route in table:
+        paths.setdefault(route.path, []).append(route)
+    made = []
+    for path, routes in paths.items():
+        pattern = re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path)
+        names: dict[str, Any] = {route.verb: _verb(route) for route in routes}
+        names["routes"] = {route.verb: route for route in routes}
+        made.append((re.escape(root) + pattern, type("AgentboxHandler", (AgentboxHandler,), names)))
+    return made

@@ -1,0 +1,147 @@
+"""Operations that run code in persistent kernels: the sandbox's own, or that of an open notebook."""
+
+from __future__ import annotations
+
+import msgspec
+
+from jupyter_agentbox.models import CodeRequest, ContextRequest
+from jupyter_agentbox.outputs import (
+    ClearEvent,
+    CodeResult,
+    DisplayEvent,
+    DoneEvent,
+    ErrorEvent,
+    OutputLimits,
+    ResultEvent,
+    StreamEvent,
+)
+from jupyter_agentbox.runner import ContextInfo, Place, Runner
+from jupyter_agentbox.session import Session
+from jupyter_agentbox.spec import MIB
+
+from .call import Call
+from .routes import EventStream, route
+
+EVENTS = {
+    "stream": StreamEvent,
+    "display": DisplayEvent,
+    "result": ResultEvent,
+    "clear": ClearEvent,
+    "error": ErrorEvent,
+    "done": DoneEvent,
+}
+CONTEXT = "/sandboxes/{id}/contexts/{context}"
+
+
+class ContextList(msgspec.Struct, frozen=True):
+    """The kernels of a sandbox."""
+
+    contexts: list[ContextInfo]
+
+
+def _place(session: Session) -> Place:
+    """Return where code runs: a notebook's kernel outlives its sandboxes."""
+    sandbox = session.running()
+    return Runner.shared().notebook(sandbox.spec.kernel_id) if session.kind == "notebook" else sandbox
+
+
+def _limits(body: CodeRequest) -> OutputLimits:
+    return OutputLimits(stream_bytes=body.stream_bytes, display_bytes=body.display_bytes, displays=body.displays)
+
+
+@route(
+    "POST",
+    "/sandboxes/{id}/code",
+    "execute",
+    body=CodeRequest,
+    answer=CodeResult,
+    tool="run_code",
+    max_body=8 * MIB,
+    errors=(409,),
+)
+async def run_code(call: Call) -> CodeResult:
+    """Run code in a persistent kernel, and answer what came of it.
+
+    Variables stay for the next run. In a notebook's sandbox the code runs in the notebook's own kernel, so that a
+    person and an agent share variables. A caller who goes away interrupts its run, unless `keep_running` is set. The
+    end of the kernel is an answer too, with its cause.
+    """
+    body: CodeRequest = call.body
+    async with call.use() as session:
+        return await Runner.shared().run(
+            _place(session),
+            body.code,
+            context=body.context,
+            language=body.language,
+            timeout=body.timeout,
+            limits=_limits(body),
+            keep_running=body.keep_running,
+        )
+
+
+@route(
+    "POST", "/sandboxes/{id}/code/stream", "execute", body=CodeRequest, answer=EVENTS, kind="events", tool="run_code",
+    max_body=8 * MIB, errors=(409,),
+)  # fmt: skip
+async def stream_code(call: Call) -> EventStream:
+    """Run code and tell its outputs as they come, as server-sent events; the last is `done`."""
+    return _stream(call)
+
+
+async def _stream(call: Call) -> EventStream:
+    body: CodeRequest = call.body
+    async with call.use() as session:
+        async for event in Runner.shared().stream(
+            _place(session),
+            body.code,
+            context=body.context,
+            language=body.language,
+            timeout=body.timeout,
+            limits=_limits(body),
+            keep_running=body.keep_running,
+        ):
+            yield str(event.__struct_config__.tag), event
+
+
+@route("GET", "/sandboxes/{id}/contexts", "read", answer=ContextList, is_poll=True)
+async def list_contexts(call: Call) -> ContextList:
+    """List the kernels of a sandbox."""
+    session = await call.sessions.look(call.id, "run_code", caller=call.caller)
+    return ContextList(await Runner.shared().contexts(_place(session)))
+
+
+@route(
+    "POST",
+    "/sandboxes/{id}/contexts",
+    "execute",
+    body=ContextRequest,
+    answer=ContextInfo,
+    status=201,
+    tool="run_code",
+    errors=(409,),
+)
+async def create_context(call: Call) -> ContextInfo:
+    """Start a kernel before it is needed; one that is there stays as it is."""
+    async with call.use() as session:
+        return await Runner.shared().create_context(_place(session), call.body.name, call.body.language)
+
+
+@route("DELETE", CONTEXT, "execute", status=204, tool="run_code", errors=(409,))
+async def delete_context(call: Call) -> None:
+    """End a kernel and forget its variables."""
+    async with call.use() as session:
+        await Runner.shared().delete_context(_place(session), call.params["context"])
+
+
+@route("POST", CONTEXT + "/restart", "execute", answer=ContextInfo, tool="run_code", errors=(409,))
+async def restart_context(call: Call) -> ContextInfo:
+    """Start a kernel anew."""
+    async with call.use() as session:
+        return await Runner.shared().restart_context(_place(session), call.params["context"])
+
+
+@route("POST", CONTEXT + "/interrupt", "execute", status=204, tool="run_code")
+async def interrupt_context(call: Call) -> None:
+    """Interrupt what a kernel runs, whoever sent it."""
+    async with call.use() as session:
+        await Runner.shared().interrupt(_place(session), call.params["context"])

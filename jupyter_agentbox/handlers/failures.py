@@ -1,0 +1,77 @@
+"""What each error is in HTTP. The only place that knows."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import msgspec
+
+from jupyter_agentbox.errors import (
+    AgentboxError,
+    Conflict,
+    InvalidConfig,
+    InvalidRequest,
+    LimitReached,
+    LinkClosed,
+    NotFound,
+    PolicyRefused,
+    RuntimeFailed,
+    RuntimeUnavailable,
+    SandboxEnded,
+    TooLarge,
+)
+from jupyter_agentbox.models import ErrorAnswer
+
+_KINDS: tuple[tuple[type[Exception], int, str], ...] = (
+    (InvalidRequest, 400, "invalid_request"),
+    (PolicyRefused, 403, "policy_refused"),
+    (NotFound, 404, "not_found"),
+    (Conflict, 409, "conflict"),
+    (SandboxEnded, 410, "sandbox_ended"),
+    (TooLarge, 413, "too_large"),
+    (LimitReached, 429, "limit_reached"),
+    (LinkClosed, 502, "link_closed"),
+    (RuntimeFailed, 502, "runtime_failed"),
+    (RuntimeUnavailable, 503, "runtime_unavailable"),
+    (InvalidConfig, 503, "invalid_config"),
+    (TimeoutError, 504, "timeout"),
+    (asyncio.TimeoutError, 504, "timeout"),
+)
+
+#: The word for a status that Tornado or Jupyter has found.
+REASONS = {
+    400: "invalid_request",
+    401: "unauthenticated",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "too_large",
+}
+
+_AT = re.compile(r"^(.*) - at `(key in )?\$\.?([^`]*)`$", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`")
+_MISSING = re.compile(r"Object missing required field `([^`]*)`")
+
+
+def describe(error: BaseException) -> tuple[int, ErrorAnswer]:
+    """Return status and answer for an error; 500 for one that nobody expected, of which nothing is told."""
+    for kind, status, reason in _KINDS:
+        if isinstance(error, kind):
+            field = getattr(error, "field", None)
+            return status, ErrorAnswer(str(error), reason, field, getattr(error, "setting", None))
+    if isinstance(error, AgentboxError):
+        return 503, ErrorAnswer(str(error), "unavailable", error.field, error.setting)
+    return 500, ErrorAnswer("an error of the server's own; its log says more", "internal_error")
+
+
+def invalid(error: msgspec.MsgspecError, where: str) -> InvalidRequest:
+    """Turn what msgspec says of a body or a query into a sentence that names the field."""
+    text, field = str(error), ""
+    if at := _AT.match(text):
+        text, field = at[1], re.sub(r"\[(\d+|\.\.\.)?\]", "", at[3])
+    for pattern in (_UNKNOWN, _MISSING):
+        if found := pattern.search(text):
+            field = f"{field}.{found[1]}" if field else found[1]
+    text = text[:500].rstrip(".")
+    return InvalidRequest(f"{where}: {text}" + (f" (field {field!r})" if field else ""), field=field or None)

@@ -1,0 +1,38 @@
+"""Operations that install packages."""
+
+from __future__ import annotations
+
+from jupyter_agentbox.models import Installed, InstallRequest, ProgressEvent
+from jupyter_agentbox.packages import Done, install, install_all
+
+from .call import Call
+from .routes import EventStream, route
+
+
+@route("POST", "/sandboxes/{id}/packages", "execute", body=InstallRequest, answer=Installed, tool="install")
+async def install_packages(call: Call) -> Installed:
+    """Install packages, and answer when that is done.
+
+    An installation that fails is an answer too: `is_ok` is false, and `message` says why. Indexes are those of the
+    package managers' own configuration, reached through the gate; what the gate refused is in `refused`.
+    """
+    async with call.use() as session:
+        return await install_all(session, call.body)
+
+
+@route(
+    "POST", "/sandboxes/{id}/packages/stream", "execute", body=InstallRequest,
+    answer={"progress": ProgressEvent, "result": Installed}, kind="events", tool="install",
+)  # fmt: skip
+async def stream_installation(call: Call) -> EventStream:
+    """Install packages and tell the progress as server-sent events, at last the `result`."""
+    return _install(call)
+
+
+async def _install(call: Call) -> EventStream:
+    async with call.use() as session:
+        async for event in install(session, call.body):
+            if isinstance(event, Done):
+                yield "result", event.result
+            else:
+                yield "progress", event

@@ -1,0 +1,51 @@
+"""The page to read and try the API: two files of our own, nothing from elsewhere, so that it works offline."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.base.handlers import JupyterHandler
+from tornado import web
+
+RESOURCE = "agentbox"
+
+
+class _PageHandler(JupyterHandler):
+    auth_resource = RESOURCE
+
+    @property
+    def content_security_policy(self) -> str:
+        """Nothing but our own script may run, and it may speak to this server only."""
+        return (
+            f"{super().content_security_policy}; default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; "
+            "connect-src 'self'"
+        )
+
+    def send(self, name: str, content_type: str) -> None:
+        """Answer a file that is part of the package."""
+        self.set_header("Content-Type", f"{content_type}; charset=UTF-8")
+        self.set_header("Cache-Control", "no-cache")
+        self.set_header("X-Content-Type-Options", "nosniff")
+        self.finish((files("jupyter_agentbox.handlers") / "static" / name).read_bytes())
+
+
+class PageHandler(_PageHandler):
+    """The page."""
+
+    @web.authenticated
+    @authorized("read", RESOURCE)  # type: ignore[untyped-decorator]
+    def get(self) -> None:
+        """Answer the page."""
+        _ = self.xsrf_token  # sets the cookie that the page's calls need
+        self.send("docs.html", "text/html")
+
+
+class ScriptHandler(_PageHandler):
+    """Its script."""
+
+    @web.authenticated
+    @authorized("read", RESOURCE)  # type: ignore[untyped-decorator]
+    def get(self) -> None:
+        """Answer the script."""
+        self.send("docs.js", "text/javascript")

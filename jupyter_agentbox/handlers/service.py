@@ -1,0 +1,77 @@
+"""What serves all handlers of one server: the sessions, who is who, and what is to be known of the server."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+from jupyter_agentbox import __version__
+from jupyter_agentbox.manager import SandboxManager
+from jupyter_agentbox.models import CheckInfo, Health
+from jupyter_agentbox.sessions import Caller, Sessions
+
+from .call import blocking
+
+#: Seconds that the answer of the runtime's own checks is kept.
+CHECK_INTERVAL = 30.0
+_ANONYMOUS = re.compile(r"[0-9a-f]{32}")
+
+
+class Service:
+    """One for each server.
+
+    Parameters
+    ----------
+    sessions : Sessions
+    gateway_url : str or None
+        Where kernels run, if it is not here.
+    """
+
+    def __init__(self, sessions: Sessions, gateway_url: str | None = None) -> None:
+        self.sessions = sessions
+        self.gateway_url = gateway_url
+        self.root = "/api/agentbox"
+        self._checks: list[CheckInfo] = []
+        self._checked = 0.0
+
+    def caller_of(self, user: Any, *, has_kernels: bool = False) -> Caller:
+        """Say who a Jupyter user is here.
+
+        With a token or a password alone Jupyter makes up a new name for every browser, and for every call of a
+        program: all who hold it are one, the server's own user.
+        """
+        name = str(user.username)
+        if _ANONYMOUS.fullmatch(name) and str(user.name).startswith("Anonymous "):
+            name = self.sessions.server_owner
+        return Caller(name, has_kernels=has_kernels, is_admin=name in self.sessions.policy.admins)
+
+    def manager(self) -> SandboxManager:
+        """The manager of new sandboxes."""
+        policy = self.sessions.policy
+        return SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config)
+
+    async def health(self) -> Health:
+        """Look whether sandboxes can be started here."""
+        if time.monotonic() - self._checked > CHECK_INTERVAL or not self._checked:
+            found = await blocking(lambda: self.manager().runtime.check())
+            self._checks = [CheckInfo(item.name, item.is_ok, item.message) for item in found]
+            self._checked = time.monotonic()
+        checks = list(self._checks)
+        if self.gateway_url is not None:
+            checks.append(
+                CheckInfo(
+                    "gateway",
+                    False,
+                    f"this server's kernels run at the gateway {self.gateway_url}; sandboxes made here share none of "
+                    "them. Install jupyter_agentbox there for that",
+                )
+            )
+        return Health(
+            status="ok" if all(check.is_ok for check in checks) else "degraded",
+            version=__version__,
+            runtime=self.sessions.policy.runtime,
+            isolation="gvisor",
+            sandboxes=await self.sessions.count(),
+            checks=checks,
+        )

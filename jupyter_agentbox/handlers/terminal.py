@@ -1,0 +1,146 @@
+"""A terminal of a sandbox over a websocket.
+
+Frames with bytes are what is typed and what is shown. Frames with text are JSON: ``{"rows", "columns"}`` sets the size,
+``{"exit_code"}`` is the last word. The terminal lives on when its socket is closed; whoever comes back sees what it
+showed last. What is typed counts as use of the sandbox, an open socket alone does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Annotated, Any
+
+import msgspec
+from jupyter_server.auth.decorator import ws_authenticated
+from jupyter_server.base.handlers import JupyterHandler
+from jupyter_server.base.websocket import WebSocketMixin
+from tornado import web
+from tornado.websocket import WebSocketClosedError, WebSocketHandler
+
+from jupyter_agentbox.errors import AgentboxError, NotFound
+from jupyter_agentbox.models import ErrorAnswer
+from jupyter_agentbox.processes import Exit
+from jupyter_agentbox.session import Session
+
+from .base import RESOURCE, caller_of
+from .failures import describe
+from .service import Service
+
+#: Bytes of one frame that comes in, and of all that wait to be typed.
+MAX_FRAME = 1024 * 1024
+MAX_TYPED = 4 * 1024 * 1024
+
+
+class _Size(msgspec.Struct, forbid_unknown_fields=True):
+    rows: Annotated[int, msgspec.Meta(ge=1, le=1000)]
+    columns: Annotated[int, msgspec.Meta(ge=1, le=1000)]
+
+
+class _Ended(msgspec.Struct):
+    exit_code: int
+
+
+class TerminalSocket(WebSocketMixin, WebSocketHandler, JupyterHandler):
+    """One client at one terminal."""
+
+    auth_resource = RESOURCE
+
+    def initialize(self) -> None:
+        self._session: Session | None = None
+        self._name = ""
+        self._showing: asyncio.Task[None] | None = None
+        self._typing: asyncio.Task[None] | None = None
+        self._typed: asyncio.Queue[bytes | _Size] = asyncio.Queue()
+        self._typed_size = 0
+
+    @property
+    def max_message_size(self) -> int:
+        """Bytes of one frame."""
+        return MAX_FRAME
+
+    @ws_authenticated
+    async def get(self, *args: Any, **kwargs: str) -> None:
+        """Judge who comes, find the terminal, and only then become a websocket."""
+        right = self.authorizer.is_authorized(self, self.current_user, "execute", RESOURCE)
+        if not (right if isinstance(right, bool) else await right):
+            raise web.HTTPError(403)
+        service: Service = self.settings["agentbox"]
+        try:
+            caller = await caller_of(self)
+            self._session = await service.sessions.look(kwargs["id"], "terminal", caller=caller)
+            self._name = kwargs["process"]
+            info = self._session.running().processes.get(self._name)
+            if not info.is_terminal:
+                raise NotFound(f"process {self._name!r:.100} has no terminal")
+        except AgentboxError as error:
+            status, answer = describe(error)
+            self.set_status(status)
+            self.set_header("Content-Type", "application/json")
+            self.finish(msgspec.json.encode(answer))
+            return
+        await super().get(*args, **kwargs)
+
+    def open(self, *args: Any, **kwargs: Any) -> None:
+        """Begin to show what the terminal shows."""
+        super().open(*args, **kwargs)
+        self._showing = asyncio.ensure_future(self._show())
+        self._typing = asyncio.ensure_future(self._type())
+
+    async def _show(self) -> None:
+        assert self._session is not None
+        try:
+            async with await self._session.running().processes.follow(self._name) as events:
+                async for event in events:
+                    if isinstance(event, Exit):
+                        await self.write_message(msgspec.json.encode(_Ended(event.exit_code)).decode())
+                    else:
+                        await self.write_message(event.data, binary=True)
+            self.close(1000, "the terminal has ended")
+        except WebSocketClosedError:
+            pass
+        except AgentboxError as error:
+            self._say(describe(error)[1])
+
+    async def _type(self) -> None:
+        assert self._session is not None
+        while True:
+            item = await self._typed.get()
+            try:
+                processes = self._session.running().processes
+                if isinstance(item, bytes):
+                    self._typed_size -= len(item)
+                    await processes.write(self._name, item)
+                else:
+                    await processes.resize(self._name, item.rows, item.columns)
+            except (AgentboxError, TimeoutError) as error:
+                self._say(describe(error)[1])
+                return
+
+    def on_message(self, message: str | bytes) -> None:
+        """Take what is typed, or a size."""
+        assert self._session is not None
+        self._session.touch()
+        if isinstance(message, bytes):
+            self._typed_size += len(message)
+            if self._typed_size > MAX_TYPED:
+                self.close(1009, "more is typed than the terminal takes")
+                return
+            self._typed.put_nowait(message)
+            return
+        try:
+            self._typed.put_nowait(msgspec.json.decode(message, type=_Size))
+        except msgspec.MsgspecError as error:
+            self._say(ErrorAnswer(f"a frame of text is JSON with rows and columns: {error}", "invalid_request"))
+
+    def _say(self, answer: ErrorAnswer) -> None:
+        """Close with a reason, as much of it as fits."""
+        with contextlib.suppress(WebSocketClosedError):
+            self.close(1011, answer.message.encode()[:120].decode("utf-8", "ignore"))
+
+    def on_close(self) -> None:
+        """The client has gone; the terminal stays."""
+        super().on_close()
+        for task in (self._showing, self._typing):
+            if task is not None:
+                task.cancel()

@@ -1,0 +1,94 @@
+"""What happens to sandboxes, told to Jupyter's event bus and counted for Prometheus.
+
+Everything is taken from the rows of the audit log as they are written, so the three never differ. Counters have no ids
+as labels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import Counter, Gauge, Histogram
+from tornado.ioloop import IOLoop
+
+from .audit import AuditLog
+from .sessions import Sessions
+
+STARTS = Histogram(
+    "agentbox_start_seconds", "Time that sandboxes took to start", ["kind"], buckets=(0.1, 0.25, 0.5, 1, 2, 5, 10, 30)
+)
+RUNNING = Gauge("agentbox_sandboxes", "Sandboxes of this server that live")
+CALLS = Histogram(
+    "agentbox_call_seconds", "Calls of tools and how long they took", ["tool", "outcome"],
+    buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 30, 120, 600),
+)  # fmt: skip
+EGRESS = Counter("agentbox_egress", "Decisions of the egress gate", ["decision"])
+ENDS = Counter("agentbox_ends", "Ends of sandboxes by cause", ["cause"])
+
+SCHEMA_DIR = Path(__file__).parent / "event_schemas"
+_URL = "https://events.jupyter-agentbox.readthedocs.io/{name}"
+LIFECYCLE = _URL.format(name="lifecycle")
+EGRESS_EVENT = _URL.format(name="egress")
+
+
+class Observer:
+    """Listens to the audit log of this process.
+
+    Parameters
+    ----------
+    sessions : Sessions
+        Whose sandboxes are counted.
+    event_logger : EventLogger or None
+        Jupyter's.
+    """
+
+    def __init__(self, sessions: Sessions, event_logger: Any = None) -> None:
+        self._events = event_logger
+        self._loop = IOLoop.current()
+        if event_logger is not None:
+            for path in sorted(SCHEMA_DIR.glob("*.yaml")):
+                event_logger.register_event_schema(path)
+        RUNNING.set_function(sessions.alive)
+        AuditLog.observers.append(self._seen)
+
+    def close(self) -> None:
+        """Listen no more."""
+        with contextlib.suppress(ValueError):
+            AuditLog.observers.remove(self._seen)
+
+    def _seen(self, kind: str, sandbox: str, columns: Mapping[str, Any]) -> None:
+        """Take a row, on whatever thread wrote it."""
+        detail: Mapping[str, Any] = columns.get("detail") or {}
+        if kind == "lifecycle":
+            event = str(detail.get("event", ""))
+            if event == "started":
+                STARTS.labels("notebook" if detail.get("kernel_id") else "session").observe(
+                    columns.get("duration") or 0
+                )
+            elif event == "ended":
+                ENDS.labels(str(detail.get("cause", ""))).inc()
+            self._emit(LIFECYCLE, {"sandbox": sandbox, "event": event, "cause": str(detail.get("cause", ""))})
+        elif kind == "egress":
+            is_allowed = bool(columns.get("is_allowed"))
+            EGRESS.labels("allowed" if is_allowed else "denied").inc()
+            if not is_allowed:
+                self._emit(
+                    EGRESS_EVENT,
+                    {
+                        "sandbox": sandbox,
+                        "host": str(columns.get("host") or ""),
+                        "port": int(columns.get("port") or 0),
+                        "reason": str(columns.get("reason") or ""),
+                    },
+                )
+        elif kind == "call":
+            outcome = "denied" if columns.get("is_allowed") is False else "failed" if columns.get("reason") else "ok"
+            CALLS.labels(str(detail.get("tool", "")), outcome).observe(columns.get("duration") or 0)
+
+    def _emit(self, schema: str, data: dict[str, Any]) -> None:
+        if self._events is not None:
+            with contextlib.suppress(RuntimeError):  # the server's loop is closed already
+                self._loop.add_callback(self._events.emit, schema_id=schema, data=data)

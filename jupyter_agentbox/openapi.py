@@ -1,0 +1,189 @@
+"""The OpenAPI 3.1 document, made from the table of routes and the structs that they name: nothing is written twice."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, get_origin
+
+import msgspec
+
+from . import __version__
+from .models import ErrorAnswer
+
+if TYPE_CHECKING:
+    from .handlers.routes import Route
+
+_REF = "#/components/schemas/{name}"
+_DESCRIPTION = """\
+Sandboxes for agents and programs: isolated by gVisor, with egress allowed by host name.
+
+Every call needs Jupyter's own authentication, such as `Authorization: token ...`. Errors are always
+`{"message", "reason", "field"?, "setting"?}`; `setting` names what an administrator would change."""
+_PARAMETERS = {
+    "id": "Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too.",
+    "process": "Id of a background process.",
+    "context": "Name of a kernel of the sandbox.",
+    "ask": "Id of a question for a host.",
+}
+_TAGS = (
+    ("files", "Files"),
+    ("exec", "Commands"),
+    ("processes", "Commands"),
+    ("terminals", "Commands"),
+    ("code", "Code"),
+    ("contexts", "Code"),
+    ("packages", "Packages"),
+    ("egress", "Egress"),
+    ("http", "Egress"),
+    ("audit", "Audit"),
+    ("sandboxes", "Sandboxes"),
+)
+
+
+def make_document(table: Iterable[Route]) -> dict[str, Any]:
+    """Describe all routes of a table."""
+    routes = list(table)
+    structs = list(dict.fromkeys(_structs(routes)))
+    schemas, components = msgspec.json.schema_components(structs, ref_template=_REF)
+    for struct in structs:
+        _describe(components, struct)
+    references = dict(zip(structs, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.verb] = _operation(route, references, components)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Jupyter Agentbox", "version": __version__, "description": _DESCRIPTION},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "token": {"type": "apiKey", "in": "header", "name": "Authorization", "description": "`token <token>`"},
+                "cookie": {"type": "apiKey", "in": "cookie", "name": "username-*", "description": "Jupyter's login"},
+            },
+        },
+        "security": [{"token": []}, {"cookie": []}],
+        "tags": [{"name": name} for name in dict.fromkeys([name for _, name in _TAGS] + ["Service"])],
+    }
+
+
+def _structs(routes: Iterable[Route]) -> Iterable[type]:
+    yield ErrorAnswer
+    for route in routes:
+        if route.body is not None:
+            yield route.body
+        if isinstance(route.answer, dict):
+            yield from route.answer.values()
+        elif inspect.isclass(route.answer) and issubclass(route.answer, msgspec.Struct):
+            yield route.answer
+
+
+def _describe(components: dict[str, Any], struct: type) -> None:
+    """Turn docstrings, which msgspec takes over whole, into descriptions of a schema and of its properties."""
+    for schema in components.values():
+        text = schema.get("description", "")
+        if "\nParameters\n" not in text:
+            continue
+        head, _, rest = inspect.cleandoc(text).partition("\nParameters\n")
+        schema["description"] = head.strip()
+        lines = rest.splitlines()[1:]
+        names: list[str] = []
+        texts: dict[str, list[str]] = {}
+        for line in lines:
+            if line and not line[0].isspace():
+                names = [name.strip() for name in line.partition(" : ")[0].split(",")]
+            elif names and line.strip():
+                for name in names:
+                    texts.setdefault(name, []).append(line.strip())
+        for name, found in texts.items():
+            if name in schema.get("properties", {}):
+                schema["properties"][name].setdefault("description", " ".join(found))
+
+
+def _operation(route: Route, references: dict[type, Any], components: dict[str, Any]) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": route.name,
+        "summary": route.summary,
+        "tags": [_tag(route.path)],
+        "x-action": route.action,
+        "responses": _responses(route, references),
+    }
+    if route.description:
+        operation["description"] = re.sub(r"(?<!\n)\n(?!\n)", " ", route.description)
+    if route.tool is not None:
+        operation["x-tool"] = route.tool
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}, "description": _PARAMETERS[name]}
+        for name in route.parameters
+    ]
+    if route.query is not None:
+        parameters += _query(route.query)
+    if route.name == "download_file":
+        schema = {"type": "string"}
+        parameters.append({"name": "Range", "in": "header", "required": False, "schema": schema})
+    if parameters:
+        operation["parameters"] = parameters
+    if route.body is not None:
+        is_needed = any(item.required for item in msgspec.structs.fields(route.body))
+        content = {"application/json": {"schema": references[route.body]}}
+        operation["requestBody"] = {"required": is_needed, "content": content}
+    elif route.kind == "upload":
+        binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+        operation["requestBody"] = {"required": True, "content": binary}
+    return operation
+
+
+def _query(struct: type[msgspec.Struct]) -> list[dict[str, Any]]:
+    (_,), components = msgspec.json.schema_components([struct], ref_template=_REF)
+    _describe(components, struct)
+    properties = components[struct.__name__]["properties"]
+    parameters = []
+    for item in msgspec.structs.fields(struct):
+        schema = dict(properties[item.encode_name])
+        # An absent parameter is what null is in a body.
+        choices = [choice for choice in schema.get("anyOf", []) if choice != {"type": "null"}]
+        if len(choices) == 1:
+            schema = {**{k: v for k, v in schema.items() if k not in ("anyOf", "default")}, **choices[0]}
+        parameter = {"name": item.encode_name, "in": "query", "required": item.required, "schema": schema}
+        if "description" in schema:
+            parameter["description"] = schema.pop("description")
+        if get_origin(item.type) is list:
+            parameter |= {"style": "form", "explode": True}
+        parameters.append(parameter)
+    return parameters
+
+
+def _responses(route: Route, references: dict[type, Any]) -> dict[str, Any]:
+    responses: dict[str, Any] = {}
+    for status in route.statuses:
+        response: dict[str, Any] = {"description": HTTPStatus(status).phrase}
+        if status >= 400:
+            response["content"] = {"application/json": {"schema": references[ErrorAnswer]}}
+        elif status != 204:
+            response["content"] = _content(route, references)
+        responses[str(status)] = response
+    return responses
+
+
+def _content(route: Route, references: dict[type, Any]) -> dict[str, Any]:
+    if route.kind == "download":
+        is_export = route.name.startswith("export_") and "audit" in route.name
+        kind = "application/jsonl" if is_export else "application/octet-stream"
+        return {kind: {"schema": {"type": "string", "format": "binary"}}}
+    if route.kind == "events":
+        kinds = {name: references[struct] for name, struct in route.answer.items()}
+        return {"text/event-stream": {"schema": {"type": "string"}, "x-events": kinds}}
+    schema = references.get(route.answer) if inspect.isclass(route.answer) else None
+    return {"application/json": {"schema": schema or {"type": "object"}}}
+
+
+def _tag(path: str) -> str:
+    words = [word for word in path.split("/") if word and not word.startswith("{")]
+    for word in words[1:2] or words[:1]:
+        for known, name in _TAGS:
+            if word == known:
+                return name
+    return "Sandboxes" if words[0] == "sandboxes" else "Service"

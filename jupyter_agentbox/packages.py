@@ -1,0 +1,141 @@
+"""Packages installed into a sandbox by its own package managers, through its own gate.
+
+Names are checked here, so that none is taken for an option, an address or a path; indexes are those of pip's and npm's
+own configuration. What is installed is gone with the sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import re
+import sys
+import time
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+
+from .errors import InvalidRequest
+from .files.paths import parse_path, write_path
+from .models import Installed, InstallRequest, ProgressEvent, RefusedHost
+from .processes import Command, Exit
+from .session import Session
+from .spec import WORKSPACE
+
+#: Characters kept of what the package manager prints, and of one line that is passed on.
+MAX_LOG = 16_000
+MAX_LINE = 1_000
+
+_VERSION = r"\s*(===|==|!=|<=|>=|~=|<|>)\s*[A-Za-z0-9.*+!_-]{1,100}\s*"
+_PIP = re.compile(
+    rf"[A-Za-z0-9]([A-Za-z0-9._-]{{0,98}}[A-Za-z0-9])?\s*(\[[A-Za-z0-9._,\s-]{{0,200}}\])?({_VERSION}(,{_VERSION}){{0,10}})?"
+)
+_NPM = re.compile(r"(@[a-z0-9~][a-z0-9._~-]{0,100}/)?[a-z0-9~][a-z0-9._~-]{0,213}(@[A-Za-z0-9.^~<>=*+-]{1,100})?")
+_OK = re.compile(r"^(Successfully installed .*|added \d+ packages?.*|up to date.*)$", re.MULTILINE)
+_ERROR = re.compile(r"^(?:ERROR: |npm (?:ERR!|error) )(.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Done:
+    """The last event of an installation."""
+
+    result: Installed
+
+
+def check_names(names: Iterable[str], manager: str = "pip", field: str = "packages") -> None:
+    """Refuse what is no plain name with extras and versions. Raises InvalidRequest."""
+    pattern = _NPM if manager == "npm" else _PIP
+    for name in names:
+        if not pattern.fullmatch(name.strip()):
+            raise InvalidRequest(
+                f"{name[:100]!r} is no name of a package for {manager}; write it like "
+                f"{'left-pad@1.3.0' if manager == 'npm' else 'pandas[excel]==2.2.*'}",
+                field=field,
+            )
+
+
+def make_command(request: InstallRequest) -> Command:
+    """Return what installs it. Raises InvalidRequest."""
+    names = [name.strip() for name in request.packages]
+    check_names(names, request.manager)
+    if not names and request.requirements is None:
+        raise InvalidRequest("name packages, or a requirements file", field="packages")
+    if request.manager == "npm":
+        if request.requirements is not None:
+            raise InvalidRequest("npm takes no requirements file", field="requirements")
+        verb = "update" if request.upgrade else "install"
+        return Command(argv=["npm", verb, "--no-audit", "--no-fund", "--no-progress", "--", *names])
+    argv = [sys.executable, "-m", "pip", "install", "--no-input", "--progress-bar=off"]
+    if request.upgrade:
+        argv.append("--upgrade")
+    if request.requirements is not None:
+        path = write_path(parse_path(request.requirements, field="requirements"))
+        argv += ["--requirement", f"{WORKSPACE}/{path}"]
+    # A distribution's own Python would refuse; what it wants to keep whole is not reached from here.
+    env = {"PIP_BREAK_SYSTEM_PACKAGES": "1", "PIP_ROOT_USER_ACTION": "ignore"}
+    return Command(argv=[*argv, *(["--", *names] if names else [])], env=env)
+
+
+async def install(session: Session, request: InstallRequest) -> AsyncIterator[ProgressEvent | Done]:
+    """Install, telling each line as it is printed, and at last the result.
+
+    Raises
+    ------
+    InvalidRequest
+        A name is malformed.
+    SandboxEnded, LinkClosed
+        It ended meanwhile.
+    """
+    command = make_command(request)
+    sandbox = session.running()
+    refused_before = session.refusal_count
+    began = time.monotonic()
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    log = line = ""
+    async with await sandbox.processes.stream(command, timeout=request.timeout) as events:
+        async for event in events:
+            if isinstance(event, Exit):
+                break
+            text = decoder.decode(event.data)
+            log = (log + text)[-MAX_LOG:]
+            *lines, line = (line + text)[-MAX_LOG:].split("\n")
+            for whole in lines:
+                if whole.strip():
+                    yield ProgressEvent(whole.rstrip()[:MAX_LINE])
+        else:
+            raise AssertionError("a process's events end with its exit")
+    if line.strip():
+        yield ProgressEvent(line.rstrip()[:MAX_LINE])
+    refused = [RefusedHost(item.host, item.port, item.sentence) for item in session.refusals(refused_before)]
+    yield Done(
+        Installed(
+            is_ok=event.exit_code == 0,
+            message=_message(event, log, refused, request),
+            exit_code=event.exit_code,
+            duration=time.monotonic() - began,
+            log=log,
+            refused=refused,
+        )
+    )
+
+
+async def install_all(session: Session, request: InstallRequest) -> Installed:
+    """Install, and return the result alone."""
+    async for event in install(session, request):
+        if isinstance(event, Done):
+            return event.result
+        await asyncio.sleep(0)
+    raise AssertionError("an installation ends with its result")
+
+
+def _message(end: Exit, log: str, refused: list[RefusedHost], request: InstallRequest) -> str:
+    if end.exit_code == 0:
+        found = _OK.findall(log)
+        return found[-1] if found else "all of it was there already"
+    if end.timed_out:
+        return f"it did not end within {request.timeout:g} s"
+    if refused:
+        return "the gate refused: " + "; ".join(item.message for item in refused[:5])
+    if end.exit_code == 127:
+        return f"{request.manager} is not installed in this sandbox"
+    errors = _ERROR.findall(log)
+    return errors[-1][:500] if errors else f"{request.manager} ended with status {end.exit_code}"

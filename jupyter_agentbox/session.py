@@ -1,0 +1,334 @@
+"""One session: a sandbox with an owner, rules and a time to live, as agents and programs know it.
+
+:mod:`~jupyter_agentbox.sessions` makes, finds and ends them. A notebook's sandbox is one too, with no rules of ours:
+Jupyter looks after its life. All on the link's thread, but what is documented to be readable from anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from .errors import Conflict, InvalidRequest, NotFound, PolicyRefused, SandboxEnded
+from .files import Folder
+from .models import TOOLS, AskInfo, EndInfo, KernelInfo, LimitsInfo, SandboxInfo, SandboxRequest, State
+from .sandbox import Sandbox
+from .spec import End, Limits, SandboxSpec
+
+#: Refusals of the gate, and hosts asked for, that a session remembers.
+MAX_REFUSALS = 100
+MAX_ASKS = 100
+SESSION_FILE = "session.json"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A connection that the gate did not let through.
+
+    Parameters
+    ----------
+    number : int
+        Counts up.
+    time : float
+        Seconds since the epoch.
+    host, sentence : str
+    port : int
+    """
+
+    number: int
+    time: float
+    host: str
+    port: int
+    sentence: str
+
+
+class SessionRecord(msgspec.Struct):
+    """What a later owner needs to know of a session; kept beside the sandbox's own state."""
+
+    id: str
+    owner: str
+    request: SandboxRequest
+    created: float
+    idle_timeout: float
+    max_life: float
+    labels: dict[str, str]
+
+
+class Session:
+    """A sandbox under rules.
+
+    Parameters
+    ----------
+    session_id : str
+        What its owner calls it by.
+    owner : str
+        Whose it is.
+    request : SandboxRequest
+        What was asked for.
+    idle_timeout, max_life : float or None
+        Seconds; None where it is not ours to end.
+
+    Attributes
+    ----------
+    sandbox : Sandbox or None
+        None until it has started; also that of an ended one.
+    uses : int
+        Calls that are on it now.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        owner: str,
+        request: SandboxRequest,
+        *,
+        idle_timeout: float | None = None,
+        max_life: float | None = None,
+        kind: Literal["session", "notebook"] = "session",
+    ) -> None:
+        self.id = session_id
+        self.owner = owner
+        self.request = request
+        self.idle_timeout = idle_timeout
+        self.max_life = max_life
+        self.kind = kind
+        self.labels = dict(request.labels)
+        self.created = self.last_used = time.time()
+        self.sandbox: Sandbox | None = None
+        self.spec: SandboxSpec | None = None
+        self.end: End | None = None
+        self.ended_at = 0.0
+        self.uses = 0
+        self.blocked_commands: tuple[str, ...] = tuple(request.blocked_commands)
+        self.starting: asyncio.Task[None] | None = None
+        self.asks: dict[str, AskInfo] = {}
+        self._refusals: deque[Refusal] = deque(maxlen=MAX_REFUSALS)
+        self._refused = 0
+        self._folder: Folder | None = None
+        self.quota: int | None = None
+        self.quota_setting = "Policy.max_disk"
+
+    # -- what it is ----------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """``starting``, ``running`` or ``ended``."""
+        if self.end is not None or (self.sandbox is not None and self.sandbox.end is not None):
+            return "ended"
+        return "running" if self.sandbox is not None and self.starting is None else "starting"
+
+    @property
+    def tools(self) -> list[str]:
+        """The tools that may be used on it."""
+        return list(TOOLS) if self.request.tools is None else list(self.request.tools)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Owner and id: ids are the owner's own, so that nobody learns which ids others use."""
+        return self.owner, self.id
+
+    def info(self) -> SandboxInfo:
+        """Describe it."""
+        sandbox, spec = self.sandbox, self.spec
+        end = self.end or (sandbox.end if sandbox is not None else None)
+        request = self.request
+        workspace: Literal["private", "folder", "tenant"] = "tenant" if request.tenant else "private"
+        if self.kind == "notebook" and spec is not None and spec.workspace is not None:
+            workspace = "folder"
+        return SandboxInfo(
+            id=self.id,
+            sandbox_id=sandbox.id if sandbox is not None else None,
+            kind=self.kind,
+            owner=self.owner,
+            profile=spec.profile if spec is not None else request.profile or "",
+            state=self.state,
+            end=self._end_info(end) if end is not None else None,
+            created=self.created,
+            last_used=self.last_used,
+            idle_timeout=self.idle_timeout,
+            max_life=self.max_life,
+            limits=_limits_info(spec.limits) if spec is not None else None,
+            allowed_hosts=list(sandbox.gate.grant.hosts) if sandbox is not None else [],
+            kernels=list(self._kernels()) if sandbox is not None else [],
+            workspace=workspace,
+            tenant=request.tenant,
+            tools=self.tools,
+            blocked_commands=list(self.blocked_commands),
+            workdir=request.workdir,
+            labels=self.labels,
+            runtime=spec.runtime if spec is not None else "",
+            isolation="gvisor",
+        )
+
+    def _end_info(self, end: End) -> EndInfo:
+        return EndInfo(end.cause.value, end.exit_code, end.message, end.setting, self.ended_at or time.time())
+
+    def _kernels(self) -> Iterator[KernelInfo]:
+        assert self.sandbox is not None
+        for name, kernel in self.sandbox.kernels.items():
+            state: State = "ended" if kernel.end is not None else "running" if kernel.is_ready else "starting"
+            yield KernelInfo(self.sandbox.spec.kernel_id or name, state)
+
+    # -- use -----------------------------------------------------------------------------------
+
+    def check_tool(self, tool: str | None) -> None:
+        """Refuse a tool that the session's own list lacks. Raises PolicyRefused."""
+        if tool is not None and tool not in self.tools:
+            raise PolicyRefused(
+                f"the tool {tool!r} is not among those of this sandbox ({', '.join(self.tools) or 'none'})",
+                setting="tools of the sandbox's own request",
+            )
+
+    def running(self) -> Sandbox:
+        """Return its sandbox. Raises SandboxEnded, Conflict."""
+        end = self.end or (self.sandbox.end if self.sandbox is not None else None)
+        if end is not None:
+            raise SandboxEnded(end)
+        if self.sandbox is None:
+            raise Conflict(f"sandbox {self.id!r} is still starting")
+        return self.sandbox
+
+    def begin(self) -> None:
+        """A call has begun."""
+        self.uses += 1
+        self.touch()
+
+    def done(self) -> None:
+        """A call is over."""
+        self.uses -= 1
+        self.touch()
+
+    def touch(self) -> None:
+        """It is in use at this moment."""
+        self.last_used = time.time()
+
+    def overdue(self) -> str | None:
+        """Say which time is over, ``idle_timeout`` or ``max_life``; None if neither is."""
+        now = time.time()
+        if self.max_life is not None and now - self.created > self.max_life:
+            return "max_life"
+        if self.idle_timeout is not None and not self.uses and now - self.last_used > self.idle_timeout:
+            return "idle_timeout"
+        return None
+
+    def folder(self) -> Folder:
+        """Return its workspace for file operations. Blocks for a moment; from any thread."""
+        sandbox = self.running()
+        if self._folder is None:
+            # Hidden entries are those of a folder that was there before; in its own it may name files as it likes.
+            hidden = sandbox.spec.hidden if sandbox.spec.workspace is not None and not self.request.tenant else ()
+            self._folder = Folder(sandbox.workspace, hidden, self.quota, quota_setting=self.quota_setting)
+        return self._folder
+
+    def close(self) -> None:
+        """Let go of what it holds on the host."""
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.close()
+
+    # -- the gate ------------------------------------------------------------------------------
+
+    def attach(self, sandbox: Sandbox) -> None:
+        """Take a sandbox as its own, and hear of its refusals beside whoever hears of them already."""
+        self.sandbox = sandbox
+        self.spec = sandbox.spec
+        told = sandbox.gate.on_refusal
+
+        def on_refusal(host: str, port: int, sentence: str) -> None:
+            self._refused += 1
+            self._refusals.append(Refusal(self._refused, time.time(), host, port, sentence))
+            if told is not None:
+                told(host, port, sentence)
+
+        sandbox.gate.on_refusal = on_refusal
+
+    @property
+    def refusal_count(self) -> int:
+        """How many refusals there have been; see :meth:`refusals`."""
+        return self._refused
+
+    def refusals(self, after: int = 0) -> list[Refusal]:
+        """Return what the gate refused, without repetitions, after the first `after` refusals. From any thread."""
+        found = {(item.host, item.port): item for item in list(self._refusals) if item.number > after}
+        return list(found.values())
+
+    def ask(self, host: str, why: str) -> AskInfo:
+        """Note that a host is asked for; one that is pending already is not noted twice."""
+        for known in self.asks.values():
+            if known.host == host and known.state == "pending":
+                return known
+        if len(self.asks) >= MAX_ASKS:
+            oldest = next((key for key, item in self.asks.items() if item.state != "pending"), None)
+            if oldest is None:
+                raise Conflict(f"{MAX_ASKS} hosts asked for wait for a person already")
+            del self.asks[oldest]
+        item = AskInfo(id=secrets.token_hex(6), sandbox=self.id, host=host, why=why, state="pending", asked=time.time())
+        self.asks[item.id] = item
+        return item
+
+    def pending(self, ask_id: str) -> AskInfo:
+        """Return an open question. Raises NotFound, Conflict."""
+        item = self.asks.get(ask_id)
+        if item is None:
+            raise NotFound(f"nothing was asked under {ask_id[:64]!r}")
+        if item.state != "pending":
+            raise Conflict(f"it was {item.state} already, by {item.decided_by}")
+        return item
+
+    # -- its file ------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write what a later owner needs. Blocks for a moment."""
+        assert self.sandbox is not None
+        assert self.idle_timeout is not None
+        assert self.max_life is not None
+        record = SessionRecord(
+            id=self.id,
+            owner=self.owner,
+            request=msgspec.structs.replace(self.request, files={}),
+            created=self.created,
+            idle_timeout=self.idle_timeout,
+            max_life=self.max_life,
+            labels=self.labels,
+        )
+        fresh = self.sandbox.directory / f"{SESSION_FILE}.new"
+        fresh.write_bytes(msgspec.json.encode(record))
+        fresh.chmod(0o600)
+        fresh.replace(self.sandbox.directory / SESSION_FILE)
+
+    @classmethod
+    def load(cls, directory: Path) -> Session:
+        """Read what an earlier owner has written. Raises NotFound."""
+        try:
+            record = msgspec.json.decode((directory / SESSION_FILE).read_bytes(), type=SessionRecord)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise NotFound(f"sandbox {directory.name} has no session: {error}") from None
+        session = cls(
+            record.id, record.owner, record.request, idle_timeout=record.idle_timeout, max_life=record.max_life
+        )
+        session.created, session.labels = record.created, record.labels
+        return session
+
+
+def _limits_info(limits: Limits) -> LimitsInfo:
+    return LimitsInfo(limits.memory, limits.cpus, limits.processes, limits.disk)
+
+
+def check_request(request: SandboxRequest) -> None:
+    """Refuse what no struct can check. Raises InvalidRequest."""
+    for tool in request.tools or ():
+        if tool not in TOOLS:
+            raise InvalidRequest(f"there is no tool {tool[:100]!r}; tools are {', '.join(TOOLS)}", field="tools")
+    if "\0" in request.workdir:
+        raise InvalidRequest("workdir holds a NUL character", field="workdir")
+    for name, value in request.env.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise InvalidRequest(f"{name[:100]!r} and its value are nothing an environment can hold", field="env")

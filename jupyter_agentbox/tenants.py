@@ -1,0 +1,69 @@
+"""Workspaces that outlive their sandboxes: one for each tenant of each owner, under a quota.
+
+A tenant's files are ``/workspace`` and ``/mnt/user-data/outputs`` of every sandbox that its owner makes for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from .spec import Mount
+
+#: Where results to be handed over are kept, inside.
+OUTPUTS = "/mnt/user-data/outputs"
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """Where one tenant's files are.
+
+    Parameters
+    ----------
+    directory : Path
+        On the host.
+    """
+
+    directory: Path
+
+    @classmethod
+    def open(cls, state_dir: Path, owner: str, name: str) -> Tenant:
+        """Make its folders, if they are not there yet. Blocks for a moment."""
+        # An owner's name is anybody's choice; as a digest it is a file name, and no other's.
+        digest = hashlib.sha256(owner.encode()).hexdigest()[:32]
+        tenant = cls(state_dir / "tenants" / digest / name)
+        for path in (tenant.workspace, tenant.outputs):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return tenant
+
+    @property
+    def workspace(self) -> Path:
+        """What ``/workspace`` is."""
+        return self.directory / "workspace"
+
+    @property
+    def outputs(self) -> Path:
+        """What ``/mnt/user-data/outputs`` is."""
+        return self.directory / "outputs"
+
+    @property
+    def mounts(self) -> tuple[Mount, ...]:
+        """What a sandbox needs beside its workspace."""
+        return (Mount(self.outputs, OUTPUTS, is_writable=True),)
+
+    def used(self) -> int:
+        """Return the bytes on disk of all its files. Blocks."""
+        total = 0
+        pending = [str(self.directory)]
+        while pending:
+            try:
+                with os.scandir(pending.pop()) as entries:
+                    for entry in entries:
+                        total += entry.stat(follow_symlinks=False).st_blocks * 512
+                        if entry.is_dir(follow_symlinks=False):
+                            pending.append(entry.path)
+            except OSError:
+                continue
+        return total
