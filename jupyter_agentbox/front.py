@@ -18,7 +18,6 @@ import logging
 import os
 import shutil
 import socket
-import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -28,7 +27,8 @@ from . import zmtp
 from .endpoints import make_directory
 from .errors import AgentboxError
 from .messages import RunningCell, Signer
-from .spec import MIB, End
+from .peers import LocalPeer, Peer
+from .spec import MIB, Cause, End
 
 #: Channel name, port, and the type of socket that a kernel has there.
 CHANNELS = (
@@ -38,13 +38,10 @@ CHANNELS = (
     ("hb", 4, b"REP"),
     ("control", 5, b"ROUTER"),
 )
-MAX_PEERS = 256
 MAX_SUBSCRIPTIONS = 256
 MAX_QUEUED = 1000
 MAX_QUEUED_BYTES = 16 * MIB
 MAX_REFUSALS_A_CELL = 5
-#: Bytes for one client that are not left for the end of the loop's turn.
-FLUSH_SIZE = 64 * 1024
 MAX_NOTICE = 2000
 
 OnMessage = Callable[[str, list[bytes]], Awaitable[None]]
@@ -67,120 +64,7 @@ def end_notice(end: End) -> str:
     return f"the kernel ended: {end.message}{remedy}"
 
 
-class _Peer(asyncio.Protocol):
-    """One client's connection to one channel."""
-
-    transport: asyncio.Transport
-
-    def __init__(self, channel: _Channel) -> None:
-        self.channel = channel
-        self._handshake = zmtp.ServerHandshake()
-        self._decoder = zmtp.Decoder(channel.front.max_message)
-        self.identity = b""
-        self.topics: list[bytes] = []
-        self.lost = 0
-        self._pending: list[bytes] = []
-        self._pending_size = 0
-        self._writable = asyncio.Event()
-        self._writable.set()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        transport.set_write_buffer_limits(high=MIB)
-        channel = self.channel
-        if len(channel.peers) >= MAX_PEERS:
-            transport.abort()
-            return
-        channel.peers.add(self)
-        if channel.is_paused:
-            transport.pause_reading()
-        transport.write(zmtp.greeting() + zmtp.ready(channel.socket_type))
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            if not self.identity:
-                rest = self._handshake.feed(data)
-                if rest is None:
-                    return
-                data = rest
-                self._introduce(self._handshake.identity)
-            for frames in self._decoder.feed(data):
-                self.channel.on_frames(self, frames)
-        except zmtp.ZmtpError as error:
-            self.channel.front.log.warning("front: a client of %s was cut off: %s", self.channel.name, error)
-            self.transport.abort()
-
-    def _introduce(self, identity: bytes) -> None:
-        self.identity = identity or b"\0" + uuid.uuid4().bytes
-        # The newest of a name wins, as with ROUTER_HANDOVER: a page that reconnects is back before its old
-        # socket is gone.
-        self.channel.by_identity[self.identity] = self
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        channel = self.channel
-        channel.peers.discard(self)
-        if channel.by_identity.get(self.identity) is self:
-            del channel.by_identity[self.identity]
-        self._writable.set()
-
-    def pause_writing(self) -> None:
-        self._writable.clear()
-
-    def resume_writing(self) -> None:
-        self._writable.set()
-        if self.lost:
-            lost, self.lost = self.lost, 0
-            front = self.channel.front
-            if self.topics:
-                text = f"this client did not read for {front.slow_client_timeout:g} s and has lost {lost} messages"
-                self.write(zmtp.encode(front.stream_message(text)))
-
-    def write(self, data: bytes) -> None:
-        """Write an encoded message, whatever waits before it.
-
-        Messages that come in one turn of the loop go out in one system call: each costs a fight for the GIL.
-        """
-        if not self._pending:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._pending.append(data)
-        self._pending_size += len(data)
-        if self._pending_size > FLUSH_SIZE:
-            self._flush()
-
-    def _flush(self) -> None:
-        pending, self._pending, self._pending_size = self._pending, [], 0
-        if pending:
-            self.transport.write(pending[0] if len(pending) == 1 else b"".join(pending))
-
-    async def deliver(self, data: bytes) -> None:
-        """Write, after waiting for a client that still reads; one that does not loses the message."""
-        if not self._writable.is_set() and not await self._wait():
-            if not self.lost:
-                self.channel.front.log.warning(
-                    "front: a client of %s has not read for %g s; it loses messages until it reads on",
-                    self.channel.name,
-                    self.channel.front.slow_client_timeout,
-                )
-            self.lost += 1
-            return
-        self.write(data)
-
-    async def _wait(self) -> bool:
-        if self.lost:
-            return False
-        while True:
-            size = self.transport.get_write_buffer_size()
-            try:
-                await asyncio.wait_for(self._writable.wait(), self.channel.front.slow_client_timeout)
-                return True
-            except asyncio.TimeoutError:
-                pass
-            if self.transport.get_write_buffer_size() >= size:
-                return False
-
-
-class _Channel:
+class Channel:
     """One endpoint: its clients, and what they sent that the kernel has not taken yet."""
 
     def __init__(self, front: Front, name: str, port: int, socket_type: bytes) -> None:
@@ -189,10 +73,10 @@ class _Channel:
         self.socket_type = socket_type
         self.path = front.directory / f"s-{port}"
         self.alias = front.directory / f"k-{port}"
-        self.peers: set[_Peer] = set()
-        self.by_identity: dict[bytes, _Peer] = {}
+        self.peers: set[Peer] = set()
+        self.by_identity: dict[bytes, Peer] = {}
         self.is_paused = False
-        self.on_frames: Callable[[_Peer, list[bytes]], None] = {
+        self.on_frames: Callable[[Peer, list[bytes]], None] = {
             b"ROUTER": self._enqueue,
             b"XPUB": self._subscribe,
             b"REP": self._beat,
@@ -206,7 +90,7 @@ class _Channel:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         listener.bind(str(self.path))
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: _Peer(self), sock=listener)
+        self._server = await loop.create_unix_server(lambda: Peer(self), sock=listener)
         self.link()
 
     def link(self) -> None:
@@ -223,7 +107,7 @@ class _Channel:
         for peer in list(self.peers):
             peer.transport.abort()
 
-    def _enqueue(self, peer: _Peer, frames: list[bytes]) -> None:
+    def _enqueue(self, peer: Peer | LocalPeer, frames: list[bytes]) -> None:
         if self.name != "stdin":
             self.front.cell.saw_request(frames)
             # A console says so and leaves, with no word to its kernel manager.
@@ -240,7 +124,7 @@ class _Channel:
             if not peer.transport.is_closing():
                 (peer.transport.pause_reading if is_paused else peer.transport.resume_reading)()
 
-    def _subscribe(self, peer: _Peer, frames: list[bytes]) -> None:
+    def _subscribe(self, peer: Peer, frames: list[bytes]) -> None:
         topic = frames[0][1:]
         if frames[0][:1] == b"\x01" and len(peer.topics) < MAX_SUBSCRIPTIONS:
             peer.topics.append(topic)
@@ -252,7 +136,7 @@ class _Channel:
         elif frames[0][:1] == b"\x00" and topic in peer.topics:
             peer.topics.remove(topic)
 
-    def _beat(self, peer: _Peer, frames: list[bytes]) -> None:
+    def _beat(self, peer: Peer, frames: list[bytes]) -> None:
         if self.front.is_alive:
             peer.write(zmtp.encode(frames))
 
@@ -311,6 +195,12 @@ class Front:
         Whether heartbeats are answered: the kernel lives or is being started.
     is_end_expected : bool
         Somebody asked for the end, so nobody needs to be told. Reset with each kernel.
+    is_heard : bool
+        The present kernel has said something on iopub, so nothing that it says there is lost from here on.
+    epoch : int
+        Counts the kernels attached.
+    local_peers : dict of bytes to LocalPeer
+        Clients in this process, by identity; see :meth:`join`.
     """
 
     def __init__(
@@ -329,8 +219,11 @@ class Front:
         self.cell = RunningCell()
         self.is_alive = True
         self.is_end_expected = False
+        self.is_heard = False
+        self.epoch = 0
+        self.local_peers: dict[bytes, LocalPeer] = {}
         self.directory, self._lock = make_directory()
-        self._channels = {name: _Channel(self, name, port, kind) for name, port, kind in CHANNELS}
+        self._channels = {name: Channel(self, name, port, kind) for name, port, kind in CHANNELS}
         self._kernel: Kernel | None = None
         self._pumps: list[asyncio.Task[None]] = []
         self._refusals: set[str] = set()
@@ -368,6 +261,8 @@ class Front:
         self._kernel = kernel
         self.is_alive = True
         self.is_end_expected = False
+        self.is_heard = False
+        self.epoch += 1
         kernel.on_message = lambda channel, frames: self._on_message(kernel, channel, frames)
         kernel.add_end_callback(lambda *_: self._on_end(kernel))
         if kernel.end is not None:
@@ -379,6 +274,31 @@ class Front:
             for channel in self._channels.values()
             if channel.socket_type == b"ROUTER"
         ]
+        self._tell_local_peers()
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether there is a kernel that takes messages now."""
+        return bool(self._pumps)
+
+    @property
+    def end(self) -> End | None:
+        """How the kernel ended; None while there is one, and while another is on its way."""
+        if self._is_closed:
+            return End(Cause.STOPPED, 0, "it was removed")
+        return self._kernel.end if self._kernel is not None and not self.is_alive else None
+
+    def join(self, peer: LocalPeer) -> None:
+        """Add a client of this process."""
+        self.local_peers[peer.identity] = peer
+
+    def submit(self, peer: LocalPeer, channel: str, frames: list[bytes]) -> None:
+        """Send a message of a client of this process: its frames from the delimiter on."""
+        self._channels[channel]._enqueue(peer, frames)
+
+    def _tell_local_peers(self) -> None:
+        for peer in list(self.local_peers.values()):
+            peer.on_kernel()
 
     def detach(self) -> None:
         """Take the kernel away. What clients send from here on waits for the next one."""
@@ -406,19 +326,25 @@ class Front:
         if kernel is not self._kernel:
             return
         if kernel.end is not None and not self.is_end_expected:
-            self.notice(end_notice(kernel.end))
+            self._show(self.stream_message(end_notice(kernel.end)))
         # It stays attached: the last it said may still be on its way to the clients.
         self._stop_pumps()
         # What waits was meant for the kernel that is gone. What comes later is for its successor.
         for channel in self._channels.values():
             channel.drop_queue()
+        self._tell_local_peers()
 
     async def _on_message(self, kernel: Kernel, channel: str, frames: list[bytes]) -> None:
         if kernel is not self._kernel or not frames:
             return
         if channel == "iopub":
+            self.is_heard = True
             self.cell.saw_output(frames)
+            for peer in list(self.local_peers.values()):
+                peer.on_message(channel, frames)
             await self._channels["iopub"].publish(frames)
+        elif channel in ("shell", "control", "stdin") and frames[0] in self.local_peers:
+            self.local_peers[frames[0]].on_message(channel, frames[1:])
         elif channel in ("shell", "control", "stdin"):
             await self._channels[channel].route(frames)
 
@@ -431,6 +357,11 @@ class Front:
     def notice(self, text: str, name: str = "stderr") -> None:
         """Show a line to every client, as output of the running cell. Needs no kernel; waits for nobody."""
         frames = self.stream_message(text, name)
+        self._show(frames)
+        for peer in list(self.local_peers.values()):
+            peer.on_message("iopub", frames)
+
+    def _show(self, frames: list[bytes]) -> None:
         data = zmtp.encode(frames)
         for peer in self._channels["iopub"].peers:
             if any(frames[0].startswith(topic) for topic in peer.topics):
@@ -456,6 +387,7 @@ class Front:
             return
         self._is_closed = True
         self.detach()
+        self._tell_local_peers()
         for channel in self._channels.values():
             channel.close()
         # The lock is held until the directory is gone, so that nobody takes it for an abandoned one meanwhile.

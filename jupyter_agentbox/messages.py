@@ -92,6 +92,11 @@ class RunningCell:
         self._pending: OrderedDict[str, bytes] = OrderedDict()
         self._running = ""
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request runs, or has been sent and not been answered."""
+        return bool(self._pending)
+
     def saw_request(self, frames: Sequence[bytes]) -> None:
         """Look at what a client sends on shell or control."""
         index = header_index(frames)

@@ -1,0 +1,449 @@
+"""A client of a kernel in this process: it runs code and gathers what comes of it, with no socket between.
+
+:class:`KernelClient` sits on a :class:`~jupyter_agentbox.front.Front` beside the clients of notebooks and shares the
+kernel with them: it sends when the kernel is free, so that nothing it has to withdraw is ever in the kernel's own
+queue and an interrupt never hits somebody else's cell. :mod:`~jupyter_agentbox.runner` makes them.
+
+Only on the link's thread. What the kernel says is hostile; :mod:`~jupyter_agentbox.outputs` reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import signal
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from .errors import RuntimeFailed
+from .front import Front
+from .link import LinkThread
+from .messages import MAX_HEADER, header_index
+from .outputs import (
+    ClearEvent,
+    CodeResult,
+    DisplayEvent,
+    Event,
+    OutputLimits,
+    Outputs,
+    Reply,
+    Status,
+    StreamEvent,
+    read,
+    read_reply,
+)
+from .spec import Cause, End
+
+#: Seconds that interrupted code has to end before the kernel is said to be busy still.
+INTERRUPT_GRACE = 3.0
+#: Seconds that outputs may come later than the reply, and than the news of the kernel's end.
+IDLE_GRACE = 2.0
+END_GRACE = 0.1
+#: Seconds for a new kernel to say its first word, and between two questions.
+START_TIMEOUT = 60.0
+ASK_INTERVAL = 0.5
+#: Seconds without a word after which a request of somebody's that never ran, such as one with a wrong
+#: signature, is no reason to wait.
+QUIET_TIME = 3.0
+
+
+class _Header(msgspec.Struct):
+    msg_type: str = ""
+
+
+class _Parent(msgspec.Struct):
+    msg_id: str = ""
+
+
+class _State(msgspec.Struct):
+    execution_state: str = ""
+
+
+class Feed:
+    """Events on their way to one reader. Bounded by the run's limits, as what is outdated is dropped unread."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._text: tuple[Any, io.StringIO] | None = None
+        self._is_closed = False
+        self._news = asyncio.Event()
+
+    def put(self, event: Event) -> None:
+        """Add an event; text is joined to text that waits."""
+        if isinstance(event, StreamEvent):
+            if self._text is None or self._text[0] != event.name:
+                self._end_text()
+                self._text = (event.name, io.StringIO())
+            self._text[1].write(event.text)
+        else:
+            self._end_text()
+            if isinstance(event, ClearEvent):
+                self._events.clear()
+            if isinstance(event, DisplayEvent) and event.is_update:
+                self._drop_update(event.display.display_id)
+            self._events.append(event)
+        self._news.set()
+
+    def _end_text(self) -> None:
+        if self._text is not None:
+            name, text = self._text
+            self._text = None
+            self._events.append(StreamEvent(name, text.getvalue()))
+
+    def _drop_update(self, name: str | None) -> None:
+        for i, event in enumerate(self._events):
+            if isinstance(event, DisplayEvent) and event.is_update and event.display.display_id == name:
+                del self._events[i]
+                return
+
+    def close(self) -> None:
+        """No more will come."""
+        self._is_closed = True
+        self._news.set()
+
+    async def read(self) -> list[Event]:
+        """Wait for events and take them; none when there will be no more."""
+        while not self._events and self._text is None and not self._is_closed:
+            self._news.clear()
+            await self._news.wait()
+        self._end_text()
+        events, self._events = self._events, []
+        return events
+
+
+class _Run:
+    """One execution, from the wish for it to its end."""
+
+    def __init__(self, outputs: Outputs) -> None:
+        self.outputs = outputs
+        self.epoch = 0
+        self.msg_id = ""
+        self.has_started = False
+        self.is_idle = False
+        self.is_abandoned = False
+        self.reply: Reply | None = None
+        self.end: End | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_late = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.end is not None or (self.reply is not None and self.is_idle)
+
+    def wake(self) -> None:
+        """Something has changed."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _expire(self) -> None:
+        self._is_late = True
+        self.wake()
+
+    async def until(self, condition: Callable[[], bool], deadline: float | None) -> bool:
+        """Wait until it is so; false when the loop's time reaches `deadline` first."""
+        loop = asyncio.get_running_loop()
+        self._is_late = False
+        timer = loop.call_at(deadline, self._expire) if deadline is not None else None
+        try:
+            while not condition():
+                if self._is_late:
+                    return False
+                self._waiter = loop.create_future()
+                await self._waiter
+            return True
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+
+class KernelClient:
+    """Runs code on one front's kernel, one run at a time.
+
+    Parameters
+    ----------
+    front : Front
+        Which it joins, for the front's life.
+    send_signal : coroutine function
+        Signals the present kernel and its children; never fails.
+    name : str
+        The context's, for results.
+    """
+
+    def __init__(self, front: Front, send_signal: Callable[[int], Awaitable[None]], name: str) -> None:
+        self.front = front
+        self.identity = b"\0" + uuid.uuid4().bytes
+        self._send_signal = send_signal
+        self._name = name
+        self._waiting: deque[_Run] = deque()
+        self._sent: dict[str, _Run] = {}
+        self._heard_at = 0.0
+        front.join(self)
+
+    @classmethod
+    def of(cls, front: Front, send_signal: Callable[[int], Awaitable[None]], name: str) -> KernelClient:
+        """The one that sits on this front, or a new one."""
+        for peer in front.local_peers.values():
+            if isinstance(peer, KernelClient):
+                return peer
+        return cls(front, send_signal, name)
+
+    # -- running -----------------------------------------------------------------------------
+
+    async def run(
+        self,
+        code: str,
+        *,
+        timeout: float | None,
+        limits: OutputLimits,
+        emit: Callable[[Event], None] | None = None,
+        keep_running: bool = False,
+    ) -> CodeResult:
+        """Run code and wait for its end. When the caller is cancelled, so is the run.
+
+        Parameters
+        ----------
+        code : str
+        timeout : float or None
+            Seconds, waiting for other code to end included, until it is withdrawn or interrupted.
+        limits : OutputLimits
+        emit : callable, optional
+            Told each event.
+        keep_running : bool
+            Let it run on when the caller is cancelled; what it puts out from there on is lost.
+
+        Raises
+        ------
+        RuntimeFailed
+            The kernel has started and does not speak.
+        """
+        loop = asyncio.get_running_loop()
+        run = _Run(Outputs(limits, emit))
+        self._waiting.append(run)
+        try:
+            await self._wait_for_kernel(run)
+            began = loop.time()
+            deadline = None if timeout is None else began + timeout
+            while True:
+                if not await self._wait_for_turn(run, deadline):
+                    return self._withdrawn(run, loop.time() - began)
+                # Withdrawn from the line with the sending, in one turn of the loop: the next in it sees a busy kernel.
+                self._send(run, code)
+                began = loop.time()
+                await self._wait_for_end(run, deadline, keep_running)
+                if run.reply is None or run.reply.status != "aborted" or run.end is not None:
+                    break
+                del self._sent[run.msg_id]
+                # Somebody's failing cell took along what the kernel had in its queue; this has not run.
+                self._waiting.appendleft(run)
+            return await self._conclude(run, loop.time, began)
+        finally:
+            if run in self._waiting:
+                self._waiting.remove(run)
+            self._wake_first()
+
+    async def interrupt(self) -> None:
+        """Interrupt what the kernel runs, whoever sent it."""
+        await self._send_signal(signal.SIGINT)
+
+    async def _wait_for_kernel(self, run: _Run) -> None:
+        """Wait until a new kernel's outputs are heard; the first are lost if nobody is connected yet."""
+        front, loop = self.front, asyncio.get_running_loop()
+        deadline = loop.time() + START_TIMEOUT
+        while not front.is_heard and front.end is None:
+            if loop.time() > deadline:
+                raise RuntimeFailed(f"the kernel did not answer within {START_TIMEOUT:g} s")
+            self._ask()
+            await run.until(lambda: front.is_heard or front.end is not None, loop.time() + ASK_INTERVAL)
+
+    async def _wait_for_turn(self, run: _Run, deadline: float | None) -> bool:
+        """Wait until nothing else runs. False when time is over, or there is no kernel and none is on its way."""
+        loop = asyncio.get_running_loop()
+        front = self.front
+
+        def is_free() -> bool:
+            if self._waiting[0] is not run or not front.is_attached or not front.is_heard:
+                return False
+            is_quiet = front.cell.header is None and loop.time() - self._heard_at > QUIET_TIME
+            return not front.cell.is_busy or is_quiet
+
+        while True:
+            look_again = loop.time() + (QUIET_TIME if front.is_heard else ASK_INTERVAL)
+            await run.until(
+                lambda: is_free() or front.end is not None,
+                look_again if deadline is None else min(deadline, look_again),
+            )
+            if front.end is not None:
+                run.end = front.end
+                return False
+            if is_free():
+                return True
+            if deadline is not None and loop.time() >= deadline:
+                return False
+            self._ask()  # it may be a new kernel by now
+
+    def _ask(self) -> None:
+        if self.front.is_attached and not self.front.is_heard:
+            self.front.submit(self, "shell", self._message("kernel_info_request", {})[1])
+
+    def _send(self, run: _Run, code: str) -> None:
+        self._waiting.popleft()
+        content = {
+            "code": code,
+            "silent": False,
+            "store_history": True,
+            "user_expressions": {},
+            "allow_stdin": False,
+            # On a shared kernel a failure here must not take along what others have sent.
+            "stop_on_error": False,
+        }
+        run.reply, run.has_started, run.is_idle = None, False, False
+        run.epoch = self.front.epoch
+        run.msg_id, frames = self._message("execute_request", content)
+        self._sent[run.msg_id] = run
+        self.front.submit(self, "shell", frames)
+
+    async def _wait_for_end(self, run: _Run, deadline: float | None, keep_running: bool) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while not run.is_over:
+                # Once it has answered, what is still to come is on its way.
+                limit = loop.time() + IDLE_GRACE if run.reply is not None else deadline
+                answered = run.reply
+                if not await run.until(lambda: run.is_over or run.reply is not answered, limit):  # noqa: B023
+                    return
+        except asyncio.CancelledError:
+            if keep_running:
+                self._sent.pop(run.msg_id, None)
+            else:
+                LinkThread.instance().spawn(self._abandon(run))
+            raise
+
+    async def _conclude(self, run: _Run, now: Callable[[], float], began: float) -> CodeResult:
+        values: dict[str, Any] = {}
+        status: Status
+        if run.end is not None:
+            # What it said last may come a moment after the news.
+            await asyncio.sleep(END_GRACE)
+            status = "kernel_died"
+            values = {"end": run.end, "message": f"the kernel ended: {run.end.message}"}
+        elif run.reply is not None:
+            run.outputs.take_reply(run.reply)
+            error = run.outputs.error
+            if run.reply.status == "ok" and error is None:
+                status = "ok"
+            else:
+                status = "interrupted" if error is not None and error.ename == "KeyboardInterrupt" else "error"
+            values = {"execution_count": run.reply.execution_count}
+        else:
+            status = "timed_out"
+            values = await self._stop(run)
+        if not run.is_abandoned:
+            self._sent.pop(run.msg_id, None)
+        return run.outputs.result(
+            status,
+            duration=now() - began,
+            has_started=run.has_started,
+            context=self._name,
+            epoch=run.epoch,
+            **values,
+        )
+
+    async def _stop(self, run: _Run) -> dict[str, Any]:
+        """Interrupt a run whose time is over; what there is to say is returned."""
+        if not run.has_started:
+            run.is_abandoned = True
+            return {"message": "the kernel was busy with other code for all of the time; this code did not run"}
+        await self._send_signal(signal.SIGINT)
+        await run.until(lambda: run.is_over, asyncio.get_running_loop().time() + INTERRUPT_GRACE)
+        if run.end is not None:
+            return {"message": f"it ran out of time, and the kernel ended: {run.end.message}", "end": run.end}
+        if run.is_over:
+            count = run.reply.execution_count if run.reply is not None else None
+            return {"message": "it ran out of time and was interrupted", "execution_count": count}
+        return {
+            "message": "it ran out of time, was interrupted, and still runs: the kernel is busy until it ends. "
+            "Interrupt again, or restart the context",
+            "is_busy": True,
+        }
+
+    async def _abandon(self, run: _Run) -> None:
+        """Interrupt it; if it is in the kernel's queue, as soon as it begins."""
+        run.is_abandoned = True
+        if run.is_over:
+            self._sent.pop(run.msg_id, None)
+        elif run.has_started:
+            await self._send_signal(signal.SIGINT)
+
+    def _withdrawn(self, run: _Run, duration: float) -> CodeResult:
+        end = run.end
+        if end is not None:
+            message = f"there is no kernel; it ended: {end.message}"
+        else:
+            message = "the kernel was busy with other code for all of the time; this code did not run"
+        return run.outputs.result(
+            "timed_out" if end is None else "kernel_died",
+            duration=duration,
+            has_started=False,
+            end=end,
+            message=message,
+            context=self._name,
+            epoch=self.front.epoch,
+        )
+
+    def _message(self, kind: str, content: dict[str, Any]) -> tuple[str, list[bytes]]:
+        _, *frames = self.front.signer.message(b"", kind, content)
+        return msgspec.json.decode(frames[2], type=_Parent).msg_id, frames
+
+    # -- what the front tells ----------------------------------------------------------------
+
+    def on_message(self, channel: str, frames: list[bytes]) -> None:
+        """See :class:`~jupyter_agentbox.front.LocalPeer`."""
+        if channel == "iopub":
+            self._heard_at = asyncio.get_running_loop().time()
+        index = header_index(frames) if self._sent else None
+        if index is not None and max(map(len, frames[index : index + 2])) <= MAX_HEADER:
+            parent = read(frames[index + 1], _Parent)
+            run = self._sent.get(parent.msg_id) if parent is not None else None
+            header = read(frames[index], _Header) if run is not None else None
+            if run is not None and header is not None:
+                self._take(run, channel, header.msg_type, frames[index + 3])
+        self._wake_first()
+
+    def _take(self, run: _Run, channel: str, kind: str, content: bytes) -> None:
+        if channel == "shell" and kind == "execute_reply":
+            run.reply = read_reply(content)
+        elif channel == "iopub" and kind == "status":
+            status = read(content, _State) if len(content) <= MAX_HEADER else None
+            if status is not None and status.execution_state == "busy" and not run.has_started:
+                run.has_started = True
+                if run.is_abandoned:
+                    LinkThread.instance().spawn(self._abandon(run))
+            elif status is not None and status.execution_state == "idle":
+                run.is_idle = True
+                if run.is_abandoned:
+                    self._sent.pop(run.msg_id, None)
+        elif channel == "iopub" and not run.is_abandoned:
+            run.outputs.take(kind, content)
+            return
+        else:
+            return
+        run.wake()
+
+    def on_kernel(self) -> None:
+        """See :class:`~jupyter_agentbox.front.LocalPeer`."""
+        for run in list(self._sent.values()):
+            if run.end is None and (run.epoch != self.front.epoch or not self.front.is_attached):
+                run.end = self.front.end or End(Cause.STOPPED, 0, "it was replaced by another")
+                run.wake()
+                if run.is_abandoned:
+                    del self._sent[run.msg_id]
+        for run in self._waiting:
+            run.wake()
+
+    def _wake_first(self) -> None:
+        if self._waiting:
+            self._waiting[0].wake()

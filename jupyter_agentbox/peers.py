@@ -1,0 +1,159 @@
+"""The clients of a :mod:`~jupyter_agentbox.front`: those that connect, and those in this process.
+
+A client that connects has a bounded buffer of its own: one that does not read loses messages, and holds up nobody else
+for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import TYPE_CHECKING, Protocol
+
+from . import zmtp
+from .spec import MIB
+
+if TYPE_CHECKING:
+    from .front import Channel
+
+MAX_PEERS = 256
+#: Bytes for one client that are not left for the end of the loop's turn.
+FLUSH_SIZE = 64 * 1024
+
+
+class LocalPeer(Protocol):
+    """A client in this process: the messages of any other, without a socket. Nothing it does may block.
+
+    What it is told it takes at once, so it holds nobody up; how much of it to keep is its own business.
+    """
+
+    @property
+    def identity(self) -> bytes:
+        """Its routing identity."""
+
+    def on_message(self, channel: str, frames: list[bytes]) -> None:
+        """Take what the kernel says: all of iopub, and what is addressed to this client."""
+
+    def on_kernel(self) -> None:
+        """Another kernel was attached, or the attached one has ended: see the front's attributes."""
+
+
+class Peer(asyncio.Protocol):
+    """One client's connection to one channel.
+
+    Attributes
+    ----------
+    identity : bytes
+        Its routing identity; empty until the handshake is over.
+    topics : list of bytes
+        What it has subscribed to.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._handshake = zmtp.ServerHandshake()
+        self._decoder = zmtp.Decoder(channel.front.max_message)
+        self.identity = b""
+        self.topics: list[bytes] = []
+        self.lost = 0
+        self._pending: list[bytes] = []
+        self._pending_size = 0
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.set_write_buffer_limits(high=MIB)
+        channel = self.channel
+        if len(channel.peers) >= MAX_PEERS:
+            transport.abort()
+            return
+        channel.peers.add(self)
+        if channel.is_paused:
+            transport.pause_reading()
+        transport.write(zmtp.greeting() + zmtp.ready(channel.socket_type))
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            if not self.identity:
+                rest = self._handshake.feed(data)
+                if rest is None:
+                    return
+                data = rest
+                self._introduce(self._handshake.identity)
+            for frames in self._decoder.feed(data):
+                self.channel.on_frames(self, frames)
+        except zmtp.ZmtpError as error:
+            self.channel.front.log.warning("front: a client of %s was cut off: %s", self.channel.name, error)
+            self.transport.abort()
+
+    def _introduce(self, identity: bytes) -> None:
+        self.identity = identity or b"\0" + uuid.uuid4().bytes
+        # The newest of a name wins, as with ROUTER_HANDOVER: a page that reconnects is back before its old
+        # socket is gone.
+        self.channel.by_identity[self.identity] = self
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        channel = self.channel
+        channel.peers.discard(self)
+        if channel.by_identity.get(self.identity) is self:
+            del channel.by_identity[self.identity]
+        self._writable.set()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+        if self.lost:
+            lost, self.lost = self.lost, 0
+            front = self.channel.front
+            if self.topics:
+                text = f"this client did not read for {front.slow_client_timeout:g} s and has lost {lost} messages"
+                self.write(zmtp.encode(front.stream_message(text)))
+
+    def write(self, data: bytes) -> None:
+        """Write an encoded message, whatever waits before it.
+
+        Messages that come in one turn of the loop go out in one system call: each costs a fight for the GIL.
+        """
+        if not self._pending:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._pending.append(data)
+        self._pending_size += len(data)
+        if self._pending_size > FLUSH_SIZE:
+            self._flush()
+
+    def _flush(self) -> None:
+        pending, self._pending, self._pending_size = self._pending, [], 0
+        if pending:
+            self.transport.write(pending[0] if len(pending) == 1 else b"".join(pending))
+
+    async def deliver(self, data: bytes) -> None:
+        """Write, after waiting for a client that still reads; one that does not loses the message."""
+        if not self._writable.is_set() and not await self._wait():
+            if not self.lost:
+                self.channel.front.log.warning(
+                    "front: a client of %s has not read for %g s; it loses messages until it reads on",
+                    self.channel.name,
+                    self.channel.front.slow_client_timeout,
+                )
+            self.lost += 1
+            return
+        self.write(data)
+
+    async def _wait(self) -> bool:
+        if self.lost:
+            return False
+        while True:
+            size = self.transport.get_write_buffer_size()
+            try:
+                await asyncio.wait_for(self._writable.wait(), self.channel.front.slow_client_timeout)
+                return True
+            except asyncio.TimeoutError:
+                pass
+            if self.transport.get_write_buffer_size() >= size:
+                return False

@@ -1,0 +1,466 @@
+"""Runs code in kernels that persist: a sandbox's own contexts, or the kernel of an open notebook.
+
+A *context* is a named kernel in a sandbox, started at first use, with a front of its own, so that any Jupyter client
+can be attached to it as well. In the sandbox of a notebook's kernel, that kernel is the context ``default``: a person
+and an agent share its variables. Which sandboxes a caller may use at all is decided above, by whoever calls.
+
+:mod:`~jupyter_agentbox.kernelclient` runs the code, :mod:`~jupyter_agentbox.outputs` says what came of it. (It is not
+called ``code``, as that is what everything here takes as an argument, and a module of the standard library.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from .driver import Kernel
+from .errors import Conflict, InvalidRequest, LinkClosed, NotFound, SandboxEnded, TooLarge
+from .front import Front
+from .kernelclient import END_GRACE, Feed, KernelClient
+from .link import LinkThread
+from .outputs import CodeResult, DoneEvent, Event, OutputLimits
+from .sandbox import Sandbox
+from .slot import KernelSlot
+from .spec import MIB, WORKSPACE, End, format_size
+
+DEFAULT = "default"
+#: Most contexts of one sandbox, a notebook's kernel not counted.
+MAX_CONTEXTS = 16
+#: Most bytes of code in one run.
+MAX_CODE = 4 * MIB
+#: Seconds that a signal may wait for a guest that does not read, and that a killed kernel has to be gone.
+SIGNAL_TIMEOUT = 5.0
+LANGUAGES = ("python",)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+#: Where code runs: a sandbox, or an open notebook's kernel (:meth:`Runner.notebook`), which outlives its sandboxes.
+Place = Sandbox | KernelSlot
+
+
+class ContextInfo(msgspec.Struct, frozen=True):
+    """A context as others see it.
+
+    Parameters
+    ----------
+    name : str
+    language : str
+    state : str
+        ``starting``, ``idle``, ``busy`` or ``dead``; the next run in a dead one starts a new kernel.
+    epoch : int
+        Counts its kernels.
+    is_notebook : bool
+        It is the kernel of an open notebook.
+    end : End or None
+        How a dead one ended.
+    """
+
+    name: str
+    language: str
+    state: Literal["starting", "idle", "busy", "dead"]
+    epoch: int
+    is_notebook: bool = False
+    end: End | None = None
+
+
+class _Context:
+    """A kernel of our own in a sandbox, and its front, which stays when the kernel is replaced."""
+
+    def __init__(self, sandbox: Sandbox, name: str, language: str) -> None:
+        self.name = name
+        self.language = language
+        self.front: Front | None = None
+        self._sandbox = sandbox
+        self._key = secrets.token_hex(16)
+        self._kernel: Kernel | None = None
+        self._lock = asyncio.Lock()
+
+    async def ready(self) -> KernelClient:
+        """Return the client of its kernel, after starting one if there is none."""
+        async with self._lock:
+            if self._sandbox.end is not None:
+                raise SandboxEnded(self._sandbox.end)
+            if self.front is None or self.front.end is not None or self._kernel is None:
+                await self._start()
+            assert self.front is not None
+            return KernelClient.of(self.front, self.signal, self.name)
+
+    async def _start(self) -> None:
+        self._forget_kernel()
+        front = self.front = self.front or await Front.open(key=self._key.encode())
+        front.restarting()
+        spec = self._sandbox.spec
+        # As with the kernelspec: the server's own Python, or an image's.
+        python = sys.executable if spec.root is None else "python3"
+        kernel = self._kernel = await self._sandbox.start_kernel(
+            [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            spec.env,
+            WORKSPACE,
+            key=self._key,
+            signature_scheme="hmac-sha256",
+        )
+        front.attach(kernel)
+
+    def _forget_kernel(self) -> None:
+        if self._kernel is not None:
+            self._kernel.close()
+            self._sandbox.kernels.pop(self._kernel.name, None)
+            self._kernel = None
+
+    async def signal(self, number: int) -> None:
+        """Signal the kernel and its children, if there is one."""
+        if self._kernel is not None:
+            with suppress(LinkClosed, asyncio.TimeoutError):
+                await asyncio.wait_for(self._kernel.signal(number), SIGNAL_TIMEOUT)
+
+    async def kill(self) -> None:
+        """End its kernel; the context is dead then."""
+        async with self._lock:
+            kernel = self._kernel
+            if kernel is None or self.front is None:
+                return
+            if kernel.end is None:
+                gone = asyncio.Event()
+                kernel.add_end_callback(gone.set)
+                self.front.is_end_expected = True
+                await self.signal(signal.SIGKILL)
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(gone.wait(), SIGNAL_TIMEOUT)
+
+    def ended(self, end: End) -> None:
+        """The sandbox has ended; the kernel's own watcher would notice a moment later."""
+        if self._kernel is not None:
+            self._kernel.ended(end)
+
+    def close(self) -> None:
+        """Give back what it holds."""
+        self._forget_kernel()
+        if self.front is not None:
+            self.front.close()
+
+    def connection_info(self) -> dict[str, Any]:
+        """What a Jupyter client needs to attach, the key included."""
+        assert self.front is not None
+        return {**self.front.connection_info, "key": self._key, "signature_scheme": "hmac-sha256"}
+
+    def info(self) -> ContextInfo:
+        return _describe(self.name, self.language, self.front)
+
+
+class Runner:
+    """Code in the kernels of this process's sandboxes. Its coroutines may be awaited on any event loop.
+
+    Parameters
+    ----------
+    max_contexts : int
+        Most contexts of one sandbox.
+    """
+
+    _shared: ClassVar[Runner | None] = None
+
+    def __init__(self, max_contexts: int = MAX_CONTEXTS) -> None:
+        self.max_contexts = max_contexts
+        self._contexts: dict[Sandbox, dict[str, _Context]] = {}
+        self._thread = LinkThread.instance()
+
+    @classmethod
+    def shared(cls) -> Runner:
+        """The one of this process, so that REST and MCP see the same contexts."""
+        if cls._shared is None or cls._shared._thread is not LinkThread.instance():
+            cls._shared = cls()
+        return cls._shared
+
+    def notebook(self, kernel_id: str) -> KernelSlot:
+        """Find an open notebook's kernel.
+
+        Raises
+        ------
+        NotFound
+            This server runs none of that id in a sandbox.
+        """
+        slot = KernelSlot.find(kernel_id=kernel_id)
+        if slot is None:
+            raise NotFound(f"no kernel {kernel_id!r} runs in a sandbox here", field="kernel_id")
+        return slot
+
+    # -- running -----------------------------------------------------------------------------
+
+    async def run(
+        self,
+        place: Place,
+        code: str,
+        *,
+        context: str = DEFAULT,
+        language: str | None = None,
+        timeout: float | None = 60.0,
+        limits: OutputLimits | None = None,
+        keep_running: bool = False,
+    ) -> CodeResult:
+        """Run code and wait for what comes of it.
+
+        Parameters
+        ----------
+        place : Sandbox or KernelSlot
+        code : str
+        context : str
+            Which kernel; one that is not there yet is started.
+        language : str, optional
+            Must be the context's, if given.
+        timeout : float or None
+            Seconds until it is interrupted; waiting for other code in the same kernel counts, starting the kernel
+            does not.
+        limits : OutputLimits, optional
+            How much output is kept.
+        keep_running : bool
+            Let it run on when the caller is cancelled, instead of interrupting it.
+
+        Raises
+        ------
+        InvalidRequest, TooLarge
+            A value is wrong.
+        SandboxEnded, LinkClosed, RuntimeFailed
+            No kernel can be had. The end of one under the code is told by the result.
+        """
+        self._check(code, timeout, limits)
+        return await self._thread.run(
+            self._run(place, code, context, language, timeout, limits or OutputLimits(), keep_running)
+        )
+
+    async def stream(
+        self,
+        place: Place,
+        code: str,
+        *,
+        context: str = DEFAULT,
+        language: str | None = None,
+        timeout: float | None = 60.0,
+        limits: OutputLimits | None = None,
+        keep_running: bool = False,
+    ) -> AsyncIterator[Event]:
+        """Run code and yield events as they come, a :class:`~jupyter_agentbox.outputs.DoneEvent` last.
+
+        Parameters and errors are those of :meth:`run`. To close the iterator early is to go away.
+        """
+        self._check(code, timeout, limits)
+        feed = Feed()
+        task = asyncio.ensure_future(
+            self._thread.run(
+                self._run(place, code, context, language, timeout, limits or OutputLimits(), keep_running, feed)
+            )
+        )
+        try:
+            while events := await self._thread.run(feed.read()):
+                for event in events:
+                    yield event
+            yield DoneEvent(await task)
+        finally:
+            task.cancel()
+
+    async def _run(
+        self,
+        place: Place,
+        code: str,
+        context: str,
+        language: str | None,
+        timeout: float | None,
+        limits: OutputLimits,
+        keep_running: bool,
+        feed: Feed | None = None,
+    ) -> CodeResult:
+        try:
+            client = await self._client(place, context, language)
+            return await client.run(
+                code,
+                timeout=timeout,
+                limits=limits,
+                emit=feed.put if feed is not None else None,
+                keep_running=keep_running,
+            )
+        finally:
+            if feed is not None:
+                feed.close()
+
+    def _check(self, code: str, timeout: float | None, limits: OutputLimits | None) -> None:
+        size = len(code.encode("utf-8", "replace"))
+        if size > MAX_CODE:
+            raise TooLarge(
+                f"code of {format_size(size)} is more than the {format_size(MAX_CODE)} of one run", field="code"
+            )
+        if timeout is not None and not 0 < timeout < float("inf"):
+            raise InvalidRequest("timeout must be a number of seconds above 0, or null for none", field="timeout")
+        try:
+            msgspec.convert(limits and msgspec.to_builtins(limits), OutputLimits | None)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"limits: {error}", field="limits") from None
+
+    async def interrupt(self, place: Place, context: str = DEFAULT) -> None:
+        """Interrupt what the context runs, whoever sent it. Raises NotFound."""
+        await self._thread.run(self._interrupt(place, context))
+
+    async def _interrupt(self, place: Place, name: str) -> None:
+        slot = _slot_of(place)
+        if slot is not None and name == DEFAULT:
+            await slot.signal(signal.SIGINT)
+        else:
+            context = self._find(place, name)
+            if context.front is not None and context.front.is_heard:  # before, it would kill the kernel
+                await context.signal(signal.SIGINT)
+
+    # -- contexts ----------------------------------------------------------------------------
+
+    async def contexts(self, place: Place) -> list[ContextInfo]:
+        """List the contexts, the notebook's kernel first."""
+        return await self._thread.run(self._list(place))
+
+    async def _list(self, place: Place) -> list[ContextInfo]:
+        slot = _slot_of(place)
+        found = [] if slot is None else [_describe(DEFAULT, "python", slot.front, is_notebook=True)]
+        return found + [context.info() for context in self._contexts.get(_sandbox_of(place), {}).values()]
+
+    async def create_context(self, place: Place, name: str = DEFAULT, language: str | None = None) -> ContextInfo:
+        """Start a context's kernel, so that the first run need not wait for it; one that is there stays as it is.
+
+        Raises
+        ------
+        InvalidRequest, TooLarge
+            The name is none, the language is unknown, there are too many.
+        SandboxEnded, LinkClosed
+        """
+        return await self._thread.run(self._create(place, name, language))
+
+    async def _create(self, place: Place, name: str, language: str | None) -> ContextInfo:
+        await self._client(place, name, language)
+        return next(info for info in await self._list(place) if info.name == name)
+
+    async def delete_context(self, place: Place, name: str) -> None:
+        """Kill a context's kernel and forget the context. Raises NotFound, Conflict."""
+        await self._thread.run(self._delete(place, name))
+
+    async def _delete(self, place: Place, name: str) -> None:
+        context = self._find(place, name)
+        await context.kill()
+        self._contexts.get(_sandbox_of(place), {}).pop(name, None)
+        context.close()
+
+    async def restart_context(self, place: Place, name: str = DEFAULT) -> ContextInfo:
+        """Give a context a new kernel. Addresses stay, variables go. Raises NotFound, Conflict."""
+        return await self._thread.run(self._restart(place, name))
+
+    async def _restart(self, place: Place, name: str) -> ContextInfo:
+        context = self._find(place, name)
+        await context.kill()
+        await context.ready()
+        return context.info()
+
+    async def connection_info(self, place: Place, context: str = DEFAULT) -> dict[str, Any]:
+        """What a Jupyter client on this machine needs to attach to a context; it holds the key. Raises NotFound."""
+
+        async def get() -> dict[str, Any]:
+            return self._find(place, context).connection_info()
+
+        return await self._thread.run(get())
+
+    def _find(self, place: Place, name: str) -> _Context:
+        context = self._contexts.get(_sandbox_of(place), {}).get(name)
+        if context is None and name == DEFAULT and _slot_of(place) is not None:
+            raise Conflict("this context is a notebook's kernel: Jupyter starts, restarts and ends it", field="context")
+        if context is None:
+            raise NotFound(f"there is no context {name!r}", field="context")
+        return context
+
+    async def _client(self, place: Place, name: str, language: str | None) -> KernelClient:
+        if not _NAME.fullmatch(name):
+            raise InvalidRequest(
+                "a context's name has up to 64 letters, digits and any of '_.-', and begins with a letter or digit",
+                field="context",
+            )
+        if language is not None and language not in LANGUAGES:
+            raise InvalidRequest(
+                f"there is no kernel for {language!r:.60} here; languages are {', '.join(LANGUAGES)}", field="language"
+            )
+        slot = _slot_of(place)
+        if slot is not None and name == DEFAULT:
+            if slot.front is None:
+                raise NotFound("the notebook's kernel was shut down", field="kernel_id")
+            return KernelClient.of(slot.front, slot.signal, name)
+        sandbox = _sandbox_of(place)
+        if sandbox.end is not None:
+            raise SandboxEnded(sandbox.end)
+        contexts = self._of(sandbox)
+        context = contexts.get(name)
+        if context is None:
+            if len(contexts) >= self.max_contexts:
+                raise TooLarge(f"a sandbox has {self.max_contexts} contexts at most; delete one", field="context")
+            context = contexts[name] = _Context(sandbox, name, language or LANGUAGES[0])
+        # The start is everybody's who waits for it: one caller that goes away does not end it.
+        return await asyncio.shield(self._ready(contexts, context))
+
+    async def _ready(self, contexts: dict[str, _Context], context: _Context) -> KernelClient:
+        try:
+            return await context.ready()
+        except BaseException:
+            if context.front is None or not context.front.is_attached:
+                if contexts.get(context.name) is context:
+                    del contexts[context.name]
+                context.close()
+            raise
+
+    def _of(self, sandbox: Sandbox) -> dict[str, _Context]:
+        """The contexts of a sandbox, for its life."""
+        contexts = self._contexts.get(sandbox)
+        if contexts is None:
+            contexts = self._contexts[sandbox] = {}
+            earlier = sandbox.gate.on_refusal
+
+            def on_refusal(host: str, port: int, sentence: str) -> None:
+                if earlier is not None:
+                    earlier(host, port, sentence)
+                # Which kernel asked is not known; those in which nothing runs show nothing.
+                for context in contexts.values():
+                    if context.front is not None:
+                        context.front.refusal(host, port, sentence)
+
+            sandbox.gate.on_refusal = on_refusal
+            self._thread.spawn(self._clear_up(sandbox))
+        return contexts
+
+    async def _clear_up(self, sandbox: Sandbox) -> None:
+        end = await sandbox.wait_ended()
+        contexts = self._contexts.pop(sandbox, {})
+        # Who waits for an answer hears of the end first, and of why.
+        for context in contexts.values():
+            context.ended(end)
+        await asyncio.sleep(END_GRACE)
+        for context in contexts.values():
+            context.close()
+
+
+def _slot_of(place: Place) -> KernelSlot | None:
+    return place if isinstance(place, KernelSlot) else KernelSlot.find(sandbox_id=place.id)
+
+
+def _sandbox_of(place: Place) -> Sandbox:
+    if isinstance(place, Sandbox):
+        return place
+    if place.sandbox is None:
+        raise NotFound("the notebook's kernel was shut down", field="kernel_id")
+    return place.sandbox
+
+
+def _describe(name: str, language: str, front: Front | None, is_notebook: bool = False) -> ContextInfo:
+    end = front.end if front is not None else None
+    state: Literal["starting", "idle", "busy", "dead"]
+    if end is not None:
+        state = "dead"
+    elif front is None or not front.is_attached or not front.is_heard:
+        state = "starting"
+    else:
+        state = "busy" if front.cell.is_busy else "idle"
+    return ContextInfo(name, language, state, front.epoch if front is not None else 0, is_notebook, end)
