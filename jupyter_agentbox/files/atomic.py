@@ -1,0 +1,272 @@
+"""New files that appear whole or not at all, and the copying of bytes into them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+
+from jupyter_agentbox.errors import Conflict, TooLarge
+
+from .paths import show
+from .tree import KIND_NAMES, libc, spoken
+from .values import kind_of
+
+CHUNK = 1024 * 1024
+_NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL, errno.ENOSYS)
+_NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM)
+
+
+class Room:
+    """Bytes that may still be written; shared by the files of one operation.
+
+    Parameters
+    ----------
+    left : int, optional
+        Bytes; None for any number.
+    reason : str
+        What a refusal says behind the path.
+    setting : str, optional
+        The setting it names.
+    """
+
+    def __init__(self, left: int | None = None, reason: str = "", setting: str | None = None) -> None:
+        self.left, self.reason, self.setting = left, reason, setting
+
+    def take(self, size: int, path: str) -> None:
+        """Account for `size` bytes that are about to be written to `path`.
+
+        Raises
+        ------
+        TooLarge
+            There is no room for them.
+        """
+        if self.left is not None:
+            self.check(size, path)
+            self.left -= size
+
+    def check(self, size: int, path: str) -> None:
+        """Refuse `size` bytes for which there is no room."""
+        if self.left is not None and size > self.left:
+            raise TooLarge(f"{show(path)} can't be written: {self.reason}", field="path", setting=self.setting)
+
+
+class NewFile:
+    """A file without a name, in the directory where it will get one.
+
+    Where the file system knows no nameless files it has a name that begins with ``.agentbox-`` until then.
+
+    Parameters
+    ----------
+    directory : int
+        Descriptor of the directory; belongs to this object from now on.
+    name : str
+        The name to take at :meth:`commit`.
+    path : str
+        Its path in written form, for sentences.
+    room : Room, optional
+        Bytes that may be written.
+
+    Attributes
+    ----------
+    size, cost : int
+        Bytes of the file, and bytes of it that are no holes.
+    """
+
+    def __init__(self, directory: int, name: str, path: str, room: Room | None = None) -> None:
+        self.directory, self.name, self.path = directory, name, path
+        self.room = room or Room()
+        self.size = self.cost = 0
+        self._temporary: str | None = None
+        self.fd = -1
+        with spoken(path):
+            self.fd = self._open()
+
+    def __del__(self) -> None:
+        self.discard()
+
+    def _open(self) -> int:
+        try:
+            flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
+            return os.open(".", flags, 0o666, dir_fd=self.directory)
+        except OSError as error:
+            if error.errno not in _NO_TMPFILE:
+                raise
+        name = make_name()
+        fd = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666, dir_fd=self.directory)
+        self._temporary = name
+        return fd
+
+    def take_room(self, size: int) -> None:
+        """Account for bytes that are about to be written."""
+        self.room.take(size, self.path)
+        self.cost += size
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append `data`."""
+        self.take_room(len(data))
+        view = memoryview(data)
+        with spoken(self.path):
+            while view:
+                view = view[os.write(self.fd, view) :]
+        self.size += len(data)
+
+    def commit(
+        self, *, mode: int | None = None, overwrite: bool = True, expect: os.stat_result | None = None
+    ) -> os.stat_result:
+        """Give the file its name, in one step, in place of a regular file if there is one.
+
+        Parameters
+        ----------
+        mode : int, optional
+            Permission bits; else those of the file it replaces, else by umask. Never set-user-id and the like.
+        overwrite : bool
+            Whether it may replace a file.
+        expect : os.stat_result, optional
+            The file that it must replace, unchanged.
+
+        Raises
+        ------
+        Conflict
+            There is something that may not be replaced, or that is not the expected.
+        """
+        try:
+            with spoken(self.path):
+                old = look(self.directory, self.name)
+                check_replaceable(old, self.path, overwrite)
+                if expect is not None and (old is None or not is_same(old, expect)):
+                    raise Conflict(f"{show(self.path)} was changed meanwhile; read it again", field="path")
+                if mode is None and old is not None:
+                    mode = old.st_mode
+                if mode is not None:
+                    os.fchmod(self.fd, mode & 0o777)
+                status = os.fstat(self.fd)
+                if self._temporary is None and old is None:
+                    with suppress(FileExistsError):
+                        self._link(self.name)
+                        return status
+                    if not overwrite:
+                        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+                if self._temporary is None:
+                    name = make_name()
+                    self._link(name)
+                    self._temporary = name
+                source = self._temporary
+                if overwrite:
+                    os.replace(source, self.name, src_dir_fd=self.directory, dst_dir_fd=self.directory)
+                else:
+                    libc.rename_new(self.directory, source, self.directory, self.name)
+                self._temporary = None
+                return status
+        finally:
+            self.discard()
+
+    def _link(self, name: str) -> None:
+        os.link(f"/proc/self/fd/{self.fd}", name, dst_dir_fd=self.directory, follow_symlinks=True)
+
+    def discard(self) -> None:
+        """Let it go. Idempotent; leaves alone what was committed."""
+        temporary, self._temporary = self._temporary, None
+        if temporary is not None:
+            with suppress(OSError):
+                os.unlink(temporary, dir_fd=self.directory)
+        for fd in (self.fd, self.directory):
+            if fd >= 0:
+                os.close(fd)
+        self.fd = self.directory = -1
+
+
+def make_name() -> str:
+    """Return a name that nothing has."""
+    return f".agentbox-{secrets.token_hex(8)}"
+
+
+def look(directory: int, name: str) -> os.stat_result | None:
+    """Stat an entry itself, or return None."""
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def is_same(one: os.stat_result, other: os.stat_result) -> bool:
+    """Whether two looks saw the same file with the same content."""
+    return (one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) == (
+        other.st_dev,
+        other.st_ino,
+        other.st_size,
+        other.st_mtime_ns,
+    )
+
+
+def check_replaceable(status: os.stat_result | None, path: str, overwrite: bool = True) -> None:
+    """Refuse to put a file in the place of anything but a regular file, or of one if `overwrite` is false."""
+    if status is None:
+        return
+    kind = kind_of(status.st_mode)
+    if kind != "file":
+        also = "; links are never written through, delete it first" if kind == "link" else ""
+        raise Conflict(f"{show(path)} is {KIND_NAMES[kind]}, no regular file{also}", field="path")
+    if not overwrite:
+        raise Conflict(f"{show(path)} exists already", field="path")
+
+
+def copy_data(source: int, target: NewFile, check: Callable[[], None] = lambda: None) -> None:
+    """Copy what a regular file holds now. Holes stay holes, so that a sparse file costs what it holds.
+
+    Parameters
+    ----------
+    source : int
+        Descriptor open for reading.
+    target : NewFile
+        Empty yet.
+    check : callable
+        Called between chunks; raises to stop.
+    """
+    size = os.fstat(source).st_size
+    start = 0
+    with spoken(target.path):
+        while start < size:
+            check()
+            try:
+                start = os.lseek(source, start, os.SEEK_DATA)
+                end = min(size, os.lseek(source, start, os.SEEK_HOLE))
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    break  # only a hole is left
+                if error.errno != errno.EINVAL:
+                    raise
+                end = size
+            target.take_room(max(0, end - start))
+            while start < end:
+                check()
+                count = _copy_range(source, target.fd, min(8 * CHUNK, end - start), start)
+                if not count:
+                    size = end = start  # it shrank
+                start += count
+        os.ftruncate(target.fd, size)
+    target.size = size
+
+
+def _copy_range(source: int, target: int, count: int, offset: int) -> int:
+    try:
+        copied = os.copy_file_range(source, target, count, offset, offset)
+        if copied:
+            return copied
+    except OSError as error:
+        if error.errno not in _NO_COPY:
+            raise
+    data = os.pread(source, min(count, CHUNK), offset)
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(target, view, offset + len(data) - len(view))
+        view = view[written:]
+    return len(data)
+
+
+def permissions(status: os.stat_result) -> int:
+    """Return the permission bits that a copy takes over: never set-user-id and the like."""
+    return stat.S_IMODE(status.st_mode) & 0o777

@@ -1,0 +1,410 @@
+"""Folder: every operation on what lies beneath one directory that a sandbox writes."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+from pathlib import Path
+
+from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound, TooLarge
+
+from . import archives, trees
+from .atomic import NewFile, Room, check_replaceable, copy_data, look, permissions
+from .paths import Parts, show, write_path
+from .transfer import Upload, check_announced
+from .tree import Budget, Tree, closing, libc, open_found, spoken
+from .values import Copied, Edited, Entry, Used, make_entry
+from .view import MAX_DOWNLOAD, MAX_READ, MAX_TREE, FolderView, read_at
+
+#: Entries of a tree that is deleted.
+MAX_DELETE = 2_000_000
+_USED_INTERVAL = 2.0
+
+
+class Folder(FolderView):
+    """The files beneath one directory, to look at, read and change.
+
+    Parameters
+    ----------
+    root, hidden, mount
+        See :class:`~jupyter_agentbox.files.view.FolderView`.
+    quota : int, optional
+        Bytes on disk that writes through this object may fill the folder to.
+    quota_setting : str
+        The setting that a refusal over the quota names.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        hidden: tuple[str, ...] = (),
+        quota: int | None = None,
+        *,
+        mount: str = "/workspace",
+        quota_setting: str = "Policy.max_disk",
+    ) -> None:
+        super().__init__(root, hidden, mount=mount)
+        self.quota, self._quota_setting = quota, quota_setting
+        self._used = Used(0)
+        self._used_until = 0.0
+        self._used_lock = threading.Lock()
+
+    def used(self, *, timeout: float = 10.0) -> Used:
+        """Return how much the folder holds on disk, hidden entries included, looking no further than the quota needs.
+
+        Blocks are counted, so holes of sparse files do not count, and files with many names once. Each name counts as
+        4 KiB at least, so that a flood of empty files ends the count, too.
+        """
+        budget = Budget(20_000_000 if self.quota is None else self.quota // 4096 + 1, timeout)
+        total, seen = 0, set()
+        beneath = Tree(os.dup(self._tree.fd))
+        try:
+            for found in beneath.walk((), budget):
+                status, size = found.status, 4096
+                identity = (status.st_dev, status.st_ino)
+                if status.st_nlink == 1 or stat.S_ISDIR(status.st_mode) or identity not in seen:
+                    size = max(size, status.st_blocks * 512)
+                    if status.st_nlink > 1:
+                        seen.add(identity)
+                total += size
+                if self.quota is not None and total > self.quota:
+                    return Used(total, False)
+        finally:
+            beneath.close()
+        if self.quota is not None and budget.left < 0:
+            total = max(total, self.quota + 1)
+        return Used(total, budget.reason is None)
+
+    def write(
+        self, path: str, data: bytes, *, parents: bool = False, overwrite: bool = True, mode: int | None = None
+    ) -> Entry:
+        """Write a whole file, which appears in one step; a file that was there keeps its permission bits.
+
+        Parameters
+        ----------
+        path : str
+            The file; no link is followed.
+        data : bytes
+            All its content.
+        parents : bool
+            Make missing directories.
+        overwrite : bool
+            Whether it may be there already.
+        mode : int, optional
+            Permission bits to give it.
+        """
+        with self.upload(path, len(data), parents=parents, overwrite=overwrite, mode=mode) as upload:
+            upload.write(data)
+            return upload.finish()
+
+    def append(self, path: str, data: bytes, *, parents: bool = False) -> Entry:
+        """Add to the end of a file, or make it.
+
+        A file with several names is refused, as all of them would change.
+        """
+        parts = self._parse(path)
+        with closing(self._tree.open_parent(parts, make=parents)) as directory, spoken(write_path(parts)):
+            status = look(directory, parts[-1])
+            if status is None:
+                return self.write(path, data, overwrite=False)
+            check_replaceable(status, write_path(parts))
+            flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+            with closing(os.open(parts[-1], flags, dir_fd=directory)) as found:
+                status = os.fstat(found)
+                check_replaceable(status, write_path(parts))
+                if status.st_nlink > 1:
+                    raise Conflict(f"{show(write_path(parts))} has other names, too (hard links); write it whole")
+                self._room().take(len(data), write_path(parts))
+                flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+                with closing(os.open(f"/proc/self/fd/{found}", flags)) as fd:
+                    view = memoryview(data)
+                    while view:
+                        view = view[os.write(fd, view) :]
+                    self._add_used(len(data))
+                    return make_entry(write_path(parts), os.fstat(fd))
+
+    def upload(
+        self,
+        path: str,
+        size: int | None = None,
+        sha256: str | None = None,
+        *,
+        parents: bool = False,
+        overwrite: bool = True,
+        mode: int | None = None,
+        max_size: int | None = None,
+    ) -> Upload[Entry]:
+        """Begin to write a file of any size; see :class:`~jupyter_agentbox.files.transfer.Upload`."""
+        parts = self._parse(path)
+
+        def deliver(file: NewFile, digest: str) -> Entry:
+            status = file.commit(mode=mode, overwrite=overwrite)
+            self._add_used(file.cost)
+            return make_entry(write_path(parts), status)
+
+        if mode is not None and not 0 <= mode <= 0o777:
+            raise InvalidRequest("the mode must be permission bits, 0 to 0o777", field="mode")
+        file = self._new_file(parts, self._announce(parts, size, sha256, max_size), make=parents)
+        try:
+            with spoken(write_path(parts)):
+                check_replaceable(look(file.directory, parts[-1]), write_path(parts), overwrite)
+        except BaseException:
+            file.discard()
+            raise
+        return Upload(file, size, sha256, deliver)
+
+    def edit(self, path: str, old: str, new: str, *, count: int | None = 1) -> Edited:
+        """Replace a text in a file.
+
+        Parameters
+        ----------
+        path : str
+            The file; no link is followed.
+        old : str
+            The text as it stands there, newlines and all.
+        new : str
+            What to put in its place.
+        count : int, optional
+            How often `old` must be there; None for any number but 0. All of them are replaced.
+        """
+        if not old:
+            raise InvalidRequest("the text to replace must not be empty", field="old")
+        if count is not None and count < 1:
+            raise InvalidRequest("the count must be 1 or more", field="count")
+        parts = self._parse(path)
+        name, before, after = show(write_path(parts)), _encode(old, "old"), _encode(new, "new")
+        with closing(self._tree.open_file(parts, follow=False)) as fd, spoken(write_path(parts)):
+            status = os.fstat(fd)
+            if status.st_size > MAX_READ:
+                raise TooLarge(f"{name} has more than the {MAX_READ} bytes that can be edited", field="path")
+            data = read_at(fd, 0, status.st_size)
+        times = data.count(before)
+        if not times:
+            raise Conflict(f"the text is not in {name}", field="old")
+        if count is not None and times != count:
+            wanted = "once" if count == 1 else f"{count} times"
+            raise Conflict(
+                f"the text is in {name} {times} times, not {wanted}; give more of what is around it, or the count",
+                field="old",
+            )
+        if len(data) + times * (len(after) - len(before)) > MAX_READ:
+            raise TooLarge(f"{name} would have more than the {MAX_READ} bytes that can be edited", field="new")
+        file = self._new_file(parts, self._room())
+        try:
+            file.write(data.replace(before, after))
+            return Edited(make_entry(write_path(parts), file.commit(expect=status)), times)
+        finally:
+            file.discard()
+
+    def mkdir(self, path: str, *, parents: bool = False, exist_ok: bool = False) -> Entry:
+        """Make a directory, with missing ones above it if `parents`."""
+        parts = self._parse(path)
+        with closing(self._tree.open_parent(parts, make=parents)) as directory, spoken(write_path(parts)):
+            try:
+                os.mkdir(parts[-1], dir_fd=directory)
+            except FileExistsError:
+                there = look(directory, parts[-1])
+                if not exist_ok or there is None or not stat.S_ISDIR(there.st_mode):
+                    raise
+            return make_entry(write_path(parts), os.stat(parts[-1], dir_fd=directory, follow_symlinks=False))
+
+    def move(self, source: str, target: str, *, parents: bool = False, overwrite: bool = False) -> Entry:
+        """Give an entry of any kind another path; `overwrite` lets it replace a file, or an empty directory."""
+        old, new = self._parse(source, "source"), self._parse(target, "target")
+        with (
+            closing(self._tree.open_parent(old)) as from_dir,
+            closing(self._tree.open_parent(new, make=parents)) as to_dir,
+        ):
+            with spoken(write_path(old)):
+                os.stat(old[-1], dir_fd=from_dir, follow_symlinks=False)
+            if new[: len(old)] == old and new != old:
+                raise InvalidRequest("a directory can't be moved into itself", field="target")
+            with spoken(write_path(new)):
+                if overwrite:
+                    os.replace(old[-1], new[-1], src_dir_fd=from_dir, dst_dir_fd=to_dir)
+                else:
+                    libc.rename_new(from_dir, old[-1], to_dir, new[-1])
+                return make_entry(write_path(new), os.stat(new[-1], dir_fd=to_dir, follow_symlinks=False))
+
+    def copy(
+        self,
+        source: str,
+        target: str,
+        *,
+        view: FolderView | None = None,
+        recursive: bool = False,
+        parents: bool = False,
+        overwrite: bool = False,
+        max_entries: int = MAX_TREE,
+        timeout: float = 300.0,
+    ) -> Copied:
+        """Copy a file, or a tree, from here or from another folder.
+
+        Parameters
+        ----------
+        source : str
+            A file or directory; a link that stays inside is followed. Links in a tree are copied as links if they lead
+            to somewhere in that tree; others, and what is neither file nor directory, are left out, and said.
+        target : str
+            The copy's own path, here.
+        view : FolderView, optional
+            The folder that `source` is in, such as another sandbox's; this one by default.
+        recursive : bool
+            Whether `source` may be a directory.
+        parents : bool
+            Make missing directories above.
+        overwrite : bool
+            Replace files that are there, and copy into directories that are there.
+        max_entries : int
+            Entries of a tree.
+        timeout : float
+            Seconds after which it stops; what was copied stays.
+        """
+        origin = view or self
+        old, new = origin._parse(source, "source"), self._parse(target, "target")
+        budget = Budget(max_entries, timeout)
+        with closing(origin._tree.open(old, follow=True)) as fd:
+            if stat.S_ISDIR(os.fstat(fd).st_mode):
+                if not recursive:
+                    raise Conflict(f"{show(write_path(old))} is a directory; say recursive to copy it", field="source")
+                tree = Tree(os.dup(fd), origin._tree.hidden)
+                try:
+                    return self._copy_tree(tree, new, budget, parents=parents, overwrite=overwrite)
+                finally:
+                    tree.close()
+                    self._used_until = 0.0
+            with closing(open_found(fd, write_path(old))) as file:
+                new_file = self._new_file(new, self._room(), make=parents)
+                try:
+                    copy_data(file, new_file, budget.require)
+                    new_file.commit(mode=permissions(os.fstat(file)), overwrite=overwrite)
+                finally:
+                    new_file.discard()
+        self._add_used(new_file.cost)
+        return Copied(1, new_file.size)
+
+    def _copy_tree(self, source: Tree, new: Parts, budget: Budget, *, parents: bool, overwrite: bool) -> Copied:
+        with closing(self._tree.open_parent(new, make=parents)) as directory, spoken(write_path(new)):
+            there = look(directory, new[-1])
+            if there is not None and not (overwrite and stat.S_ISDIR(there.st_mode)):
+                raise Conflict(f"{show(write_path(new))} exists already", field="target")
+        # Listed in full before the first is made, so that a copy into itself ends.
+        plan = trees.make_plan(source, budget)
+        with closing(self._tree.make_directories(new)) as top:
+            tree = Tree(os.dup(top), self._tree.hidden)
+        with trees.Builder(tree, new, self._room(), overwrite) as builder:
+            return trees.copy_tree(source, plan, builder, budget)
+
+    def delete(self, path: str, *, recursive: bool = False, missing_ok: bool = False, timeout: float = 300.0) -> int:
+        """Delete an entry of any kind; of a link, itself and not what it leads to.
+
+        A directory must be empty, unless `recursive`. One that holds hidden entries stays as it is.
+
+        Returns
+        -------
+        int
+            Entries deleted.
+        """
+        parts = self._parse(path)
+        budget = Budget(MAX_DELETE, timeout)
+        try:
+            with closing(self._tree.open_parent(parts)) as directory, spoken(write_path(parts)):
+                status = os.stat(parts[-1], dir_fd=directory, follow_symlinks=False)
+                if not stat.S_ISDIR(status.st_mode):
+                    os.unlink(parts[-1], dir_fd=directory)
+                    return 1
+                if not recursive:
+                    os.rmdir(parts[-1], dir_fd=directory)
+                    return 1
+                return trees.delete_tree(directory, parts[-1], write_path(parts), self._tree.hidden, budget)
+        except NotFound:
+            if missing_ok:
+                return 0
+            raise
+        finally:
+            self._used_until = 0.0
+
+    def unpack(
+        self,
+        path: str = ".",
+        size: int | None = None,
+        sha256: str | None = None,
+        *,
+        overwrite: bool = True,
+        max_size: int | None = None,
+        max_entries: int = MAX_TREE,
+        max_bytes: int = MAX_DOWNLOAD,
+        timeout: float = 300.0,
+    ) -> Upload[Copied]:
+        """Begin the upload of an archive (tar, tar.gz or zip) that is unpacked into a directory when it is finished.
+
+        The archive is read through before anything is made. Absolute names and ``..`` in it refuse it; links that
+        lead outside, special files and hidden names are left out, and said.
+
+        Parameters
+        ----------
+        path : str
+            The directory; made if it is missing.
+        size, sha256 : optional
+            What the archive's bytes must be.
+        overwrite : bool
+            Replace files that are there.
+        max_size : int, optional
+            Bytes of the archive.
+        max_entries, max_bytes : int
+            What it may unpack to.
+        timeout : float
+            Seconds after which it stops.
+        """
+        parts = self._parse(path)
+
+        def deliver(file: NewFile, digest: str) -> Copied:
+            tree = Tree(os.dup(file.directory), self._tree.hidden)
+            with trees.Builder(tree, parts, self._room(), overwrite) as builder, open(os.dup(file.fd), "rb") as archive:
+                try:
+                    return archives.unpack(archive, builder, Budget(max_entries, timeout), max_bytes, digest)
+                finally:
+                    self._used_until = 0.0
+
+        room = self._announce(parts, size, sha256, max_size)
+        file = NewFile(self._tree.make_directories(parts), "", write_path(parts), room)
+        return Upload(file, size, sha256, deliver)
+
+    def _announce(self, parts: Parts, size: int | None, sha256: str | None, max_size: int | None) -> Room:
+        """Judge what an upload says of itself; return the room that it has."""
+        check_announced(size, sha256)
+        room = self._room()
+        if max_size is not None and (room.left is None or max_size < room.left):
+            room = Room(max_size, f"one upload may have {max_size} bytes")
+        room.check(size or 0, write_path(parts))
+        return room
+
+    def _new_file(self, parts: Parts, room: Room, *, make: bool = False) -> NewFile:
+        return NewFile(self._tree.open_parent(parts, make=make), parts[-1], write_path(parts), room)
+
+    def _room(self) -> Room:
+        """Return what may still be written. The folder is measured now and then, writes are counted between."""
+        if self.quota is None:
+            return Room()
+        with self._used_lock:
+            if time.monotonic() >= self._used_until:
+                began = time.monotonic()
+                self._used = self.used()
+                # A large folder is not walked for every small write.
+                self._used_until = time.monotonic() + max(_USED_INTERVAL, 10 * (time.monotonic() - began))
+            left = max(0, self.quota - self._used.bytes)
+        reason = f"the folder may hold {self.quota} bytes ({self._quota_setting}); delete something"
+        return Room(left, reason, self._quota_setting)
+
+    def _add_used(self, size: int) -> None:
+        with self._used_lock:
+            self._used = Used(self._used.bytes + max(4096, size), self._used.is_exact)
+
+
+def _encode(text: str, field: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise InvalidRequest("the text holds a character that is no UTF-8", field=field) from None

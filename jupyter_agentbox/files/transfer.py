@@ -1,0 +1,168 @@
+"""Bytes of any size in and out, in chunks, with their size and SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from jupyter_agentbox.errors import Conflict, InvalidRequest
+
+from .atomic import CHUNK, NewFile
+from .paths import show
+from .tree import Held, spoken
+from .values import Entry
+
+Result = TypeVar("Result")
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+
+
+class Upload(Generic[Result]):
+    """A file on its way in. It appears at :meth:`finish`, whole and verified, or not at all.
+
+    As a context manager it is let go at the end unless it was finished, so that a client that hangs up leaves nothing.
+
+    Parameters
+    ----------
+    file : NewFile
+        Where the bytes go.
+    size : int, optional
+        Bytes that are to come.
+    sha256 : str, optional
+        Their SHA-256 in hexadecimal digits.
+    deliver : callable
+        Gets the verified file and its SHA-256, and makes it appear.
+    """
+
+    def __init__(
+        self, file: NewFile, size: int | None, sha256: str | None, deliver: Callable[[NewFile, str], Result]
+    ) -> None:
+        self._file, self._size, self._deliver = file, size, deliver
+        self._expected = sha256.lower() if sha256 else None
+        self._hash = hashlib.sha256()
+        # A client hangs up while a thread is at work for it: what is aborted must not be in use.
+        self._lock = threading.RLock()
+
+    @property
+    def size(self) -> int:
+        """Bytes that have come."""
+        return self._file.size
+
+    def write(self, data: bytes) -> None:
+        """Take the next bytes.
+
+        Raises
+        ------
+        InvalidRequest
+            They are more than was said.
+        TooLarge
+            They are over the quota or the limit.
+        """
+        with self._lock:
+            if self._size is not None and self.size + len(data) > self._size:
+                self.abort()
+                raise InvalidRequest(f"more than the {self._size} bytes that were announced came", field="size")
+            self._file.write(data)
+            self._hash.update(data)
+
+    def finish(self) -> Result:
+        """Verify what came and make it appear.
+
+        Raises
+        ------
+        InvalidRequest
+            Size or SHA-256 are not what was announced; nothing appears.
+        """
+        with self._lock:
+            try:
+                if self._size is not None and self.size != self._size:
+                    raise InvalidRequest(f"{self.size} bytes came, {self._size} were announced", field="size")
+                found = self._hash.hexdigest()
+                if self._expected is not None and found != self._expected:
+                    raise InvalidRequest(f"the SHA-256 of what came is {found}, not {self._expected}", field="sha256")
+                return self._deliver(self._file, found)
+            finally:
+                self.abort()
+
+    def abort(self) -> None:
+        """Let it go, once what another thread is doing with it is done. Idempotent; nothing after :meth:`finish`."""
+        with self._lock:
+            self._file.discard()
+
+    def __enter__(self) -> Upload[Result]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+
+def check_announced(size: int | None, sha256: str | None) -> None:
+    """Refuse what can't be a size or a SHA-256."""
+    if size is not None and size < 0:
+        raise InvalidRequest("the size must not be negative", field="size")
+    if sha256 is not None and not _SHA256.fullmatch(sha256):
+        raise InvalidRequest("the SHA-256 must be 64 hexadecimal digits", field="sha256")
+
+
+class Download(Held):
+    """A file, or a part of one, on its way out: an iterator of chunks, and a context manager.
+
+    Parameters
+    ----------
+    fd : int
+        The open file; belongs to this object.
+    entry : Entry
+        The file as it was when it was opened.
+    start, end : int
+        The part.
+
+    Attributes
+    ----------
+    size : int
+        Bytes that will come; fewer are an error in the iteration, and never more come.
+    """
+
+    def __init__(self, fd: int, entry: Entry, start: int, end: int) -> None:
+        self.fd, self.entry = fd, entry
+        self.start, self.size = start, end - start
+        self._sha256: str | None = None
+
+    def sha256(self) -> str:
+        """Return the SHA-256 of the part in hexadecimal digits.
+
+        Free after the iteration; before, the part is read once more for it.
+        """
+        if self._sha256 is None:
+            for _ in self:
+                pass
+        assert self._sha256 is not None
+        return self._sha256
+
+    def __iter__(self) -> Iterator[bytes]:
+        position, end, digest = self.start, self.start + self.size, hashlib.sha256()
+        while position < end:
+            with spoken(self.entry.path):
+                data = os.pread(self.fd, min(CHUNK, end - position), position)
+            if not data:
+                raise Conflict(f"{show(self.entry.path)} became shorter while it was read", field="path")
+            position += len(data)
+            digest.update(data)
+            yield data
+        found = digest.hexdigest()
+        if self._sha256 not in (None, found):
+            raise Conflict(f"{show(self.entry.path)} changed while it was read", field="path")
+        self._sha256 = found
+
+    def __enter__(self) -> Download:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.retire()

@@ -1,0 +1,466 @@
+"""Open what lies beneath a folder that a hostile sandbox writes, and never anything else.
+
+All names of the package's file operations are resolved here, and only here. Two ways, one meaning:
+
+- ``openat2`` with ``RESOLVE_BENEATH``, no links: one system call, enough for every path that has no link in it;
+- else a walk name by name with ``O_NOFOLLOW`` from directory to directory. It says which name was a link, and follows
+  it if that is allowed; it is also the whole answer where the kernel has no ``openat2``.
+
+Everything is opened by ``O_PATH`` first, which touches neither FIFO nor device; what turns out to be a regular file is
+then opened for good through that very descriptor. So whatever is swapped meanwhile, only what was judged is used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from jupyter_agentbox.errors import (
+    AgentboxError,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    PolicyRefused,
+    RuntimeFailed,
+    TooLarge,
+)
+
+from .paths import MAX_PATH, Parts, make_matcher, show, write_path
+from .values import Kind, kind_of
+
+_SYS_OPENAT2 = 437  # the same on every architecture
+_RESOLVE = 0x08 | 0x04 | 0x02  # BENEATH, NO_SYMLINKS, NO_MAGICLINKS
+_RENAME_NOREPLACE = 1
+_MAX_LINKS = 40
+_MISSING = (errno.ENOSYS, errno.EINVAL)
+
+KIND_NAMES: dict[Kind, str] = {
+    "file": "a file",
+    "directory": "a directory",
+    "link": "a link",
+    "fifo": "a FIFO",
+    "socket": "a socket",
+    "device": "a device",
+}
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
+
+
+class _Libc:
+    """The two system calls that Python lacks. `has_openat2` is cleared at the first kernel that refuses it."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.has_openat2 = hasattr(self._libc, "syscall")
+
+    def openat2(self, directory: int, path: str, flags: int) -> int:
+        how = _OpenHow(flags | os.O_CLOEXEC, 0, _RESOLVE)
+        fd: int = self._libc.syscall(
+            ctypes.c_long(_SYS_OPENAT2),
+            ctypes.c_int(directory),
+            ctypes.c_char_p(os.fsencode(path)),
+            ctypes.byref(how),
+            ctypes.c_size_t(ctypes.sizeof(how)),
+        )
+        if fd < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return fd
+
+    def rename_new(self, source_dir: int, source: str, target_dir: int, target: str) -> None:
+        """Rename unless the target exists; where that can't be done in one step, in two."""
+        if hasattr(self._libc, "renameat2"):
+            old, new = os.fsencode(source), os.fsencode(target)
+            if self._libc.renameat2(source_dir, old, target_dir, new, ctypes.c_uint(_RENAME_NOREPLACE)) == 0:
+                return
+            code = ctypes.get_errno()
+            if code not in _MISSING:
+                raise OSError(code, os.strerror(code))
+        try:
+            os.stat(target, dir_fd=target_dir, follow_symlinks=False)
+        except FileNotFoundError:
+            os.rename(source, target, src_dir_fd=source_dir, dst_dir_fd=target_dir)
+        else:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+
+
+libc = _Libc()
+
+
+@contextmanager
+def closing(fd: int) -> Iterator[int]:
+    """Close `fd` at the end."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def spoken(path: str) -> Iterator[None]:
+    """Turn an OSError of an operation on `path` (in written form) into a sentence of the package's own errors."""
+    try:
+        yield
+    except OSError as error:
+        raise speak(error, path) from error
+
+
+def speak(error: OSError, path: str) -> AgentboxError:
+    """Return the package's error for what the kernel said about `path`."""
+    code, name = error.errno or 0, show(path)
+    if code == errno.ENOENT:
+        return NotFound(f"there is no {name}", field="path")
+    if code == errno.ENOTDIR:
+        return Conflict(f"{name}, or what leads to it, is no directory", field="path")
+    if code == errno.EISDIR:
+        return Conflict(f"{name} is a directory", field="path")
+    if code == errno.EEXIST:
+        return Conflict(f"{name} exists already", field="path")
+    if code == errno.ENOTEMPTY:
+        return Conflict(f"{name} is a directory that is not empty", field="path")
+    if code == errno.ELOOP:
+        return Conflict(f"{name} goes through a link, which is not followed here", field="path")
+    if code in (errno.EACCES, errno.EPERM):
+        return Conflict(f"{name}: the server has no permission; change owner or mode inside the sandbox", field="path")
+    if code in (errno.ENAMETOOLONG, errno.EINVAL):
+        return InvalidRequest(f"{name}: {os.strerror(code)}", field="path")
+    if code in (errno.EBUSY, errno.EXDEV, errno.ETXTBSY, errno.ESTALE):
+        return Conflict(f"{name}: {os.strerror(code)}", field="path")
+    if code in (errno.ENOSPC, errno.EDQUOT):
+        return TooLarge(f"{name} can't be written: the host's disk is full", field="path")
+    if code == errno.EFBIG:
+        return TooLarge(f"{name} can't be written: the host allows no file of that size", field="path")
+    return RuntimeFailed(f"{name}: {error.strerror or error}", field="path")
+
+
+class Budget:
+    """How much one operation may touch, so that no tree however large holds it up for ever.
+
+    Parameters
+    ----------
+    entries : int
+        Directory entries.
+    seconds : float
+        Wall-clock time.
+    """
+
+    def __init__(self, entries: int, seconds: float = 60.0) -> None:
+        self.left = entries
+        self._limits = entries, seconds
+        self._deadline = time.monotonic() + seconds
+        self.reason: str | None = None
+
+    def take(self, entries: int = 1) -> bool:
+        """Account for `entries`; False, and a `reason` in words, if there is no more."""
+        if self.remaining_seconds() <= 0:
+            self.cut(f"stopped after {self._limits[1]:g} seconds")
+            return False
+        self.left -= entries
+        if self.left < 0:
+            self.cut(f"stopped after {self._limits[0]} entries")
+            return False
+        return True
+
+    def remaining_seconds(self) -> float:
+        """Seconds that are left, 0 or less if none."""
+        return self._deadline - time.monotonic()
+
+    def cut(self, reason: str) -> None:
+        """Note why not all was done; the first reason stays."""
+        self.reason = self.reason or reason
+
+    def require(self, entries: int = 0) -> None:
+        """Account for `entries`, or raise TooLarge if there is no more."""
+        if not self.take(entries):
+            self.refuse()
+
+    def refuse(self) -> None:
+        """Raise TooLarge if anything was cut."""
+        if self.reason:
+            raise TooLarge(f"the operation {self.reason}, which is its limit; do it in smaller parts")
+
+
+@dataclass(frozen=True)
+class Found:
+    """An entry that a walk met. `directory` is open while the walk stands here and not longer."""
+
+    parts: Parts
+    status: os.stat_result
+    directory: int
+
+    @property
+    def name(self) -> str:
+        return self.parts[-1]
+
+
+class Held:
+    """A descriptor that other threads may be using at the moment when it is given up.
+
+    Were its number free at once, the next file that is opened anywhere could get it, and a thread that is still at
+    work here would read or change that one: another sandbox's, perhaps.
+    """
+
+    fd = -1
+
+    def close(self) -> None:
+        """Let go of it now, where no other thread knows it. Idempotent."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def retire(self) -> None:
+        """Make it useless now; its number is free when nobody can use it any longer. Idempotent."""
+        if self.fd >= 0:
+            with closing(os.open("/dev/null", os.O_PATH | os.O_CLOEXEC)) as nothing:
+                os.dup2(nothing, self.fd, inheritable=False)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Tree(Held):
+    """A directory held by its descriptor, and the only way from names to what is beneath.
+
+    Parameters
+    ----------
+    root : Path or int
+        The directory, or a descriptor of it, which then belongs to the tree.
+    hidden : tuple of str
+        Shell patterns of names that do not exist here, at any depth.
+    """
+
+    def __init__(self, root: Path | int, hidden: tuple[str, ...] = ()) -> None:
+        self.fd = root if isinstance(root, int) else os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.hidden = hidden
+        self.is_hidden = make_matcher(hidden)
+
+    def check_name(self, parts: Parts, *, is_new: bool = False) -> None:
+        """Refuse a path with a hidden name in it, by the name alone, so that nothing is learnt of what is there."""
+        for part in parts:
+            if self.is_hidden(part):
+                reason = f"names like {show(part)} are hidden in this sandbox"
+                setting = "Policy.hidden_files"
+                if is_new:
+                    raise PolicyRefused(f"{show('/'.join(parts))} can't be made: {reason}", setting=setting)
+                raise NotFound(f"there is no {show('/'.join(parts))}: {reason}", field="path", setting=setting)
+
+    def open(self, parts: Parts, *, follow: bool = False, follow_last: bool | None = None) -> int:
+        """Open an entry of any kind by ``O_PATH``.
+
+        Parameters
+        ----------
+        parts : tuple of str
+            The path.
+        follow : bool
+            Follow links, as long as they stay beneath the root; absolute ones never do.
+        follow_last : bool, optional
+            Whether to follow one at the path's end, too; as `follow` by default. Where not, the link itself is opened.
+
+        Raises
+        ------
+        AgentboxError
+            There is none, a name is hidden, or a link may not be followed.
+        """
+        self.check_name(parts)
+        if follow_last is None:
+            follow_last = follow
+        with spoken(write_path(parts)):
+            if libc.has_openat2:
+                try:
+                    flags = os.O_PATH if follow_last else os.O_PATH | os.O_NOFOLLOW
+                    return libc.openat2(self.fd, "/".join(parts) or ".", flags)
+                except OSError as error:
+                    # The walk finds out what it was: a link to follow, or the true error.
+                    libc.has_openat2 = error.errno != errno.ENOSYS
+            return self._walk(parts, follow, follow_last)
+
+    def _walk(self, parts: Parts, follow: bool, follow_last: bool) -> int:
+        asked, links = write_path(parts), 0
+        while True:
+            index, target = 0, ""
+            fd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd)
+            try:
+                for index, name in enumerate(parts):
+                    if name == "..":
+                        break  # what is before it has proved to be directories
+                    self.check_name((name,))
+                    child = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+                    os.close(fd)
+                    fd = child
+                    is_last = index == len(parts) - 1
+                    mode = os.fstat(fd).st_mode
+                    if stat.S_ISLNK(mode) and not (is_last and not follow_last):
+                        if not follow:
+                            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                        target = os.readlink("", dir_fd=fd)
+                        break
+                    if not is_last and not stat.S_ISDIR(mode):
+                        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+                else:
+                    found, fd = fd, -1
+                    return found
+            finally:
+                if fd >= 0:
+                    os.close(fd)
+            links += 1
+            inner = tuple(part for part in target.split("/") if part not in ("", "."))
+            front = parts[:index] if target else parts[: index - 1] if index else None
+            if front is None or target.startswith("/"):
+                raise Conflict(
+                    f"{show(asked)} leads through a link out of the folder"
+                    + (f" ({show(target)}); only relative links that stay inside are followed" if target else ""),
+                    field="path",
+                )
+            parts = front + inner + parts[index + 1 :]
+            if links > _MAX_LINKS or sum(map(len, parts)) > MAX_PATH:
+                raise Conflict(f"{show(asked)} leads through too many links", field="path")
+
+    def open_parent(self, parts: Parts, *, make: bool = False) -> int:
+        """Open the directory that holds ``parts[-1]``, through no link at all; make it first if `make`."""
+        if not parts:
+            raise InvalidRequest("the folder itself can't be changed", field="path")
+        self.check_name(parts, is_new=True)
+        try:
+            fd = self.open(parts[:-1])
+        except NotFound:
+            if not make:
+                raise
+            return self.make_directories(parts[:-1])
+        if not stat.S_ISDIR(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise Conflict(f"{show(write_path(parts[:-1]))} is no directory", field="path")
+        return fd
+
+    def make_directories(self, parts: Parts, mode: int = 0o777) -> int:
+        """Make what is missing of a path of directories, through no link, and open the last."""
+        self.check_name(parts, is_new=True)
+        fd = self.open(())
+        try:
+            for index, name in enumerate(parts):
+                with spoken(write_path(parts[: index + 1])):
+                    with suppress(FileExistsError):
+                        os.mkdir(name, mode if index == len(parts) - 1 else 0o777, dir_fd=fd)
+                    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                    child = os.open(name, flags, dir_fd=fd)
+                os.close(fd)
+                fd = child
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def open_file(self, parts: Parts, *, follow: bool = True) -> int:
+        """Open a regular file for reading; see :func:`open_found`."""
+        with closing(self.open(parts, follow=follow)) as fd:
+            return open_found(fd, write_path(parts))
+
+    def walk(
+        self,
+        top: Parts,
+        budget: Budget,
+        *,
+        depth: int | None = None,
+        enter: Callable[[Parts], bool] | None = None,
+        see_hidden: bool = False,
+    ) -> Iterator[Found]:
+        """Yield what is beneath `top`, following no link, a directory before what it holds, by name.
+
+        Holds one descriptor at a time, however deep the tree. What is cut is noted in `budget`.
+
+        Parameters
+        ----------
+        top : tuple of str
+            A directory's path without links; the parts of what is found begin behind it.
+        budget : Budget
+            Bounds entries and time.
+        depth : int, optional
+            Levels to descend; 1 is the directory alone.
+        enter : callable, optional
+            Says of a directory's parts whether to descend.
+        see_hidden : bool
+            Show hidden entries, but descend into none.
+        """
+        pending: list[Parts] = [()]
+        while pending:
+            inside = pending.pop()
+            try:
+                base = self.open(top + inside)
+            except AgentboxError:
+                if not inside:
+                    raise
+                continue  # gone, or a link by now
+            with closing(base):
+                try:
+                    names = read_names(base, budget)
+                except OSError as error:
+                    if not inside:
+                        raise speak(error, write_path(top)) from error
+                    continue
+                below: list[Parts] = []
+                for name in names:
+                    if self.is_hidden(name) and not see_hidden:
+                        continue
+                    try:
+                        status = os.stat(name, dir_fd=base, follow_symlinks=False)
+                    except OSError:
+                        continue
+                    if budget.remaining_seconds() <= 0:
+                        budget.take()
+                        return
+                    parts = (*inside, name)
+                    yield Found(parts, status, base)
+                    if stat.S_ISDIR(status.st_mode) and not self.is_hidden(name) and (not enter or enter(parts)):
+                        if depth is not None and len(parts) >= depth:
+                            continue
+                        if len(os.fsencode("/".join(top + parts))) >= MAX_PATH - 256:
+                            budget.cut(f"stopped at paths longer than {MAX_PATH - 256} bytes")
+                        else:
+                            below.append(parts)
+                pending.extend(reversed(below))
+            if budget.reason and budget.left < 0:
+                return
+
+
+def read_names(directory: int, budget: Budget) -> list[str]:
+    """Return the sorted names in a directory, as many as the budget has left."""
+    names: list[str] = []
+    # A descriptor of its own: threads that list the same one would share its position.
+    with closing(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)) as fd:
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                if not budget.take():
+                    break
+                names.append(entry.name)
+    return sorted(names)
+
+
+def open_found(fd: int, path: str) -> int:
+    """Open for reading what `fd`, an ``O_PATH`` descriptor, stands for, if it is a regular file.
+
+    Raises
+    ------
+    Conflict
+        It is something else; the sentence says what.
+    """
+    kind = kind_of(os.fstat(fd).st_mode)
+    if kind != "file":
+        raise Conflict(f"{show(path)} is {KIND_NAMES[kind]}, no regular file", field="path")
+    with spoken(path):
+        # Through the descriptor, not by name: this is the file that was judged.
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+
+
+def open_child(directory: int, name: str, path: str) -> int:
+    """Open a regular file in an open directory for reading; never through a link."""
+    with spoken(path):
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    with closing(fd):
+        return open_found(fd, path)

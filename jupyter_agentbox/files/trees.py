@@ -1,0 +1,279 @@
+"""Whole trees: copied, built from archives, deleted; each bounded, each without following a link."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import NamedTuple
+
+from jupyter_agentbox.errors import AgentboxError, Conflict, NotFound
+
+from .atomic import NewFile, Room, check_replaceable, copy_data, look, make_name, permissions
+from .paths import MAX_PATH, Parts, is_inner_link, show, write_path
+from .tree import KIND_NAMES, Budget, Tree, closing, spoken
+from .values import Copied, kind_of
+
+_MAX_SENTENCES = 20
+_BATCH = 1000
+
+
+class Skipped:
+    """What was left out: a sentence for each of the first, and how many in all."""
+
+    def __init__(self) -> None:
+        self.sentences: list[str] = []
+        self.count = 0
+
+    def add(self, path: str, reason: str) -> None:
+        """Note that `path` was left out."""
+        self.count += 1
+        if len(self.sentences) < _MAX_SENTENCES:
+            self.sentences.append(f"{show(path)} was left out: {reason}")
+
+
+class Item(NamedTuple):
+    """An entry of a tree as it was when the plan was made; `target` of a link."""
+
+    parts: Parts
+    status: os.stat_result
+    target: str
+
+
+def make_plan(tree: Tree, budget: Budget) -> list[Item]:
+    """List a tree, a directory before what it holds.
+
+    Raises
+    ------
+    TooLarge
+        It is more than the budget allows.
+    """
+    items = []
+    for found in tree.walk((), budget):
+        target = ""
+        if stat.S_ISLNK(found.status.st_mode):
+            with suppress(OSError):
+                target = os.readlink(found.name, dir_fd=found.directory)
+        items.append(Item(found.parts, found.status, target))
+    budget.refuse()
+    return items
+
+
+class Builder:
+    """Makes entries beneath a directory, never through a link that lies there.
+
+    Parameters
+    ----------
+    tree : Tree
+        The directory; closed with this object.
+    top : tuple of str
+        Its path, for sentences.
+    room : Room
+        Bytes that may be written.
+    overwrite : bool
+        Whether files may be replaced.
+    """
+
+    def __init__(self, tree: Tree, top: Parts, room: Room, overwrite: bool) -> None:
+        self.tree, self._top, self.room, self._overwrite = tree, top, room, overwrite
+        self.entries = self.bytes = 0
+        self.skipped = Skipped()
+
+    def __enter__(self) -> Builder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.tree.close()
+
+    def path(self, parts: Parts) -> str:
+        """Return a path as the caller knows it."""
+        return write_path(self._top + parts)
+
+    def directory(self, parts: Parts, mode: int) -> None:
+        """Make a directory that its owner can use, whatever `mode` says."""
+        os.close(self.tree.make_directories(parts, mode & 0o777 | 0o700))
+        self.entries += 1
+        self.room.take(4096, self.path(parts))
+
+    def new_file(self, parts: Parts) -> NewFile:
+        """Begin a file; hand it to :meth:`commit`."""
+        return NewFile(self.tree.open_parent(parts, make=True), parts[-1], self.path(parts), self.room)
+
+    def commit(self, file: NewFile, mode: int) -> None:
+        """Let the file appear."""
+        file.commit(mode=mode & 0o777, overwrite=self._overwrite)
+        self.entries += 1
+        self.bytes += file.size
+
+    def link(self, parts: Parts, target: str) -> None:
+        """Make a link, or leave it out if it would lead out of the tree."""
+        if not is_inner_link(len(parts) - 1, target):
+            self.skipped.add(self.path(parts), f"a link to {show(target)}, which is outside")
+            return
+        self._place(parts, lambda name, directory: os.symlink(target, name, dir_fd=directory))
+
+    def hard_link(self, parts: Parts, source: Parts) -> None:
+        """Give a file that was made here one more name."""
+        with closing(self.tree.open_parent(source)) as old:
+
+            def make(name: str, directory: int) -> None:
+                os.link(source[-1], name, src_dir_fd=old, dst_dir_fd=directory, follow_symlinks=False)
+
+            self._place(parts, make)
+
+    def _place(self, parts: Parts, make: Callable[[str, int], None]) -> None:
+        path = self.path(parts)
+        with closing(self.tree.open_parent(parts, make=True)) as directory, spoken(path):
+            try:
+                make(parts[-1], directory)
+            except FileExistsError:
+                there = look(directory, parts[-1])
+                if there is None or not stat.S_ISLNK(there.st_mode) or not self._overwrite:
+                    check_replaceable(there, path, self._overwrite)
+                name = make_name()
+                make(name, directory)
+                os.replace(name, parts[-1], src_dir_fd=directory, dst_dir_fd=directory)
+        self.entries += 1
+        self.room.take(4096, path)
+
+    def result(self, digest: str | None = None) -> Copied:
+        """Return what was made."""
+        return Copied(self.entries, self.bytes, digest, self.skipped.sentences, self.skipped.count)
+
+
+def copy_tree(source: Tree, plan: list[Item], builder: Builder, budget: Budget) -> Copied:
+    """Make what the plan lists; what is gone by now, or no longer what it was, is left out and said."""
+    builder.entries += 1  # the directory itself
+    for parts, status, target in plan:
+        budget.require()
+        kind = kind_of(status.st_mode)
+        if kind == "directory":
+            builder.directory(parts, permissions(status))
+        elif kind == "link":
+            builder.link(parts, target)
+        elif kind != "file":
+            builder.skipped.add(builder.path(parts), f"it is {KIND_NAMES[kind]}")
+        else:
+            try:
+                fd = source.open_file(parts, follow=False)
+            except AgentboxError as error:
+                builder.skipped.add(builder.path(parts), str(error))
+                continue
+            with closing(fd):
+                file = builder.new_file(parts)
+                try:
+                    copy_data(fd, file, budget.require)
+                    builder.commit(file, permissions(os.fstat(fd)))
+                finally:
+                    file.discard()
+    return builder.result()
+
+
+def delete_tree(directory: int, name: str, path: str, hidden: tuple[str, ...], budget: Budget) -> int:
+    """Delete a directory and all in it, and return how many entries that were.
+
+    Holds two descriptors at the most and needs no recursion, however deep and wide the tree is; ends by the budget
+    where somebody fills it as fast as it is emptied.
+
+    Raises
+    ------
+    Conflict
+        Hidden entries are in it; nothing was deleted.
+    TooLarge
+        It did not get done.
+    """
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    with spoken(path):
+        top = os.open(name, flags, dir_fd=directory)
+    visible, tree = Tree(top, hidden), Tree(os.dup(top))
+    try:
+        if hidden:
+            for found in visible.walk((), budget, see_hidden=True):
+                if visible.is_hidden(found.name):
+                    raise _holds_hidden(path)
+            budget.require()
+        with spoken(path):
+            return _empty(tree, visible, path, budget) + _remove(directory, name)
+    finally:
+        visible.close()
+        tree.close()
+
+
+def _empty(tree: Tree, visible: Tree, path: str, budget: Budget) -> int:
+    pending: list[Parts] = [()]
+    count = 0
+    while pending:
+        budget.require(1)
+        inside = pending[-1]
+        try:
+            base = tree.open(inside)
+        except (NotFound, Conflict):
+            pending.pop()
+            continue
+        with closing(base):
+            if not stat.S_ISDIR(os.fstat(base).st_mode):
+                pending.pop()  # it is seen again, as what it is now, when its directory is found not to be empty
+                continue
+            below: list[Parts] = []
+            entries = _read_batch(base)
+            for name, is_directory in entries:
+                budget.require(1)
+                if visible.is_hidden(name):
+                    raise _holds_hidden(path)
+                if not is_directory:
+                    count += _unlink(base, name)
+                elif removed := _remove(base, name, quietly=True):
+                    count += removed
+                elif len(os.fsencode("/".join((*inside, name)))) < MAX_PATH - 512:
+                    below.append((*inside, name))
+                else:
+                    # Too deep to be named: brought up to the top, where its path is short again.
+                    short = make_name()
+                    with suppress(FileNotFoundError):
+                        os.rename(name, short, src_dir_fd=base, dst_dir_fd=tree.fd)
+                        below.append((short,))
+        pending.extend(below)
+        if not entries:
+            pending.pop()
+            if inside:
+                with suppress(NotFound, Conflict), closing(tree.open(inside[:-1])) as parent:
+                    count += _remove(parent, inside[-1], quietly=True)
+    return count
+
+
+def _read_batch(directory: int) -> list[tuple[str, bool]]:
+    with closing(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)) as fd:
+        with os.scandir(fd) as entries:
+            return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in itertools.islice(entries, _BATCH)]
+
+
+def _unlink(directory: int, name: str) -> int:
+    try:
+        os.unlink(name, dir_fd=directory)
+    except (FileNotFoundError, IsADirectoryError):
+        return 0  # gone, or a directory by now, which the next look sees
+    return 1
+
+
+def _remove(directory: int, name: str, *, quietly: bool = False) -> int:
+    try:
+        os.rmdir(name, dir_fd=directory)
+    except FileNotFoundError:
+        return 0
+    except OSError:
+        if not quietly:
+            raise
+        return 0
+    return 1
+
+
+def _holds_hidden(path: str) -> Conflict:
+    return Conflict(
+        f"{show(path)} holds entries that are hidden in this sandbox, so it is not deleted; delete what you see in it",
+        field="path",
+    )

@@ -1,0 +1,296 @@
+"""The operations, as an honest caller uses them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound, PolicyRefused, TooLarge
+from jupyter_agentbox.files import Folder, FolderView
+
+ODD = os.fsdecode(b"new\nline \xff.txt")
+
+
+def test_write_read_append(folder: Folder, root: Path) -> None:
+    entry = folder.write("a/b.txt", b"one\n", parents=True)
+    assert (entry.path, entry.kind, entry.size) == ("a/b.txt", "file", 4)
+    assert folder.append("/workspace/a/b.txt", b"two\n").size == 8
+    assert folder.append("fresh", b"x").size == 1
+    content = folder.read("a/b.txt", offset=2, length=4)
+    assert (content.data, content.size, content.truncated) == (b"e\ntw", 8, True)
+    assert folder.read("a/b.txt", offset=-4).data == b"two\n"
+    assert folder.read("a/b.txt", offset=99).data == b""
+    assert (root / "a/b.txt").read_bytes() == b"one\ntwo\n"
+    with pytest.raises(NotFound, match=r"there is no c$"):
+        folder.write("c/d", b"")
+    with pytest.raises(Conflict, match="exists already"):
+        folder.write("fresh", b"", overwrite=False)
+    with pytest.raises(InvalidRequest):
+        folder.read("fresh", length=1 << 30)
+
+
+def test_a_write_keeps_the_mode_and_leaves_other_names_alone(folder: Folder, root: Path) -> None:
+    (root / "run").write_text("old")
+    (root / "run").chmod(0o4750)
+    os.link(root / "run", root / "other")
+    assert folder.write("run", b"new").mode == 0o750
+    assert (root / "other").read_text() == "old"
+    assert folder.write("run", b"", mode=0o600).mode == 0o600
+    with pytest.raises(InvalidRequest):
+        folder.write("run", b"", mode=0o4755)
+    os.link(root / "run", root / "second")
+    with pytest.raises(Conflict, match="hard links"):
+        folder.append("run", b"x")
+
+
+def test_no_half_written_file_is_ever_seen(folder: Folder, root: Path) -> None:
+    folder.write("file", b"a" * 300_000)
+    done = threading.Event()
+    seen: set[bytes] = set()
+
+    def look() -> None:
+        while not done.is_set():
+            data = (root / "file").read_bytes()
+            seen.add(data[:1] + data[-1:] + str(len(data)).encode())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for letter in (b"b", b"c") * 30:
+        folder.write("file", letter * 300_000)
+    done.set()
+    thread.join(10)
+    assert seen <= {b"aa300000", b"bb300000", b"cc300000"}
+    assert os.listdir(root) == ["file"]
+
+
+def test_without_nameless_files(folder: Folder, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def refuse(path: str, flags: int, *args: int, **options: int) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(95, "Operation not supported")
+        return real(path, flags, *args, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with folder.upload("a") as upload:
+        upload.write(b"x")
+        assert len(os.listdir(root)) == 1
+    assert os.listdir(root) == []
+    folder.write("a", b"1")
+    folder.write("a", b"2")
+    with pytest.raises(Conflict):
+        folder.write("a", b"3", overwrite=False)
+    assert folder.read("a").data == b"2"
+    assert os.listdir(root) == ["a"]
+
+
+def test_edit(folder: Folder, root: Path) -> None:
+    folder.write("f", b"one two two\r\n\xff")
+    with pytest.raises(Conflict, match=r"2 times, not once"):
+        folder.edit("f", "two", "2")
+    with pytest.raises(Conflict, match="not in f"):
+        folder.edit("f", "three", "3")
+    with pytest.raises(Conflict, match=r"2 times, not 3 times"):
+        folder.edit("f", "two", "2", count=3)
+    assert folder.edit("f", "two", "2", count=2).replacements == 2
+    assert folder.edit("f", "one", "zwei", count=None).replacements == 1
+    assert (root / "f").read_bytes() == b"zwei 2 2\r\n\xff"
+    for wrong in ({"old": "", "new": ""}, {"old": "a", "new": "\ud800"}, {"old": "a", "new": "", "count": 0}):
+        with pytest.raises(InvalidRequest):
+            folder.edit("f", **wrong)  # type: ignore[arg-type]
+
+
+def test_an_edit_notes_that_the_file_changed_meanwhile(
+    folder: Folder, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.write("f", b"one")
+    real = Folder._new_file
+
+    def meanwhile(self: Folder, *args: object, **options: object) -> object:
+        (root / "f").write_text("one and more")
+        return real(self, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Folder, "_new_file", meanwhile)
+    with pytest.raises(Conflict, match="changed meanwhile"):
+        folder.edit("f", "one", "1")
+    assert (root / "f").read_text() == "one and more"
+
+
+def test_directories(folder: Folder, root: Path) -> None:
+    assert folder.mkdir("a").kind == "directory"
+    with pytest.raises(Conflict):
+        folder.mkdir("a")
+    assert folder.mkdir("a", exist_ok=True).kind == "directory"
+    with pytest.raises(NotFound):
+        folder.mkdir("x/y")
+    folder.mkdir("x/y/z", parents=True)
+    folder.write("x/f", b"")
+    with pytest.raises(Conflict):
+        folder.mkdir("x/f", exist_ok=True)
+    with pytest.raises(Conflict, match="no directory"):
+        folder.mkdir("x/f/g", parents=True)
+    with pytest.raises(InvalidRequest):
+        folder.mkdir(".")
+    assert [entry.path for entry in folder.list().entries] == ["a", "x"]
+    assert [entry.path for entry in folder.list("x", recursive=True).entries] == ["x/f", "x/y", "x/y/z"]
+    assert [entry.path for entry in folder.list(recursive=True, depth=2).entries] == ["a", "x", "x/f", "x/y"]
+    with pytest.raises(Conflict, match="is a file, no directory"):
+        folder.list("x/f")
+
+
+def test_move(folder: Folder, root: Path) -> None:
+    folder.write("a", b"1")
+    folder.write("b", b"2")
+    with pytest.raises(Conflict, match="exists already"):
+        folder.move("a", "b")
+    assert folder.move("a", "b", overwrite=True).path == "b"
+    assert folder.read("b").data == b"1"
+    folder.move("b", "new/dir/c", parents=True)
+    with pytest.raises(InvalidRequest, match="into itself"):
+        folder.move("new", "new/dir/x")
+    with pytest.raises(NotFound, match="there is no nothing"):
+        folder.move("nothing", "x")
+    os.symlink("/etc/passwd", root / "l")
+    assert folder.move("l", "m").kind == "link"
+
+
+def test_copy(folder: Folder, root: Path, outside: Path, tmp_path: Path) -> None:
+    folder.write("tree/sub/f", b"1", parents=True)
+    (root / "tree/sub/f").chmod(0o6711)
+    os.symlink("sub/f", root / "tree/inner")
+    os.symlink(str(outside), root / "tree/outer")
+    os.mkfifo(root / "tree/fifo")
+    with pytest.raises(Conflict, match="say recursive"):
+        folder.copy("tree", "copy")
+    copied = folder.copy("tree", "copy", recursive=True)
+    assert (copied.entries, copied.bytes, copied.skipped_count) == (4, 1, 2)
+    assert "copy/fifo was left out: it is a FIFO" in copied.skipped
+    assert os.readlink(root / "copy/inner") == "sub/f"
+    assert (root / "copy/sub/f").stat().st_mode & 0o7777 == 0o711
+    with pytest.raises(Conflict):
+        folder.copy("tree", "copy", recursive=True)
+    folder.copy("tree", "copy", recursive=True, overwrite=True)
+    folder.copy("tree", "tree/self", recursive=True)  # ends
+    other = tmp_path / "other"
+    other.mkdir()
+    with Folder(other, hidden=("f",)) as target, FolderView(root, hidden=("sub",)) as view:
+        assert target.copy("tree", "t", view=view, recursive=True).entries >= 1
+        assert sorted(os.listdir(other / "t")) == ["inner", "self"]
+        with pytest.raises(NotFound):
+            target.copy("tree/sub/f", "g", view=view)
+        with pytest.raises(PolicyRefused):
+            target.copy("copy/inner", "f", view=folder)
+        assert target.copy("copy/inner", "deep/g", view=folder, parents=True).bytes == 1
+
+
+def test_delete(folder: Folder, root: Path, outside: Path) -> None:
+    folder.write("a/b/c", b"", parents=True)
+    for name, target in (("out", str(outside)), ("in", "b"), ("loop", "loop")):
+        os.symlink(target, root / "a" / name)
+    with pytest.raises(Conflict, match="not empty"):
+        folder.delete("a")
+    assert folder.delete("a", recursive=True) == 6
+    assert folder.delete("a", missing_ok=True) == 0
+    with pytest.raises(NotFound):
+        folder.delete("a")
+    with pytest.raises(InvalidRequest, match="folder itself"):
+        folder.delete("/workspace", recursive=True)
+
+
+def test_odd_names_travel(folder: Folder, root: Path) -> None:
+    (root / ODD).write_text("here")
+    (entry,) = folder.list().entries
+    carried = msgspec.json.decode(msgspec.json.encode(entry))["path"]
+    assert carried == "new\nline \\xff.txt"
+    assert folder.read(carried).data == folder.read(ODD).data == b"here"
+    folder.move(carried, carried + "2")
+    folder.copy(carried + "2", r"\x5cx41")
+    assert set(os.listdir(root)) == {ODD + "2", r"\x41"}
+    assert folder.delete(carried + "2") == 1
+
+
+def test_hidden_names_do_not_exist(root: Path, has_openat2: bool) -> None:
+    (root / "a/.git").mkdir(parents=True)
+    (root / "a/.git/config").write_text("secret")
+    (root / ".env").write_text("secret")
+    (root / "a/file").write_text("shown")
+    os.symlink("../.env", root / "a/link")
+    os.symlink("a/.git", root / "git")
+    with Folder(root, hidden=(".*",)) as folder:
+        for path in (".env", "a/.git", "a/.git/config", "a/link", "git/config", "git"):
+            for look in (folder.stat, folder.read, folder.list, folder.download, folder.pack, folder.grep):
+                with pytest.raises(NotFound, match="hidden in this sandbox") as caught:
+                    look("secret", path) if look == folder.grep else look(path)
+                assert caught.value.setting == "Policy.hidden_files"
+            assert not folder.exists(path)
+            with pytest.raises(NotFound):
+                folder.copy(path, "copy", recursive=True)
+        for path in (".new", ".d/x", "a/.git/x", ".env"):
+            for make in (folder.mkdir, lambda path: folder.write(path, b""), lambda path: folder.move("a/file", path)):
+                with pytest.raises(PolicyRefused, match="hidden in this sandbox"):
+                    make(path)
+            with pytest.raises((NotFound, PolicyRefused)):
+                folder.delete(path, recursive=True)
+        assert [entry.path for entry in folder.list(recursive=True).entries] == ["a", "git", "a/file", "a/link"]
+        assert folder.glob("**/.*").entries == []
+        assert folder.grep("secret").matches == []
+        with pytest.raises(Conflict, match="holds entries that are hidden"):
+            folder.delete("a", recursive=True)
+        assert (root / "a/file").exists()
+        folder.copy("a", "b", recursive=True)
+        assert sorted(os.listdir(root / "b")) == ["file"]
+    assert (root / "a/.git/config").read_text() == "secret"
+
+
+def test_quota(root: Path) -> None:
+    with Folder(root, quota=100_000, quota_setting="Policy.profiles['x']['disk']") as folder:
+        folder.write("a", b"x" * 50_000)
+        with pytest.raises(TooLarge, match=r"may hold 100000 bytes \(Policy.profiles") as caught:
+            folder.write("b", b"x" * 60_000)
+        assert caught.value.setting == "Policy.profiles['x']['disk']"
+        for refused in (
+            lambda: folder.append("a", b"x" * 60_000),
+            lambda: folder.copy("a", "c/d", parents=True) and folder.copy("a", "e"),
+        ):
+            with pytest.raises(TooLarge):
+                refused()
+        with folder.upload("b") as upload:
+            with pytest.raises(TooLarge):
+                upload.write(b"x" * 60_000)
+        assert sorted(os.listdir(root)) in (["a"], ["a", "c"])
+        folder.delete("a")
+        folder.delete("c", recursive=True, missing_ok=True)
+        folder.write("b", b"x" * 60_000)
+        for number in range(40):
+            (root / str(number)).touch()
+        folder._used_until = 0.0
+        assert folder.used().bytes > 100_000
+        with pytest.raises(TooLarge):
+            folder.write("z", b"x")
+
+
+def test_many_threads(folder: Folder) -> None:
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(10):
+                folder.write(f"d{number}/f{turn}", b"x" * 1000, parents=True)
+                folder.list(recursive=True)
+                assert len(folder.list(f"d{number}").entries) == turn + 1
+                folder.write("shared", str(number).encode())
+            folder.delete(f"d{number}", recursive=True)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not errors
+    assert [entry.path for entry in folder.list().entries] == ["shared"]
