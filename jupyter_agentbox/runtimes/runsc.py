@@ -69,8 +69,12 @@ class RunscRuntime(Runtime):
         return self.launch(sandbox_id, spec, directory, ["run", "-detach"])
 
     def is_alive(self, handle: Handle) -> bool:
-        """Tell whether the sandbox runs."""
-        return is_running(handle.pid, handle.start_time)
+        """Tell whether the sandbox runs.
+
+        One of whose processes the kernel has killed for memory does not, though its main process may be there:
+        gVisor waits for ever for what that process ran.
+        """
+        return is_running(handle.pid, handle.start_time) and not cgroups.read_oom_kills(handle.cgroups)
 
     def usage(self, handle: Handle, directory: Path) -> Usage:
         """Measure memory, processor time and disk.
