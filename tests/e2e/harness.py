@@ -215,6 +215,7 @@ class Server:
         self.log = env.base / f"server-{self.port}.log"
         with self.log.open("w") as log:
             self.process = env.spawn(*command, *arguments, stdout=log, **options)
+        self.sockets: list[websocket.WebSocket] = []
         self.http = requests.Session()
         self.http.trust_env = False
         self.http.headers["Authorization"] = f"token {self.token}"
@@ -252,6 +253,8 @@ class Server:
     def stop(self, signum: int = signal.SIGTERM) -> None:
         """End it as an operator would, and kill it if it does not obey."""
         self.http.close()
+        for connection in self.sockets:
+            connection.close()
         if self.process.poll() is None:
             self.process.send_signal(signum)
         try:
@@ -307,6 +310,7 @@ class KernelClient:
             http_no_proxy=["127.0.0.1"],
             timeout=60,
         )
+        server.sockets.append(self.socket)
         self.send("shell", "kernel_info_request", {})
 
     def send(self, channel: str, kind: str, content: dict[str, Any], parent: dict[str, Any] | None = None) -> str:

@@ -99,7 +99,7 @@ def lab(env: Env, book: Path) -> str:
 
 def kernel_gateway(env: Env, book: Path) -> str:
     with env.server("kernelgateway", cwd=book.parent) as server:
-        return over_websocket(server.kernel(), book)
+        return over_websocket(server.kernel(path=book.name), book)
 
 
 def console(env: Env, book: Path) -> str:
