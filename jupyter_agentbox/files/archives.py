@@ -260,7 +260,9 @@ def unpack(archive: io.BufferedIOBase, builder: Builder, budget: Budget, max_byt
     except AgentboxError:
         raise
     except _UNSOUND as error:
-        raise InvalidRequest(f"this is no sound archive (tar, tar.gz or zip): {error}"[:300], field="archive") from None
+        raise InvalidRequest(
+            f"this is no sound archive (tar, tar.gz or zip): {show(str(error))}", field="archive"
+        ) from None
     return builder.result(digest)
 
 

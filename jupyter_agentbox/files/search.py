@@ -17,12 +17,11 @@ import stat
 import struct
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, NotFound, RuntimeFailed
 
-from .paths import Parts, show, write_path
+from .paths import Parts, read_name, show, write_path
 from .tree import Budget, Tree, closing, open_child, open_found
 from .values import Match, Matches
 
@@ -39,13 +38,16 @@ _WORKER = Path(__file__).with_name("grep_worker.py")
 class Glob:
     """A shell pattern of a path: ``*``, ``?`` and ``[...]`` within one name, ``**`` for any number of directories.
 
-    Names that begin with a dot are names like others.
+    Names that begin with a dot are names like others; bytes that are no UTF-8 are written as in paths.
     """
 
     def __init__(self, pattern: str, field: str = "pattern") -> None:
         if not pattern or len(pattern) > MAX_PATTERN or "\0" in pattern:
             raise InvalidRequest(f"the glob pattern must have 1 to {MAX_PATTERN} characters", field=field)
-        names = [name for name in pattern.split("/") if name not in ("", ".")]
+        try:
+            names = [name for name in read_name(pattern).split("/") if name not in ("", ".")]
+        except UnicodeEncodeError:
+            raise InvalidRequest("the pattern holds a character that no file name can hold", field=field) from None
         if pattern.startswith("/") or ".." in names or not names:
             raise InvalidRequest(f"the glob pattern {show(pattern)} must be relative and without '..'", field=field)
         self._parts = [None if name == "**" else re.compile(fnmatch.translate(name)) for name in names]
@@ -111,7 +113,7 @@ class _Worker:
         except (EOFError, OSError):
             raise InvalidRequest("the pattern is too complex to be compiled in time", field="pattern") from None
         if error:
-            raise InvalidRequest(f"the pattern is no regular expression: {error}", field="pattern")
+            raise InvalidRequest(f"the pattern is no regular expression: {show(str(error))}", field="pattern")
 
     def search(self, fd: int, timeout: float) -> dict[str, object]:
         """Search one open file; raises TimeoutError."""
@@ -248,10 +250,3 @@ class _Search:
         if answer.get("is_full"):
             self.is_done = True
             self._budget.cut(f"stopped after {MAX_TEXT} characters of text")
-
-
-def glob_filter(pattern: str) -> Glob:
-    """Return the glob of a pattern that a caller wrote."""
-    with suppress(UnicodeEncodeError):
-        return Glob(pattern)
-    raise InvalidRequest("the glob pattern holds a character that no file name can hold", field="pattern")

@@ -134,7 +134,7 @@ class FolderView:
         timeout : float
             Seconds after which what was found is returned.
         """
-        wanted = search.glob_filter(pattern)
+        wanted = search.Glob(pattern)
         _check_limit(limit)
         budget = Budget(1_000_000, timeout)
         entries: list[Entry] = []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound
 from jupyter_agentbox.files import Folder
-from jupyter_agentbox.files.search import Glob, glob_filter
+from jupyter_agentbox.files.search import Glob
 
 
 @pytest.mark.parametrize(
@@ -37,10 +37,10 @@ def test_glob_patterns(pattern: str, path: str, is_match: bool) -> None:
     assert Glob(pattern).matches(tuple(path.split("/"))) is is_match
 
 
-@pytest.mark.parametrize("pattern", ["", "/a", "../a", "a/../b", ".", "x" * 1001, "a\0"])
+@pytest.mark.parametrize("pattern", ["", "/a", "../a", "a/../b", ".", "x" * 1001, "a\0", "\ud800"])
 def test_glob_refuses(pattern: str) -> None:
     with pytest.raises(InvalidRequest):
-        glob_filter(pattern)
+        Glob(pattern)
 
 
 @given(
@@ -70,6 +70,8 @@ def test_glob(folder: Folder, root: Path, outside: Path) -> None:
     assert [entry.path for entry in folder.glob("*.py", "d/e").entries] == ["d/e/c.py"]
     assert [entry.path for entry in folder.glob("inner/*").entries] == []
     assert [entry.path for entry in folder.glob("*.py", "inner").entries] == ["inner/b.py"]
+    (root / os.fsdecode(b"\xff.py")).touch()
+    assert [entry.path for entry in folder.glob(r"\xff.*").entries] == [r"\xff.py"]
     cut = folder.glob("**", limit=2)
     assert (len(cut.entries), cut.truncated, cut.note) == (2, True, "stopped after 2 entries")
 
@@ -102,12 +104,15 @@ def test_grep(folder: Folder, root: Path, outside: Path) -> None:
         folder.grep("x", "none")
 
 
-@pytest.mark.parametrize("pattern", ["(", "a{1000000000000}", "", "x" * 1001, "(?P<a>b)(?P<a>c)", "(" * 400])
+@pytest.mark.parametrize(
+    "pattern", ["(", "a{1000000000000}", "", "x" * 1001, "(?P<a>b)(?P<a>c)", "(" * 400, r"[b-a]\ud800"]
+)
 def test_a_bad_pattern_is_said(root: Path, pattern: str) -> None:
     with Folder(root) as folder:
         with pytest.raises(InvalidRequest) as caught:
             folder.grep(pattern)
     assert caught.value.field == "pattern"
+    assert str(caught.value).encode()
 
 
 def test_a_pattern_that_takes_for_ever_is_stopped(root: Path) -> None:
