@@ -6,7 +6,7 @@ here is refused by its name. What file operations, commands and code answer is t
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, UnsetType
 from .spec import WORKSPACE
 
 #: A name that a caller chooses: for a sandbox, a tenant.
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Letters, digits, `.`, `_`, `-`.")]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$(?!\n)", description="Letters, digits, `.`, `_`, `-`.")]
 Label = Annotated[str, Meta(max_length=256)]
 Seconds = Annotated[float, Meta(gt=0, le=31_536_000, description="Seconds.")]
 HostName = Annotated[str, Meta(min_length=1, max_length=300, description="`name`, `*.name`, `name:port` or a preset.")]
@@ -367,7 +367,7 @@ class AuditItem(Answer, frozen=True):
     bytes_up: int | None
     bytes_down: int | None
     duration: float | None
-    detail: dict[str, object]
+    detail: dict[str, Any]
 
 
 class AuditRows(Answer, frozen=True):
@@ -749,7 +749,7 @@ class UploadQuery(Body, frozen=True):
 
     path: Path
     size: Annotated[int, Meta(ge=0, le=2**62)] | None = None
-    sha256: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}$(?!\n)")] | None = None
     parents: bool = True
     overwrite: bool = True
     mode: Mode | None = None
@@ -760,7 +760,7 @@ class UnpackQuery(Body, frozen=True):
 
     path: Path = "."
     size: Annotated[int, Meta(ge=0, le=2**62)] | None = None
-    sha256: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}$(?!\n)")] | None = None
     overwrite: bool = True
 
 

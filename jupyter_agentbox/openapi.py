@@ -48,8 +48,7 @@ def make_document(table: Iterable[Route]) -> dict[str, Any]:
     routes = list(table)
     structs = list(dict.fromkeys(_structs(routes)))
     schemas, components = msgspec.json.schema_components(structs, ref_template=_REF)
-    for struct in structs:
-        _describe(components, struct)
+    _describe(components)
     references = dict(zip(structs, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
@@ -81,14 +80,13 @@ def _structs(routes: Iterable[Route]) -> Iterable[type]:
             yield route.answer
 
 
-def _describe(components: dict[str, Any], struct: type) -> None:
+def _describe(components: dict[str, Any]) -> None:
     """Turn docstrings, which msgspec takes over whole, into descriptions of a schema and of its properties."""
     for schema in components.values():
-        text = schema.get("description", "")
-        if "\nParameters\n" not in text:
+        if "description" not in schema:
             continue
-        head, _, rest = inspect.cleandoc(text).partition("\nParameters\n")
-        schema["description"] = head.strip()
+        head, _, rest = inspect.cleandoc(schema["description"]).partition("\nParameters\n")
+        schema["description"] = " ".join(head.split())
         lines = rest.splitlines()[1:]
         names: list[str] = []
         texts: dict[str, list[str]] = {}
@@ -138,7 +136,7 @@ def _operation(route: Route, references: dict[type, Any], components: dict[str, 
 
 def _query(struct: type[msgspec.Struct]) -> list[dict[str, Any]]:
     (_,), components = msgspec.json.schema_components([struct], ref_template=_REF)
-    _describe(components, struct)
+    _describe(components)
     properties = components[struct.__name__]["properties"]
     parameters = []
     for item in msgspec.structs.fields(struct):

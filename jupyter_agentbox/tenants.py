@@ -33,7 +33,8 @@ class Tenant:
         """Make its folders, if they are not there yet. Blocks for a moment."""
         # An owner's name is anybody's choice; as a digest it is a file name, and no other's.
         digest = hashlib.sha256(owner.encode()).hexdigest()[:32]
-        tenant = cls(state_dir / "tenants" / digest / name)
+        # Beside the state directory, of which no sandbox ever sees anything.
+        tenant = cls(state_dir.with_name(f"{state_dir.name}-tenants") / digest / name)
         for path in (tenant.workspace, tenant.outputs):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return tenant

@@ -81,6 +81,12 @@ def make_config(
             _mount("/sys", "sysfs", "sysfs", ["nosuid", "nodev", "noexec", "ro"]),
             _mount("/dev/shm", "tmpfs", "tmpfs", ["nosuid", "nodev", f"size={shm}", "mode=1777"]),
             _mount(WORKSPACE, "bind", str(stage / "workspace"), ["rbind", mode, "nosuid", "nodev"]),
+            # What is written to the root stays in the layer above it; what is meant to be kept is mounted by itself.
+            *(
+                _mount(item.target, "bind", f"{stage}/root{item.target}", ["rbind", "rw", "nosuid", "nodev"])
+                for item in spec.mounts
+                if item.is_writable
+            ),
             _mount(f"{GUEST_DIR}/link", "bind", str(link), ["bind", "rw", "nosuid", "nodev", "noexec"]),
             MASKS,
         ],

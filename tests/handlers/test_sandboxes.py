@@ -1,30 +1,222 @@
-"""Sandboxes over REST, on real gVisor."""
+"""Sandboxes over REST: ids, filters, patches, ends, egress, audit; on real gVisor."""
 
 from __future__ import annotations
 
+import json
+import threading
+import time
 from typing import Any
 
-import pytest
-
-pytestmark = pytest.mark.usefixtures("has_runsc")
+from .conftest import Api, Make
 
 
-async def test_one_life(api: Any) -> None:
-    made = await api("POST", "/sandboxes", {"id": "mine", "labels": {"a": "b"}, "files": {"d/x.txt": "hello"}})
-    assert made.status == 201, made.body
-    assert made.json["state"] == "running"
-    again = await api("POST", "/sandboxes", {"id": "mine", "labels": {"a": "b"}, "files": {"d/x.txt": "hello"}})
-    assert (again.status, again.json["sandbox_id"]) == (200, made.json["sandbox_id"])
-    other = await api("POST", "/sandboxes", {"id": "mine"})
-    assert (other.status, other.json["reason"], other.json["field"]) == (409, "conflict", "id")
-    ran = await api("POST", "/sandboxes/mine/exec", {"command": "cat d/x.txt; echo err >&2; exit 3"})
-    assert ran.status == 200, ran.body
-    assert (ran.json["stdout"], ran.json["stderr"], ran.json["exit_code"]) == ("hello", "err\n", 3)
-    code = await api("POST", "/sandboxes/mine/code", {"code": "x = 20\nx + 1"})
-    assert code.status == 200, code.body
-    assert code.json["result"]["data"]["text/plain"] == "21"
-    read = await api("GET", "/sandboxes/mine/files/content", params={"path": "d/x.txt"})
-    assert read.json["data"] == "hello", read.body
-    gone = await api("DELETE", "/sandboxes/mine")
-    assert (gone.status, gone.body) == (204, b"")
-    assert (await api("GET", "/sandboxes/mine")).status == 404
+def test_an_id_of_ones_own_is_made_once(api: Api, make: Make) -> None:
+    request = {"id": "mine", "labels": {"a": "b"}, "files": {"d/x.txt": "hello", "b.bin": {"base64": "AAEC"}}}
+    answers: list[Any] = []
+    threads = [threading.Thread(target=lambda: answers.append(api("POST", "/sandboxes", request))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 201]
+    assert len({answer.json()["sandbox_id"] for answer in answers}) == 1
+    info = answers[0].json()
+    assert (info["id"], info["state"], info["kind"], info["workspace"]) == ("mine", "running", "session", "private")
+    error = api.fails(409, "POST", "/sandboxes", {"id": "mine"})
+    assert (error["reason"], error["field"]) == ("conflict", "id")
+    assert api.ok("POST", "/sandboxes/mine/exec", {"command": "cat d/x.txt; od -An -tx1 b.bin"})["stdout"] == (
+        "hello 00 01 02\n"
+    )
+    assert api.ok("GET", f"/sandboxes/{info['sandbox_id']}")["id"] == "mine"
+    listed = api.ok("GET", "/sandboxes", params={"label": "a=b", "state": "running"})["sandboxes"]
+    assert [item["id"] for item in listed] == ["mine"]
+    assert api.ok("GET", "/sandboxes", params={"label": ["a", "b"]})["sandboxes"] == []
+    assert api("DELETE", "/sandboxes/mine").status_code == 204
+    assert api.fails(404, "GET", "/sandboxes/mine")["reason"] == "not_found"
+    api.fails(404, "DELETE", "/sandboxes/mine")
+
+
+def test_what_is_wrong_is_named(api: Api) -> None:
+    cases: list[tuple[Any, int, str | None]] = [
+        ({"nonsense": 1}, 400, "nonsense"),
+        ({"limits": {"memory": "lots"}}, 400, "memory"),
+        ({"limits": {"memory": "900 GiB"}}, 403, "memory"),
+        ({"limits": {"wings": 2}}, 400, "limits.wings"),
+        ({"profile": "none such"}, 400, "profile"),
+        ({"allowed_hosts": ["exa mple.org"]}, 400, "allowed_hosts"),
+        ({"allowed_hosts": ["not-allowed.example.org"]}, 403, "allowed_hosts"),
+        ({"idle_timeout": 10_000_000}, 403, "idle_timeout"),
+        ({"idle_timeout": -1}, 400, "idle_timeout"),
+        ({"id": "a/b"}, 400, "id"),
+        ({"id": "a\n"}, 400, "id"),
+        ({"tools": ["fly"]}, 400, "tools"),
+        ({"packages": ["--index-url=http://evil"]}, 400, "packages"),
+        ({"env": {"A=B": "x"}}, 400, "env"),
+        ({"idle_policy": "park"}, 400, "idle_policy"),
+        ("[]", 400, None),
+        ("{", 400, None),
+        (b"\xff", 400, None),
+        ("[" * 100_000, 400, None),
+    ]
+    for body, status, field in cases:
+        error = api.fails(status, "POST", "/sandboxes", body)
+        assert error.get("field") == field, (body, error)
+    assert api.fails(403, "POST", "/sandboxes", {"limits": {"cpus": 99}})["setting"] == "Policy.max_cpus"
+    assert api.fails(400, "GET", "/sandboxes", params={"stat": "running"})["field"] == "stat"
+    error = api.fails(400, "POST", "/sandboxes", {"files": {"../evil": "x"}})
+    assert error["field"] == "files"
+    assert api.fails(405, "PUT", "/sandboxes", {})["reason"] == "method_not_allowed"
+    assert api.fails(413, "PATCH", "/sandboxes/x", b"x" * 2_000_000)["reason"] == "too_large"
+    assert [item["id"] for item in api.ok("GET", "/sandboxes", params={"state": "starting"})["sandboxes"]] == []
+
+
+def test_the_cause_of_an_end_stays(api: Api, make: Make) -> None:
+    path = make(id="hog", profile="small")
+    error = api.fails(
+        410, "POST", path + "/exec", {"command": "head -c 600000000 /dev/zero | tail -c 550000000 | wc -c"}
+    )
+    assert "out of memory (limit 300 MiB)" in error["message"]
+    info = api.ok("GET", path)
+    assert (info["state"], info["end"]["cause"], info["end"]["exit_code"]) == ("ended", "out_of_memory", 137)
+    assert api.fails(410, "GET", path + "/files")["reason"] == "sandbox_ended"
+    listed = api.ok("GET", "/sandboxes", params={"state": "ended"})["sandboxes"]
+    assert [item["id"] for item in listed] == ["hog"]
+    # An ended one does not stand in the way of its name.
+    assert api.ok("POST", "/sandboxes", {"id": "hog"})["state"] == "running"
+
+
+def test_idle_ones_end_and_looking_is_no_use(api: Api, make: Make) -> None:
+    idle, busy, old = make(idle_timeout=3), make(idle_timeout=3), make(max_life=6)
+    done = threading.Event()
+
+    def use() -> None:
+        api.ok("POST", busy + "/exec", {"command": "sleep 7; echo done"})
+        done.set()
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    deadline = time.monotonic() + 25
+    while api.ok("GET", idle)["state"] != "ended" and time.monotonic() < deadline:
+        time.sleep(0.2)
+    end = api.ok("GET", idle)["end"]
+    assert (end["cause"], end["setting"]) == ("idle", "Policy.idle_timeout")
+    thread.join()
+    assert done.is_set()
+    while api.ok("GET", old)["state"] != "ended" and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert api.ok("GET", old)["end"]["cause"] == "life_over"
+
+
+def test_patching_and_asking_for_hosts(api: Api, make: Make) -> None:
+    path = make(allowed_hosts=[])
+    assert api.ok("GET", path + "/egress")["hosts"] == []
+    error = api.fails(403, "POST", path + "/egress/asks", {"host": "example.org"})
+    assert error["setting"] == "Policy.allowed_hosts"
+    ask = api("POST", path + "/egress/asks", {"host": "github.com", "why": "to clone"})
+    assert (ask.status_code, ask.json()["state"]) == (202, "pending")
+    name = ask.json()["id"]
+    assert api.ok("POST", path + "/egress/asks", {"host": "github.com"})["id"] == name
+    assert name in [item["id"] for item in api.ok("GET", "/egress/asks")["asks"]]
+    allowed = api.ok("POST", f"{path}/egress/asks/{name}", {"decision": "allow"})
+    assert (allowed["state"], bool(allowed["decided_by"])) == ("allowed", True)
+    api.fails(409, "POST", f"{path}/egress/asks/{name}", {"decision": "deny"})
+    assert api.ok("GET", path)["allowed_hosts"] == ["github.com"]
+    assert api.ok("POST", path + "/egress/asks", {"host": "github.com"})["state"] == "allowed"
+    other = api.ok("POST", path + "/egress/asks", {"host": "codeload.github.com"})["id"]
+    assert api.ok("POST", f"{path}/egress/asks/{other}", {"decision": "deny", "note": "no"})["state"] == "denied"
+    patched = api.ok("PATCH", path, {"allowed_hosts": [], "labels": {"x": "y"}, "idle_timeout": 60})
+    assert (patched["allowed_hosts"], patched["labels"], patched["idle_timeout"]) == ([], {"x": "y"}, 60)
+    assert api.fails(403, "PATCH", path, {"allowed_hosts": ["example.org"]})["field"] == "allowed_hosts"
+    assert api.fails(403, "PATCH", path, {"max_life": 31_000_000})["setting"] == "Policy.max_life"
+    api.fails(404, "GET", path + "/egress/asks/none")
+
+
+def test_refusals_requests_and_the_log(api: Api, make: Make) -> None:
+    path = make(allowed_hosts=["github.com"])
+    ran = api.ok(
+        "POST",
+        path + "/exec",
+        {"argv": ["python3", "-c", "import socket; socket.create_connection(('example.org', 443))"]},
+    )
+    assert ran["exit_code"] != 0
+    assert [item["host"] for item in ran["refused"]] == ["example.org"]
+    error = api.fails(403, "POST", path + "/http", {"url": "https://example.org/"})
+    assert "example.org" in error["message"]
+    for url in (
+        "http://127.0.0.1:8888/",
+        "http://[::1]/",
+        "ftp://x.org/",
+        "https://u:p@github.com/",
+        "https://github.com/\r\nX: y",
+        "https://:9/",
+        "nonsense",
+    ):
+        assert api.fails(400, "POST", path + "/http", {"url": url})["field"] == "url"
+    assert api.fails(400, "POST", path + "/http", {"url": "http://github.com/", "headers": {"Host": "x"}})["field"] == (
+        "headers"
+    )
+    rows = api.ok("GET", path + "/egress/log", params={"is_allowed": "false"})["rows"]
+    assert {row["host"] for row in rows} >= {"example.org"}
+    kinds = {row["kind"] for row in api.ok("GET", path + "/audit")["rows"]}
+    assert kinds >= {"lifecycle", "egress", "call"}
+    exported = api("GET", path + "/audit/export")
+    assert exported.headers["Content-Type"] == "application/jsonl"
+    lines = [json.loads(line) for line in exported.text.splitlines()]
+    assert {line["sandbox"] for line in lines} == {api.ok("GET", path)["sandbox_id"]}
+    assert len(api.ok("GET", "/audit", params={"kind": "call", "limit": 3})["rows"]) == 3
+
+
+def test_tools_and_commands_that_are_not_allowed(api: Api, make: Make) -> None:
+    path = make(tools=["read", "bash"], blocked_commands=["git push*", "curl"])
+    assert api.ok("GET", path)["tools"] == ["read", "bash"]
+    error = api.fails(403, "PUT", path + "/files/content", {"path": "a", "text": "x"})
+    assert "'write'" in error["message"]
+    api.fails(403, "POST", path + "/code", {"code": "1"})
+    for command in ("git push origin", "true; curl x", "X=1 sudo /usr/bin/curl", "forbidden-program"):
+        assert api.fails(403, "POST", path + "/exec", {"command": command})["setting"] == "blocked_commands"
+    assert api.fails(403, "POST", path + "/processes", {"argv": ["curl", "x"]})["field"] == "command"
+    assert api.ok("POST", path + "/exec", {"command": "echo curl git push"})["stdout"] == "curl git push\n"
+    denied = api.ok("GET", path + "/audit", params={"kind": "call", "is_allowed": "false"})["rows"]
+    assert [row["detail"]["tool"] for row in denied] == ["write", "run_code"]
+
+
+def test_a_tenants_files_stay(api: Api, make: Make) -> None:
+    first = make(tenant="acme")
+    api.ok("POST", first + "/exec", {"command": "echo kept > a; echo out > /mnt/user-data/outputs/b"})
+    assert api("DELETE", first).status_code == 204
+    second = make(tenant="acme")
+    ran = api.ok("POST", second + "/exec", {"command": "cat a /mnt/user-data/outputs/b"})
+    assert ran["stdout"] == "kept\nout\n", ran
+    assert api.ok("GET", second + "/files/content", params={"path": "a"})["data"] == "kept\n"
+
+
+def test_a_caller_who_goes_away_leaves_no_sandbox(api: Api) -> None:
+    before = len(api.ok("GET", "/sandboxes")["sandboxes"])
+    try:
+        api("POST", "/sandboxes", {"labels": {"left": "1"}}, timeout=0.3)
+    except Exception as error:
+        assert "timed out" in str(error).lower()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        found = api.ok("GET", "/sandboxes")["sandboxes"]
+        if len(found) == before:
+            break
+        time.sleep(0.2)
+    assert len(found) == before
+
+
+def test_a_notebooks_sandbox_is_there_too(api: Api) -> None:
+    kernel = api.server.kernel()
+    try:
+        kernel.check("shared = 41")
+        path = f"/sandboxes/{kernel.id}"
+        info = api.ok("GET", path)
+        assert (info["kind"], info["kernels"][0]["id"]) == ("notebook", kernel.id)
+        ran = api.ok("POST", path + "/code", {"code": "shared + 1"})
+        assert ran["result"]["data"]["text/plain"] == "42"
+        assert api.ok("GET", "/sandboxes", params={"kernel_id": kernel.id})["sandboxes"][0]["id"] == info["id"]
+        api.fails(409, "DELETE", path)
+        api.fails(409, "PATCH", path, {"idle_timeout": 5})
+        assert api.ok("PATCH", path, {"allowed_hosts": []})["allowed_hosts"] == []
+    finally:
+        kernel.shutdown()
