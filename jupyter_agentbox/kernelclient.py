@@ -271,9 +271,11 @@ class KernelClient:
             return not front.cell.is_busy or is_quiet
 
         while True:
+            epoch = front.epoch
+            self._ask()  # when it is a new kernel by now
             look_again = loop.time() + (QUIET_TIME if front.is_heard else ASK_INTERVAL)
             await run.until(
-                lambda: is_free() or front.end is not None,
+                lambda: is_free() or front.end is not None or front.epoch != epoch,  # noqa: B023
                 look_again if deadline is None else min(deadline, look_again),
             )
             if front.end is not None:
@@ -283,7 +285,6 @@ class KernelClient:
                 return True
             if deadline is not None and loop.time() >= deadline:
                 return False
-            self._ask()  # it may be a new kernel by now
 
     def _ask(self) -> None:
         if self.front.is_attached and not self.front.is_heard:

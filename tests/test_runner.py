@@ -30,6 +30,7 @@ from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.runner import Runner
 from jupyter_agentbox.runtimes.runsc import RunscRuntime
 from jupyter_agentbox.sandbox import Sandbox
+from jupyter_agentbox.slot import KernelSlot
 from jupyter_agentbox.spec import Cause
 
 pytestmark = pytest.mark.usefixtures("has_runsc")
@@ -416,6 +417,12 @@ async def notebook(config: Config) -> AsyncIterator[tuple[AsyncKernelManager, Ca
         await manager.shutdown_kernel(now=True)
 
 
+async def busy(runner: Runner, slot: KernelSlot) -> None:
+    """Wait until the notebook's kernel has something to do."""
+    while (await runner.contexts(slot))[0].state != "busy":
+        await asyncio.sleep(0.02)
+
+
 def test_a_person_and_an_agent_share_a_notebooks_kernel(runner: Runner, config: Config) -> None:
     async def test() -> None:
         async with notebook(config) as (manager, cell):
@@ -433,20 +440,20 @@ def test_a_person_and_an_agent_share_a_notebooks_kernel(runner: Runner, config: 
                 await runner.restart_context(slot)
 
             # A run that waits for the person's cell does not interrupt it.
-            theirs = asyncio.create_task(cell("import time; time.sleep(1.5); slept = 1"))
-            await asyncio.sleep(0.3)
+            theirs = asyncio.create_task(cell("import time; time.sleep(2); slept = 1"))
+            await busy(runner, slot)
             result = await runner.run(slot, "never = 1", timeout=0.5)
             assert (result.status, result.has_started) == ("timed_out", False)
             assert (await theirs)["status"] == "ok"
             # The agent's failure takes no cell along that waits behind it.
             mine = asyncio.create_task(runner.run(slot, "time.sleep(0.8); 1/0"))
-            await asyncio.sleep(0.3)
+            await busy(runner, slot)
             assert (await cell("assert slept and 'never' not in globals()"))["status"] == "ok"
             assert (await mine).status == "error"
 
             # A restart from the notebook ends the agent's run, and the next is in the new kernel.
             mine = asyncio.create_task(runner.run(slot, "time.sleep(60)"))
-            await asyncio.sleep(0.5)
+            await busy(runner, slot)
             await manager.restart_kernel(now=True)
             result = await asyncio.wait_for(mine, 5)
             assert (result.status, result.epoch) == ("kernel_died", 1)
