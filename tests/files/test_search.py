@@ -105,7 +105,7 @@ def test_grep(folder: Folder, root: Path, outside: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(", "a{1000000000000}", "", "x" * 1001, "(?P<a>b)(?P<a>c)", "(" * 400, r"[b-a]\ud800"]
+    "pattern", ["(", "a{1000000000000}", "", "x" * 1001, "(?P<a>b)(?P<a>c)", "(" * 400, "[\ud800-a]"]
 )
 def test_a_bad_pattern_is_said(root: Path, pattern: str) -> None:
     with Folder(root) as folder:
