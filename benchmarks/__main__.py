@@ -41,12 +41,13 @@ def measure(rounds: int, executions: int, parallel: int) -> Samples:
         kernels.start(subject)
     for _ in range(rounds):
         for subject in kernels.SUBJECTS:
-            samples["start to first reply"][subject.name].append(kernels.start(subject))
+            took, memory = kernels.start(subject)
+            samples["start to first reply"][subject.name].append(took)
+            samples["memory of an idle kernel (PSS)"][subject.name].append(memory)
     with ExitStack() as stack:
         running = {s.name: stack.enter_context(kernels.running(s)) for s in kernels.SUBJECTS}
-        for name, kernel in running.items():
+        for kernel in running.values():
             kernels.round_trips(kernel, 20, 0)
-            samples["memory of an idle kernel (PSS)"][name].append(kernel.memory())
         for _ in range(rounds):
             for label, count, pause in (("back to back", executions, 0.0), ("100 ms apart", executions // 8, 0.1)):
                 for name, kernel in running.items():

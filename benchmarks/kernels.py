@@ -47,7 +47,7 @@ class Kernel:
     def __init__(self, subject: Subject) -> None:
         file = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / f"kernel-{uuid.uuid4().hex}.json"
         self.manager = KernelManager(kernel_name=subject.kernel_name, connection_file=str(file))
-        self.others = set(_processes())
+        self.others = _processes()
         self.manager.start_kernel(extra_arguments=["--log-level=ERROR"])
         try:
             self.client: BlockingKernelClient = self.manager.client()
@@ -81,8 +81,8 @@ class Kernel:
         return size
 
     def memory(self) -> int:
-        """Return the proportional set size, in bytes, of all processes that were started for this kernel."""
-        return sum(_pss(pid) for pid in _processes() if pid not in self.others)
+        """Return the proportional set size, in bytes, of all processes that were started for this kernel alone."""
+        return sum(_pss(pid) for pid in _processes() - self.others)
 
     def close(self) -> None:
         """End client and kernel."""
@@ -100,12 +100,14 @@ def running(subject: Subject) -> Iterator[Kernel]:
         kernel.close()
 
 
-def start(subject: Subject) -> float:
-    """Seconds from the wish for a kernel to its first reply."""
+def start(subject: Subject) -> tuple[float, int]:
+    """Seconds from the wish for a kernel to its first reply, and its memory when it has settled."""
     begin = time.perf_counter()
     with running(subject) as kernel:
         kernel.execute("1")
-        return time.perf_counter() - begin
+        took = time.perf_counter() - begin
+        round_trips(kernel, 10, 0)
+        return took, kernel.memory()
 
 
 def round_trips(kernel: Kernel, count: int, pause: float) -> list[float]:
@@ -143,15 +145,22 @@ def parallel_starts(subject: Subject, count: int) -> float:
     return took
 
 
-def _processes() -> list[int]:
-    """Return the processes whose command line names a directory of this run; a sandbox's are no descendants of ours."""
-    found = []
+def _processes() -> set[int]:
+    """Return the processes whose command line names a directory of this run, and all that descend from them.
+
+    A sandbox's are no descendants of ours, and those that gVisor makes for the inside have no telling name.
+    """
+    names = os.environ["JUPYTER_DATA_DIR"], os.environ["JUPYTER_RUNTIME_DIR"]
+    parents, found = {}, set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
                 line = (entry / "cmdline").read_bytes().decode(errors="replace")
-                if os.environ["JUPYTER_DATA_DIR"] in line or os.environ["JUPYTER_RUNTIME_DIR"] in line:
-                    found.append(int(entry.name))
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if any(name in line for name in names):
+                    found.add(int(entry.name))
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
     return found
 
 
