@@ -262,12 +262,12 @@ class KernelClient:
     async def _wait_for_turn(self, run: _Run, deadline: float | None) -> bool:
         """Wait until nothing else runs. False when time is over, or there is no kernel and none is on its way."""
         loop = asyncio.get_running_loop()
-        front = self.front
+        front, since = self.front, loop.time()
 
         def is_free() -> bool:
             if self._waiting[0] is not run or not front.is_attached or not front.is_heard:
                 return False
-            is_quiet = front.cell.header is None and loop.time() - self._heard_at > QUIET_TIME
+            is_quiet = front.cell.header is None and loop.time() - max(since, self._heard_at) > QUIET_TIME
             return not front.cell.is_busy or is_quiet
 
         while True:
@@ -357,7 +357,7 @@ class KernelClient:
         """Interrupt a run whose time is over; what there is to say is returned."""
         if not run.has_started:
             run.is_abandoned = True
-            return {"message": "the kernel was busy with other code for all of the time; this code did not run"}
+            return {"message": "the kernel did not begin with it in time; if it does later, it is interrupted"}
         await self._send_signal(signal.SIGINT)
         await run.until(lambda: run.is_over, asyncio.get_running_loop().time() + INTERRUPT_GRACE)
         if run.end is not None:
