@@ -10,6 +10,7 @@ from jupyter_server.extension.application import ExtensionApp
 from tornado.ioloop import IOLoop
 from traitlets import Bool
 
+from .adoption import keep_sessions, leave_kernels, take_back
 from .errors import AgentboxError
 from .handlers import make_all
 from .handlers.service import Service
@@ -29,8 +30,9 @@ class AgentboxExtension(ExtensionApp):
 
     keep_sandboxes = Bool(
         True,
-        help="""Leave the sandboxes that agents and programs made alive when the server ends, so that one which starts
-        within their lease (``Policy.lease_timeout``) takes them back under their ids.""",
+        help="""Leave sandboxes alive when the server ends, those of notebooks with their kernels and those that agents
+        and programs made, so that a server which starts within their lease (``Policy.lease_timeout``) with the same
+        root directory takes them back under their ids. Otherwise the end of the server is theirs.""",
     ).tag(config=True)
 
     def initialize_settings(self) -> None:
@@ -51,6 +53,23 @@ class AgentboxExtension(ExtensionApp):
             )
         self._service = self.settings["agentbox"] = Service(sessions, gateway_url)
         self._observer = Observer(sessions, self.serverapp.event_logger)
+        if gateway_url is None and self.keep_sandboxes:
+            keep_sessions(self.serverapp, policy)
+            self._take_back_kernels(policy)
+
+    def _take_back_kernels(self, policy: Policy) -> None:
+        """Have the kernels back before the first request asks for them, where the server is not running yet."""
+
+        async def take_back_all() -> None:
+            assert self.serverapp is not None
+            if found := await take_back(self.serverapp, policy):
+                self.log.info("jupyter_agentbox: took back %d kernels: %s", len(found), ", ".join(found))
+
+        loop = IOLoop.current()
+        if loop.asyncio_loop.is_running():  # type: ignore[attr-defined]
+            loop.add_callback(take_back_all)
+        else:
+            loop.run_sync(take_back_all)
 
     def _gateway_url(self) -> str | None:
         from jupyter_server.gateway.gateway_client import GatewayClient
@@ -89,6 +108,8 @@ class AgentboxExtension(ExtensionApp):
         if self._service is not None:
             if self._observer is not None:
                 self._observer.close()
+            if self.keep_sandboxes:
+                await leave_kernels()
             close = self._service.sessions.aclose(is_ended=not self.keep_sandboxes)
             try:
                 await asyncio.wait_for(close, STOP_TIMEOUT)

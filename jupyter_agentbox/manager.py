@@ -183,13 +183,23 @@ class SandboxManager:
         self.sandboxes[sandbox_id] = sandbox
         return sandbox
 
-    async def leave(self) -> None:
-        """Let all sandboxes of this process live on without it, for a successor to adopt within their lease."""
-        await self._thread.run(self._leave())
+    async def leave(self, sandbox: Sandbox) -> None:
+        """Let a sandbox live on without this process, for a successor to adopt within its lease."""
+        self.sandboxes.pop(sandbox.id, None)
+        await self._thread.run(sandbox.leave())
 
-    async def _leave(self) -> None:
-        sandboxes, self.sandboxes = self.sandboxes, {}
-        await asyncio.gather(*(sandbox.leave() for sandbox in sandboxes.values()))
+    def orphans(self) -> list[Record]:
+        """Those that run and have no owner at the moment."""
+        found = []
+        for directory in (self.state_dir / "sandboxes").glob("*"):
+            try:
+                record = Record.load(directory)
+                is_alive = record.handle is not None and self.runtime.is_alive(Handle.from_dict(record.handle))
+            except (NotFound, ValueError, KeyError, TypeError):
+                continue
+            if is_alive and not is_owned(directory):
+                found.append(record)
+        return found
 
     def _directory(self, sandbox_id: str) -> Path:
         return self.state_dir / "sandboxes" / sandbox_id

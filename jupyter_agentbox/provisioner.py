@@ -12,6 +12,7 @@ only; the provisioner has no settings of its own.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import re
 import secrets
@@ -98,6 +99,11 @@ class AgentboxProvisioner(KernelProvisionerBase):
             self._spec = await asyncio.to_thread(self._resolve_own_folder, resolve)
         else:
             self._spec = await asyncio.to_thread(resolve, _work_folder(kwargs.get("cwd")))
+        self._spec = dataclasses.replace(
+            self._spec,
+            kernel_name=getattr(self.parent, "kernel_name", ""),
+            origin=str(getattr(getattr(self.parent, "parent", None), "root_dir", "")),
+        )
         if self._spec.root is None:
             argv[0] = executable
         self._make_slot(policy, self._spec)
@@ -152,10 +158,26 @@ class AgentboxProvisioner(KernelProvisionerBase):
         """
         if self._slot is None or self._spec is None:
             raise InvalidRequest("pre_launch comes before launch_kernel")
-        info: Any = await LinkThread.instance().run(self._slot.start(self._spec, cmd))
+        info: Any = await self._adopt(self._slot) if self._slot.sandbox is None else None
+        if info is None:
+            info = await LinkThread.instance().run(self._slot.start(self._spec, cmd))
         self._is_running = True
         self.connection_info = info
         return self.connection_info
+
+    async def _adopt(self, slot: KernelSlot) -> dict[str, Any] | None:
+        """Go on with the kernel of this id that an earlier server of the same root directory left, if there is one."""
+        assert self._spec is not None
+        if not self._spec.origin:
+            return None
+        label = (self._spec.kernel_id, self._spec.origin)
+        for record in await asyncio.to_thread(slot.manager.orphans):
+            if (record.spec.kernel_id, record.spec.origin) == label and record.kernels:
+                try:
+                    return await LinkThread.instance().run(slot.adopt(record))
+                except AgentboxError as error:
+                    self.log.warning("kernel %s could not be taken back and starts anew: %s", self.kernel_id, error)
+        return None
 
     # Life
 

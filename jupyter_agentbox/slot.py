@@ -14,7 +14,7 @@ import logging
 import signal
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, ClassVar
 
 from .driver import Kernel
@@ -22,6 +22,7 @@ from .errors import AgentboxError, LinkClosed
 from .front import Front, end_notice
 from .link import LinkThread
 from .manager import SandboxManager
+from .record import Record
 from .sandbox import Sandbox
 from .spec import WORKSPACE, Cause, End, SandboxSpec
 
@@ -54,7 +55,7 @@ class KernelSlot:
 
     def __init__(self, manager: SandboxManager, *, key: bytes, signature_scheme: str, log: Any = None) -> None:
         self.end: End | None = None
-        self._manager = manager
+        self.manager = manager
         self._key = key
         self._signature_scheme = signature_scheme
         self._log = log or logging.getLogger(__name__)
@@ -76,6 +77,13 @@ class KernelSlot:
             if sandbox is not None and (sandbox.id == sandbox_id or sandbox.spec.kernel_id == (kernel_id or None)):
                 return slot
         return None
+
+    @classmethod
+    async def leave_all(cls) -> None:
+        """Let every kernel of this process live on without it."""
+        with cls._all_lock:
+            slots = [slot for slot in cls._all if slot.is_held]
+        await LinkThread.instance().run(_gather(*(slot.leave() for slot in slots)))
 
     def release_later(self) -> None:
         """Release it from whatever thread found out that nobody holds it any more; waits for nothing."""
@@ -117,8 +125,7 @@ class KernelSlot:
                     key=self._key, signature_scheme=self._signature_scheme, log=self._log
                 )
                 front.restarting()
-                self._sandbox = await self._manager.create(spec, inherit=self._sandbox, on_refusal=front.refusal)
-                self._sandbox.clean_up_with(front.directory)
+                self._sandbox = await self.manager.create(spec, inherit=self._sandbox, on_refusal=front.refusal)
                 kernel = await self._sandbox.start_kernel(
                     argv, spec.env, WORKSPACE, key=self._key.decode(), signature_scheme=self._signature_scheme
                 )
@@ -126,12 +133,63 @@ class KernelSlot:
                 await asyncio.shield(self._release() if is_first else self._stop())
                 raise
             self.end = None
-            self._kernel = kernel
-            front.attach(kernel)
-            kernel.add_end_callback(lambda: self._ended(kernel))
-            if kernel.end is not None:
-                self._ended(kernel)
-            return {**front.connection_info, "key": self._key, "signature_scheme": self._signature_scheme}
+            self._hold(kernel, front, self._sandbox)
+            return self._connection_info(front)
+
+    async def adopt(self, record: Record) -> dict[str, Any]:
+        """Put a kernel that an earlier process started behind new endpoints, and go on with it.
+
+        Parameters
+        ----------
+        record : Record
+            From ``SandboxManager.orphans``.
+
+        Returns
+        -------
+        dict
+            Connection information for clients, with the key that the kernel has.
+
+        Raises
+        ------
+        AgentboxError
+            Somebody else has it, or it has ended. Nothing has changed.
+        """
+        async with self._lock:
+            known = record.kernels[-1]
+            front = await Front.open(key=known.key.encode(), signature_scheme=known.signature_scheme, log=self._log)
+            try:
+                sandbox = await self.manager.adopt(record.id, on_refusal=front.refusal)
+            except BaseException:
+                front.close()
+                raise
+            self._key, self._signature_scheme = known.key.encode(), known.signature_scheme
+            self._front, self._sandbox, self.end = front, sandbox, None
+            self._hold(sandbox.kernels[known.name], front, sandbox)
+            return self._connection_info(front)
+
+    async def leave(self) -> None:
+        """Let go of the kernel, which lives on and waits for a successor of this process."""
+        async with self._lock:
+            sandbox, self._sandbox, self._kernel = self._sandbox, None, None
+            front, self._front = self._front, None
+            if front is not None:
+                front.is_end_expected = True
+                front.detach()
+                front.close()
+            if sandbox is not None:
+                await self.manager.leave(sandbox)
+            self.end = self.end or End(Cause.STOPPED, 0, "it was left to the next server")
+
+    def _hold(self, kernel: Kernel, front: Front, sandbox: Sandbox) -> None:
+        sandbox.clean_up_with(front.directory)
+        self._kernel = kernel
+        front.attach(kernel)
+        kernel.add_end_callback(lambda: self._ended(kernel))
+        if kernel.end is not None:
+            self._ended(kernel)
+
+    def _connection_info(self, front: Front) -> dict[str, Any]:
+        return {**front.connection_info, "key": self._key, "signature_scheme": self._signature_scheme}
 
     def expect_end(self) -> None:
         """Somebody asked the kernel to end; nobody needs to be told why it did."""
@@ -177,7 +235,7 @@ class KernelSlot:
             return
         if self._kernel is not None and self._kernel.end is None:
             self.expect_end()
-        await self._manager.stop(self._sandbox, is_kept=True)
+        await self.manager.stop(self._sandbox, is_kept=True)
         if self._kernel is not None and self._kernel.end is None:
             # The kernel's own watcher notices a moment later; poll() must not have to wait for it.
             self._kernel.ended(self._sandbox.end or End(Cause.STOPPED, 137, "it was stopped"))
@@ -186,7 +244,7 @@ class KernelSlot:
         await self._stop()
         sandbox, self._sandbox, self._kernel = self._sandbox, None, None
         if sandbox is not None:
-            await self._manager.stop(sandbox)
+            await self.manager.stop(sandbox)
         front, self._front = self._front, None
         if front is not None:
             front.close()
@@ -208,6 +266,10 @@ class KernelSlot:
                     await self._stop()
                 except AgentboxError as error:
                     self._log.error("a sandbox was not removed: %s", error)
+
+
+async def _gather(*work: Awaitable[None]) -> None:
+    await asyncio.gather(*work)
 
 
 def _release_all() -> None:

@@ -125,8 +125,10 @@ class SandboxSpec:
         Names of the limits that may go unenforced where the machine cannot enforce them.
     lease_timeout : float
         Seconds that the sandbox outlives its owner.
-    kernel_id, owner : str
+    kernel_id, kernel_name, owner : str
         Labels.
+    origin : str
+        Root directory of the server whose notebook's kernel it is: its successor takes it back. Empty for others.
     runtime : str
         Name of the runtime that must isolate it; no other will do.
     """
@@ -143,7 +145,9 @@ class SandboxSpec:
     accept_unenforced: frozenset[str] = frozenset()
     lease_timeout: float = 60.0
     kernel_id: str = ""
+    kernel_name: str = ""
     owner: str = ""
+    origin: str = ""
     runtime: str = "runsc"
 
 

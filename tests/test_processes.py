@@ -402,7 +402,7 @@ def test_background_processes_survive_their_owner_and_nothing_they_printed_is_lo
         await processes.wait(done.id, 10)
         command = asyncio.ensure_future(processes.run(Command("sleep 1000")))
         assert (await processes.read(counter.id, wait=10)).data  # an owner has taken some
-        await manager.leave()
+        await manager.leave(sandbox)
         with pytest.raises((LinkClosed, SandboxEnded)):
             await command
         return sandbox.id, [counter.id, done.id, shell.id]

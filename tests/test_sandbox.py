@@ -304,7 +304,7 @@ def test_without_an_owner_it_ends_with_its_lease_and_nothing_is_left(manager: Sa
     async def test(manager: SandboxManager) -> None:
         sandbox = await manager.create(SandboxSpec(lease_timeout=2.0))
         state = json.loads((sandbox.directory / "state.json").read_text())
-        await manager.leave()
+        await manager.leave(sandbox)
         deadline = time.monotonic() + 20
         while sandbox.directory.exists() and time.monotonic() < deadline:
             await asyncio.sleep(0.1)

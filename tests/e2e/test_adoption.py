@@ -13,12 +13,12 @@ from .harness import KERNEL, Env, KernelClient, Server
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL], ids=["told to end", "killed"])
 def test_a_server_takes_its_kernels_back_with_all_they_hold(agentbox_env: Env, signum: int) -> None:
-    agentbox_env.configure({"Policy": {"lease_timeout": 30.0}})
+    agentbox_env.configure({"Policy": {"lease_timeout": 120.0}})
     first = Server(agentbox_env, "lab", (), {})
     first.wait_ready()
     Path(agentbox_env.work, "book.ipynb").write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
     session = first.call(
-        "POST", "sessions", {"path": "book.ipynb", "name": "", "type": "notebook", "kernel": {"name": KERNEL}}
+        "POST", "api/sessions", {"path": "book.ipynb", "name": "", "type": "notebook", "kernel": {"name": KERNEL}}
     )
     kernel_id = session["kernel"]["id"]
     client = KernelClient(first, kernel_id)
@@ -30,8 +30,8 @@ def test_a_server_takes_its_kernels_back_with_all_they_hold(agentbox_env: Env, s
     first.stop(signum)
 
     with agentbox_env.server("lab") as second:
-        assert [kernel["id"] for kernel in second.call("GET", "kernels")] == [kernel_id]
-        (again,) = second.call("GET", "sessions")
+        assert [kernel["id"] for kernel in second.call("GET", "api/kernels")] == [kernel_id]
+        (again,) = second.call("GET", "api/sessions")
         assert (again["id"], again["path"], again["kernel"]["id"]) == (session["id"], "book.ipynb", kernel_id)
         follower = KernelClient(second, kernel_id)
         # The cell that ran meanwhile comes to its end, and the variable is there.
@@ -39,18 +39,18 @@ def test_a_server_takes_its_kernels_back_with_all_they_hold(agentbox_env: Env, s
         assert Path(agentbox_env.work, "done").exists()
         follower.restart()
         assert "NameError" in follower.execute("x").error
-        second.call("DELETE", f"kernels/{kernel_id}")
+        second.call("DELETE", f"api/kernels/{kernel_id}")
     assert started
 
 
 def test_a_server_of_another_root_directory_takes_nothing(agentbox_env: Env) -> None:
-    agentbox_env.configure({"Policy": {"lease_timeout": 10.0}})
+    agentbox_env.configure({"Policy": {"lease_timeout": 20.0}})
     with agentbox_env.server("lab") as first:
         first.kernel().check("x = 1")
     other = agentbox_env.work / "elsewhere"
     other.mkdir()
     with agentbox_env.server("lab", f"--ServerApp.root_dir={other}") as second:
-        assert second.call("GET", "kernels") == []
+        assert second.call("GET", "api/kernels") == []
 
 
 def test_a_server_may_be_told_to_take_its_kernels_along(agentbox_env: Env) -> None:

@@ -1,0 +1,66 @@
+"""A Jupyter server that takes back the kernels of the one before it, under their old ids.
+
+Whoever starts within the lease of the sandboxes, with the same root directory, finds them waiting
+(:meth:`.manager.SandboxManager.orphans`); starting a kernel of such an id makes the provisioner go on with it. The
+server's list of sessions, which ties notebooks to kernels, is kept beside the sandboxes for the same purpose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import Any
+
+from jupyter_core.utils import ensure_async
+from jupyter_server.serverapp import ServerApp
+
+from .manager import SandboxManager
+from .policy import Policy
+from .slot import KernelSlot
+
+#: Seconds that a server's start waits for the kernels it takes back.
+TIMEOUT = 30.0
+
+
+def keep_sessions(server: ServerApp, policy: Policy) -> None:
+    """Have the server write down which notebook has which kernel, unless it is told where already."""
+    manager = server.session_manager
+    if manager.database_filepath == ":memory:":
+        name = hashlib.sha256(server.root_dir.encode()).hexdigest()[:16]
+        directory = policy.state_path / "servers"
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Two servers of one root directory at a time share it, as they share the notebooks.
+        manager.database_filepath = str(directory / f"sessions-{name}.db")
+
+
+async def take_back(server: ServerApp, policy: Policy) -> list[str]:
+    """Take back all kernels that an earlier server of this root directory left.
+
+    Returns
+    -------
+    list of str
+        Their ids.
+    """
+    manager = SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config)
+    kernels: Any = server.kernel_manager
+    records = [
+        record
+        for record in await asyncio.to_thread(manager.orphans)
+        if record.spec.origin == str(kernels.root_dir) and record.spec.kernel_id not in kernels
+    ]
+
+    async def start(kernel_id: str, name: str) -> str | None:
+        try:
+            await asyncio.wait_for(ensure_async(kernels.start_kernel(kernel_id=kernel_id, kernel_name=name)), TIMEOUT)
+        except Exception as error:  # whatever is wrong with one kernel, the server starts
+            server.log.warning("kernel %s was not taken back: %s", kernel_id, error)
+            return None
+        return kernel_id
+
+    found = await asyncio.gather(*(start(record.spec.kernel_id, record.spec.kernel_name) for record in records))
+    return [kernel_id for kernel_id in found if kernel_id is not None]
+
+
+async def leave_kernels() -> None:
+    """Let the kernels live on for a successor: what the server's own shutdown does to them after this has no effect."""
+    await KernelSlot.leave_all()
