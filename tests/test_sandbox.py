@@ -329,3 +329,28 @@ def test_a_successor_that_fails_to_start_leaves_the_work_where_it_was(manager: S
         await manager.stop(second)
 
     run(test, manager)
+
+
+def test_no_set_user_id_file_can_be_made_in_a_work_folder(manager: SandboxManager, tmp_path: Path) -> None:
+    """Outside it would be the user's own, and whoever runs it would act as the user."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    lines = (
+        "cp /bin/true /workspace/a && chmod u+s /workspace/a",
+        "cp /bin/true /workspace/b && chmod g+s /workspace/b",
+        "python3 -c \"import os; os.open('/workspace/c', os.O_CREAT | os.O_WRONLY, 0o4755)\"",
+        "install -m 4755 /bin/true /workspace/d",
+        "mkdir /workspace/e && chmod 2755 /workspace/e",
+        "tar -C /workspace -xpf - < /dev/null; python3 -c \"import os; os.mknod('/workspace/f', 0o104755)\"",
+    )
+
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager, workspace=folder) as box:
+            for line in lines:
+                await box.run(line)
+            assert (await box.run("chmod 755 /workspace/a; chmod +t /workspace")).exit_code == 0
+
+    run(test, manager)
+    modes = {path.name: path.stat().st_mode for path in folder.iterdir()}
+    assert {"a", "b"} <= set(modes)
+    assert {name: oct(mode) for name, mode in modes.items() if mode & 0o6000} == {}

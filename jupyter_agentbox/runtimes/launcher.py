@@ -14,6 +14,7 @@ import errno
 import marshal
 import os
 import stat
+import struct
 import sys
 
 TYPE_CHECKING = False
@@ -37,6 +38,57 @@ MAX_TOP_MASKS = 2_000
 MAX_INNER_MASKS = 100
 
 libc = ctypes.CDLL(None, use_errno=True)
+
+
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
+SECCOMP_ALLOW, SECCOMP_EPERM = 0x7FFF0000, 0x00050000 | errno.EPERM
+#: By machine: the audit number of its architecture, and for each call that sets a file's mode its number, which
+#: argument the mode is, and which the flags without whose O_CREAT there is none.
+MODE_CALLS: dict[str, tuple[int, tuple[tuple[int, int, int | None], ...]]] = {
+    "x86_64": (
+        0xC000003E,
+        ((90, 1, None), (91, 1, None), (268, 2, None), (452, 2, None), (85, 1, None), (133, 1, None), (259, 2, None),
+         (2, 2, 1), (257, 3, 2)),
+    ),
+    "aarch64": (0xC00000B7, ((52, 1, None), (53, 2, None), (452, 2, None), (33, 2, None), (56, 3, 2))),
+}  # fmt: skip
+SET_ID_BITS, O_CREAT = 0o6000, 0o100
+
+
+def make_mode_filter(machine: str) -> bytes:
+    """Return the program, in the kernel's form, that refuses the calls which would set a set-user-id or -group-id bit.
+
+    Files made in a work folder are the user's outside, so such a bit would lend the user's identity to anybody.
+    """
+    audit, calls = MODE_CALLS[machine]
+
+    def step(code: int, yes: int, no: int, value: int) -> bytes:
+        return struct.pack("=HBBI", code, yes, no, value)
+
+    def argument(number: int) -> bytes:
+        return step(0x20, 0, 0, 16 + 8 * number)  # the lower half of it
+
+    body: list[bytes] = []
+    for number, mode, flags in calls:
+        test = [argument(mode), step(0x45, 0, 1, SET_ID_BITS), step(0x06, 0, 0, SECCOMP_EPERM)]
+        if flags is not None:
+            test = [argument(flags), step(0x45, 0, len(test), O_CREAT), *test]
+        test.append(step(0x06, 0, 0, SECCOMP_ALLOW))
+        body += [step(0x15, 0, len(test), number), *test]
+    head = [step(0x20, 0, 0, 4), step(0x15, 1, 0, audit), step(0x06, 0, 0, SECCOMP_ALLOW), step(0x20, 0, 0, 0)]
+    return b"".join([*head, *body, step(0x06, 0, 0, SECCOMP_ALLOW)])
+
+
+def refuse_set_id_bits() -> None:
+    """Keep this process and all it starts from making set-user-id files. Raises OSError where that cannot be had."""
+    machine = os.uname().machine
+    if machine not in MODE_CALLS:
+        raise OSError(errno.ENOTSUP, "no filter of file modes is known for this machine", machine)
+    program = make_mode_filter(machine)
+    steps = ctypes.create_string_buffer(program, len(program))
+    # struct sock_fprog: a 16-bit length, padding, and a pointer.
+    described = struct.pack("@HP", len(program) // 8, ctypes.addressof(steps))
+    check(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, described, 0, 0), "seccomp")
 
 
 def check(result: int, what: str) -> None:
@@ -293,6 +345,7 @@ def main() -> None:
     os.setresuid(0, 0, 0)
     if config["stage"]:
         build(config["stage"], config["plan"])
+    refuse_set_id_bits()
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(2, 1)
