@@ -20,7 +20,7 @@ from pathlib import Path
 
 from .errors import InvalidRequest
 from .folders import SYSTEM_DIRS, check_mount, homes, is_beneath, is_too_broad
-from .spec import HOME, Limits, Mount
+from .spec import HOME, WORKSPACE, Limits, Mount
 
 #: What certificate bundles may lie in; the curated root shows these as well.
 CERTIFICATE_DIRS = (
@@ -122,6 +122,8 @@ def kernel_environment(
         is_the_callers = name.startswith("KERNEL_") and host.get(name) != value
         if name in _REQUEST_NAMES or name in passthrough or is_the_callers:
             env[name] = value
+    if notebook := env.get("JPY_SESSION_NAME"):
+        env["JPY_SESSION_NAME"] = f"{WORKSPACE}/{os.path.basename(notebook)}"  # as it is inside
     for name, template in (templates or {}).items():
         if not isinstance(template, str) or not _NAME.fullmatch(name) or "\0" in template:
             raise InvalidRequest(f"the kernelspec's env has {name!r}, and that or its value is no text", field="env")

@@ -64,8 +64,8 @@ def test_locale_and_time_zone_do_go_inside_and_there_is_always_a_utf8_locale() -
 
 def test_a_launch_request_adds_the_notebooks_path_and_what_its_caller_set() -> None:
     host = {"KERNEL_GATEWAY_KEY": "secret", "FOO": "1"}
-    env = build(host, request={**host, "JPY_SESSION_NAME": "/a.ipynb", "KERNEL_USERNAME": "bob", "FOO": "2"})
-    assert env["JPY_SESSION_NAME"] == "/a.ipynb"
+    env = build(host, request={**host, "JPY_SESSION_NAME": "/srv/a.ipynb", "KERNEL_USERNAME": "bob", "FOO": "2"})
+    assert env["JPY_SESSION_NAME"] == "/workspace/a.ipynb"
     assert env["KERNEL_USERNAME"] == "bob"
     assert "KERNEL_GATEWAY_KEY" not in env
     assert "FOO" not in env
