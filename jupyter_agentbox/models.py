@@ -14,7 +14,9 @@ from msgspec import UNSET, Meta, UnsetType
 from .spec import WORKSPACE
 
 #: A name that a caller chooses: for a sandbox, a tenant.
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$(?!\n)", description="Letters, digits, `.`, `_`, `-`.")]
+Name = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$(?!\n)", description="Letters, digits, `.`, `_`, `-`.")
+]
 Label = Annotated[str, Meta(max_length=256)]
 Seconds = Annotated[float, Meta(gt=0, le=31_536_000, description="Seconds.")]
 HostName = Annotated[str, Meta(min_length=1, max_length=300, description="`name`, `*.name`, `name:port` or a preset.")]

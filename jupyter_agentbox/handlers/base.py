@@ -32,6 +32,8 @@ from .service import Service
 RESOURCE = "agentbox"
 #: Seconds of silence after which an event stream says that it lives, and so learns that nobody listens.
 KEEP_ALIVE_INTERVAL = 15.0
+#: Seconds that an event stream waits for a first failure before it says that all is well.
+FIRST_EVENT_TIMEOUT = 0.1
 #: Bytes of a refused body that are read to their end, so that the client gets to read why.
 _PATIENCE = 8 * 1024 * 1024
 #: What Jupyter itself takes in a query.
@@ -205,14 +207,14 @@ class AgentboxHandler(APIHandler):
         self.set_header("Cache-Control", "no-store")
         self.set_header("X-Accel-Buffering", "no")
         iterator = events.__aiter__()
-        following: asyncio.Future[tuple[str, msgspec.Struct]] | None = None
+        following: asyncio.Future[Any] | None = None
         try:
-            # What fails before the first event fails as any other call does.
+            await _next(iterator)  # READY
             following = asyncio.ensure_future(_next(iterator))
-            await asyncio.wait([following], timeout=0.2)
-            if following.done():
-                with contextlib.suppress(StopAsyncIteration):
-                    following.result()
+            # What fails at once fails as any other call does.
+            await asyncio.wait([following], timeout=FIRST_EVENT_TIMEOUT)
+            if following.done() and not isinstance(following.exception(), (StopAsyncIteration, type(None))):
+                following.result()
             await self.flush()
             while True:
                 done, _ = await asyncio.wait([following], timeout=KEEP_ALIVE_INTERVAL)
@@ -221,17 +223,15 @@ class AgentboxHandler(APIHandler):
                     await self.flush()
                     continue
                 try:
-                    name, event = following.result()
+                    self._write_event(*following.result())
                 except StopAsyncIteration:
                     break
+                except StreamClosedError:
+                    raise
                 except Exception as error:
-                    if not self._headers_written:
-                        raise
                     self._log_failure(error)
-                    name, event = "failure", describe(error)[1]
-                    self._write_event(name, event)
+                    self._write_event("failure", describe(error)[1])
                     break
-                self._write_event(name, event)
                 await self.flush()
                 following = asyncio.ensure_future(_next(iterator))
             await self.finish(set_content_type="text/event-stream")
@@ -316,9 +316,8 @@ def _retrieve(work: asyncio.Future[Any]) -> None:
         work.exception()  # told to the client, if it is still there
 
 
-async def _next(iterator: Any) -> tuple[str, msgspec.Struct]:
-    event: tuple[str, msgspec.Struct] = await iterator.__anext__()
-    return event
+async def _next(iterator: Any) -> Any:
+    return await iterator.__anext__()
 
 
 async def _maybe(value: bool | Awaitable[bool]) -> bool:

@@ -20,7 +20,7 @@ from jupyter_agentbox.session import Session
 from jupyter_agentbox.spec import MIB
 
 from .call import Call
-from .routes import EventStream, route
+from .routes import READY, EventStream, route
 
 EVENTS = {
     "stream": StreamEvent,
@@ -91,6 +91,7 @@ async def stream_code(call: Call) -> EventStream:
 async def _stream(call: Call) -> EventStream:
     body: CodeRequest = call.body
     async with call.use() as session:
+        yield READY
         async for event in Runner.shared().stream(
             _place(session),
             body.code,

@@ -31,7 +31,7 @@ from jupyter_agentbox.session import Session
 from jupyter_agentbox.spec import MIB
 
 from .call import Call
-from .routes import EventStream, route
+from .routes import READY, EventStream, route
 
 EVENTS = {"stdout": OutputEvent, "stderr": OutputEvent, "exit": ExitEvent}
 PROCESS = "/sandboxes/{id}/processes/{process}"
@@ -85,6 +85,7 @@ async def _stream(call: Call) -> EventStream:
         processes = session.running().processes
         async with await processes.stream(command, stdin=_stdin(body), timeout=body.timeout) as events:
             writer = _Writer(body.encoding)
+            yield READY
             async for event in events:
                 yield writer.write(event, lambda: _refused(session, before))
 
@@ -148,6 +149,7 @@ async def _follow(call: Call) -> EventStream:
             call.params["process"], stdout_offset=query.stdout_offset, stderr_offset=query.stderr_offset
         ) as events:
             writer = _Writer(query.encoding)
+            yield READY
             async for event in events:
                 yield writer.write(event, list)
 

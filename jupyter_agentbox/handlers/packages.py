@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from jupyter_agentbox.models import Installed, InstallRequest, ProgressEvent
-from jupyter_agentbox.packages import Done, install, install_all
+from jupyter_agentbox.packages import Done, install, install_all, make_command
 
 from .call import Call
-from .routes import EventStream, route
+from .routes import READY, EventStream, route
 
 
 @route("POST", "/sandboxes/{id}/packages", "execute", body=InstallRequest, answer=Installed, tool="install")
@@ -31,6 +31,8 @@ async def stream_installation(call: Call) -> EventStream:
 
 async def _install(call: Call) -> EventStream:
     async with call.use() as session:
+        make_command(call.body)
+        yield READY
         async for event in install(session, call.body):
             if isinstance(event, Done):
                 yield "result", event.result

@@ -116,5 +116,7 @@ def route(
     return add
 
 
-#: What an operation of kind ``events`` returns.
-EventStream = AsyncIterator[tuple[str, msgspec.Struct]]
+#: What an operation of kind ``events`` returns. The first of all is :data:`READY`.
+EventStream = AsyncIterator[tuple[str, msgspec.Struct | None]]
+#: Said when all is judged and begun: what fails before it is an answer with a status of its own.
+READY: tuple[str, None] = ("", None)

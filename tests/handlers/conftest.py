@@ -30,7 +30,7 @@ class Api:
     def __call__(self, verb: str, path: str, body: Any = None, **options: Any) -> requests.Response:
         """Make a call; nothing is asserted, but that the server is at no fault."""
         if body is not None:
-            options["data" if isinstance(body, (bytes, str)) else "json"] = body
+            options["json" if isinstance(body, (dict, list)) else "data"] = body
         options.setdefault("timeout", 60)
         answer = self.http.request(verb, self.url(path), **options)
         assert answer.status_code != 500, f"{answer.text}\n{self.server.log.read_text()[-6000:]}"

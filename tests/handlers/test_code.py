@@ -1,0 +1,54 @@
+"""Code in persistent kernels over REST, in one sandbox."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import requests
+
+from .conftest import Api
+
+
+def test_variables_stay_and_outputs_come_apart(api: Api, box: str) -> None:
+    assert api.ok("POST", box + "/code", {"code": "x = 20"})["status"] == "ok"
+    ran = api.ok("POST", box + "/code", {"code": "import sys\nprint('o'); print('e', file=sys.stderr)\nx + 1"})
+    assert (ran["stdout"], ran["stderr"], ran["result"]["data"]["text/plain"]) == ("o\n", "e\n", "21")
+    error = api.ok("POST", box + "/code", {"code": "1/0"})
+    assert (error["status"], error["error"]["ename"]) == ("error", "ZeroDivisionError")
+    cut = api.ok("POST", box + "/code", {"code": "print('x' * 5000)", "stream_bytes": 100})
+    assert cut["truncated"] is True
+    assert cut["total_bytes"]["stdout"] == 5001
+    late = api.ok("POST", box + "/code", {"code": "import time\ntime.sleep(60)", "timeout": 1})
+    assert late["status"] == "timed_out"
+    assert api.ok("POST", box + "/code", {"code": "x"})["result"]["data"]["text/plain"] == "20"
+
+
+def test_events(api: Api, box: str) -> None:
+    events = list(api.events("POST", box + "/code/stream", {"code": "print(1)\n5"}))
+    assert [name for name, _ in events] == ["stream", "result", "done"]
+    assert events[-1][1]["result"]["status"] == "ok"
+
+
+def test_a_caller_who_goes_away_interrupts_its_run(api: Api, box: str) -> None:
+    with pytest.raises(requests.Timeout):
+        api("POST", box + "/code", {"code": "import time\ntime.sleep(300)"}, timeout=1.5)
+    began = time.monotonic()
+    assert api.ok("POST", box + "/code", {"code": "'free'"})["status"] == "ok"
+    assert time.monotonic() - began < 20
+
+
+def test_contexts(api: Api, box: str) -> None:
+    made = api("POST", box + "/contexts", {"name": "second"})
+    assert made.status_code == 201
+    assert api.ok("POST", box + "/code", {"code": "x", "context": "second"})["error"]["ename"] == "NameError"
+    names = [item["name"] for item in api.ok("GET", box + "/contexts")["contexts"]]
+    assert names == ["default", "second"]
+    assert api("POST", box + "/contexts/second/interrupt").status_code == 204
+    died = api.ok("POST", box + "/code", {"code": "import os\nos._exit(3)", "context": "second"})
+    assert died["status"] == "kernel_died"
+    assert api("DELETE", box + "/contexts/second").status_code == 204
+    api.fails(404, "DELETE", box + "/contexts/second")
+    assert api.fails(400, "POST", box + "/contexts", {"name": "a b"})["field"] == "name"
+    assert api.fails(400, "POST", box + "/code", {"code": "1", "language": "cobol"})["field"] == "language"
+    assert api.fails(400, "POST", box + "/code", {})["field"] == "code"
