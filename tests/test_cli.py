@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from jupyter_agentbox.cli import format_age, printable
+from jupyter_agentbox.record import Record
+from jupyter_agentbox.spec import SandboxSpec
 
 
 class Shell:
@@ -95,18 +97,9 @@ def test_list_and_prune_deal_with_what_a_dead_owner_left(shell: Shell) -> None:
     assert shell("prune").strip() == "nothing to remove"
     box = shell.folder / "data/agentbox/sandboxes/0123456789abcdef"
     box.mkdir(parents=True)
-    state = {
-        "id": "0123456789abcdef",
-        "profile": "default",
-        "kernel_id": "k",
-        "owner": "",
-        "runtime": "runsc",
-        "workspace": "/srv/\x1b[31mred",
-        "created": time.time() - 7200,
-        "lease_timeout": 1.0,
-        "handle": {"runtime": "runsc", "pid": 2**22 + 5, "start_time": 1, "helpers": [], "cgroups": [], "user": 0},
-    }
-    (box / "state.json").write_text(json.dumps(state))
+    handle = {"runtime": "runsc", "pid": 2**22 + 5, "start_time": 1, "helpers": [], "cgroups": [], "user": 0}
+    spec = SandboxSpec(workspace=Path("/srv/\x1b[31mred"), kernel_id="k")
+    Record("0123456789abcdef", "runsc", spec, time.time() - 7200, 1.0, 1, handle).save(box)
     (box / "lock").touch()
     os.utime(box / "lock", (0, 0))
     text = shell("list")

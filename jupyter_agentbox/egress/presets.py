@@ -8,6 +8,7 @@ Addresses in such configuration may hold passwords: only hosts and ports are tak
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import logging
@@ -16,7 +17,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -191,36 +192,81 @@ def _stamp(path: str) -> tuple[str, int, int]:
     return path, found.st_mtime_ns, found.st_size
 
 
-_npm_answers: dict[tuple[Any, ...], tuple[tuple[tuple[str, int, int], ...], dict[str, str], str]] = {}
+#: What npm said last, by what it depends on.
+_npm_answers: dict[str, _Npm] = {}
 
 
-def _npm() -> tuple[dict[str, str], str]:
-    """Return npm's registries (``registry``, ``@scope:registry``), and the registry it has built in."""
+@dataclass(frozen=True)
+class _Npm:
+    """npm's registries without credentials, the one it has built in, and the files that could change them."""
+
+    registries: dict[str, str]
+    default: str
+    stamps: list[tuple[str, int, int]]
+
+    @property
+    def is_current(self) -> bool:
+        return all(_stamp(path) == (path, *rest) for path, *rest in self.stamps)
+
+
+def _npm() -> _Npm:
     npm = shutil.which("npm")
     if npm is None:
         raise _NotThere("npm is not installed on the machine of the Jupyter server")
     settings = sorted((k, v) for k, v in os.environ.items() if k.lower().startswith("npm_config_") or k == "HOME")
-    key = (_stamp(npm), *settings)
-    if key in _npm_answers:
-        stamps, registries, default = _npm_answers[key]
-        if all(_stamp(path) == (path, *rest) for path, *rest in stamps):
-            return registries, default
+    # A digest, as the settings may hold tokens and the answer is kept on disk.
+    key = hashlib.sha256(repr((_stamp(npm), settings)).encode()).hexdigest()
+    answer = _npm_answers.get(key) or _read_npm_answer(key)
+    if answer is None or not answer.is_current:
+        answer = _ask_npm(npm, {name: "" for name, _ in settings if name.lower().endswith("registry")})
+        _write_npm_answer(key, answer)
+    _npm_answers.clear()
+    _npm_answers[key] = answer
+    return answer
+
+
+def _ask_npm(npm: str, nothing: dict[str, str]) -> _Npm:
     try:
         found = json.loads(_run_npm(npm, "config", "list", "--json"))
-        registries = {k: v for k, v in found.items() if k == "registry" or k.endswith(":registry")}
+        urls = {k: without_credentials(str(v)) for k, v in found.items() if k == "registry" or k.endswith(":registry")}
         files = [str(found[k]) for k in ("userconfig", "globalconfig") if found.get(k)]
     except (ValueError, AttributeError):
         raise _NotThere("npm does not tell its configuration") from None
-    nothing = {k: "" for k, _ in settings if k.lower().endswith("registry")}
     nothing |= {"npm_config_userconfig": "/nonexistent/user", "npm_config_globalconfig": "/nonexistent/global"}
     default = _run_npm(npm, "config", "get", "registry", env=nothing).strip()
-    _npm_answers.clear()
-    _npm_answers[key] = tuple(_stamp(file) for file in files), registries, default
-    return registries, default
+    return _Npm({k: url for k, url in urls.items() if url}, default, [_stamp(file) for file in files])
+
+
+def _npm_file() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentbox" / "npm.json"
+
+
+def _read_npm_answer(key: str) -> _Npm | None:
+    """What an earlier process was told: npm takes half a second, and a batch run may be no longer than that."""
+    try:
+        kept = json.loads(_npm_file().read_text())
+        if kept["key"] != key:
+            return None
+        stamps = [(str(path), int(time), int(size)) for path, time, size in kept["stamps"]]
+        return _Npm({str(k): str(v) for k, v in kept["registries"].items()}, str(kept["default"]), stamps)
+    except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def _write_npm_answer(key: str, answer: _Npm) -> None:
+    path = _npm_file()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh = path.with_name(f"npm.{os.getpid()}.new")
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump({"key": key, **asdict(answer)}, file)
+        fresh.replace(path)
+    except (OSError, RuntimeError):
+        pass  # it will be asked again
 
 
 def _npm_hosts() -> list[str]:
-    return _patterns(str(url) for url in _npm()[0].values())
+    return _patterns(_npm().registries.values())
 
 
 # -- apt ------------------------------------------------------------------------------------------
@@ -338,9 +384,9 @@ def pip_environment() -> dict[str, str]:
     except _NotThere:
         pass
     try:
-        registries, default = _npm()
-        registry = without_credentials(registries.get("registry", ""))
-        if registry and registry.rstrip("/") != default.rstrip("/"):
+        npm = _npm()
+        registry = npm.registries.get("registry", "")
+        if registry and registry.rstrip("/") != npm.default.rstrip("/"):
             found["npm_config_registry"] = registry
     except _NotThere:
         pass

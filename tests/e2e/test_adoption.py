@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from .harness import KERNEL, Env, KernelClient, Server
@@ -16,7 +17,7 @@ def test_a_server_takes_its_kernels_back_with_all_they_hold(agentbox_env: Env, s
     agentbox_env.configure({"Policy": {"lease_timeout": 120.0}})
     first = Server(agentbox_env, "lab", (), {})
     first.wait_ready()
-    Path(agentbox_env.work, "book.ipynb").write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
+    nbformat.write(nbformat.v4.new_notebook(), agentbox_env.work / "book.ipynb")
     session = first.call(
         "POST", "api/sessions", {"path": "book.ipynb", "name": "", "type": "notebook", "kernel": {"name": KERNEL}}
     )

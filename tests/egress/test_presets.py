@@ -21,7 +21,8 @@ SECRET = "s3cret"
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No configuration but what a test makes."""
-    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "CARGO_HOME", "npm_config_registry"):
+    names = "PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS CARGO_HOME npm_config_registry XDG_CACHE_HOME"
+    for name in names.split():
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -94,6 +95,12 @@ def test_npm_is_asked_once_until_its_files_change(home: Path, monkeypatch: pytes
     assert presets.expand("npm") == ("npm.corp.example", "scope.example:4873")
     assert presets.pip_environment()["npm_config_registry"] == "https://npm.corp.example/r/"
     assert len(runs.read_text().splitlines()) == 2
+    presets._npm_answers.clear()  # as in another process
+    assert presets.expand("npm") == ("npm.corp.example", "scope.example:4873")
+    assert len(runs.read_text().splitlines()) == 2
+    kept = home / ".cache/agentbox/npm.json"
+    assert SECRET not in kept.read_text()
+    assert kept.stat().st_mode & 0o777 == 0o600
     (home / "answer").write_text((home / "answer").read_text().replace("npm.corp", "new.corp"))
     (home / ".npmrc").write_text("registry=...")
     assert presets.expand("npm")[0] == "new.corp.example"
