@@ -164,10 +164,10 @@ def test_many_kernels_start_at_once(server: Server) -> None:
 # Ends
 
 
-def test_a_server_that_is_told_to_end_leaves_nothing(agentbox_env: Env) -> None:
+def test_a_server_that_is_told_to_end_leaves_nothing_after_the_lease(agentbox_env: Env) -> None:
     with agentbox_env.server("lab") as server:
         server.kernel().check("1")
-    agentbox_env.assert_clean(timeout=3)
+    agentbox_env.assert_clean()
 
 
 def test_a_killed_servers_sandboxes_end_with_the_lease_and_no_one_elses(agentbox_env: Env) -> None:
@@ -251,6 +251,28 @@ def test_a_kernel_that_cannot_start_says_why_and_leaves_nothing(agentbox_env: En
             wait_until(lambda: "/no/such/program" in server.log.read_text(), 20, "the log names the program")
         else:
             assert "/no/such/program" in answer.text + server.log.read_text()
+    agentbox_env.assert_clean()
+
+
+def test_a_runtime_that_hangs_hangs_nobody_else(agentbox_env: Env) -> None:
+    stuck = agentbox_env.base / "runsc"
+    stuck.write_text("#!/bin/sh\nexec sleep 1000\n")
+    stuck.chmod(0o755)
+    agentbox_env.configure({"RunscRuntime": {"runsc": str(stuck), "start_timeout": 6.0}})
+    with agentbox_env.server("lab") as server:
+        with ThreadPoolExecutor(1) as pool:
+            start = pool.submit(
+                server.http.post, server.url("api/kernels"), json={"name": KERNEL}, timeout=60
+            )
+            time.sleep(2)
+            assert not start.done()
+            for _ in range(5):
+                began = time.monotonic()
+                server.call("GET", "api/status")
+                assert time.monotonic() - began < 2  # a loop that is blocked answers only when the start has failed
+            answer = start.result()
+        assert answer.status_code >= 500
+        assert "did not answer within 6 s" in answer.text + server.log.read_text()
     agentbox_env.assert_clean()
 
 
