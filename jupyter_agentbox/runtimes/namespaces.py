@@ -224,7 +224,9 @@ def _converse(process: subprocess.Popen[bytes], config: bytes, launch: Launch, d
             view = view[process.stdin.write(view) or 0 :]
     except BrokenPipeError:
         pass  # it has ended: its last words are in the log
-    if not select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+    poll = select.poll()  # select() itself takes no descriptor over 1023, and servers have many
+    poll.register(process.stdout, select.POLLIN)
+    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
         raise subprocess.TimeoutExpired("launcher", 0)
     if process.stdout.read(1) == b"u":
         if launch.file_size:
