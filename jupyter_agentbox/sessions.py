@@ -242,11 +242,10 @@ class Sessions:
             self._sessions.pop(other.key, None)
 
     async def _remove(self, sandbox: Sandbox, end: Cause | End = Cause.STOPPED) -> None:
-        for manager in SandboxManager.all_shared(self.policy.state_path):
-            if sandbox.id in manager.sandboxes:
-                await manager.stop(sandbox, end)
-                return
-        await sandbox.stop(end)
+        await self._manager_of(sandbox).stop(sandbox, end)
+
+    def _manager_of(self, sandbox: Sandbox) -> SandboxManager:
+        return SandboxManager.shared(self.policy.state_path, sandbox.spec.runtime, config=self.policy.config)
 
     async def delete(self, session_id: str, *, caller: Caller) -> None:
         """End a sandbox and forget it. Raises NotFound; Conflict for that of a notebook's kernel."""
@@ -333,7 +332,7 @@ class Sessions:
             for session in sessions.values():
                 session.close()
                 if session.sandbox is not None and session.state == "running":
-                    await session.sandbox.leave()
+                    await self._manager_of(session.sandbox).leave(session.sandbox)
 
     # -- looking -------------------------------------------------------------------------------
 
