@@ -1,0 +1,136 @@
+"""Bodies and answers about egress, the audit log and the service itself."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from .base import Answer, Body, HostName
+
+
+class GrantInfo(Answer, frozen=True):
+    """What a sandbox may reach.
+
+    Parameters
+    ----------
+    hosts, private_hosts : list of str
+        Patterns, presets expanded.
+    ceiling : list of str
+        The most that it may be given, presets by name.
+    setting : str
+        The setting behind it.
+    """
+
+    hosts: list[str]
+    private_hosts: list[str]
+    ceiling: list[str]
+    setting: str
+
+
+class AskRequest(Body, frozen=True):
+    """A host that the sandbox needs, and what for."""
+
+    host: HostName
+    why: Annotated[str, Meta(max_length=1000)] = ""
+
+
+class AskDecision(Body, frozen=True):
+    """A person's word on it."""
+
+    decision: Literal["allow", "deny"]
+    note: Annotated[str, Meta(max_length=1000)] = ""
+
+
+class AskInfo(Answer, frozen=True):
+    """A host asked for."""
+
+    id: str
+    sandbox: str
+    host: str
+    why: str
+    state: Literal["pending", "allowed", "denied"]
+    asked: float
+    decided: float | None = None
+    decided_by: str | None = None
+    note: str = ""
+
+
+class AskList(Answer, frozen=True):
+    """Hosts asked for, oldest first."""
+
+    asks: list[AskInfo]
+
+
+class ToolInfo(Answer, frozen=True):
+    """A tool that sessions can allow."""
+
+    name: str
+    description: str
+
+
+class ToolList(Answer, frozen=True):
+    """All tools there are."""
+
+    tools: list[ToolInfo]
+
+
+class CheckInfo(Answer, frozen=True):
+    """One thing that was looked at."""
+
+    name: str
+    is_ok: bool
+    message: str
+
+
+class Health(Answer, frozen=True):
+    """Whether sandboxes can be started here.
+
+    Parameters
+    ----------
+    status : str
+        `ok`, or `degraded` with a check that says why.
+    sandboxes : int
+        That live in this server.
+    """
+
+    status: Literal["ok", "degraded"]
+    version: str
+    runtime: str
+    isolation: Literal["gvisor", "none"]
+    sandboxes: int
+    checks: list[CheckInfo]
+
+
+class AuditItem(Answer, frozen=True):
+    """A row of the audit log; see the page on it."""
+
+    id: int
+    time: float
+    sandbox: str
+    kind: str
+    is_allowed: bool | None
+    host: str | None
+    port: int | None
+    rule: str | None
+    reason: str | None
+    bytes_up: int | None
+    bytes_down: int | None
+    duration: float | None
+    detail: dict[str, Any]
+
+
+class AuditRows(Answer, frozen=True):
+    """Rows, oldest first."""
+
+    rows: list[AuditItem]
+
+
+class AuditFilters(Body, frozen=True):
+    """Which rows; all filters must fit, and the newest `limit` rows are answered."""
+
+    kind: str | None = None
+    is_allowed: bool | None = None
+    since: float | None = None
+    after_id: int | None = None
+    limit: Annotated[int, Meta(ge=1, le=100_000)] = 1000
