@@ -21,7 +21,7 @@ from tornado.iostream import StreamClosedError
 
 from jupyter_agentbox.errors import InvalidRequest, TooLarge
 from jupyter_agentbox.models import ErrorAnswer
-from jupyter_agentbox.sessions import Caller
+from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.spec import format_size
 
 from .call import Bytes, Call, Chunks, blocking

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from jupyter_agentbox.guardrails import check_command
+from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.session import Session
-from jupyter_agentbox.sessions import Caller, Sessions
+from jupyter_agentbox.sessions import Sessions
 
 from .routes import Route
 

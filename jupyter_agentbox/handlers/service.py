@@ -9,7 +9,8 @@ from typing import Any
 from jupyter_agentbox import __version__
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.models import CheckInfo, Health
-from jupyter_agentbox.sessions import Caller, Sessions
+from jupyter_agentbox.registry import Caller
+from jupyter_agentbox.sessions import Sessions
 
 from .call import blocking
 

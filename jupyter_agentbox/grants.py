@@ -1,0 +1,123 @@
+"""What a session may reach, changed while it runs: its grant, and hosts that are asked for and decided by a person."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from .errors import (
+    NotFound,
+)
+from .models import AskInfo, GrantInfo
+from .registry import Caller, SessionRegistry
+from .session import Session
+
+# A method of the registry is called `list`.
+Asks = list[AskInfo]
+
+
+class GrantedSessions(SessionRegistry):
+    """Adds to the registry what concerns grants."""
+
+    async def _set_hosts(self, session: Session, hosts: Sequence[str], caller: Caller) -> None:
+        sandbox = session.running()
+        grant = await asyncio.to_thread(self.policy.narrow_grant, sandbox.spec.profile, hosts)
+        await self.audit().arecord(
+            "grant", sandbox.id, is_allowed=True, detail={"hosts": list(hosts)[:100], "by": caller.name}
+        )
+        session.running().gate.grant = grant
+        # An owner to come goes by the record.
+        session.spec = sandbox.record.spec = replace(sandbox.spec, grant=grant)
+        await asyncio.to_thread(sandbox.record.save, sandbox.directory)
+
+    async def grant(self, session_id: str, *, caller: Caller) -> GrantInfo:
+        """Tell what a sandbox may reach, and what it may be given."""
+        return await self._thread.run(self._grant(session_id, caller))
+
+    async def _grant(self, session_id: str, caller: Caller) -> GrantInfo:
+        session = await self._started(self._find(session_id, caller))
+        sandbox = session.running()
+        grant = sandbox.gate.grant
+        ceiling = self.policy.profile(sandbox.spec.profile).hosts
+        return GrantInfo(list(grant.hosts), list(grant.private_hosts), list(ceiling), grant.setting)
+
+    async def ask(self, session_id: str, host: str, why: str, *, caller: Caller) -> AskInfo:
+        """Ask for a host: it is pending until a person decides, or allowed already.
+
+        Raises
+        ------
+        PolicyRefused
+            No person may allow it: the profile does not cover it.
+        """
+        return await self._thread.run(self._ask(session_id, host, why, caller))
+
+    async def _ask(self, session_id: str, host: str, why: str, caller: Caller) -> AskInfo:
+        session = self._find(session_id, caller)
+        sandbox = session.running()
+        session.check_tool("ask_host")
+        await asyncio.to_thread(self.policy.narrow_grant, sandbox.spec.profile, [host])
+        session.running()
+        if host in sandbox.gate.grant.hosts:
+            now = time.time()
+            return AskInfo("", session.id, host, why, "allowed", now, now, None, "it is allowed already")
+        return session.ask(host, why)
+
+    async def asks(self, session_id: str | None = None, *, caller: Caller, state: str | None = None) -> Asks:
+        """List what was asked for, of one sandbox or of all that the caller may see."""
+        return await self._thread.run(self._asks(session_id, caller, state))
+
+    async def _asks(self, session_id: str | None, caller: Caller, state: str | None) -> Asks:
+        sessions = [s for s in self._all() if self._is_visible(s, caller) and s.state != "ended"]
+        if session_id is not None:
+            sessions = [self._find(session_id, caller)]
+        found = [item for session in sessions for item in session.asks.values() if state in (None, item.state)]
+        return sorted(found, key=lambda item: item.asked)
+
+    async def get_ask(self, session_id: str, ask_id: str, *, caller: Caller) -> AskInfo:
+        """Tell what became of a question. Raises NotFound."""
+        return await self._thread.run(self._get_ask(session_id, ask_id, caller))
+
+    async def _get_ask(self, session_id: str, ask_id: str, caller: Caller) -> AskInfo:
+        item = self._find(session_id, caller).asks.get(ask_id)
+        if item is None:
+            raise NotFound(f"nothing was asked under {ask_id[:64]!r}")
+        return item
+
+    async def decide(
+        self, session_id: str, ask_id: str, *, is_allowed: bool, note: str = "", caller: Caller
+    ) -> AskInfo:
+        """Allow or deny a host that was asked for.
+
+        Raises
+        ------
+        NotFound, Conflict, SandboxEnded
+        PolicyRefused
+            Policy has changed, and does not cover it any more.
+        """
+        return await self._thread.run(self._decide(session_id, ask_id, is_allowed, note, caller))
+
+    async def _decide(self, session_id: str, ask_id: str, is_allowed: bool, note: str, caller: Caller) -> AskInfo:
+        session = self._find(session_id, caller)
+        sandbox = session.running()
+        item = session.pending(ask_id)
+        if is_allowed:
+            await self._set_hosts(session, (*sandbox.gate.grant.hosts, item.host), caller)
+            session.pending(ask_id)
+        else:
+            detail = {"denied": item.host, "by": caller.name}
+            await self.audit().arecord("grant", sandbox.id, is_allowed=False, detail=detail)
+        decided = AskInfo(
+            id=item.id,
+            sandbox=item.sandbox,
+            host=item.host,
+            why=item.why,
+            state="allowed" if is_allowed else "denied",
+            asked=item.asked,
+            decided=time.time(),
+            decided_by=caller.name,
+            note=note,
+        )
+        session.asks[ask_id] = decided
+        return decided

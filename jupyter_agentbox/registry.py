@@ -1,0 +1,241 @@
+"""Which sessions there are in this process, and who may find and use which.
+
+Nobody learns of another owner's sandbox by any call: it is not found, as one that never was. Ids are each owner's
+own, so not even a clash tells. The sandboxes of this server's notebooks are found here too, under their sandbox ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .audit import AuditLog
+from .errors import (
+    AgentboxError,
+    NotFound,
+    PolicyRefused,
+    RuntimeFailed,
+)
+from .link import LinkThread
+from .manager import SandboxManager
+from .models import SandboxFilters, SandboxInfo, SandboxRequest
+from .policy import Policy
+from .session import Session
+from .tenants import Tenant
+
+# A method below is called `list`.
+Infos = list[SandboxInfo]
+Found = list[Session]
+Ids = list[str]
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who calls.
+
+    Parameters
+    ----------
+    name : str
+        The owner of what is made.
+    has_kernels : bool
+        May use the kernels of this server, and so their sandboxes.
+    is_admin : bool
+        Sees the sandboxes of all owners.
+    """
+
+    name: str
+    has_kernels: bool = False
+    is_admin: bool = False
+
+
+class SessionRegistry:
+    """Which sessions there are, and who may find and use them.
+
+    Parameters
+    ----------
+    policy : Policy
+        Ceilings and defaults.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.server_owner = getpass.getuser()
+        self._thread = LinkThread.instance()
+        self._sessions: dict[tuple[str, str], Session] = {}
+        self._notebooks: dict[str, Session] = {}
+        self._tenants: dict[Path, Tenant] = {}
+
+    async def _started(self, session: Session) -> Session:
+        """Wait for its start. Raises what kept it from starting."""
+        if session.starting is not None:
+            try:
+                await asyncio.shield(session.starting)
+            except asyncio.CancelledError:
+                if session.end is None:
+                    raise
+                raise RuntimeFailed(f"sandbox {session.id!r} did not start: whoever asked for it has gone") from None
+        return session
+
+    async def get(self, session_id: str, *, caller: Caller) -> SandboxInfo:
+        """Describe one. Raises NotFound."""
+        return await self._thread.run(self._get(session_id, caller))
+
+    async def _get(self, session_id: str, caller: Caller) -> SandboxInfo:
+        return self._find(session_id, caller).info()
+
+    async def list(self, filters: SandboxFilters | None = None, *, caller: Caller) -> Infos:
+        """Describe all that the caller may see and that fit, oldest first."""
+        return await self._thread.run(self._list(filters or SandboxFilters(), caller))
+
+    async def _list(self, filters: SandboxFilters, caller: Caller) -> Infos:
+        infos = [session.info() for session in self._all() if self._is_visible(session, caller)]
+        return sorted((info for info in infos if _fits(info, filters)), key=lambda info: info.created)
+
+    def busy(self) -> Ids:
+        """Ids of those that calls are on. From any thread."""
+        return [session.id for session in list(self._sessions.values()) if session.uses]
+
+    def alive(self) -> int:
+        """How many live in this process, notebooks' included, about. From any thread."""
+        managers = SandboxManager.all_shared(self.policy.state_path)
+        return sum(sandbox.end is None for manager in managers for sandbox in list(manager.sandboxes.values()))
+
+    async def count(self) -> int:
+        """How many live in this process, notebooks' included."""
+        return await self._thread.run(self._count())
+
+    async def _count(self) -> int:
+        return sum(session.state != "ended" for session in self._all())
+
+    def _all(self) -> Found:
+        return [*self._sessions.values(), *self._find_notebooks().values()]
+
+    def _find_notebooks(self) -> dict[str, Session]:
+        """Return the sandboxes of this process's kernels, by their ids."""
+        own = {session.sandbox.id for session in self._sessions.values() if session.sandbox is not None}
+        found = {}
+        for manager in SandboxManager.all_shared(self.policy.state_path):
+            for sandbox in manager.sandboxes.values():
+                if not sandbox.spec.kernel_id or sandbox.id in own or sandbox.end is not None:
+                    continue
+                session = self._notebooks.get(sandbox.id)
+                if session is None:
+                    session = Session(sandbox.id, self.server_owner, SandboxRequest(), kind="notebook")
+                    session.created = sandbox.record.created
+                    session.blocked_commands = tuple(self.policy.blocked_commands)
+                    session.attach(sandbox)
+                found[sandbox.id] = session
+        for sandbox_id in self._notebooks.keys() - found.keys():
+            self._notebooks[sandbox_id].close()
+        self._notebooks = found
+        return found
+
+    def _is_visible(self, session: Session, caller: Caller) -> bool:
+        if caller.is_admin or (session.kind == "notebook" and caller.has_kernels):
+            return True
+        return session.kind == "session" and session.owner == caller.name
+
+    def _find(self, session_id: str, caller: Caller) -> Session:
+        """Find what the caller calls so: its own first, then what else it may see."""
+        session = self._sessions.get((caller.name, session_id))
+        if session is not None:
+            return session
+        for other in self._all():
+            sandbox = other.sandbox
+            is_named = other.id == session_id or (
+                sandbox is not None and session_id in (sandbox.id, sandbox.spec.kernel_id)
+            )
+            if is_named and self._is_visible(other, caller):
+                return other
+        raise NotFound(f"there is no sandbox {session_id[:64]!r}")
+
+    # -- use -----------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def use(self, session_id: str, tool: str | None = None, *, caller: Caller) -> AsyncIterator[Session]:
+        """Have a running session at hand for one call, which counts as use from begin to end.
+
+        Raises
+        ------
+        NotFound
+            There is none, or it is another owner's.
+        PolicyRefused
+            The session does not have that tool.
+        SandboxEnded
+            It was there; the error says why it ended.
+        """
+        session = await self._thread.run(self._begin(session_id, tool, caller))
+        began = time.monotonic()
+        reason: str | None = "cancelled"
+        try:
+            yield session
+            reason = None
+        except AgentboxError as error:
+            reason = type(error).__name__
+            raise
+        finally:
+            self._thread.loop.call_soon_threadsafe(session.done)
+            self._note(session, tool, caller, True, time.monotonic() - began, reason)
+
+    async def look(self, session_id: str, tool: str | None = None, *, caller: Caller) -> Session:
+        """Return a running session for a look that does not count as use. Raises what :meth:`use` does."""
+        return await self._thread.run(self._look(session_id, tool, caller))
+
+    async def _look(self, session_id: str, tool: str | None, caller: Caller) -> Session:
+        session = self._find(session_id, caller)
+        session.running()
+        session.check_tool(tool)
+        return session
+
+    async def _begin(self, session_id: str, tool: str | None, caller: Caller) -> Session:
+        session = await self._started(self._find(session_id, caller))
+        session.running()
+        try:
+            session.check_tool(tool)
+        except PolicyRefused as refused:
+            self._note(session, tool, caller, False, 0.0, str(refused))
+            raise
+        session.begin()
+        return session
+
+    def _note(
+        self, session: Session, tool: str | None, caller: Caller, is_allowed: bool, duration: float, reason: str | None
+    ) -> None:
+        if tool is None or session.sandbox is None:
+            return
+        with contextlib.suppress(RuntimeError):  # the log is closed already
+            self.audit().submit(
+                "call",
+                session.sandbox.id,
+                is_allowed=is_allowed,
+                reason=reason,
+                duration=duration,
+                detail={"tool": tool, "by": caller.name},
+            )
+
+    def audit(self) -> AuditLog:
+        """The log of this process's sandboxes."""
+        return SandboxManager.shared(self.policy.state_path, self.policy.runtime, config=self.policy.config).audit
+
+
+def _fits(info: SandboxInfo, filters: SandboxFilters) -> bool:
+    exact: Mapping[str, str | None] = {
+        "state": filters.state,
+        "profile": filters.profile,
+        "tenant": filters.tenant,
+        "owner": filters.owner,
+    }
+    if any(wanted is not None and getattr(info, name) != wanted for name, wanted in exact.items()):
+        return False
+    if filters.kernel_id is not None and filters.kernel_id not in [kernel.id for kernel in info.kernels]:
+        return False
+    for label in filters.label:
+        name, has_value, value = label.partition("=")
+        if name not in info.labels or (has_value and info.labels[name] != value):
+            return False
+    return True
