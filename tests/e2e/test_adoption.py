@@ -48,9 +48,9 @@ def test_a_server_of_another_root_directory_takes_nothing(agentbox_env: Env) -> 
     agentbox_env.configure({"Policy": {"lease_timeout": 20.0}})
     with agentbox_env.server("lab") as first:
         first.kernel().check("x = 1")
-    other = agentbox_env.work / "elsewhere"
-    other.mkdir()
-    with agentbox_env.server("lab", f"--ServerApp.root_dir={other}") as second:
+    agentbox_env.work = agentbox_env.work / "elsewhere"
+    agentbox_env.work.mkdir()
+    with agentbox_env.server("lab") as second:
         assert second.call("GET", "api/kernels") == []
 
 
