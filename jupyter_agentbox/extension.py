@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 from jupyter_server.extension.application import ExtensionApp
@@ -16,6 +15,7 @@ from .handlers import make_all
 from .handlers.service import Service
 from .observe import Observer
 from .policy import Policy
+from .runner import Runner
 from .sessions import Sessions
 
 #: Seconds that the end of a server waits for its sandboxes to be gone; the sweeper takes what is left.
@@ -110,12 +110,9 @@ class AgentboxExtension(ExtensionApp):
                 self._observer.close()
             if self.keep_sandboxes:
                 await leave_kernels()
+            await Runner.shared().aclose()
             close = self._service.sessions.aclose(is_ended=not self.keep_sandboxes)
             try:
                 await asyncio.wait_for(close, STOP_TIMEOUT)
             except asyncio.TimeoutError:
                 self.log.warning("jupyter_agentbox: not all sandboxes ended in time; the sweeper takes them")
-
-
-#: Event schemas lie beside the package's code.
-SCHEMAS = Path(__file__).parent / "event_schemas"

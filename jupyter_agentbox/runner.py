@@ -431,6 +431,16 @@ class Runner:
             self._thread.spawn(self._clear_up(sandbox))
         return contexts
 
+    async def aclose(self) -> None:
+        """Let go of all contexts at once, since the process ends; their kernels end with their sandboxes."""
+        await self._thread.run(self._close())
+
+    async def _close(self) -> None:
+        found, self._contexts = self._contexts, {}
+        for contexts in found.values():
+            for context in contexts.values():
+                context.close()
+
     async def _clear_up(self, sandbox: Sandbox) -> None:
         end = await sandbox.wait_ended()
         contexts = self._contexts.pop(sandbox, {})
