@@ -80,7 +80,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
         argv = [*spec.argv, *kwargs.pop("extra_arguments", [])]
         if not argv:
             raise InvalidRequest(f"kernelspec {spec.display_name!r} has no argv", field="argv")
-        executable = _resolve_program(argv[0])
+        executable = resolve_program(argv[0])
         # Presets ask package clients for their configuration, which takes them a while the first time.
         policy = await asyncio.to_thread(Policy, parent=self.parent)
 
@@ -275,9 +275,15 @@ class AgentboxProvisioner(KernelProvisionerBase):
         return info
 
 
-def _resolve_program(name: str) -> str:
+def resolve_program(name: str) -> str:
     """Return argv[0] as it is on this machine; a plain ``python`` is the server's own, as Jupyter has it."""
-    return sys.executable if _PYTHON.fullmatch(name) and _is_own_version(name) else name
+    path = sys.executable if _PYTHON.fullmatch(name) and _is_own_version(name) else name
+    # Inside only what is mounted exists, so no path may lead there by ways that are not, as in "work/../venv/bin".
+    plain = os.path.normpath(path)
+    if path != plain and os.path.isabs(path):
+        is_same = os.path.exists(plain) and os.path.samefile(plain, path)
+        return plain if is_same else os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    return path
 
 
 def _is_own_version(name: str) -> bool:

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -26,7 +27,7 @@ from traitlets.config import Config
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, PolicyRefused, RuntimeFailed
 from jupyter_agentbox.kernelspecs import OWN_SPEC
 from jupyter_agentbox.link import LinkThread
-from jupyter_agentbox.provisioner import AgentboxProvisioner
+from jupyter_agentbox.provisioner import AgentboxProvisioner, resolve_program
 from jupyter_agentbox.runtimes.runsc import RunscRuntime
 
 
@@ -323,6 +324,19 @@ async def test_the_debugger_and_subshells_answer_on_control(make: Any, folder: P
         client.kc.shell_channel.send(message)
         assert (await client.reply_to(message["header"]["msg_id"], timeout=3))["status"] == "ok"
         await manager.interrupt_kernel()
+
+
+def test_a_program_is_named_by_a_path_that_exists_inside(tmp_path: Path) -> None:
+    target = tmp_path / "env/bin/python"
+    target.parent.mkdir(parents=True)
+    target.touch()
+    (tmp_path / "work").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "env/bin")
+    assert resolve_program(f"{tmp_path}/work/../env//bin/python") == str(target)
+    # Here the plain path would be another file than is meant.
+    assert resolve_program(f"{tmp_path}/link/../bin/python") == str(target)
+    assert resolve_program("R") == "R"
+    assert resolve_program("python") == sys.executable
 
 
 @pytest.fixture
