@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Iterable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, get_origin
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -148,7 +148,7 @@ def _query(struct: type[msgspec.Struct]) -> list[dict[str, Any]]:
         parameter = {"name": item.encode_name, "in": "query", "required": item.required, "schema": schema}
         if "description" in schema:
             parameter["description"] = schema.pop("description")
-        if get_origin(item.type) is list:
+        if item.default_factory is list:
             parameter |= {"style": "form", "explode": True}
         parameters.append(parameter)
     return parameters
@@ -173,7 +173,17 @@ def _content(route: Route, references: dict[type, Any]) -> dict[str, Any]:
         return {kind: {"schema": {"type": "string", "format": "binary"}}}
     if route.kind == "events":
         kinds = {name: references[struct] for name, struct in route.answer.items()}
-        return {"text/event-stream": {"schema": {"type": "string"}, "x-events": kinds}}
+        kinds["failure"] = references[ErrorAnswer]
+        event = {
+            "type": "object",
+            "description": "One event; `data` is JSON of what `x-events` names for its kind.",
+            "properties": {
+                "event": {"type": "string", "enum": list(kinds)},
+                "data": {"type": "string", "contentMediaType": "application/json"},
+            },
+            "required": ["event", "data"],
+        }
+        return {"text/event-stream": {"schema": event, "x-events": kinds}}
     schema = references.get(route.answer) if inspect.isclass(route.answer) else None
     return {"application/json": {"schema": schema or {"type": "object"}}}
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, ClassVar, get_origin
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 import msgspec
@@ -165,7 +165,7 @@ class AgentboxHandler(APIHandler):
                 name = next(iter(arguments))
                 raise InvalidRequest(f"the query: there is no parameter {name!r} here", field=name)
             return None
-        lists = {item.encode_name for item in msgspec.structs.fields(route.query) if get_origin(item.type) is list}
+        lists = {item.encode_name for item in msgspec.structs.fields(route.query) if item.default_factory is list}
         try:
             texts = {name: [value.decode() for value in values] for name, values in arguments.items()}
             found = {name: values if name in lists else values[-1] for name, values in texts.items()}

@@ -9,7 +9,8 @@ from msgspec import Meta
 from .base import Answer, Body, Name
 from .commands import Encoding
 
-Path = Annotated[str, Meta(min_length=1, max_length=16_384, description="Beneath the workspace, or `/workspace/...`.")]
+#: What Linux takes; and percent-encoded in a query it must fit the head of a request, 64 KiB with all else.
+Path = Annotated[str, Meta(min_length=1, max_length=4096, description="Beneath the workspace, or `/workspace/...`.")]
 Mode = Annotated[int, Meta(ge=0, le=0o777, description="Permission bits.")]
 
 
@@ -65,7 +66,7 @@ class ListQuery(Body, frozen=True):
 class GlobQuery(Body, frozen=True):
     """Entries by pattern, such as `**/*.py`."""
 
-    pattern: Annotated[str, Meta(min_length=1, max_length=4096)]
+    pattern: Annotated[str, Meta(min_length=1, max_length=512)]
     path: Path = "."
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 1000
 
@@ -73,9 +74,9 @@ class GlobQuery(Body, frozen=True):
 class GrepQuery(Body, frozen=True):
     """Lines by a regular expression of Python's, or by plain text."""
 
-    pattern: Annotated[str, Meta(min_length=1, max_length=4096)]
+    pattern: Annotated[str, Meta(min_length=1, max_length=512)]
     path: Path = "."
-    glob: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
+    glob: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
     is_literal: bool = False
     ignore_case: bool = False
     before: Annotated[int, Meta(ge=0, le=50)] = 0

@@ -88,6 +88,10 @@ class SandboxPatch(Body, frozen=True):
     labels: Annotated[dict[Name, Label], Meta(max_length=64)] | UnsetType = UNSET
 
 
+#: A value to compare with.
+Text = Annotated[str, Meta(max_length=256)]
+
+
 class SandboxFilters(Body, frozen=True):
     """Which sandboxes to list; all filters must fit.
 
@@ -102,11 +106,11 @@ class SandboxFilters(Body, frozen=True):
     """
 
     state: State | None = None
-    profile: str | None = None
-    tenant: str | None = None
-    kernel_id: str | None = None
-    label: list[str] = []
-    owner: str | None = None
+    profile: Text | None = None
+    tenant: Text | None = None
+    kernel_id: Text | None = None
+    label: Annotated[list[Text], Meta(max_length=16)] = []
+    owner: Text | None = None
 
 
 class EndInfo(Answer, frozen=True):

@@ -129,8 +129,8 @@ class AuditRows(Answer, frozen=True):
 class AuditFilters(Body, frozen=True):
     """Which rows; all filters must fit, and the newest `limit` rows are answered."""
 
-    kind: str | None = None
+    kind: Annotated[str, Meta(max_length=64)] | None = None
     is_allowed: bool | None = None
-    since: float | None = None
-    after_id: int | None = None
+    since: Annotated[float, Meta(ge=0, le=1e12)] | None = None
+    after_id: Annotated[int, Meta(ge=0, le=2**62)] | None = None
     limit: Annotated[int, Meta(ge=1, le=100_000)] = 1000

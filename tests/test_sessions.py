@@ -1,0 +1,190 @@
+"""Sessions: whose they are, how many there may be, and who takes them back; on real gVisor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from traitlets.config import Config
+
+from jupyter_agentbox.errors import (
+    AgentboxError,
+    Conflict,
+    LimitReached,
+    NotFound,
+    PolicyRefused,
+    SandboxEnded,
+)
+from jupyter_agentbox.manager import SandboxManager
+from jupyter_agentbox.models import SandboxFilters, SandboxPatch, SandboxRequest
+from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.processes import Command
+from jupyter_agentbox.sessions import Caller, Sessions
+
+pytestmark = pytest.mark.usefixtures("has_runsc")
+
+ADA, BOB = Caller("ada"), Caller("bob")
+ROOT = Caller("root-of-all", is_admin=True)
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Policy:
+    settings = {"state_dir": str(tmp_path / "state"), "max_sandboxes_per_owner": 2, "max_sandboxes": 3}
+    return Policy(config=Config({"Policy": settings}))
+
+
+@asynccontextmanager
+async def opened(policy: Policy) -> AsyncIterator[Sessions]:
+    sessions = Sessions(policy)
+    try:
+        yield sessions
+    finally:
+        await sessions.aclose()
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 90))
+
+
+def test_another_owners_is_not_found_by_any_call(policy: Policy) -> None:
+    async def test() -> None:
+        async with opened(policy) as sessions:
+            made, _ = await sessions.create(SandboxRequest(id="adas-own"), caller=ADA)
+            assert made.sandbox_id is not None
+
+            async def use(name: str) -> None:
+                async with sessions.use(name, "bash", caller=BOB):
+                    raise AssertionError("it was let in")
+
+            for name in ("adas-own", made.sandbox_id):
+                calls: list[Callable[[str], Coroutine[Any, Any, Any]]] = [
+                    lambda name: sessions.get(name, caller=BOB),
+                    lambda name: sessions.delete(name, caller=BOB),
+                    lambda name: sessions.patch(name, SandboxPatch(idle_timeout=5), caller=BOB),
+                    lambda name: sessions.grant(name, caller=BOB),
+                    lambda name: sessions.ask(name, "pypi", "", caller=BOB),
+                    lambda name: sessions.asks(name, caller=BOB),
+                    lambda name: sessions.get_ask(name, "a", caller=BOB),
+                    lambda name: sessions.decide(name, "a", is_allowed=True, caller=BOB),
+                    lambda name: sessions.look(name, caller=BOB),
+                    use,
+                ]
+                for call in calls:
+                    with pytest.raises(NotFound) as caught:
+                        await call(name)
+                    # The very words for what never was.
+                    with pytest.raises(NotFound) as never:
+                        await call("0" * len(name))
+                    assert str(caught.value).replace(name, "0" * len(name)) == str(never.value)
+            assert await sessions.list(caller=BOB) == []
+            # His own of that name is another, and no conflict tells that there is one.
+            own, is_new = await sessions.create(SandboxRequest(id="adas-own", labels={"a": "b"}), caller=BOB)
+            assert (is_new, own.owner) == (True, "bob")
+            assert (await sessions.get("adas-own", caller=ADA)).sandbox_id == made.sandbox_id
+            assert {info.owner for info in await sessions.list(caller=ROOT)} == {"ada", "bob"}
+            assert len(await sessions.list(SandboxFilters(owner="ada"), caller=ROOT)) == 1
+            assert (await sessions.get(made.sandbox_id, caller=ROOT)).owner == "ada"
+
+    run(test)
+
+
+def test_there_are_no_more_than_may_be(policy: Policy) -> None:
+    async def test() -> None:
+        async with opened(policy) as sessions:
+            found = await asyncio.gather(
+                *(sessions.create(SandboxRequest(), caller=ADA) for _ in range(4)), return_exceptions=True
+            )
+            refused = [item for item in found if isinstance(item, LimitReached)]
+            assert len(refused) == 2
+            assert refused[0].setting == "Policy.max_sandboxes_per_owner"
+            await sessions.create(SandboxRequest(), caller=BOB)
+            with pytest.raises(LimitReached) as caught:
+                await sessions.create(SandboxRequest(), caller=Caller("eve"))
+            assert caught.value.setting == "Policy.max_sandboxes"
+
+    run(test)
+
+
+def test_one_that_is_deleted_while_it_starts_is_gone(policy: Policy) -> None:
+    async def test() -> None:
+        async with opened(policy) as sessions:
+            making = asyncio.ensure_future(sessions.create(SandboxRequest(id="x"), caller=ADA))
+            while not await sessions.list(caller=ADA):
+                await asyncio.sleep(0.01)
+            waiting = asyncio.ensure_future(sessions.create(SandboxRequest(id="x"), caller=ADA))
+            with pytest.raises(Conflict):
+                await sessions.create(SandboxRequest(id="x", profile="default"), caller=ADA)
+            await sessions.delete("x", caller=ADA)
+            for task in (making, waiting):
+                with pytest.raises((AgentboxError, asyncio.CancelledError)):
+                    await task
+            with pytest.raises(NotFound):
+                await sessions.get("x", caller=ADA)
+            await asyncio.sleep(0.2)
+            assert not list((policy.state_path / "sandboxes").glob("*"))
+
+    run(test)
+
+
+def test_a_failed_preparation_leaves_nothing(policy: Policy) -> None:
+    async def test() -> None:
+        async with opened(policy) as sessions:
+            with pytest.raises(AgentboxError) as caught:
+                await sessions.create(SandboxRequest(id="x", files={"a/../../b": "x"}), caller=ADA)
+            assert caught.value.field == "files"
+            assert await sessions.list(caller=ADA) == []
+            assert not list((policy.state_path / "sandboxes").glob("*"))
+
+    run(test)
+
+
+def test_a_successor_takes_them_back(policy: Policy) -> None:
+    async def test() -> None:
+        first = Sessions(policy)
+        request = SandboxRequest(id="x", labels={"a": "b"}, tools=["bash"], idle_timeout=77)
+        made, _ = await first.create(request, caller=ADA)
+        await first.patch("x", SandboxPatch(allowed_hosts=["pypi"], labels={"c": "d"}), caller=ADA)
+        async with first.use("x", "bash", caller=ADA) as session:
+            await session.running().processes.run(Command(line="echo kept > file"))
+        await first.aclose(is_ended=False)
+        SandboxManager._shared.clear()
+        async with opened(policy) as second:
+            assert await second.recover() == ["x"]
+            info = await second.get("x", caller=ADA)
+            assert (info.sandbox_id, info.labels, info.idle_timeout, info.tools) == (
+                made.sandbox_id, {"c": "d"}, 77, ["bash"],
+            )  # fmt: skip
+            assert info.allowed_hosts == (await first_hosts(policy))
+            async with second.use("x", "bash", caller=ADA) as session:
+                ran = await session.running().processes.run(Command(line="cat file"))
+            assert ran.stdout == b"kept\n"
+            with pytest.raises(PolicyRefused):
+                async with second.use("x", "write", caller=ADA):
+                    pass
+            assert (await second.create(request, caller=ADA))[1] is False
+            await second.delete("x", caller=ADA)
+
+    async def first_hosts(policy: Policy) -> list[str]:
+        return list((await asyncio.to_thread(policy.narrow_grant, "default", ["pypi"])).hosts)
+
+    run(test)
+
+
+def test_an_ended_one_says_why(policy: Policy) -> None:
+    async def test() -> None:
+        async with opened(policy) as sessions:
+            made, _ = await sessions.create(SandboxRequest(id="x", max_life=1), caller=ADA)
+            for _ in range(200):
+                if (await sessions.get("x", caller=ADA)).state == "ended":
+                    break
+                await asyncio.sleep(0.05)
+            with pytest.raises(SandboxEnded, match="its life of 1 s is over"):
+                async with sessions.use("x", "bash", caller=ADA):
+                    pass
+            assert made.state == "running"
+
+    run(test)
