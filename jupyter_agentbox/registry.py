@@ -12,7 +12,6 @@ import getpass
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from .audit import AuditLog
 from .errors import (
@@ -26,7 +25,6 @@ from .manager import SandboxManager
 from .models import SandboxFilters, SandboxInfo, SandboxRequest
 from .policy import Policy
 from .session import Session
-from .tenants import Tenant
 
 # A method below is called `list`.
 Infos = list[SandboxInfo]
@@ -68,7 +66,6 @@ class SessionRegistry:
         self._thread = LinkThread.instance()
         self._sessions: dict[tuple[str, str], Session] = {}
         self._notebooks: dict[str, Session] = {}
-        self._tenants: dict[Path, Tenant] = {}
 
     async def _started(self, session: Session) -> Session:
         """Wait for its start. Raises what kept it from starting."""

@@ -30,7 +30,7 @@ from .policy import Policy
 from .registry import Caller
 from .sandbox import Sandbox
 from .session import SESSION_FILE, Session, check_request
-from .spec import Cause, End, SandboxSpec
+from .spec import Cause, End, SandboxSpec, format_size
 from .tenants import Tenant
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 MAX_ENDED = 200
 #: Seconds between two looks for sandboxes whose time is over.
 CULL_INTERVAL = 2.0
+#: Seconds between two looks at what tenants keep.
+TENANT_INTERVAL = 5.0
 
 # A method of the registry is called `list`.
 Ids = list[str]
@@ -55,7 +57,7 @@ class Sessions(GrantedSessions):
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
-        self._culler: asyncio.Task[None] | None = None
+        self._keepers: list[asyncio.Task[None]] = []
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -100,7 +102,7 @@ class Sessions(GrantedSessions):
             max_life=_within(request.max_life, policy.max_life, policy.max_life, "max_life"),
         )
         self._sessions[session.key] = session
-        self._culler = self._culler or self._thread.spawn(self._cull_for_ever())
+        self._start_keeping()
         starting = session.starting = self._thread.spawn(self._start(session))
         try:
             await asyncio.shield(starting)
@@ -223,6 +225,27 @@ class Sessions(GrantedSessions):
         session.ended_at = session.ended_at or time.time()
         session.close()
 
+    async def _watch_tenants(self) -> None:
+        """End the sandboxes of a tenant that keeps too much: code inside writes past all that REST looks at."""
+        limit = self.policy.max_tenant_disk
+        while True:
+            await asyncio.sleep(TENANT_INTERVAL)
+            tenants: dict[tuple[str, str], list[Session]] = {}
+            for session in self._sessions.values():
+                if session.state == "running" and session.request.tenant is not None:
+                    tenants.setdefault((session.owner, session.request.tenant), []).append(session)
+            for (owner, name), sessions in tenants.items():
+                tenant = await asyncio.to_thread(Tenant.open, self.policy.state_path, owner, name)
+                used = await asyncio.to_thread(tenant.used)
+                if used > limit:
+                    message = f"the tenant's disk is full (limit {format_size(limit)}, used {format_size(used)})"
+                    end = End(Cause.DISK_FULL, 137, message, "Policy.max_tenant_disk")
+                    await asyncio.gather(*(self._end(session, end) for session in sessions))
+
+    def _start_keeping(self) -> None:
+        if not self._keepers:
+            self._keepers = [self._thread.spawn(self._cull_for_ever()), self._thread.spawn(self._watch_tenants())]
+
     async def _cull_for_ever(self) -> None:
         while True:
             await asyncio.sleep(CULL_INTERVAL)
@@ -262,8 +285,8 @@ class Sessions(GrantedSessions):
             self._sessions[session.key] = session
             self._thread.spawn(self._watch(session, sandbox))
             found.append(session.id)
-        if found and self._culler is None:
-            self._culler = self._thread.spawn(self._cull_for_ever())
+        if found:
+            self._start_keeping()
         return found
 
     async def aclose(self, *, is_ended: bool = True) -> None:
@@ -271,9 +294,9 @@ class Sessions(GrantedSessions):
         await self._thread.run(self._close(is_ended))
 
     async def _close(self, is_ended: bool) -> None:
-        if self._culler is not None:
-            self._culler.cancel()
-            self._culler = None
+        for keeper in self._keepers:
+            keeper.cancel()
+        self._keepers = []
         sessions, self._sessions = dict(self._sessions), {}
         for session in sessions.values():
             if session.starting is not None:

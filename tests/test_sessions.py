@@ -23,7 +23,8 @@ from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.models import SandboxFilters, SandboxPatch, SandboxRequest
 from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.processes import Command
-from jupyter_agentbox.sessions import Caller, Sessions
+from jupyter_agentbox.registry import Caller
+from jupyter_agentbox.sessions import Sessions
 
 pytestmark = pytest.mark.usefixtures("has_runsc")
 
@@ -186,5 +187,25 @@ def test_an_ended_one_says_why(policy: Policy) -> None:
                 async with sessions.use("x", "bash", caller=ADA):
                     pass
             assert made.state == "running"
+
+    run(test)
+
+
+def test_a_tenant_that_keeps_too_much_ends_its_sandboxes(policy: Policy) -> None:
+    policy.max_tenant_disk = 20 * 1024 * 1024
+
+    async def test() -> None:
+        async with opened(policy) as sessions:
+            await sessions.create(SandboxRequest(id="hog", tenant="acme"), caller=ADA)
+            async with sessions.use("hog", "bash", caller=ADA) as session:
+                await session.running().processes.run(Command("head -c 40000000 /dev/zero > /workspace/big"))
+            for _ in range(200):
+                info = await sessions.get("hog", caller=ADA)
+                if info.state == "ended":
+                    break
+                await asyncio.sleep(0.1)
+            assert info.end is not None
+            assert info.end.cause == "disk_full"
+            assert "limit 20 MiB" in info.end.message
 
     run(test)
