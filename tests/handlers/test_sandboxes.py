@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import requests
+import websocket
 
 from .conftest import Api, Make
 
@@ -221,3 +222,37 @@ def test_a_notebooks_sandbox_is_there_too(api: Api) -> None:
         assert api.ok("PATCH", path, {"allowed_hosts": []})["allowed_hosts"] == []
     finally:
         kernel.shutdown()
+
+
+def test_what_happens_is_counted_and_told(api: Api, make: Make) -> None:
+    def counted(name: str) -> float:
+        text = api.server.http.get(api.server.url("metrics")).text
+        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
+
+    names = (
+        'agentbox_start_seconds_count{kind="session"}',
+        'agentbox_call_seconds_count{outcome="ok",tool="bash"}',
+        'agentbox_egress_total{decision="denied"}',
+        'agentbox_ends_total{cause="stopped"}',
+    )
+    before = {name: counted(name) for name in names}
+    events = websocket.create_connection(
+        api.server.url("api/events/subscribe").replace("http", "ws", 1),
+        header=[f"Authorization: token {api.server.token}"],
+        http_no_proxy=["127.0.0.1"],
+        timeout=20,
+    )
+    try:
+        sandbox = make()
+        api.ok("POST", sandbox + "/exec", {"command": "curl -s https://not-granted.example.org; true"})
+        api("DELETE", sandbox)
+        told = []
+        while not any(event.get("event") == "ended" for event in told):
+            told.append(json.loads(events.recv()))
+    finally:
+        events.close()
+    assert {name: counted(name) - before[name] >= 1 for name in names} == dict.fromkeys(names, True)
+    assert "started" in [event.get("event") for event in told]
+    refused = [event for event in told if event.get("host") == "not-granted.example.org"]
+    assert refused
+    assert "Policy.allowed_hosts" in refused[0]["reason"]
