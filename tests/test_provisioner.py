@@ -330,9 +330,9 @@ def test_a_program_is_named_by_a_path_that_exists_inside(tmp_path: Path) -> None
     target = tmp_path / "env/bin/python"
     target.parent.mkdir(parents=True)
     target.touch()
-    (tmp_path / "work").mkdir()
+    (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "env/bin")
-    assert resolve_program(f"{tmp_path}/work/../env//bin/python") == str(target)
+    assert resolve_program(f"{tmp_path}/folder/../env//bin/python") == str(target)
     # Here the plain path would be another file than is meant.
     assert resolve_program(f"{tmp_path}/link/../bin/python") == str(target)
     assert resolve_program("R") == "R"
