@@ -32,7 +32,7 @@ CHANNELS = ("shell", "iopub", "stdin", "control")
 #: Largest message of a kernel, bytes.
 MAX_MESSAGE = 128 * MIB
 #: Credit of the channels beyond the initial one, bytes: a round trip's worth at full speed.
-CHANNEL_CREDIT = 1 * MIB
+CHANNEL_CREDIT = 4 * MIB
 
 OnMessage = Callable[[str, list[bytes]], Awaitable[None]]
 

@@ -42,8 +42,7 @@ log = logging.getLogger(__name__)
 READ_SIZE = 256 * 1024
 #: Wanted capacity of each FIFO, bytes; the kernel may grant less.
 PIPE_SIZE = 1024 * 1024
-#: Credit is given back in pieces of this many bytes, or after so many seconds.
-GRANT_SIZE = INITIAL_CREDIT // 2
+#: Credit is given back when half of a stream's is used, or after so many seconds.
 GRANT_DELAY = 0.05
 #: Streams that one guest may have open at a time.
 MAX_GUEST_STREAMS = 512
@@ -113,6 +112,7 @@ class Stream:
         self._incoming: deque[bytes] = deque()
         self._has_eof = False
         self._reason: str | None = None
+        self._window = INITIAL_CREDIT
         self._owed = 0
         self._payment: asyncio.TimerHandle | None = None
         self._has_news = asyncio.Event()
@@ -120,6 +120,7 @@ class Stream:
 
     def grant(self, count: int) -> None:
         """Let the guest send ``count`` bytes more than the initial credit."""
+        self._window += count
         self._link.grant(self._id, count)
 
     async def read(self) -> bytes:
@@ -138,7 +139,7 @@ class Stream:
             await self._has_news.wait()
         data = self._incoming.popleft()
         self._owed += len(data)
-        if self._owed >= GRANT_SIZE:
+        if self._owed >= self._window // 2:
             self._pay()
         elif self._payment is None:
             # Soon, though it is little: to the guest it also says what need not be kept for another owner.
@@ -226,7 +227,7 @@ class Link:
         self._waiting: set[Stream] = set()
         self._unpaid: set[Stream] = set()
         self._serving = 0
-        self._pending = b""
+        self._pending = memoryview(b"")
         self._reader = self._writer = -1
         self._is_lost = False
         self._greeted: asyncio.Future[dict[str, Any]] = self._loop.create_future()
@@ -286,7 +287,7 @@ class Link:
                 forget(fd)
                 os.close(fd)
         self._reader = self._writer = -1
-        self._pending = b""
+        self._pending = memoryview(b"")
         if not self._greeted.done():
             self._greeted.set_exception(LinkClosed(f"the guest was lost: {reason}"))
             self._greeted.exception()  # looked at: nobody may be waiting for it
@@ -346,7 +347,7 @@ class Link:
     def _writable(self) -> None:
         while True:
             if not self._pending:
-                self._pending = self._connection.take_output()
+                self._pending = memoryview(self._connection.take_output())
                 if not self._pending:
                     break
             try:

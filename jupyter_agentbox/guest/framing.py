@@ -202,7 +202,7 @@ class Connection:
             end = position + _HEAD.size + length
             if end > size:
                 break
-            self._handle(kind, stream, bytes(self._input[position + _HEAD.size : end]), events)
+            self._handle(kind, stream, copy_out(self._input, position + _HEAD.size, end), events)
             position = end
         if position:
             del self._input[:position]
@@ -317,10 +317,16 @@ class MessageReader:
                 raise ProtocolError(f"a message of {total} bytes; the limit is {self.max_size}")
             if len(self._buffer) < 4 + total:
                 break
-            body = bytes(self._buffer[4 : 4 + total])
+            body = copy_out(self._buffer, 4, 4 + total)
             del self._buffer[: 4 + total]
             messages.append(_split(body))
         return messages
+
+
+def copy_out(buffer: bytearray, start: int, end: int) -> bytes:
+    """The bytes of a part of ``buffer``, copied once; a slice would be copied twice."""
+    with memoryview(buffer) as view:
+        return bytes(view[start:end])
 
 
 def pack_message(*parts: bytes) -> bytes:

@@ -181,7 +181,7 @@ class Link:
         self._on_down = on_down
         self._streams: dict[int, Stream] = {}
         self._reader = self._writer = -1
-        self._pending = b""
+        self._pending = memoryview(b"")
         self._is_up = False
         self._number = 0
 
@@ -230,7 +230,7 @@ class Link:
             return
         self.connection = None
         self._is_up = False
-        self._pending = b""
+        self._pending = memoryview(b"")
         self._close_files()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
@@ -256,7 +256,7 @@ class Link:
         while True:
             if not self._pending:
                 had_output = had_output or self.connection.output_size > 0
-                self._pending = self.connection.take_output()
+                self._pending = memoryview(self.connection.take_output())
                 if not self._pending:
                     break
             try:
@@ -266,7 +266,7 @@ class Link:
                 return
             except OSError:
                 self.loop.later(0, self.hang_up)
-                self._pending = b""
+                self._pending = memoryview(b"")
                 return
             self._pending = self._pending[count:]
         self.loop.watch(self._writer)

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import struct
 
+from .framing import copy_out
+
 MORE, LONG, COMMAND = 1, 2, 4
 _U64 = struct.Struct(">Q")
 
@@ -116,7 +118,7 @@ class Splitter:
                 break
             position = after
             if not flags & (MORE | COMMAND):  # commands go along with the message that follows
-                messages.append(bytes(self._buffer[start:position]))
+                messages.append(copy_out(self._buffer, start, position))
                 start = position
         self._position = position - start
         if start:
@@ -167,7 +169,7 @@ class Decoder:
             if end - start < size:
                 break
             if not flags & COMMAND:
-                self._frames.append(bytes(self._buffer[start : start + size]))
+                self._frames.append(copy_out(self._buffer, start, start + size))
                 self._size += size
                 if len(self._frames) > self.max_frames:
                     raise ZmtpError(f"a message of over {self.max_frames} parts")
