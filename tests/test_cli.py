@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_agentbox.cli import format_age, printable
+from jupyter_agentbox.cli.base import format_age, printable
 from jupyter_agentbox.record import Record
 from jupyter_agentbox.spec import SandboxSpec
 

@@ -1,86 +1,33 @@
-"""``jupyter agentbox``: setup, doctor, kernelspec, list and prune.
+"""Commands for the machine: setup, doctor, kernelspec, list and prune.
 
-Thin over the modules that do the work; each command imports what it needs when it runs. Every command takes settings as
-Jupyter's own commands do: ``jupyter agentbox doctor --Policy.state_dir=/srv/boxes``.
+Thin over the modules that do the work; each imports what it needs when it runs.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
-from typing import ClassVar
 
-from jupyter_core.application import JupyterApp, base_aliases, base_flags
 from traitlets import Bool, Unicode
 
-from . import __version__
-from .errors import AgentboxError
+from jupyter_agentbox.errors import AgentboxError
 
-_ALIASES = {name: base_aliases[name] for name in ("config", "log-level")}
-_FLAGS = {"debug": base_flags["debug"]}
+from .base import ALIASES, FLAGS, Command, format_age, printable
+
 _SETUP_FLAGS = {
-    **_FLAGS,
+    **FLAGS,
     "dry-run": ({"SetupCommand": {"is_dry": True}}, "Say what would be done, and do nothing."),
     "enforce": ({"SetupCommand": {"is_enforcing": True}}, "Make Jupyter servers offer sandboxed kernels only."),
     "yes": ({}, "Accepted for scripts; nothing is ever asked."),
 }
-_DOCTOR_FLAGS = {**_FLAGS, "json": ({"DoctorCommand": {"is_json": True}}, "Print a JSON list instead of lines.")}
-_LIST_FLAGS = {**_FLAGS, "json": ({"ListCommand": {"is_json": True}}, "Print a JSON list instead of a table.")}
+_DOCTOR_FLAGS = {**FLAGS, "json": ({"DoctorCommand": {"is_json": True}}, "Print a JSON list instead of lines.")}
+_LIST_FLAGS = {**FLAGS, "json": ({"ListCommand": {"is_json": True}}, "Print a JSON list instead of a table.")}
 _KERNELSPEC_ALIASES = {
-    **_ALIASES,
+    **ALIASES,
     "profile": "KernelspecCommand.profile",
     "name": "KernelspecCommand.twin",
     "prefix": "KernelspecCommand.prefix",
 }
-
-
-class Command(JupyterApp):
-    """What the commands share: settings, arguments, errors and the exit status.
-
-    Settings of files are read by :class:`~jupyter_agentbox.policy.Policy`, as for kernels, so that a command sees what
-    a kernel would; here only ``--config`` and the command line are.
-    """
-
-    version = __version__
-    aliases = _ALIASES
-    flags = _FLAGS
-    #: What the positional arguments are called; None where there are none.
-    argument: ClassVar[str | None] = None
-
-    def migrate_config(self) -> None:
-        """Do nothing: what Jupyter's other commands do here has no part in this."""
-
-    def load_config_file(self, suppress_errors: bool = True) -> None:  # type: ignore[override]
-        """Load ``--config`` alone, strictly. Never from the current directory, where sandboxes may write."""
-        if self.config_file:
-            self.raise_config_file_errors = True
-            try:
-                super().load_config_file(suppress_errors=False)
-            except Exception as error:
-                print(
-                    f"{self.name}: the configuration file {self.config_file} can't be read: {error!r}", file=sys.stderr
-                )
-                self.exit(1)
-
-    def start(self) -> None:
-        """Run, and exit with the command's status."""
-        super().start()
-        try:
-            if self.extra_args and self.argument is None:
-                raise AgentboxError(
-                    f"this command takes no argument, and got {' '.join(self.extra_args)!r}; see --help"
-                )
-            status = self.run()
-        except AgentboxError as error:
-            print(f"{self.name}: {error}", file=sys.stderr)
-            status = 1
-        self.exit(status)
-
-    def run(self) -> int:
-        """Do the work and return the exit status."""
-        raise NotImplementedError
 
 
 class SetupCommand(Command):
@@ -102,9 +49,9 @@ class SetupCommand(Command):
 
     def run(self) -> int:
         """Set the machine up."""
-        from . import kernelspecs
-        from .install import RELEASES, Setup
-        from .policy import Policy
+        from jupyter_agentbox import kernelspecs
+        from jupyter_agentbox.install import RELEASES, Setup
+        from jupyter_agentbox.policy import Policy
 
         policy = Policy(parent=self)
         setup = Setup(
@@ -143,7 +90,7 @@ class DoctorCommand(Command):
         """Examine and print."""
         from dataclasses import asdict
 
-        from .doctor import examine
+        from jupyter_agentbox.doctor import examine
 
         found = examine(self)
         if self.is_json:
@@ -173,8 +120,8 @@ class KernelspecCommand(Command):
 
     def run(self) -> int:
         """Make the twin."""
-        from . import kernelspecs
-        from .policy import Policy
+        from jupyter_agentbox import kernelspecs
+        from jupyter_agentbox.policy import Policy
 
         if len(self.extra_args) != 1:
             raise AgentboxError("name one installed kernelspec; `jupyter kernelspec list` shows them")
@@ -200,9 +147,9 @@ class ListCommand(Command):
         """Print the registry."""
         from dataclasses import asdict
 
-        from .manager import SandboxManager
-        from .policy import Policy
-        from .spec import format_size
+        from jupyter_agentbox.manager import SandboxManager
+        from jupyter_agentbox.policy import Policy
+        from jupyter_agentbox.spec import format_size
 
         policy = Policy(parent=self)
         is_there = (policy.state_path / "sandboxes").is_dir()
@@ -230,8 +177,8 @@ class PruneCommand(Command):
 
     def run(self) -> int:
         """Sweep once."""
-        from .policy import Policy
-        from .sweep import sweep
+        from jupyter_agentbox.policy import Policy
+        from jupyter_agentbox.sweep import sweep
 
         removed = sweep(Policy(parent=self).state_path)
         for sandbox_id in removed:
@@ -239,59 +186,3 @@ class PruneCommand(Command):
         if not removed:
             print("nothing to remove")
         return 0
-
-
-_COMMANDS = {
-    "setup": (SetupCommand, "Get what sandboxes need: gVisor's runsc and a kernelspec."),
-    "doctor": (DoctorCommand, "Examine whether sandboxes start here, and say what mends what is wrong."),
-    "kernelspec": (KernelspecCommand, "Make a sandboxed twin of an installed kernelspec."),
-    "list": (ListCommand, "List the sandboxes."),
-    "prune": (PruneCommand, "Remove what is left of sandboxes whose owner is gone."),
-}
-
-
-class AgentboxCommand(Command):
-    """Jupyter kernels in gVisor sandboxes, with egress allowed by host name."""
-
-    name = "jupyter agentbox"
-    description = __doc__ or ""
-    examples = "jupyter agentbox setup\njupyter agentbox doctor\njupyter agentbox kernelspec python3"
-    argument = "COMMAND"
-    subcommands = _COMMANDS
-
-    def run(self) -> int:
-        """Say what there is: a command was missing or is unknown."""
-        from .profiles import did_you_mean
-
-        word = self.extra_args[0] if self.extra_args else ""
-        unknown = f"there is no command {word!r}{did_you_mean(word, _COMMANDS)}; " if word else ""
-        print(f"{self.name}: {unknown}commands are {', '.join(_COMMANDS)}; --help tells more", file=sys.stderr)
-        return 2
-
-
-def format_age(seconds: float) -> str:
-    """Write a duration for a person: ``42 s``, ``5 min``, ``3 h``, ``2 d``."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"
-
-
-def printable(text: str) -> str:
-    """Keep a terminal safe from the names of other people's folders."""
-    return "".join(char if char.isprintable() else "?" for char in text)
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Entry point of ``jupyter-agentbox``."""
-    try:
-        AgentboxCommand.launch_instance(argv)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # `... --help | head`: whoever read has left, and what the interpreter flushes at its end goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

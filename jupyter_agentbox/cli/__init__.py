@@ -1,0 +1,53 @@
+"""``jupyter agentbox``: one command for each thing to do, in the modules of this package.
+
+A command's module is imported when it runs. Every command takes settings as Jupyter's own commands do:
+``jupyter agentbox doctor --Policy.state_dir=/srv/boxes``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from .base import Command
+
+_COMMANDS = {
+    "setup": (f"{__name__}.machine.SetupCommand", "Get what sandboxes need: gVisor's runsc and a kernelspec."),
+    "doctor": (
+        f"{__name__}.machine.DoctorCommand",
+        "Examine whether sandboxes start here, and say what mends what is wrong.",
+    ),
+    "kernelspec": (f"{__name__}.machine.KernelspecCommand", "Make a sandboxed twin of an installed kernelspec."),
+    "list": (f"{__name__}.machine.ListCommand", "List the sandboxes."),
+    "prune": (f"{__name__}.machine.PruneCommand", "Remove what is left of sandboxes whose owner is gone."),
+}
+
+
+class AgentboxCommand(Command):
+    """Jupyter kernels in gVisor sandboxes, with egress allowed by host name."""
+
+    name = "jupyter agentbox"
+    description = __doc__ or ""
+    examples = "jupyter agentbox setup\njupyter agentbox doctor\njupyter agentbox kernelspec python3"
+    argument = "COMMAND"
+    subcommands = _COMMANDS
+
+    def run(self) -> int:
+        """Say what there is: a command was missing or is unknown."""
+        from jupyter_agentbox.profiles import did_you_mean
+
+        word = self.extra_args[0] if self.extra_args else ""
+        unknown = f"there is no command {word!r}{did_you_mean(word, _COMMANDS)}; " if word else ""
+        print(f"{self.name}: {unknown}commands are {', '.join(_COMMANDS)}; --help tells more", file=sys.stderr)
+        return 2
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point of ``jupyter-agentbox``."""
+    try:
+        AgentboxCommand.launch_instance(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # `... --help | head`: whoever read has left, and what the interpreter flushes at its end goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -1,0 +1,5 @@
+"""``python -m jupyter_agentbox.cli``."""
+
+from . import main
+
+main()
