@@ -18,6 +18,7 @@ from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.profiles import PROFILE_KEYS, REQUEST_KEYS
 from jupyter_agentbox.runtimes.runsc import RunscRuntime
 from jupyter_agentbox.spec import format_size
+from jupyter_agentbox.terminals import AgentboxTerminalManager
 from jupyter_agentbox.traits import ByteSize
 
 PAGE = Path(__file__).with_name("configuration.md")
@@ -87,6 +88,7 @@ KEYS = {
     "hidden_files": "patterns of names; a request adds some, a profile replaces `Policy.hidden_files`",
     "workspace": "`folder`, the notebook's own, or `private`; a request can only make it private",
     "lease_timeout": "seconds",
+    "freeze_after": "seconds of quiet after which it is frozen; 0 for never",
     "private_hosts": "patterns within `Policy.private_hosts`",
     "runtime": "one of `Policy.allowed_runtimes`",
     "root": "an image directory, absolute",
@@ -104,7 +106,7 @@ def make() -> str:
         lines.append(f"| `{key}` | {marks[0]} | {marks[1]} | {text} |")
     assert set(KEYS) == {*REQUEST_KEYS, *PROFILE_KEYS}
     page = HEAD + "\n".join(lines) + "\n"
-    for owner in (Policy, RunscRuntime, AgentboxKernelSpecManager, AgentboxExtension):
+    for owner in (Policy, RunscRuntime, AgentboxKernelSpecManager, AgentboxExtension, AgentboxTerminalManager):
         page += f"\n## {owner.__name__}\n"
         traits = owner.class_own_traits(config=True)
         for name, trait in traits.items():

@@ -51,6 +51,8 @@ class Kernel:
         kernel before it is set.
     end : End or None
         How it ended; readable from any thread.
+    is_busy : callable
+        Whether it works on something, or may; set by whoever takes its messages.
     is_ready : bool
         It is connected and has said something, so it handles signals by now.
     name : str
@@ -61,6 +63,7 @@ class Kernel:
         self._on_message: OnMessage = _nobody
         self._is_heard = asyncio.Event()
         self.end: End | None = None
+        self.is_busy: Callable[[], bool] = lambda: True
         self.is_ready = False
         self._sandbox = sandbox
         self.name = name

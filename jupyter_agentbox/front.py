@@ -51,6 +51,7 @@ class Kernel(Protocol):
     """What the front drives: a kernel in a sandbox."""
 
     on_message: OnMessage
+    is_busy: Callable[[], bool]
 
     @property
     def end(self) -> End | None: ...
@@ -264,6 +265,7 @@ class Front:
         self.is_heard = False
         self.epoch += 1
         kernel.on_message = lambda channel, frames: self._on_message(kernel, channel, frames)
+        kernel.is_busy = lambda: kernel is not self._kernel or not self.is_heard or self.cell.is_working
         kernel.add_end_callback(lambda *_: self._on_end(kernel))
         if kernel.end is not None:
             self._on_end(kernel)

@@ -15,6 +15,7 @@ import fcntl
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
@@ -209,6 +210,13 @@ class Link:
         Coroutine function that serves each stream the guest opens.
     on_lost : callable
         Called once with the reason when the guest is gone or broke the format.
+
+    Attributes
+    ----------
+    last_active : float
+        When something was last sent or received, by the monotonic clock.
+    on_write : callable
+        Called before something is sent.
     """
 
     def __init__(
@@ -230,6 +238,8 @@ class Link:
         self._pending = memoryview(b"")
         self._reader = self._writer = -1
         self._is_lost = False
+        self.last_active = time.monotonic()
+        self.on_write: Callable[[], object] = lambda: None
         self._greeted: asyncio.Future[dict[str, Any]] = self._loop.create_future()
 
     def listen(self) -> None:
@@ -350,6 +360,8 @@ class Link:
                 self._pending = memoryview(self._connection.take_output())
                 if not self._pending:
                     break
+                self.on_write()
+                self.last_active = time.monotonic()
             try:
                 count = os.write(self._writer, self._pending)
             except BlockingIOError:
@@ -379,6 +391,7 @@ class Link:
         if not data:
             self.close("the guest hung up")
             return
+        self.last_active = time.monotonic()
         try:
             for event in self._connection.receive(data):
                 if self._is_lost:

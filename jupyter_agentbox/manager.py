@@ -32,6 +32,8 @@ from .sweep import ensure_sweeper
 log = logging.getLogger(__name__)
 
 RUNTIME_GROUP = "jupyter_agentbox.runtimes"
+#: How many start at a time: more only make each of them slower, in gVisor out of all proportion.
+MAX_STARTING = max(2, os.cpu_count() or 1)
 
 
 def default_state_dir() -> Path:
@@ -92,6 +94,11 @@ class SandboxManager:
         Where the directories are; made 0700 at first use.
     runtime : Runtime
         What starts new ones.
+
+    Attributes
+    ----------
+    starting : asyncio.Semaphore
+        Held by each sandbox that starts, until what it is for is ready; on the link's thread.
     """
 
     _shared: ClassVar[dict[tuple[int, Path, str], SandboxManager]] = {}
@@ -101,6 +108,7 @@ class SandboxManager:
         self.state_dir = state_dir
         self.runtime = runtime
         self.sandboxes: dict[str, Sandbox] = {}
+        self.starting = asyncio.Semaphore(MAX_STARTING)
         self._thread = LinkThread.instance()
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.chmod(state_dir, 0o700)

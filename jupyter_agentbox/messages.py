@@ -89,6 +89,8 @@ class RunningCell:
     def __init__(self) -> None:
         self.header: bytes | None = None
         self.is_shutdown_asked = False
+        self._unanswered = 0
+        self._is_idle = False
         self._pending: OrderedDict[str, bytes] = OrderedDict()
         self._running = ""
 
@@ -97,9 +99,15 @@ class RunningCell:
         """Whether a request runs, or has been sent and not been answered."""
         return bool(self._pending)
 
+    @property
+    def is_working(self) -> bool:
+        """Whether any request may still run; each one, of whatever kind, ends with the status ``idle``."""
+        return self._unanswered > 0 or not self._is_idle
+
     def saw_request(self, frames: Sequence[bytes]) -> None:
         """Look at what a client sends on shell or control."""
         index = header_index(frames)
+        self._unanswered += 1
         if index is None or not any(kind in frames[index][:MAX_HEADER] for kind in _WATCHED):
             return
         header = parse(frames[index])
@@ -116,10 +124,13 @@ class RunningCell:
             return
         if parse(frames[index]).get("msg_type") != "status":
             return
+        state = parse(frames[index + 3]).get("execution_state")
+        self._is_idle = state == "idle"
+        if self._is_idle:
+            self._unanswered = max(0, self._unanswered - 1)
         request = parse(frames[index + 1]).get("msg_id")
         if not isinstance(request, str):
             return
-        state = parse(frames[index + 3]).get("execution_state")
         if state == "busy" and request in self._pending:
             self._running, self.header = request, self._pending[request]
         elif state == "idle":
@@ -130,4 +141,5 @@ class RunningCell:
     def clear(self) -> None:
         """Forget all: the kernel is gone."""
         self.header, self._running, self.is_shutdown_asked = None, "", False
+        self._unanswered, self._is_idle = 0, False
         self._pending.clear()

@@ -83,7 +83,7 @@ class Policy(LoggingConfigurable):
         value_trait=Dict(),
         key_trait=Unicode(),
         help="""Named sets of values that users choose from. Keys: ``memory``, ``cpus``, ``processes``, ``disk``,
-        ``lease_timeout``, ``allowed_hosts`` (within ``Policy.allowed_hosts``), ``private_hosts``,
+        ``lease_timeout``, ``freeze_after``, ``allowed_hosts`` (within ``Policy.allowed_hosts``), ``private_hosts``,
         ``hidden_files`` (``[]`` shows all), ``workspace`` (``'folder'`` or ``'private'``), ``env``, ``mounts``,
         ``root`` (an image directory), ``is_root``, ``runtime``. What a profile leaves out it has from Policy.
         Whoever may start a kernel may choose any profile. Example::
@@ -132,6 +132,13 @@ class Policy(LoggingConfigurable):
     lease_timeout = Float(
         60.0, help="Seconds that a sandbox outlives the Jupyter process that owns it, to be adopted by the next."
     ).tag(config=True)
+    freeze_after = Float(
+        60.0,
+        help="""Seconds after which a sandbox in which nothing runs is frozen: it costs no processor, and goes on when
+        it is used. Nothing runs if no cell, no command and no process but the kernel is there, nothing was
+        printed, no connection is open and no processor time was used; a thread in the kernel's background that only
+        waits stands still, too. 0 never freezes.""",
+    ).tag(config=True)
 
     idle_timeout = Float(
         1800.0,
@@ -172,6 +179,10 @@ class Policy(LoggingConfigurable):
         Unicode(), help="Names of users who see and manage the sandboxes of all owners, and the whole audit log."
     ).tag(config=True)
 
+    max_token_life = Float(
+        86_400.0, help="Seconds that a token for one sandbox may live; a request gets an hour unless it asks otherwise."
+    ).tag(config=True)
+
     state_dir = Unicode(
         help="""Where sandboxes, the audit log and downloaded programs are kept; ``agentbox`` in Jupyter's data
         directory unless set. Only this user can enter it, and no sandbox ever sees it."""
@@ -204,9 +215,9 @@ class Policy(LoggingConfigurable):
         """Refuse settings that are well-formed one by one and make no sense."""
         for key in LIMIT_NAMES:
             read({key: getattr(self, f"max_{key}")}, PROFILE_KEYS, f"Policy.max_{key}", InvalidConfig)
-        own = {name: getattr(self, name) for name in ("hidden_files", "mounts", "env", "lease_timeout")}
+        own = {name: getattr(self, name) for name in ("hidden_files", "mounts", "env", "lease_timeout", "freeze_after")}
         read(own, PROFILE_KEYS, "Policy", InvalidConfig)
-        for name in ("idle_timeout", "max_idle_timeout", "max_life"):
+        for name in ("idle_timeout", "max_idle_timeout", "max_life", "max_token_life"):
             read({"lease_timeout": getattr(self, name)}, PROFILE_KEYS, f"Policy.{name}", InvalidConfig)
         for name in self.profile_names():
             self.profile(name)
@@ -271,6 +282,7 @@ class Policy(LoggingConfigurable):
             env={**self.env, **values.get("env", {})},
             mounts=(*read_mounts(self.mounts), *values.get("mounts", ())),
             lease_timeout=values.get("lease_timeout", self.lease_timeout),
+            freeze_after=values.get("freeze_after", self.freeze_after),
         )
 
     def _profile_hosts(self, values: Mapping[str, Any], key: str, setting: str) -> tuple[str, ...]:
@@ -356,6 +368,7 @@ class Policy(LoggingConfigurable):
             is_root=profile.is_root,
             accept_unenforced=frozenset(self.accept_unenforced),
             lease_timeout=self._narrow(profile, "lease_timeout", profile.lease_timeout, asked),
+            freeze_after=profile.freeze_after,
             kernel_id=kernel_id,
             owner=owner,
             runtime=profile.runtime,

@@ -57,6 +57,8 @@ class Profile:
         More read-only mounts.
     lease_timeout : float
         Seconds.
+    freeze_after : float
+        Seconds; 0 for never.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Profile:
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     lease_timeout: float = 60.0
+    freeze_after: float = 60.0
 
 
 def _read_hosts(value: object) -> tuple[str, ...]:
@@ -108,6 +111,10 @@ def _read_number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
         raise ValueError(f"{value!r} is no number above 0")
     return float(value)
+
+
+def _read_seconds(value: object) -> float:
+    return 0.0 if value == 0 and not isinstance(value, bool) else _read_number(value)
 
 
 def _read_count(value: object) -> int:
@@ -186,6 +193,7 @@ PROFILE_KEYS: Mapping[str, Callable[[object], Any]] = {
     "private_hosts": _read_plain_hosts,
     "runtime": _read_text,
     "root": _read_root,
+    "freeze_after": _read_seconds,
     "is_root": _read_flag,
     "env": _read_env,
     "mounts": read_mounts,

@@ -20,6 +20,7 @@ from .audit import AuditLog
 from .driver import Kernel
 from .egress.gate import Gate, OnRefusal
 from .errors import AgentboxError, InvalidRequest, LinkClosed, RuntimeFailed, SandboxEnded
+from .freezer import Freezer
 from .guest.framing import MAX_PAYLOAD, OPEN
 from .link import Link, LinkThread, Stream
 from .processes import Command, ExecResult, ProcessTable
@@ -73,6 +74,7 @@ class Sandbox:
         self._handle = Handle.from_dict(record.handle) if record.handle is not None else None
         self._lock = Lock(directory)
         self._is_stopping: Cause | None = None
+        self._freezer: Freezer | None = None
         self._ended = asyncio.Event()
         self._link = Link(directory / "link", self.gate.handle, self._link_lost)
 
@@ -111,7 +113,7 @@ class Sandbox:
             self._handle = await asyncio.to_thread(self._runtime.start, self.id, self.spec, self.directory)
             self._save()
             await self._connected()
-            self._thread.spawn(self._watch())
+            self._begin_watch()
             detail = {"event": "started", "profile": self.spec.profile, "kernel_id": self.spec.kernel_id}
             await self._audit.arecord("lifecycle", self.id, duration=time.monotonic() - began, detail=detail)
         except BaseException:
@@ -140,13 +142,14 @@ class Sandbox:
                 raise RuntimeFailed(f"sandbox {self.id} has ended")
             self._lock.renew()
             self._link.listen()
+            self._runtime.thaw(self._handle)  # its owner may have ended when it was frozen
             await self._connected()
             self._save()
             for known in self.record.kernels:
                 self.kernels[known.name] = kernel = Kernel(self, known.name)
                 kernel.resume()
             self.processes.resume(self.record.processes)
-            self._thread.spawn(self._watch())
+            self._begin_watch()
             await self._audit.arecord("lifecycle", self.id, detail={"event": "adopted"})
         except BaseException:
             await self.leave()
@@ -155,6 +158,8 @@ class Sandbox:
     async def leave(self) -> None:
         """Own it no longer, and let it live: for its lease it waits for another owner."""
         self._is_stopping = Cause.STOPPED
+        if self._freezer is not None:
+            self._freezer.thaw()  # it watches over its own lease
         self._link.close("its owner has left")
         await self.gate.aclose()
         self._lock.release()
@@ -298,7 +303,26 @@ class Sandbox:
         if self._is_stopping is None and self._handle is not None:
             self._thread.spawn(self._find_end(reason))
 
-    async def _watch(self) -> None:
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it is stopped, as nothing runs in it; it goes on when somebody speaks to it."""
+        return self._freezer is not None and self._freezer.is_frozen
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a cell, a command, a background process or a connection to the world goes on."""
+        return (
+            self.processes.is_busy
+            or self.gate.is_busy
+            or any(kernel.is_busy() for kernel in list(self.kernels.values()) if kernel.end is None)
+        )
+
+    def _begin_watch(self) -> None:
+        assert self._handle is not None
+        self._freezer = Freezer(self._runtime, self._handle, self._link, lambda: self.is_busy, self.spec.freeze_after)
+        self._thread.spawn(self._watch(self._freezer))
+
+    async def _watch(self, freezer: Freezer) -> None:
         """Look after it: renew the lease, see it die behind our back, hold it to limits nobody else enforces."""
         assert self._handle is not None
         renewed = measured = 0.0
@@ -310,7 +334,8 @@ class Sandbox:
             if not self._runtime.is_alive(self._handle):
                 await self._find_end("the sandbox's process is gone")
                 return
-            if now - measured > MEASURE_INTERVAL:
+            await freezer.look()
+            if now - measured > MEASURE_INTERVAL and not freezer.is_frozen:
                 measured = now
                 breach = self._breach(await asyncio.to_thread(self._runtime.usage, self._handle, self.directory))
                 if breach is not None:

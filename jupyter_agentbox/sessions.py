@@ -81,6 +81,7 @@ class Sessions(GrantedSessions):
         return await self._thread.run(self._create(request, caller))
 
     async def _create(self, request: SandboxRequest, caller: Caller) -> tuple[SandboxInfo, bool]:
+        caller.check_unscoped("make sandboxes")
         check_request(request)
         check_names(request.packages)
         known = self._sessions.get((caller.name, request.id)) if request.id is not None else None
@@ -132,7 +133,8 @@ class Sessions(GrantedSessions):
         try:
             spec = await asyncio.to_thread(self._resolve, session)
             manager = SandboxManager.shared(self.policy.state_path, spec.runtime, config=self.policy.config)
-            sandbox = await manager.create(spec)
+            async with manager.starting:
+                sandbox = await manager.create(spec)
             session.attach(sandbox)
             await asyncio.to_thread(session.save)
             await self._prepare(session)
@@ -326,6 +328,7 @@ class Sessions(GrantedSessions):
         return await self._thread.run(self._patch(session_id, patch, caller))
 
     async def _patch(self, session_id: str, patch: SandboxPatch, caller: Caller) -> SandboxInfo:
+        caller.check_unscoped("change a sandbox's own terms")
         session = await self._started(self._find(session_id, caller))
         session.running()
         others = (patch.idle_timeout, patch.max_life, patch.labels)

@@ -28,6 +28,8 @@ from .spec import WORKSPACE, Cause, End, SandboxSpec
 
 #: Seconds that a signal may wait for a guest that does not read.
 SIGNAL_TIMEOUT = 5.0
+#: Seconds that a kernel may take to be ready before the start of others goes on; between two looks at it.
+READY_TIMEOUT, READY_INTERVAL = 20.0, 0.02
 #: Seconds that a process that ends waits for its sandboxes to be gone. What is left then, the sweeper takes.
 EXIT_TIMEOUT = 8.0
 
@@ -120,6 +122,7 @@ class KernelSlot:
         async with self._lock:
             is_first = self._front is None
             await self._stop()
+            await self.manager.starting.acquire()
             try:
                 front = self._front = self._front or await Front.open(
                     key=self._key, signature_scheme=self._signature_scheme, log=self._log
@@ -130,11 +133,23 @@ class KernelSlot:
                     argv, spec.env, WORKSPACE, key=self._key.decode(), signature_scheme=self._signature_scheme
                 )
             except BaseException:
+                self.manager.starting.release()
                 await asyncio.shield(self._release() if is_first else self._stop())
                 raise
+            LinkThread.instance().spawn(self._make_way(kernel))
             self.end = None
             self._hold(kernel, front, self._sandbox)
             return self._connection_info(front)
+
+    async def _make_way(self, kernel: Kernel) -> None:
+        """Let the next one start once this kernel is ready, or takes unusually long."""
+        try:
+            for _ in range(int(READY_TIMEOUT / READY_INTERVAL)):
+                if kernel.is_ready or kernel.end is not None:
+                    break
+                await asyncio.sleep(READY_INTERVAL)
+        finally:
+            self.manager.starting.release()
 
     async def adopt(self, record: Record) -> dict[str, Any]:
         """Put a kernel that an earlier process started behind new endpoints, and go on with it.

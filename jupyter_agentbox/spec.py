@@ -125,6 +125,8 @@ class SandboxSpec:
         Names of the limits that may go unenforced where the machine cannot enforce them.
     lease_timeout : float
         Seconds that the sandbox outlives its owner.
+    freeze_after : float
+        Seconds without anything to do after which it is frozen; 0 for never.
     kernel_id, kernel_name, owner : str
         Labels.
     origin : str
@@ -144,6 +146,7 @@ class SandboxSpec:
     is_root: bool = False
     accept_unenforced: frozenset[str] = frozenset()
     lease_timeout: float = 60.0
+    freeze_after: float = 60.0
     kernel_id: str = ""
     kernel_name: str = ""
     owner: str = ""

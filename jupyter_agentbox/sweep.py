@@ -103,6 +103,19 @@ def kill_processes(processes: Iterable[tuple[int, int]], timeout: float = 10.0) 
     return left
 
 
+def send_signal(pid: int, start_time: int, number: int) -> bool:
+    """Signal that very process, not another that got its pid; whether it was there."""
+    with contextlib.suppress(OSError):
+        handle = os.pidfd_open(pid)
+        try:
+            if is_running(pid, start_time):
+                signal.pidfd_send_signal(handle, number)
+                return True
+        finally:
+            os.close(handle)
+    return False
+
+
 def _reap(pid: int) -> None:
     """Reap it where it is ours: a server that is PID 1 of a container inherits detached processes."""
     with contextlib.suppress(OSError):

@@ -360,7 +360,7 @@ def busy_ports() -> Iterator[None]:
 
 @pytest.mark.timeout(420)
 async def test_fifty_kernels_start_at_once_without_a_failure(make: Any, folder: Path, busy_ports: None) -> None:
-    managers = [make() for _ in range(50)]
+    managers = [make(policy={"freeze_after": 1.0}) for _ in range(50)]
 
     async def ready(manager: Any) -> None:
         await manager.start_kernel(cwd=str(folder))

@@ -141,6 +141,11 @@ class Gate:
             if not is_allowed or refused_answer(upstream.host, upstream.port, [upstream.address], grant, self._is_own):
                 upstream.close()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a connection is open, or a name is being looked up."""
+        return self._connections > 0 or self._dns_streams > 0
+
     async def handle(self, stream: Stream) -> None:
         """Serve one stream of the guest, "tcp" or "dns", to its end. Never raises."""
         task = asyncio.current_task()

@@ -71,6 +71,11 @@ class Kernel:
             name: Channel(loop, self, name, f"{ip}-{ports[name]}" if is_ipc else (ip, ports[name])) for name in CHANNELS
         }
 
+    @property
+    def pid(self) -> int:
+        """Its process; 0 where it never ran or runs no more."""
+        return self._process.pid if self.is_running else 0
+
     def attach(self, stream: Stream) -> None:
         """Take orders from this owner, and tell it all that nobody has heard yet."""
         read_requests(stream, lambda request: self._process.signal(int(request["signal"])))

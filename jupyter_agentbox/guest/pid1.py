@@ -13,6 +13,7 @@ import signal
 from .egress import Egress
 from .jobs import Job, open_job
 from .kernels import Kernel, make_shared_directory, open_kernel
+from .load import open_load
 from .loop import Link, Loop, Stream
 from .processes import Processes
 
@@ -69,6 +70,8 @@ class Guest:
             open_job(self.loop, self.processes, self.jobs, stream)
         elif kind in ("kernel", "channel"):
             open_kernel(self.loop, self.processes, self.kernels, stream)
+        elif kind == "load":
+            open_load(self.loop, stream, {kernel.pid for kernel in self.kernels.values()})
         else:
             stream.reset(f"this guest knows no {kind!r}")
 

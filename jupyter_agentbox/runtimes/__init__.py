@@ -5,8 +5,8 @@ sandbox that it did not start. The contract's test suite is ``tests/runtimes/con
 the entry points of the group ``jupyter_agentbox.runtimes``.
 
 A runtime holds no asyncio object. Its methods block, each has a hard timeout, and
-:class:`~jupyter_agentbox.sandbox.Sandbox` calls them in worker threads; only :meth:`Runtime.is_alive` may be called
-on an event loop.
+:class:`~jupyter_agentbox.sandbox.Sandbox` calls them in worker threads; only :meth:`Runtime.is_alive`,
+:meth:`Runtime.freeze` and :meth:`Runtime.thaw` may be called on an event loop.
 """
 
 from __future__ import annotations
@@ -126,6 +126,17 @@ class Runtime(LoggingConfigurable, metaclass=_Meta):  # type: ignore[metaclass]
     @abc.abstractmethod
     def why_ended(self, handle: Handle, limits: Limits, directory: Path) -> End:
         """Tell why it ended, as seen from outside. Called after its death and before :meth:`remove`."""
+
+    @abc.abstractmethod
+    def freeze(self, handle: Handle) -> bool:
+        """Stop all that runs in it, as it is; whether that was done. Cheap, never blocks.
+
+        A frozen sandbox is alive, and :meth:`kill` ends it as any other.
+        """
+
+    @abc.abstractmethod
+    def thaw(self, handle: Handle) -> None:
+        """Let a frozen one go on; does nothing to another. Cheap, never blocks."""
 
     @abc.abstractmethod
     def kill(self, handle: Handle, timeout: float = 10.0) -> None:

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ from jupyter_agentbox.sweep import (
     kill_processes,
     remove_cgroups,
     remove_tree,
+    send_signal,
 )
 
 from . import Check, Handle, Runtime, Usage, cgroups, namespaces, oci, rootfs
@@ -110,6 +112,14 @@ class RunscRuntime(Runtime):
             if sign in words:
                 return End(Cause.CRASHED, 1, f"gVisor crashed: {words[words.index(sign) :][:200]}")
         return End(Cause.KILLED, 137, "the processes of the sandbox were killed from outside")
+
+    def freeze(self, handle: Handle) -> bool:
+        """Stop gVisor's own process: without it nothing inside can run, and the clock inside goes on."""
+        return send_signal(handle.pid, handle.start_time, signal.SIGSTOP)
+
+    def thaw(self, handle: Handle) -> None:
+        """Let gVisor's process go on."""
+        send_signal(handle.pid, handle.start_time, signal.SIGCONT)
 
     def kill(self, handle: Handle, timeout: float = 10.0) -> None:
         """End it and wait until all its processes are gone."""

@@ -263,6 +263,21 @@ class RuntimeContract:
             assert sorted(os.listdir(box.directory)) == ["link", "log"]
             assert not [path for path in handle.cgroups if Path(path).exists()]
 
+    def test_it_stands_still_while_frozen_and_goes_on(self, make_box: MakeBox, spec: SandboxSpec) -> None:
+        with make_box(spec) as box:
+            assert box.runtime.freeze(box.handle)
+            assert box.runtime.is_alive(box.handle)
+            box.send("echo on")
+            with pytest.raises(TimeoutError):
+                box.read(1)
+            box.runtime.thaw(box.handle)
+            assert box.read() == "on\n"
+            box.runtime.thaw(box.handle)
+            assert box.runtime.freeze(box.handle)
+        assert not box.runtime.is_alive(box.handle)
+        assert not box.runtime.freeze(box.handle)
+        box.runtime.thaw(box.handle)
+
     def test_another_process_can_judge_and_end_it(self, make_box: MakeBox, spec: SandboxSpec) -> None:
         with make_box(spec) as box:
             handle = Handle.from_dict(json.loads(json.dumps(box.handle.to_dict())))

@@ -1,0 +1,43 @@
+"""What runs inside: asked by the owner before it freezes a sandbox."""
+
+from __future__ import annotations
+
+import os
+
+from .loop import LinkDown, Loop, Stream
+
+#: Seconds over which processor time is measured.
+INTERVAL = 1.0
+
+
+def measure(kernels: set[int]) -> tuple[int, int]:
+    """Return how many processes there are beside PID 1 and kernels, and all ticks of processor time used by them."""
+    others = ticks = 0
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or name == "1":
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb", buffering=0) as file:
+                fields = file.read(4096).rpartition(b")")[2].split()
+        except OSError:
+            continue
+        if fields[0] == b"Z":
+            continue
+        others += int(name) not in kernels
+        ticks += int(fields[11]) + int(fields[12])
+    return others, ticks
+
+
+def open_load(loop: Loop, stream: Stream, kernels: set[int]) -> None:
+    """Answer with one JSON object: ``others`` (processes) and ``ticks`` (used in the next second by all)."""
+    _, before = measure(kernels)
+
+    def answer() -> None:
+        others, after = measure(kernels)
+        try:
+            stream.write(b'{"others": %d, "ticks": %d}' % (others, after - before))
+            stream.write_eof()
+        except LinkDown:
+            pass
+
+    loop.later(INTERVAL, answer)

@@ -1,0 +1,99 @@
+"""Sandboxes are frozen when nothing runs in them, and only then; on real gVisor."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from boxes import boxed, run
+
+from jupyter_agentbox.manager import SandboxManager
+from jupyter_agentbox.messages import RunningCell
+from jupyter_agentbox.processes import Command
+from jupyter_agentbox.runtimes.runsc import RunscRuntime
+from jupyter_agentbox.sandbox import Sandbox
+
+pytestmark = pytest.mark.usefixtures("has_runsc")
+
+
+async def until(condition: Callable[[], bool], timeout: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that"
+        await asyncio.sleep(0.05)
+
+
+def used(sandbox: Sandbox) -> int:
+    """Ticks of processor time of gVisor's own process."""
+    assert sandbox._handle is not None
+    fields = Path(f"/proc/{sandbox._handle.pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def test_a_quiet_sandbox_costs_nothing_and_answers_at_once(manager: SandboxManager) -> None:
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager, freeze_after=0.5) as box:
+            for _ in range(2):
+                await until(lambda: box.sandbox.is_frozen)
+                before = used(box.sandbox)
+                await asyncio.sleep(1)
+                assert used(box.sandbox) - before <= 1
+                assert await box.text("echo awake") == "awake"
+                assert not box.sandbox.is_frozen
+
+    run(test, manager)
+
+
+@pytest.mark.parametrize("line", ["sleep 1000", "(setsid sleep 1000 &)"])
+def test_it_stays_awake_while_something_is_there(manager: SandboxManager, line: str) -> None:
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager, freeze_after=0.5) as box:
+            await box.processes.start(Command(line))
+            await asyncio.sleep(5)
+            assert not box.sandbox.is_frozen
+            await box.run("pkill sleep")
+            await until(lambda: box.sandbox.is_frozen)
+
+    run(test, manager)
+
+
+def test_a_frozen_one_is_taken_over_and_ended(manager: SandboxManager) -> None:
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager, freeze_after=0.5) as box:
+            await until(lambda: box.sandbox.is_frozen)
+            # What the loss of an owner leaves: the lock is free, and nobody has thawed it.
+            assert box.sandbox._freezer is not None
+            box.sandbox._freezer.is_frozen = False
+            await manager.leave(box.sandbox)
+            successor = SandboxManager(manager.state_dir, RunscRuntime(state_dir=str(manager.state_dir)))
+            sandbox = await successor.adopt(box.sandbox.id)
+            assert (await sandbox.run(["/bin/echo", "here"], {})).stdout == b"here\n"
+            await until(lambda: sandbox.is_frozen)
+            await successor.stop(sandbox)
+
+    run(test, manager)
+
+
+def status(state: str, parent: str = "1") -> list[bytes]:
+    return [
+        b"x", b"<IDS|MSG>", b"", b'{"msg_type": "status"}', b'{"msg_id": "%s"}' % parent.encode(), b"{}",
+        b'{"execution_state": "%s"}' % state.encode(),
+    ]  # fmt: skip
+
+
+def test_a_kernel_works_until_every_request_is_answered() -> None:
+    cell = RunningCell()
+    assert cell.is_working, "nobody knows yet"
+    request = [b"<IDS|MSG>", b"", b'{"msg_type": "kernel_info_request", "msg_id": "1"}', b"{}", b"{}", b"{}"]
+    cell.saw_request(request)
+    cell.saw_request(request)
+    states = []
+    for state in ("busy", "idle", "busy", "idle", "busy", "idle"):
+        cell.saw_output(status(state))
+        states.append(cell.is_working)
+    assert states == [True, True, True, False, True, False]
+    cell.clear()
+    assert cell.is_working
