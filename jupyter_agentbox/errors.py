@@ -4,6 +4,8 @@ The tree::
 
     AgentboxError
     ├── InvalidRequest        the caller's value is wrong; names the field
+    ├── NotAuthenticated      the token is none, has expired or was revoked
+    ├── NotAuthorized         the caller has not the right; asking for it is another matter
     ├── PolicyRefused         the value is well-formed, policy does not allow it; names the setting
     ├── InvalidConfig         a setting of the administrator's is wrong; names the setting
     ├── RuntimeUnavailable    the runtime is missing, too old or unusable here; says how to get it
@@ -45,6 +47,14 @@ class AgentboxError(Exception):
 
 class InvalidRequest(AgentboxError):
     """A value of the request is malformed or unknown."""
+
+
+class NotAuthenticated(AgentboxError):
+    """Nobody knows who calls: the token is malformed, expired or revoked."""
+
+
+class NotAuthorized(AgentboxError):
+    """It is known who calls, and the caller has not the right to it."""
 
 
 class PolicyRefused(AgentboxError):

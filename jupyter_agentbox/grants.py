@@ -69,6 +69,7 @@ class GrantedSessions(SessionRegistry):
         return await self._thread.run(self._asks(session_id, caller, state))
 
     async def _asks(self, session_id: str | None, caller: Caller, state: str | None) -> Asks:
+        caller.check_verb()
         sessions = [s for s in self._all() if self._is_visible(s, caller) and s.state != "ended"]
         if session_id is not None:
             sessions = [self._find(session_id, caller)]
@@ -99,6 +100,7 @@ class GrantedSessions(SessionRegistry):
         return await self._thread.run(self._decide(session_id, ask_id, is_allowed, note, caller))
 
     async def _decide(self, session_id: str, ask_id: str, is_allowed: bool, note: str, caller: Caller) -> AskInfo:
+        caller.check_unscoped("decide what a sandbox may reach")
         session = self._find(session_id, caller)
         sandbox = session.running()
         item = session.pending(ask_id)

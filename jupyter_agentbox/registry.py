@@ -11,11 +11,13 @@ import contextlib
 import getpass
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from .audit import AuditLog
 from .errors import (
     AgentboxError,
+    NotAuthorized,
     NotFound,
     PolicyRefused,
     RuntimeFailed,
@@ -25,6 +27,7 @@ from .manager import SandboxManager
 from .models import SandboxFilters, SandboxInfo, SandboxRequest
 from .policy import Policy
 from .session import Session
+from .tokens import Scope, Verb
 
 # A method below is called `list`.
 Infos = list[SandboxInfo]
@@ -44,11 +47,37 @@ class Caller:
         May use the kernels of this server, and so their sandboxes.
     is_admin : bool
         Sees the sandboxes of all owners.
+    scope : Scope or None
+        Of a token for one sandbox: there is nothing else for such a caller, and nothing beyond its verbs.
+    verb : str or None
+        What this call is about to do: ``read``, ``write`` or ``execute``. Whoever has a scope must say it.
     """
 
     name: str
     has_kernels: bool = False
     is_admin: bool = False
+    scope: Scope | None = None
+    verb: Verb | None = None
+
+    def acting(self, verb: Verb) -> Caller:
+        """Return the same caller, about to do that."""
+        return replace(self, verb=verb)
+
+    def check_verb(self) -> None:
+        """Refuse what a token is not for. Raises NotAuthorized."""
+        if self.scope is not None and self.verb not in self.scope.verbs:
+            raise NotAuthorized(f"the token is for {', '.join(self.scope.verbs)}, and this call is to {self.verb}")
+
+    def check_unscoped(self, what: str) -> None:
+        """Refuse what no token for one sandbox can do. Raises NotAuthorized."""
+        if self.scope is not None:
+            raise NotAuthorized(f"a token for one sandbox is not enough to {what}")
+
+    def to_detail(self) -> dict[str, Any]:
+        """Return what the audit log tells of the caller."""
+        if self.scope is None:
+            return {"by": self.name}
+        return {"by": self.name, "token": self.scope.id, "token_name": self.scope.name}
 
 
 class SessionRegistry:
@@ -90,6 +119,7 @@ class SessionRegistry:
         return await self._thread.run(self._list(filters or SandboxFilters(), caller))
 
     async def _list(self, filters: SandboxFilters, caller: Caller) -> Infos:
+        caller.check_verb()
         infos = [session.info() for session in self._all() if self._is_visible(session, caller)]
         return sorted((info for info in infos if _fits(info, filters)), key=lambda info: info.created)
 
@@ -133,14 +163,17 @@ class SessionRegistry:
         return found
 
     def _is_visible(self, session: Session, caller: Caller) -> bool:
+        if caller.scope is not None:
+            return session.sandbox is not None and session.sandbox.id == caller.scope.sandbox
         if caller.is_admin or (session.kind == "notebook" and caller.has_kernels):
             return True
         return session.kind == "session" and session.owner == caller.name
 
     def _find(self, session_id: str, caller: Caller) -> Session:
-        """Find what the caller calls so: its own first, then what else it may see."""
+        """Find what the caller calls so: its own first, then what else it may see. Raises NotFound, NotAuthorized."""
+        caller.check_verb()
         session = self._sessions.get((caller.name, session_id))
-        if session is not None:
+        if session is not None and self._is_visible(session, caller):
             return session
         for other in self._all():
             sandbox = other.sandbox
@@ -212,7 +245,7 @@ class SessionRegistry:
                 is_allowed=is_allowed,
                 reason=reason,
                 duration=duration,
-                detail={"tool": tool, "by": caller.name},
+                detail={"tool": tool, **caller.to_detail()},
             )
 
     def audit(self) -> AuditLog:

@@ -17,20 +17,20 @@ from .call import Bytes, Call
 from .routes import TABLE, route
 
 
-@route("GET", "/health", "read", answer=Health, is_poll=True, errors=(503,))
+@route("GET", "/health", "read", is_open=True, answer=Health, is_poll=True, errors=(503,))
 async def get_health(call: Call) -> Health:
     """Tell whether sandboxes can be started here."""
     health: Health = await call.service.health()
     return health
 
 
-@route("GET", "/tools", "read", answer=ToolList, is_poll=True)
+@route("GET", "/tools", "read", is_open=True, answer=ToolList, is_poll=True)
 async def list_tools(call: Call) -> ToolList:
     """List the tools that a sandbox's `tools` can name."""
     return ToolList([ToolInfo(name, text) for name, text in TOOLS.items()])
 
 
-@route("GET", "/openapi.json", "read", answer=dict[str, Any], is_poll=True)
+@route("GET", "/openapi.json", "read", is_open=True, answer=dict[str, Any], is_poll=True)
 async def get_openapi(call: Call) -> dict[str, Any]:
     """Answer this API's description in OpenAPI 3.1."""
     document = make_document(TABLE)
@@ -52,6 +52,7 @@ async def export_audit(call: Call) -> Bytes:
 
 
 def _check_admin(call: Call) -> None:
+    call.caller.check_unscoped("read the whole audit log")
     if not (call.caller.is_admin or call.caller.name == call.sessions.server_owner):
         raise PolicyRefused("the whole audit log is for administrators", setting="Policy.admins")
 

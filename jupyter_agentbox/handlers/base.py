@@ -15,25 +15,28 @@ from urllib.parse import quote
 
 import msgspec
 from jupyter_server.auth.decorator import authorized
-from jupyter_server.base.handlers import APIHandler, JupyterHandler
+from jupyter_server.base.handlers import APIHandler
 from tornado import web
 from tornado.iostream import StreamClosedError
 
-from jupyter_agentbox.errors import InvalidRequest, TooLarge
+from jupyter_agentbox.errors import InvalidRequest, NotAuthenticated, TooLarge
 from jupyter_agentbox.models import ErrorAnswer
-from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.spec import format_size
 
 from .call import Bytes, Call, Chunks, blocking
 from .failures import REASONS, describe, invalid
+from .identity import RESOURCE, TokenMixin, caller_of, is_allowed
 from .routes import EventStream, Route
 from .service import Service
 
-RESOURCE = "agentbox"
+__all__ = ["RESOURCE", "AgentboxHandler", "TokenMixin", "caller_of", "is_allowed", "make_handlers"]
+
 #: Seconds of silence after which an event stream says that it lives, and so learns that nobody listens.
 KEEP_ALIVE_INTERVAL = 15.0
 #: Seconds that an event stream waits for a first failure before it says that all is well.
 FIRST_EVENT_TIMEOUT = 0.1
+#: Seconds that a call has to end by itself when its token has.
+GRACE_TIMEOUT = 1.0
 #: Bytes of a refused body that are read to their end, so that the client gets to read why.
 _PATIENCE = 8 * 1024 * 1024
 #: What Jupyter itself takes in a query.
@@ -42,7 +45,7 @@ _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
 @web.stream_request_body
-class AgentboxHandler(APIHandler):
+class AgentboxHandler(TokenMixin, APIHandler):
     """Serves every verb of one path."""
 
     auth_resource = RESOURCE
@@ -78,16 +81,26 @@ class AgentboxHandler(APIHandler):
         if route is None:
             return
         self._track_activity = not route.is_poll
+        self._check_scope(route)
         if route.kind == "upload":
             await self._check_right(route)
-            self._work = asyncio.ensure_future(self._call(route, self.path_kwargs))
+            self._work = asyncio.ensure_future(self._guarded(route, self.path_kwargs))
             self._work.add_done_callback(_retrieve)
 
     async def _check_right(self, route: Route) -> None:
         if self.current_user is None:
             raise web.HTTPError(403)
-        if not await _maybe(self.authorizer.is_authorized(self, self.current_user, route.action, RESOURCE)):
+        if not await is_allowed(self, route.action):
             raise web.HTTPError(403, f"You may not {route.action} on {RESOURCE}")
+
+    def _check_scope(self, route: Route) -> None:
+        """Keep a token for one sandbox to that one; whether it is the right one, the registry looks."""
+        if self.scope is None or (route.is_open and route.action == "read"):
+            return
+        if not route.path.startswith("/sandboxes/{id}") or route.is_owners:
+            raise web.HTTPError(403, "a token for one sandbox is not enough for this")
+        if route.action not in self.scope.verbs:
+            raise web.HTTPError(403, f"the token is for {', '.join(self.scope.verbs)}, and this is to {route.action}")
 
     async def data_received(self, chunk: bytes) -> None:
         """Take a part of the body."""
@@ -114,7 +127,7 @@ class AgentboxHandler(APIHandler):
         if route.kind == "upload":
             self._chunks.end()
         elif self._work is None:
-            self._work = asyncio.ensure_future(self._call(route, params))
+            self._work = asyncio.ensure_future(self._guarded(route, params))
         assert self._work is not None
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await asyncio.wait([self._work])
@@ -132,13 +145,32 @@ class AgentboxHandler(APIHandler):
         if error is not None:
             self._fail(error)
 
+    async def _guarded(self, route: Route, params: dict[str, str]) -> None:
+        """Do it, and go no further than the token that it was asked for with."""
+        if self.scope is None:
+            return await self._call(route, params)
+        call, end = asyncio.ensure_future(self._call(route, params)), asyncio.ensure_future(self.scope_ended())
+        try:
+            await asyncio.wait([call, end], return_when=asyncio.FIRST_COMPLETED)
+            # If it was the sandbox that ended, the call itself knows best why.
+            await asyncio.wait([call], timeout=0 if call.done() else GRACE_TIMEOUT)
+            if call.done():
+                return call.result()
+            raise NotAuthenticated("the token has expired or was revoked, or its sandbox has ended")
+        finally:
+            end.cancel()
+            call.cancel()
+            await asyncio.wait([call])
+            _retrieve(call)
+
     async def _call(self, route: Route, params: dict[str, str]) -> None:
         call = Call(
             route=route,
             params=params,
             query=self._read_query(route),
             body=self._read_body(route),
-            caller=await caller_of(self),
+            caller=await caller_of(self, route.action),
+            is_allowed=lambda action: is_allowed(self, action),
             sessions=self.service.sessions,
             headers=self.request.headers,
             chunks=self._chunks,
@@ -303,14 +335,6 @@ class AgentboxHandler(APIHandler):
         self.finish(_ENCODER.encode(ErrorAnswer(str(message), REASONS.get(status_code, "error"))))
 
 
-async def caller_of(handler: JupyterHandler) -> Caller:
-    """Say who calls: the one place where a request becomes a caller."""
-    service: Service = handler.settings["agentbox"]
-    user = handler.current_user
-    has_kernels = await _maybe(handler.authorizer.is_authorized(handler, user, "execute", "kernels"))
-    return service.caller_of(user, has_kernels=has_kernels)
-
-
 def _retrieve(work: asyncio.Future[Any]) -> None:
     if not work.cancelled():
         work.exception()  # told to the client, if it is still there
@@ -318,10 +342,6 @@ def _retrieve(work: asyncio.Future[Any]) -> None:
 
 async def _next(iterator: Any) -> Any:
     return await iterator.__anext__()
-
-
-async def _maybe(value: bool | Awaitable[bool]) -> bool:
-    return value if isinstance(value, bool) else await value
 
 
 def _verb(route: Route) -> Callable[..., Awaitable[None] | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -124,6 +124,8 @@ class Call:
         Of the request.
     chunks : Chunks
         Of an upload.
+    is_allowed : coroutine function
+        Asks the authorizer whether the caller may ``read``, ``write`` or ``execute``.
     """
 
     route: Route
@@ -135,6 +137,7 @@ class Call:
     headers: Any
     chunks: Chunks
     service: Any
+    is_allowed: Callable[[str], Awaitable[bool]]
     status: int | None = None
 
     @property

@@ -14,6 +14,8 @@ from jupyter_agentbox.errors import (
     InvalidRequest,
     LimitReached,
     LinkClosed,
+    NotAuthenticated,
+    NotAuthorized,
     NotFound,
     PolicyRefused,
     RuntimeFailed,
@@ -25,6 +27,8 @@ from jupyter_agentbox.models import ErrorAnswer
 
 _KINDS: tuple[tuple[type[Exception], int, str], ...] = (
     (InvalidRequest, 400, "invalid_request"),
+    (NotAuthenticated, 401, "unauthenticated"),
+    (NotAuthorized, 403, "forbidden"),
     (PolicyRefused, 403, "policy_refused"),
     (NotFound, 404, "not_found"),
     (Conflict, 409, "conflict"),

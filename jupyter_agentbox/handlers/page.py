@@ -5,13 +5,12 @@ from __future__ import annotations
 from importlib.resources import files
 
 from jupyter_server.auth.decorator import authorized
-from jupyter_server.base.handlers import JupyterHandler
 from tornado import web
 
-RESOURCE = "agentbox"
+from .identity import RESOURCE, TokenMixin
 
 
-class _PageHandler(JupyterHandler):
+class _PageHandler(TokenMixin):
     auth_resource = RESOURCE
 
     @property

@@ -21,7 +21,7 @@ Kind = Literal["json", "events", "download", "upload"]
 Operation = TypeVar("Operation", bound=Callable[..., Any])
 
 #: Statuses that any operation may answer, beside those of its own.
-COMMON_ERRORS = (400, 403, 500)
+COMMON_ERRORS = (400, 401, 403, 500)
 #: Statuses that any operation on one sandbox may answer.
 SANDBOX_ERRORS = (404, 410, 502, 503)
 
@@ -53,6 +53,10 @@ class Route:
         It only looks, and keeps neither the server nor the sandbox awake.
     max_body : int
         Bytes of a JSON body.
+    is_open : bool
+        Any token for one sandbox may call it, though it is of none: it tells nothing of sandboxes.
+    is_owners : bool
+        No token for one sandbox may call it: it changes the terms that the sandbox is under.
     """
 
     verb: str
@@ -68,6 +72,8 @@ class Route:
     tool: str | None = None
     is_poll: bool = False
     max_body: int = 1024 * 1024
+    is_open: bool = False
+    is_owners: bool = False
 
     @property
     def name(self) -> str:

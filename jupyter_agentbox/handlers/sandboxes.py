@@ -61,7 +61,7 @@ async def get_sandbox(call: Call) -> SandboxInfo:
     return await call.sessions.get(call.id, caller=call.caller)
 
 
-@route("PATCH", "/sandboxes/{id}", "write", body=SandboxPatch, answer=SandboxInfo, errors=(409,))
+@route("PATCH", "/sandboxes/{id}", "write", body=SandboxPatch, answer=SandboxInfo, errors=(409,), is_owners=True)
 async def patch_sandbox(call: Call) -> SandboxInfo:
     """Change what a living sandbox may reach, how long it lives, or its labels.
 
@@ -123,7 +123,10 @@ async def get_ask(call: Call) -> AskInfo:
     return await call.sessions.get_ask(call.id, call.params["ask"], caller=call.caller)
 
 
-@route("POST", "/sandboxes/{id}/egress/asks/{ask}", "write", body=AskDecision, answer=AskInfo, errors=(409,))
+@route(
+    "POST", "/sandboxes/{id}/egress/asks/{ask}", "write", body=AskDecision, answer=AskInfo, errors=(409,),
+    is_owners=True,
+)  # fmt: skip
 async def decide_ask(call: Call) -> AskInfo:
     """Allow or deny a host that was asked for."""
     return await call.sessions.decide(

@@ -11,6 +11,7 @@ from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.models import CheckInfo, Health
 from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.sessions import Sessions
+from jupyter_agentbox.tokens import TokenStore
 
 from .call import blocking
 
@@ -33,6 +34,7 @@ class Service:
         self.sessions = sessions
         self.gateway_url = gateway_url
         self.root = "/api/agentbox"
+        self.tokens = TokenStore(sessions.policy.state_path)
         self._checks: list[CheckInfo] = []
         self._checked = 0.0
 

@@ -3,6 +3,9 @@
 Frames with bytes are what is typed and what is shown. Frames with text are JSON: ``{"rows", "columns"}`` sets the size,
 ``{"exit_code"}`` is the last word. The terminal lives on when its socket is closed; whoever comes back sees what it
 showed last. What is typed counts as use of the sandbox, an open socket alone does not.
+
+A browser can set no header: it offers the subprotocols ``agentbox`` and its token for the sandbox, and ``agentbox`` is
+agreed on. A token never stands in the address, which is logged. The socket is closed when the token is good no more.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ from typing import Annotated, Any
 
 import msgspec
 from jupyter_server.auth.decorator import ws_authenticated
-from jupyter_server.base.handlers import JupyterHandler
 from jupyter_server.base.websocket import WebSocketMixin
 from tornado import web
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
@@ -23,8 +25,8 @@ from jupyter_agentbox.models import ErrorAnswer
 from jupyter_agentbox.processes import Exit
 from jupyter_agentbox.session import Session
 
-from .base import RESOURCE, caller_of
 from .failures import describe
+from .identity import RESOURCE, SUBPROTOCOL, TokenMixin, caller_of, is_allowed
 from .service import Service
 
 #: Bytes of one frame that comes in, and of all that wait to be typed.
@@ -41,7 +43,7 @@ class _Ended(msgspec.Struct):
     exit_code: int
 
 
-class TerminalSocket(WebSocketMixin, WebSocketHandler, JupyterHandler):
+class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler):
     """One client at one terminal."""
 
     auth_resource = RESOURCE
@@ -49,8 +51,7 @@ class TerminalSocket(WebSocketMixin, WebSocketHandler, JupyterHandler):
     def initialize(self) -> None:
         self._session: Session | None = None
         self._name = ""
-        self._showing: asyncio.Task[None] | None = None
-        self._typing: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Future[None]] = []
         self._typed: asyncio.Queue[bytes | _Size] = asyncio.Queue()
         self._typed_size = 0
 
@@ -62,12 +63,11 @@ class TerminalSocket(WebSocketMixin, WebSocketHandler, JupyterHandler):
     @ws_authenticated
     async def get(self, *args: Any, **kwargs: str) -> None:
         """Judge who comes, find the terminal, and only then become a websocket."""
-        right = self.authorizer.is_authorized(self, self.current_user, "execute", RESOURCE)
-        if not (right if isinstance(right, bool) else await right):
+        if not await is_allowed(self, "execute"):
             raise web.HTTPError(403)
         service: Service = self.settings["agentbox"]
         try:
-            caller = await caller_of(self)
+            caller = await caller_of(self, "execute")
             self._session = await service.sessions.look(kwargs["id"], "terminal", caller=caller)
             self._name = kwargs["process"]
             info = self._session.running().processes.get(self._name)
@@ -84,8 +84,15 @@ class TerminalSocket(WebSocketMixin, WebSocketHandler, JupyterHandler):
     def open(self, *args: Any, **kwargs: Any) -> None:
         """Begin to show what the terminal shows."""
         super().open(*args, **kwargs)
-        self._showing = asyncio.ensure_future(self._show())
-        self._typing = asyncio.ensure_future(self._type())
+        self._tasks = [asyncio.ensure_future(work) for work in (self._show(), self._type(), self._watch())]
+
+    def select_subprotocol(self, subprotocols: list[str]) -> str | None:
+        """Agree on ours, and never repeat a token."""
+        return SUBPROTOCOL if SUBPROTOCOL in subprotocols else None
+
+    async def _watch(self) -> None:
+        await self.scope_ended()
+        self.close(1008, "the token has expired or was revoked")
 
     async def _show(self) -> None:
         assert self._session is not None
@@ -141,6 +148,5 @@ class TerminalSocket(WebSocketMixin, WebSocketHandler, JupyterHandler):
     def on_close(self) -> None:
         """The client has gone; the terminal stays."""
         super().on_close()
-        for task in (self._showing, self._typing):
-            if task is not None:
-                task.cancel()
+        for task in self._tasks:
+            task.cancel()

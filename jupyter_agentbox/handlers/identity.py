@@ -1,0 +1,141 @@
+"""Who calls: Jupyter's own authentication, and beside it tokens for one sandbox.
+
+:class:`TokenMixin` stands before Jupyter's handler in every handler of this package, and :func:`caller_of` is the one
+place where a request becomes a caller. A request that brings a scoped token is that token's, or nobody's: a bad one
+never falls back to the cookie, nor to the user that a server without authentication makes up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any
+
+from jupyter_server.auth.authorizer import Authorizer
+from jupyter_server.auth.identity import IdentityProvider, User
+from jupyter_server.base.handlers import JupyterHandler
+from tornado import web
+
+from jupyter_agentbox.errors import AgentboxError, NotAuthenticated
+from jupyter_agentbox.registry import Caller
+from jupyter_agentbox.tokens import PREFIX, Scope, TokenStore, Verb
+
+from .failures import describe
+
+if TYPE_CHECKING:
+    from .service import Service
+
+RESOURCE = "agentbox"
+#: What a websocket's client offers beside a token, and what is agreed on: a browser can set no header.
+SUBPROTOCOL = "agentbox"
+#: Seconds between two looks whether the token of a call that goes on is still good.
+WATCH_INTERVAL = 2.0
+_HEADER = re.compile(r"(?:token|bearer)\s+(\S+)", re.IGNORECASE)
+_ANY = re.compile(rf"(?:^|\s){PREFIX}", re.IGNORECASE)
+
+
+def authenticate(handler: JupyterHandler) -> Scope | None:
+    """Return what the scoped token of a request stands for, or None if it brings none and is for Jupyter to judge.
+
+    Raises
+    ------
+    NotAuthenticated
+        It brings one that is not good, or in a place where tokens are written down.
+    """
+    request = handler.request
+    for value in request.query_arguments.get("token", []):
+        if _ANY.search(value.decode("latin-1")):
+            raise NotAuthenticated("a token for one sandbox is sent in the header Authorization: addresses are logged")
+    header = request.headers.get("Authorization", "").strip()
+    found = []
+    if _ANY.search(header):
+        match = _HEADER.fullmatch(header)
+        found.append(match[1] if match is not None else "")
+    if request.headers.get("Upgrade", "").lower() == "websocket":
+        offered = request.headers.get("Sec-WebSocket-Protocol", "").split(",")
+        found += [word.strip() for word in offered if _ANY.match(word.strip())]
+    if not found:
+        return None
+    if len(set(found)) > 1:
+        raise NotAuthenticated("more than one token was sent")
+    return store_of(handler).authenticate(found[0])
+
+
+def store_of(handler: JupyterHandler) -> TokenStore:
+    """The tokens of this server's state directory."""
+    service: Service = handler.settings["agentbox"]
+    return service.tokens
+
+
+class _ScopedIdentity(IdentityProvider):
+    """What Jupyter's handlers ask of who calls, for a request with a scoped token."""
+
+    def get_user(self, handler: web.RequestHandler) -> User:
+        assert isinstance(handler, TokenMixin)
+        assert handler.scope is not None
+        return User(f"agentbox-token-{handler.scope.id}", handler.scope.name)
+
+    def is_token_authenticated(self, handler: web.RequestHandler) -> bool:
+        return True
+
+
+class _ScopedAuthorizer(Authorizer):
+    """Its rights: the token's verbs on our resource, and nothing else of the server."""
+
+    def is_authorized(self, handler: Any, user: User, action: str, resource: str) -> bool:
+        return resource == RESOURCE and action in handler.scope.verbs
+
+
+_IDENTITY = _ScopedIdentity(token="")
+_AUTHORIZER = _ScopedAuthorizer(identity_provider=_IDENTITY)
+
+
+class TokenMixin(JupyterHandler):
+    """Takes scoped tokens: put it before Jupyter's and Tornado's classes in a handler's bases."""
+
+    #: What the request's token stands for; None where Jupyter has judged who calls.
+    scope: Scope | None = None
+
+    async def prepare(self, *args: Any, **kwargs: Any) -> None:
+        """Judge a scoped token, if there is one, before Jupyter judges the rest."""
+        try:
+            self.scope = authenticate(self)
+        except AgentboxError as error:
+            self.current_user = self._jupyter_current_user = None
+            raise web.HTTPError(describe(error)[0], str(error)) from None
+        result = super().prepare(*args, **kwargs)
+        if result is not None:
+            await result
+
+    @property
+    def identity_provider(self) -> IdentityProvider:
+        """Jupyter's, or one that knows the token alone."""
+        return super().identity_provider if self.scope is None else _IDENTITY
+
+    @property
+    def authorizer(self) -> Authorizer:
+        """Jupyter's, or one that goes by the token's verbs."""
+        return super().authorizer if self.scope is None else _AUTHORIZER
+
+    async def scope_ended(self) -> None:
+        """Return when the token of this request is good no more; never if it has none."""
+        while self.scope is None or store_of(self).is_valid(self.scope):  # noqa: ASYNC110  # files tell nobody
+            await asyncio.sleep(WATCH_INTERVAL)
+
+
+async def is_allowed(handler: JupyterHandler, action: str, resource: str = RESOURCE) -> bool:
+    """Ask the authorizer, Jupyter's or the token's own, whether the request may do that."""
+    right: bool | Awaitable[bool] = handler.authorizer.is_authorized(handler, handler.current_user, action, resource)
+    return right if isinstance(right, bool) else await right
+
+
+async def caller_of(handler: JupyterHandler, verb: Verb | None = None) -> Caller:
+    """Say who calls, and is about to do what: the one place where a request becomes a caller."""
+    service: Service = handler.settings["agentbox"]
+    scope: Scope | None = getattr(handler, "scope", None)
+    if scope is not None:
+        return Caller(scope.owner, scope=scope, verb=verb)
+    has_kernels = await is_allowed(handler, "execute", "kernels")
+    caller = service.caller_of(handler.current_user, has_kernels=has_kernels)
+    return caller.acting(verb) if verb is not None else caller

@@ -1,0 +1,229 @@
+"""Scoped tokens: signed, expiring, for one sandbox and a set of verbs, so that an agent never holds the server's own.
+
+A token is ``agentbox_<payload>.<signature>``: JSON and its HMAC-SHA256, both in base64url. The key is a file of the
+state directory. Each token has a record in its sandbox's directory, without which it is none: a token is revoked by
+removing its record, in every process at once, and ends with its sandbox, whose directory goes. Removing the key ends
+all of them.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from .errors import AgentboxError, InvalidConfig, LimitReached, NotAuthenticated, NotFound
+
+Verb = Literal["read", "write", "execute"]
+#: What a token can be for, the actions of the REST API's routes.
+VERBS: tuple[Verb, ...] = ("read", "write", "execute")
+PREFIX = "agentbox_"
+#: Seconds that a token lives unless another time is asked for.
+DEFAULT_LIFE = 3600.0
+#: Characters of the longest text that is looked at.
+MAX_LENGTH = 512
+#: Tokens of one sandbox at a time.
+MAX_TOKENS = 100
+_KEY_SIZE = 32
+_MAX_RECORD = 16 * 1024
+_TEXT = re.compile(PREFIX + r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]{43})")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+class TokenRecord(msgspec.Struct, frozen=True):
+    """What is kept of a token, which is not the token.
+
+    Parameters
+    ----------
+    id, name : str
+        Made up here; chosen by its maker.
+    sandbox, owner : str
+        Id of the sandbox in the state directory, and whose sandbox it is.
+    verbs : tuple of str
+        Of :data:`VERBS`.
+    created, expires : float
+        Seconds since the epoch.
+    made_by : str
+        Who made it.
+    """
+
+    id: str
+    name: str
+    sandbox: str
+    owner: str
+    verbs: tuple[Verb, ...]
+    created: float
+    expires: float
+    made_by: str
+
+
+#: What a token that was found good stands for.
+Scope = TokenRecord
+
+
+class _Payload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    i: str  # the token's id
+    s: str  # the sandbox's
+    e: float  # when it expires
+
+
+class TokenStore:
+    """The tokens of one state directory. All of it blocks for a moment, and may be used by any thread and process.
+
+    Parameters
+    ----------
+    state_dir : Path
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._state_dir = state_dir
+        self._key_path = state_dir / "token.key"
+
+    def create(
+        self, sandbox: str, *, owner: str, verbs: Sequence[Verb], life: float, name: str, made_by: str
+    ) -> tuple[str, TokenRecord]:
+        """Make a token that lives for `life` seconds. Its text is returned with its record, and kept nowhere.
+
+        Raises
+        ------
+        NotFound
+            There is no such sandbox.
+        LimitReached
+            It has :data:`MAX_TOKENS` of them.
+        """
+        if len(self.list(sandbox)) >= MAX_TOKENS:
+            raise LimitReached(f"sandbox {sandbox} has {MAX_TOKENS} tokens, and may have no more at a time")
+        now = time.time()
+        kept = tuple(verb for verb in VERBS if verb in verbs)
+        record = TokenRecord(secrets.token_hex(8), name, sandbox, owner, kept, now, now + life, made_by)
+        payload = _encode(msgspec.json.encode(_Payload(record.id, sandbox, record.expires)))
+        text = f"{PREFIX}{payload}.{_sign(self._make_key(), payload)}"
+        path = self._path(sandbox, record.id)
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            _write_new(path.with_suffix(".new"), msgspec.json.encode(record))
+            path.with_suffix(".new").replace(path)
+        except FileNotFoundError:
+            raise NotFound(f"sandbox {sandbox} has ended") from None
+        return text, record
+
+    def list(self, sandbox: str | None = None) -> list[TokenRecord]:
+        """Return the tokens of one sandbox, or of all, oldest first. Those that have expired are removed."""
+        base = self._state_dir / "sandboxes"
+        found = []
+        for path in base.glob("*/tokens/*.json") if sandbox is None else self._path(sandbox, "x").parent.glob("*.json"):
+            record = _read(path)
+            if record is not None and record.expires > time.time():
+                found.append(record)
+            else:
+                path.unlink(missing_ok=True)
+        return sorted(found, key=lambda record: record.created)
+
+    def revoke(self, sandbox: str, token_id: str) -> None:
+        """End a token. Raises NotFound."""
+        try:
+            self._path(sandbox, token_id).unlink()
+        except OSError:
+            raise NotFound(f"there is no token {token_id[:64]!r}") from None
+
+    def authenticate(self, text: str) -> Scope:
+        """Say what a token stands for.
+
+        Raises
+        ------
+        NotAuthenticated
+            It is malformed, of another server, expired or revoked, or its sandbox has ended.
+        """
+        found = _TEXT.fullmatch(text) if len(text) <= MAX_LENGTH else None
+        key = self._read_key() if found is not None else None
+        # Nothing of it is read before it is known to be ours.
+        if found is None or key is None or not hmac.compare_digest(_sign(key, found[1]), found[2]):
+            raise NotAuthenticated("the token is none of this server's")
+        payload = msgspec.json.decode(_decode(found[1]), type=_Payload)
+        if payload.e <= time.time():
+            raise NotAuthenticated("the token has expired", setting="Policy.max_token_life")
+        record = _read(self._path(payload.s, payload.i))
+        if record is None or (record.id, record.sandbox) != (payload.i, payload.s):
+            raise NotAuthenticated("the token was revoked, or its sandbox has ended")
+        return record
+
+    def is_valid(self, scope: Scope) -> bool:
+        """Whether what a token stood for still holds."""
+        return scope.expires > time.time() and self._path(scope.sandbox, scope.id).exists()
+
+    def _path(self, sandbox: str, token_id: str) -> Path:
+        if not (_NAME.fullmatch(sandbox) and _NAME.fullmatch(token_id)):
+            raise NotFound(f"there is no token {token_id[:64]!r}")
+        return self._state_dir / "sandboxes" / sandbox / "tokens" / f"{token_id}.json"
+
+    # -- the key -------------------------------------------------------------------------------
+
+    def _read_key(self) -> bytes | None:
+        try:
+            with open(os.open(self._key_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+                facts, key = os.fstat(file.fileno()), file.read(_KEY_SIZE + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise InvalidConfig(f"the key of tokens can't be read: {error}", setting="Policy.state_dir") from None
+        if facts.st_uid != os.geteuid() or facts.st_mode & 0o077 or len(key) != _KEY_SIZE:
+            raise InvalidConfig(
+                f"{self._key_path} is no key that only this user can read; remove it, which ends all tokens",
+                setting="Policy.state_dir",
+            )
+        return key
+
+    def _make_key(self) -> bytes:
+        """Return the key, made at first use; whoever comes first makes it, and others find it whole."""
+        key = self._read_key()
+        if key is not None:
+            return key
+        fresh = self._state_dir / f".token.key.{secrets.token_hex(8)}"
+        _write_new(fresh, secrets.token_bytes(_KEY_SIZE))
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.link(fresh, self._key_path)
+        finally:
+            fresh.unlink()
+        key = self._read_key()
+        if key is None:
+            raise AgentboxError("the key of tokens was removed while it was made")
+        return key
+
+
+def _read(path: Path) -> TokenRecord | None:
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+            return msgspec.json.decode(file.read(_MAX_RECORD), type=TokenRecord)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    with open(os.open(path, flags, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sign(key: bytes, payload: str) -> str:
+    return _encode(hmac.digest(key, f"{PREFIX}{payload}".encode(), hashlib.sha256))
+
+
+def _encode(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _decode(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
