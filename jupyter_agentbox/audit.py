@@ -2,7 +2,8 @@
 
 Rows are only ever added; the oldest are dropped when the log is full. Many processes write to one file, and many
 threads and event loops of each. Whoever depends on a row must not go on without it: a row that cannot be
-written is an :class:`~jupyter_agentbox.errors.AgentboxError`, and the egress gate refuses then.
+written is an :class:`~jupyter_agentbox.errors.AgentboxError`, and the egress gate refuses then. Rows are chained by
+hashes (:mod:`~jupyter_agentbox.chain`), so that what was changed later shows.
 """
 
 from __future__ import annotations
@@ -12,35 +13,27 @@ import contextlib
 import json
 import logging
 import os
+import re
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .errors import AgentboxError
+from . import chain
+from .chain import COLUMNS, Verification
+from .errors import AgentboxError, InvalidRequest
 
 log = logging.getLogger(__name__)
 
-_SCHEMA = 1
-_COLUMNS = (
-    "time", "sandbox", "kind", "is_allowed", "host", "port", "rule", "reason", "bytes_up", "bytes_down", "duration",
-    "detail",
-)  # fmt: skip
-_INSERT = f"INSERT INTO audit ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
-_CREATE = """
-CREATE TABLE IF NOT EXISTS audit (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, sandbox TEXT NOT NULL, kind TEXT NOT NULL,
-    is_allowed INTEGER, host TEXT, port INTEGER, rule TEXT, reason TEXT,
-    bytes_up INTEGER, bytes_down INTEGER, duration REAL, detail TEXT NOT NULL
-);
-CREATE INDEX IF NOT EXISTS audit_of_sandbox ON audit (sandbox, id);
-"""
+_SCHEMA = 2
 #: Longest text kept in one column, characters: what is inside chooses many of them.
 MAX_TEXT = 1024
+_SELECT = f"SELECT id, hash, {', '.join(COLUMNS)} FROM audit"
+_HEAD = re.compile(r"([1-9][0-9]{0,17}):([0-9a-f]{64})")
 
 
 @dataclass(frozen=True)
@@ -67,6 +60,8 @@ class AuditRow:
         Seconds.
     detail : dict
         What else is known.
+    hash : str
+        Of this row and all before it, in hexadecimal digits.
     """
 
     id: int
@@ -82,6 +77,7 @@ class AuditRow:
     bytes_down: int | None = None
     duration: float | None = None
     detail: dict[str, Any] = field(default_factory=dict)
+    hash: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values for JSON."""
@@ -141,13 +137,14 @@ class AuditLog:
             It could not be written.
         """
         row = (
-            time.time(), _text(sandbox), _text(kind), is_allowed, _text(host), port, _text(rule), _text(reason),
-            bytes_up, bytes_down, duration, json.dumps(dict(detail or {}), default=str),
+            time.time(), _text(sandbox), _text(kind), None if is_allowed is None else int(is_allowed), _text(host),
+            port, _text(rule), _text(reason), bytes_up, bytes_down, None if duration is None else float(duration),
+            json.dumps(dict(detail or {}), default=str),
         )  # fmt: skip
         with self._lock:
             try:
                 number = self._write(row)
-            except (sqlite3.Error, OSError) as error:
+            except (sqlite3.Error, OSError, TypeError) as error:
                 self._disconnect()
                 raise AgentboxError(
                     f"the audit log {self.path} cannot be written: {error}", setting="SandboxManager.state_dir"
@@ -173,15 +170,13 @@ class AuditLog:
 
     def _write(self, row: tuple[Any, ...]) -> int:
         connection = self._connected()
-        # The one place where rows are added, with the log locked against every other writer: a row may depend on
-        # the one before it.
+        # With the log locked against every other writer: a row depends on the one before it.
         connection.execute("BEGIN IMMEDIATE")
         with connection:
-            number = connection.execute(_INSERT, row).lastrowid
+            number = chain.append(connection, row)
             self._until_prune -= 1
             if self._until_prune <= 0:
                 self._prune(connection)
-        assert number is not None
         return number
 
     def _prune(self, connection: sqlite3.Connection) -> None:
@@ -192,14 +187,13 @@ class AuditLog:
         if surplus <= 0:
             return
         surplus += batch
+        dropped: list[chain.Gap] = []
         while surplus > 0 and counts:
             noisiest = max(counts, key=counts.__getitem__)
             count = min(surplus, counts.pop(noisiest))
-            connection.execute(
-                "DELETE FROM audit WHERE id IN (SELECT id FROM audit WHERE sandbox = ? ORDER BY id LIMIT ?)",
-                (noisiest, count),
-            )
+            dropped += chain.drop(connection, noisiest, count)
             surplus -= count
+        chain.close_gaps(connection, dropped)
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -228,22 +222,11 @@ class AuditLog:
         limit : int
             Most rows returned.
         """
-        filters = [
-            (condition, value)
-            for condition, value in (
-                ("sandbox = ?", sandbox),
-                ("kind = ?", kind),
-                ("is_allowed = ?", is_allowed),
-                ("time >= ?", since),
-                ("id > ?", after_id),
-            )
-            if value is not None
-        ]
-        where = "WHERE " + " AND ".join(condition for condition, _ in filters) if filters else ""
-        sql = f"SELECT id, {', '.join(_COLUMNS)} FROM audit {where} ORDER BY id DESC LIMIT ?"
+        where, values = _where(sandbox, kind, is_allowed, since, after_id)
+        sql = f"{_SELECT} {where} ORDER BY id DESC LIMIT ?"
         with self._lock:
             try:
-                found = self._connected().execute(sql, [*(value for _, value in filters), limit]).fetchall()
+                found = self._connected().execute(sql, [*values, limit]).fetchall()
             except (sqlite3.Error, OSError) as error:
                 self._disconnect()
                 raise AgentboxError(f"the audit log {self.path} cannot be read: {error}") from error
@@ -252,6 +235,62 @@ class AuditLog:
     async def aquery(self, **filters: Any) -> list[AuditRow]:
         """Query without blocking the caller's event loop; see :meth:`query`."""
         return await asyncio.wrap_future(self._worker.submit(self.query, **filters))
+
+    def read(
+        self,
+        *,
+        sandbox: str | None = None,
+        kind: str | None = None,
+        is_allowed: bool | None = None,
+        since: float | None = None,
+        after_id: int | None = None,
+    ) -> Iterator[AuditRow]:
+        """Yield all rows that fit, oldest first, as they are at this moment; for the filters see :meth:`query`."""
+        where, values = _where(sandbox, kind, is_allowed, since, after_id)
+        with self._reading() as connection:
+            for row in connection.execute(f"{_SELECT} {where} ORDER BY id", values):
+                yield _row(row)
+
+    def verify(self, head: str | None = None) -> Verification:
+        """Check that the log holds what was written. Blocks for seconds, without keeping writers waiting.
+
+        Parameters
+        ----------
+        head : str, optional
+            What an earlier check gave as :attr:`~jupyter_agentbox.chain.Verification.head`, kept where nobody who
+            writes this file can write.
+
+        Raises
+        ------
+        InvalidRequest
+            The head is malformed.
+        AgentboxError
+            There is no log, or it cannot be read.
+        """
+        kept = None
+        if head is not None:
+            match = _HEAD.fullmatch(head)
+            if match is None:
+                raise InvalidRequest("a head is the number of a row and its hash: NUMBER:HASH", field="head")
+            kept = int(match[1]), bytes.fromhex(match[2])
+        with self._reading() as connection:
+            return chain.verify(connection, kept)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """Have a connection of one's own on which all is of one moment."""
+        if not self.path.exists():
+            raise AgentboxError(f"there is no audit log {self.path} yet")
+        try:
+            with self._lock:
+                self._connected()  # brings a log of an earlier release to this one's format
+            connection = sqlite3.connect(self.path, timeout=self.busy_timeout, isolation_level=None)
+            with contextlib.closing(connection):
+                connection.execute("PRAGMA query_only = ON")
+                connection.execute("BEGIN")
+                yield connection
+        except (sqlite3.Error, OSError) as error:
+            raise AgentboxError(f"the audit log {self.path} cannot be read: {error}") from error
 
     # -- the file ------------------------------------------------------------------------------
 
@@ -289,7 +328,7 @@ class AuditLog:
             if version > _SCHEMA:
                 raise OSError(f"it was made by a newer release (format {version})")
             if version < _SCHEMA:
-                connection.executescript(f"BEGIN IMMEDIATE; {_CREATE} PRAGMA user_version = {_SCHEMA}; COMMIT;")
+                self._upgrade(connection)
         except BaseException:
             connection.close()
             raise
@@ -297,10 +336,19 @@ class AuditLog:
         self._inode = self._file_id()
         self._until_prune = 0
         if is_lost:
-            reason = "the log was removed or replaced"
-            notice = (time.time(), "", "audit", None, None, None, None, reason, None, None, None, "{}")
-            connection.execute(_INSERT, notice)
+            connection.execute("BEGIN IMMEDIATE")
+            with connection:
+                chain.append_own(connection, "the log was removed or replaced")
         return connection
+
+    @staticmethod
+    def _upgrade(connection: sqlite3.Connection) -> None:
+        connection.execute("BEGIN IMMEDIATE")
+        with connection:
+            # Another process may have done it meanwhile.
+            if connection.execute("PRAGMA user_version").fetchone()[0] < _SCHEMA:
+                chain.create(connection)
+                connection.execute(f"PRAGMA user_version = {_SCHEMA}")
 
     def _file_id(self) -> tuple[int, int] | None:
         try:
@@ -334,8 +382,32 @@ def _text(value: str | None) -> str | None:
     return "".join(c if c.isprintable() else "?" for c in value[:MAX_TEXT])
 
 
+def _where(
+    sandbox: str | None, kind: str | None, is_allowed: bool | None, since: float | None, after_id: int | None
+) -> tuple[str, list[Any]]:
+    filters = [
+        (condition, value)
+        for condition, value in (
+            ("sandbox = ?", sandbox),
+            ("kind = ?", kind),
+            ("is_allowed = ?", is_allowed),
+            ("time >= ?", since),
+            ("id > ?", after_id),
+        )
+        if value is not None
+    ]
+    where = "WHERE " + " AND ".join(condition for condition, _ in filters) if filters else ""
+    return where, [value for _, value in filters]
+
+
 def _row(values: tuple[Any, ...]) -> AuditRow:
-    columns: dict[str, Any] = dict(zip(_COLUMNS, values[1:], strict=True))
+    columns: dict[str, Any] = dict(zip(COLUMNS, values[2:], strict=True))
     decision = columns.pop("is_allowed")
     detail = json.loads(columns.pop("detail"))
-    return AuditRow(values[0], is_allowed=None if decision is None else bool(decision), detail=detail, **columns)
+    return AuditRow(
+        values[0],
+        hash=values[1].hex() if isinstance(values[1], bytes) else "",
+        is_allowed=None if decision is None else bool(decision),
+        detail=detail,
+        **columns,
+    )

@@ -20,13 +20,15 @@ _REF = "#/components/schemas/{name}"
 _DESCRIPTION = """\
 Sandboxes for agents and programs: isolated by gVisor, with egress allowed by host name.
 
-Every call needs Jupyter's own authentication, such as `Authorization: token ...`. Errors are always
+Every call needs Jupyter's own authentication, such as `Authorization: token ...`, or a token for one sandbox, which an
+agent can be given in its place: `Authorization: Bearer agentbox_...`. Errors are always
 `{"message", "reason", "field"?, "setting"?}`; `setting` names what an administrator would change."""
 _PARAMETERS = {
     "id": "Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too.",
     "process": "Id of a background process.",
     "context": "Name of a kernel of the sandbox.",
     "ask": "Id of a question for a host.",
+    "token": "Id of a token, which is not the token.",
 }
 _TAGS = (
     ("files", "Files"),
@@ -39,6 +41,7 @@ _TAGS = (
     ("egress", "Egress"),
     ("http", "Egress"),
     ("audit", "Audit"),
+    ("tokens", "Tokens"),
     ("sandboxes", "Sandboxes"),
 )
 
@@ -60,8 +63,25 @@ def make_document(table: Iterable[Route]) -> dict[str, Any]:
         "components": {
             "schemas": components,
             "securitySchemes": {
-                "token": {"type": "apiKey", "in": "header", "name": "Authorization", "description": "`token <token>`"},
-                "cookie": {"type": "apiKey", "in": "cookie", "name": "username-*", "description": "Jupyter's login"},
+                "token": {
+                    "type": "apiKey",
+                    "in": "header",
+                    "name": "Authorization",
+                    "description": "The Jupyter server's own: `token ...`. It may do everything.",
+                },
+                "cookie": {
+                    "type": "apiKey",
+                    "in": "cookie",
+                    "name": "username-*",
+                    "description": "Jupyter's login. Calls that change anything need the header `X-XSRFToken` too.",
+                },
+                "scoped": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "bearerFormat": "agentbox_<payload>.<signature>",
+                    "description": "A token for one sandbox, from `POST /sandboxes/{id}/tokens`. The roles of an "
+                    "operation are the verbs that it must have. It expires, can be revoked, and ends with the sandbox.",
+                },
             },
         },
         "security": [{"token": []}, {"cookie": []}],
@@ -109,6 +129,8 @@ def _operation(route: Route, references: dict[type, Any], components: dict[str, 
         "x-action": route.action,
         "responses": _responses(route, references),
     }
+    if route.takes_scope:
+        operation["security"] = [{"token": []}, {"cookie": []}, {"scoped": [route.action]}]
     if route.description:
         operation["description"] = re.sub(r"(?<!\n)\n(?!\n)", " ", route.description)
     if route.tool is not None:

@@ -22,7 +22,7 @@ from typing import Literal
 
 import msgspec
 
-from .errors import AgentboxError, InvalidConfig, LimitReached, NotAuthenticated, NotFound
+from .errors import AgentboxError, InvalidConfig, LimitReached, NotAuthenticated, NotFound, PolicyRefused
 
 Verb = Literal["read", "write", "execute"]
 #: What a token can be for, the actions of the REST API's routes.
@@ -199,6 +199,17 @@ class TokenStore:
         if key is None:
             raise AgentboxError("the key of tokens was removed while it was made")
         return key
+
+
+def choose_life(asked: float | None, ceiling: float) -> float:
+    """Return how long a token is to live, in seconds. Raises PolicyRefused."""
+    if asked is not None and asked > ceiling:
+        raise PolicyRefused(
+            f"a life of {asked:g} s is more than the {ceiling:g} s that a token may live",
+            field="life",
+            setting="Policy.max_token_life",
+        )
+    return min(DEFAULT_LIFE, ceiling) if asked is None else asked
 
 
 def _read(path: Path) -> TokenRecord | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from jupyter_server.utils import url_path_join
 
-from . import about, code, commands, files, packages, sandboxes
+from . import about, code, commands, files, packages, sandboxes, tokens
 from .base import make_handlers
 from .page import PageHandler, ScriptHandler
 from .routes import TABLE
@@ -23,7 +23,7 @@ ROOT = "api/agentbox"
 PAGE = "agentbox/docs"
 
 # What is imported has filled the table.
-_OPERATIONS = (about, code, commands, files, packages, sandboxes)
+_OPERATIONS = (about, code, commands, files, packages, sandboxes, tokens)
 
 
 def make_all(base_url: str) -> list[tuple[str, Any]]:

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
 
 from jupyter_agentbox.audit import AuditRow
 from jupyter_agentbox.errors import PolicyRefused
-from jupyter_agentbox.models import TOOLS, AuditFilters, AuditItem, AuditRows, Health, ToolInfo, ToolList
+from jupyter_agentbox.models import (
+    TOOLS,
+    AuditFilters,
+    AuditItem,
+    AuditRows,
+    AuditVerification,
+    Health,
+    ToolInfo,
+    ToolList,
+    VerifyQuery,
+)
 from jupyter_agentbox.openapi import make_document
 
-from .call import Bytes, Call
+from .call import Bytes, Call, blocking
 from .routes import TABLE, route
 
 
@@ -49,6 +60,18 @@ async def export_audit(call: Call) -> Bytes:
     """Export the audit log of all sandboxes as JSON lines."""
     _check_admin(call)
     return Bytes(row_bytes(await read_rows(call, call.query, None)), "audit.jsonl", content_type="application/jsonl")
+
+
+@route("GET", "/audit/verify", "read", query=VerifyQuery, answer=AuditVerification, is_poll=True, errors=(503,))
+async def verify_audit(call: Call) -> AuditVerification:
+    """Check by its hashes that the audit log holds what was written; for administrators.
+
+    Keep `head` where nobody who writes the log can write, and give it to a later check: without it, a log that was
+    written anew as a whole cannot be told from the true one.
+    """
+    _check_admin(call)
+    found = await blocking(call.sessions.audit().verify, call.query.head)
+    return AuditVerification(**asdict(found))
 
 
 def _check_admin(call: Call) -> None:

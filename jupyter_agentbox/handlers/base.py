@@ -95,9 +95,9 @@ class AgentboxHandler(TokenMixin, APIHandler):
 
     def _check_scope(self, route: Route) -> None:
         """Keep a token for one sandbox to that one; whether it is the right one, the registry looks."""
-        if self.scope is None or (route.is_open and route.action == "read"):
+        if self.scope is None:
             return
-        if not route.path.startswith("/sandboxes/{id}") or route.is_owners:
+        if not route.takes_scope:
             raise web.HTTPError(403, "a token for one sandbox is not enough for this")
         if route.action not in self.scope.verbs:
             raise web.HTTPError(403, f"the token is for {', '.join(self.scope.verbs)}, and this is to {route.action}")

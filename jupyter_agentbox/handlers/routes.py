@@ -76,6 +76,13 @@ class Route:
     is_owners: bool = False
 
     @property
+    def takes_scope(self) -> bool:
+        """Whether a token for one sandbox may call it, for that sandbox and its own verbs."""
+        if self.is_open:
+            return True
+        return self.path.startswith("/sandboxes/{id}") and not self.is_owners
+
+    @property
     def name(self) -> str:
         """Its name in the OpenAPI document."""
         return self.operation.__name__

@@ -92,11 +92,19 @@ from .service import (
     AuditFilters,
     AuditItem,
     AuditRows,
+    AuditVerification,
     CheckInfo,
     GrantInfo,
     Health,
     ToolInfo,
     ToolList,
+    VerifyQuery,
+)
+from .tokens import (
+    TokenInfo,
+    TokenList,
+    TokenMade,
+    TokenRequest,
 )
 
 __all__ = [
@@ -110,6 +118,7 @@ __all__ = [
     "AuditFilters",
     "AuditItem",
     "AuditRows",
+    "AuditVerification",
     "Body",
     "CheckInfo",
     "CodeRequest",
@@ -172,10 +181,15 @@ __all__ = [
     "StatQuery",
     "State",
     "TerminalRequest",
+    "TokenInfo",
+    "TokenList",
+    "TokenMade",
+    "TokenRequest",
     "ToolInfo",
     "ToolList",
     "UnpackQuery",
     "UploadQuery",
+    "VerifyQuery",
     "WaitQuery",
     "WriteRequest",
 ]

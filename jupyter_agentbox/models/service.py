@@ -118,12 +118,48 @@ class AuditItem(Answer, frozen=True):
     bytes_down: int | None
     duration: float | None
     detail: dict[str, Any]
+    hash: str
 
 
 class AuditRows(Answer, frozen=True):
     """Rows, oldest first."""
 
     rows: list[AuditItem]
+
+
+class AuditVerification(Answer, frozen=True):
+    """What the check of the audit log has found.
+
+    Parameters
+    ----------
+    rows, dropped : int
+        Rows that fit, and those that were dropped since the log was full.
+    head : str
+        Number and hash of the last row that fits, to be kept elsewhere.
+    row : int, optional
+        The first row that is broken or missing.
+    problem : str, optional
+        A sentence on it.
+    """
+
+    is_ok: bool
+    rows: int
+    dropped: int
+    head: str
+    row: int | None
+    problem: str | None
+
+
+class VerifyQuery(Body, frozen=True):
+    """With what to compare.
+
+    Parameters
+    ----------
+    head : str, optional
+        That of an earlier check.
+    """
+
+    head: Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,17}:[0-9a-f]{64}$(?!\n)")] | None = None
 
 
 class AuditFilters(Body, frozen=True):

@@ -1,0 +1,237 @@
+"""The hash chain of the audit log: each row's hash covers its content and the hash of the row before it.
+
+A row's hash is SHA-256 over the hash before it (32 bytes, zero at first) and the JSON array of its id and columns. Ids
+leave out no number, so a row that is missing shows. Rows that were dropped to keep the log small leave *gaps*: their
+first and last id and the hash of the last, neighbours merged, so that there are never more gaps than rows. A row of the
+chain's own tells of each drop and holds the digest of all gaps, so a gap cannot be made up to hide a removed row.
+:mod:`~jupyter_agentbox.audit` calls it inside its transactions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: The columns of a row beside its id and hash.
+COLUMNS = (
+    "time", "sandbox", "kind", "is_allowed", "host", "port", "rule", "reason", "bytes_up", "bytes_down", "duration",
+    "detail",
+)  # fmt: skip
+#: What comes before the first row.
+GENESIS = bytes(32)
+#: The kind of the rows in which the log speaks of itself.
+OWN_KIND = "audit"
+_NAMES = ", ".join(COLUMNS)
+_INSERT = f"INSERT INTO audit (id, {_NAMES}, hash) VALUES ({', '.join('?' * (len(COLUMNS) + 2))})"
+_LAST = "SELECT (SELECT seq FROM sqlite_sequence WHERE name = 'audit'), hash FROM audit ORDER BY id DESC LIMIT 1"
+_CREATE = (
+    """CREATE TABLE IF NOT EXISTS audit (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, sandbox TEXT NOT NULL, kind TEXT NOT NULL,
+    is_allowed INTEGER, host TEXT, port INTEGER, rule TEXT, reason TEXT,
+    bytes_up INTEGER, bytes_down INTEGER, duration REAL, detail TEXT NOT NULL)""",
+    "CREATE INDEX IF NOT EXISTS audit_of_sandbox ON audit (sandbox, id)",
+    "ALTER TABLE audit ADD COLUMN hash BLOB NOT NULL DEFAULT x''",
+    "CREATE TABLE gaps (first INTEGER PRIMARY KEY, last INTEGER NOT NULL, hash BLOB NOT NULL)",
+)
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+#: First id, last id, hash of the last.
+Gap = tuple[int, int, bytes]
+
+
+def create(connection: sqlite3.Connection) -> None:
+    """Make the tables inside of a transaction, and chain the rows of a log that was made before there was a chain."""
+    for statement in _CREATE:
+        connection.execute(statement)
+    previous, expected, gaps = GENESIS, 1, list[Gap]()
+    while rows := connection.execute(
+        f"SELECT id, {_NAMES} FROM audit WHERE id >= ? ORDER BY id LIMIT 10000", (expected,)
+    ).fetchall():
+        hashes = []
+        for number, *values in rows:
+            if number > expected:
+                gaps.append((expected, number - 1, previous))
+            previous, expected = hash_row(previous, number, values), number + 1
+            hashes.append((previous, number))
+        connection.executemany("UPDATE audit SET hash = ? WHERE id = ?", hashes)
+    if expected > 1:
+        connection.executemany("INSERT INTO gaps VALUES (?, ?, ?)", gaps)
+        append_own(connection, "the log was chained; what was written before is as it was found", gaps, event="chained")
+
+
+def hash_row(previous: bytes, number: int, values: Sequence[Any]) -> bytes:
+    """Return the hash of a row, given the one before it."""
+    return hashlib.sha256(previous + _ENCODER.encode([number, *values]).encode()).digest()
+
+
+def append(connection: sqlite3.Connection, values: Sequence[Any]) -> int:
+    """Add a row inside of a transaction that keeps other writers out, and return its id."""
+    found = connection.execute(_LAST).fetchone()
+    # The number is the one after the last that was ever given: where rows were cut off, a hole stays.
+    number, previous = (found[0] + 1, found[1]) if found is not None else (1, GENESIS)
+    connection.execute(_INSERT, (number, *values, hash_row(previous, number, values)))
+    return number
+
+
+def append_own(connection: sqlite3.Connection, reason: str, gaps: Iterable[Gap] | None = None, **detail: Any) -> None:
+    """Add a row in which the log speaks of itself."""
+    if gaps is not None:
+        detail["gaps"] = digest_gaps(gaps)
+    append(
+        connection, (time.time(), "", OWN_KIND, None, None, None, None, reason, None, None, None, json.dumps(detail))
+    )
+
+
+def drop(connection: sqlite3.Connection, sandbox: str, count: int) -> list[Gap]:
+    """Remove the oldest rows of a sandbox; return the gaps that they leave, for :func:`close_gaps`."""
+    found = connection.execute(
+        "DELETE FROM audit WHERE id IN (SELECT id FROM audit WHERE sandbox = ? ORDER BY id LIMIT ?) RETURNING id, hash",
+        (sandbox, count),
+    ).fetchall()
+    return [(number, number, hashed) for number, hashed in found]
+
+
+def close_gaps(connection: sqlite3.Connection, fresh: Iterable[Gap]) -> None:
+    """Merge new gaps with those that are there, and write down that rows were dropped."""
+    dropped = list(fresh)
+    merged: list[Gap] = []
+    for first, last, hashed in sorted([*_gaps(connection), *dropped]):
+        if merged and merged[-1][1] + 1 == first:
+            first = merged.pop()[0]
+        merged.append((first, last, hashed))
+    connection.execute("DELETE FROM gaps")
+    connection.executemany("INSERT INTO gaps VALUES (?, ?, ?)", merged)
+    append_own(connection, "the oldest rows were dropped", merged, event="dropped", rows=len(dropped))
+
+
+def digest_gaps(gaps: Iterable[Gap]) -> str:
+    """Return a digest over gaps in their order, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    for first, last, hashed in gaps:
+        digest.update(b"%d-%d:" % (first, last) + hashed)
+    return digest.hexdigest()
+
+
+def _gaps(connection: sqlite3.Connection) -> list[Gap]:
+    return connection.execute("SELECT first, last, hash FROM gaps ORDER BY first").fetchall()
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What the check of a log has found.
+
+    Parameters
+    ----------
+    is_ok : bool
+    rows, dropped : int
+        Rows that fit, and those that were dropped before.
+    head : str
+        Id and hash of the last row that fits, to be kept elsewhere: ``1234:9f...``. Empty where there is none.
+    row : int or None
+        Id of the first row that is broken or missing.
+    problem : str or None
+        A sentence on it.
+    """
+
+    is_ok: bool
+    rows: int
+    dropped: int
+    head: str
+    row: int | None = None
+    problem: str | None = None
+
+
+class _BrokenError(Exception):
+    def __init__(self, row: int, problem: str) -> None:
+        super().__init__(problem)
+        self.row = row
+
+
+class _Check:
+    """One walk along the chain."""
+
+    def __init__(self, kept: tuple[int, bytes] | None) -> None:
+        self.kept = kept
+        self.previous, self.expected = GENESIS, 1
+        self.rows = self.dropped = 0
+        self.head = ""
+        self.gaps_digest: str | None = None
+        self.gaps_row = 0
+
+    def walk(self, connection: sqlite3.Connection) -> None:
+        gaps = _gaps(connection)
+        if not all(isinstance(value, kind) for gap in gaps for value, kind in zip(gap, (int, int, bytes), strict=True)):
+            raise _BrokenError(1, "the table of dropped rows is malformed")
+        by_first = {gap[0]: gap for gap in gaps}
+        for number, hashed, *values in connection.execute(f"SELECT id, hash, {_NAMES} FROM audit ORDER BY id"):
+            while self.expected < number and (gap := by_first.pop(self.expected, None)) is not None:
+                self._pass_gap(gap, number)
+            if self.expected != number:
+                raise _BrokenError(self.expected, f"{_rows(self.expected, number - 1)} missing")
+            self._pass_row(number, hashed, values)
+        last = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'audit'").fetchone()
+        if last is not None and last[0] >= self.expected:
+            raise _BrokenError(self.expected, f"{_rows(self.expected, last[0])} missing at the end")
+        if by_first:
+            raise _BrokenError(min(by_first), "rows are said to be dropped that were not")
+        if gaps and digest_gaps(gaps) != self.gaps_digest:
+            raise _BrokenError(self.gaps_row or gaps[0][0], "rows are missing that were not dropped by the log itself")
+        if self.kept is not None and self.kept[0] >= self.expected:
+            raise _BrokenError(self.expected, f"row {self.kept[0]}, whose hash was kept, is missing")
+
+    def _pass_gap(self, gap: Gap, until: int) -> None:
+        first, last, hashed = gap
+        if not first <= last < until:
+            raise _BrokenError(first, "rows are said to be dropped that were not")
+        if self.kept is not None and first <= self.kept[0] < last:
+            raise _BrokenError(
+                self.kept[0], f"row {self.kept[0]}, whose hash was kept, has been dropped since; keep a newer one"
+            )
+        self.dropped += last - first + 1
+        self._pass(last, hashed)
+
+    def _pass_row(self, number: int, hashed: bytes, values: list[Any]) -> None:
+        try:
+            is_same = hash_row(self.previous, number, values) == hashed
+        except TypeError:  # a value of a kind that is never written
+            is_same = False
+        if not is_same:
+            raise _BrokenError(number, f"row {number} is not what was written, or not in its place")
+        self._pass(number, hashed)
+        self.rows += 1
+        self.head = f"{number}:{hashed.hex()}"
+        if values[COLUMNS.index("kind")] == OWN_KIND:
+            detail = json.loads(values[-1])
+            if "gaps" in detail:
+                self.gaps_digest, self.gaps_row = detail["gaps"], number
+
+    def _pass(self, number: int, hashed: bytes) -> None:
+        if self.kept is not None and number == self.kept[0] and hashed != self.kept[1]:
+            raise _BrokenError(number, f"row {number} is not the one whose hash was kept: the log was written anew")
+        self.previous, self.expected = hashed, number + 1
+
+
+def verify(connection: sqlite3.Connection, kept: tuple[int, bytes] | None = None) -> Verification:
+    """Walk along the chain to its end or to the first row that does not fit.
+
+    Parameters
+    ----------
+    connection : sqlite3.Connection
+        Inside of a transaction, so that all is of one moment.
+    kept : int and bytes, optional
+        Id and hash of a row as they were kept elsewhere.
+    """
+    check = _Check(kept)
+    try:
+        check.walk(connection)
+    except _BrokenError as broken:
+        return Verification(False, check.rows, check.dropped, check.head, broken.row, str(broken))
+    return Verification(True, check.rows, check.dropped, check.head)
+
+
+def _rows(first: int, last: int) -> str:
+    return f"row {first} is" if first == last else f"rows {first} to {last} are"

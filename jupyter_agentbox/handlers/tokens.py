@@ -1,0 +1,86 @@
+"""Operations on tokens for one sandbox. No such token can make, list or revoke one."""
+
+from __future__ import annotations
+
+from jupyter_agentbox.errors import AgentboxError, NotAuthorized
+from jupyter_agentbox.models import TokenInfo, TokenList, TokenMade, TokenRequest
+from jupyter_agentbox.session import Session
+from jupyter_agentbox.tokens import TokenRecord, TokenStore, choose_life
+
+from .call import Call, blocking
+from .routes import route
+
+TOKENS = "/sandboxes/{id}/tokens"
+
+
+@route("POST", TOKENS, "write", body=TokenRequest, answer=TokenMade, status=201, errors=(409, 429, 503), is_owners=True)
+async def create_token(call: Call) -> TokenMade:
+    """Make a token for this sandbox, so that an agent never holds the server's own.
+
+    It ends with the sandbox. Its maker can give no right that it does not have itself.
+    """
+    body: TokenRequest = call.body
+    session = await _session(call)
+    for verb in body.verbs:
+        if not await call.is_allowed(verb):
+            raise NotAuthorized(f"you may not {verb} here, and so no token of yours may", field="verbs")
+    life = choose_life(body.life, call.sessions.policy.max_token_life)
+    sandbox, tokens = session.running().id, _store(call)
+    text, record = await blocking(
+        tokens.create,
+        sandbox,
+        owner=session.owner,
+        verbs=body.verbs,
+        life=life,
+        name=body.name,
+        made_by=call.caller.name,
+    )
+    detail = {
+        "event": "created", "token": record.id, "token_name": record.name, "verbs": record.verbs,
+        "expires": record.expires, "by": call.caller.name,
+    }  # fmt: skip
+    try:
+        await call.sessions.audit().arecord("token", sandbox, is_allowed=True, detail=detail)
+    except AgentboxError:
+        await blocking(tokens.revoke, sandbox, record.id)
+        raise
+    return TokenMade(text, _info(record))
+
+
+@route("GET", TOKENS, "read", answer=TokenList, is_poll=True, errors=(409,), is_owners=True)
+async def list_tokens(call: Call) -> TokenList:
+    """List the tokens for this sandbox that are good. Their texts are kept nowhere."""
+    session = await _session(call)
+    return TokenList([_info(record) for record in await blocking(_store(call).list, session.running().id)])
+
+
+@route("DELETE", TOKENS + "/{token}", "write", status=204, errors=(409, 503), is_owners=True)
+async def revoke_token(call: Call) -> None:
+    """Revoke a token, at once and everywhere. Calls that were made with it and still run end in seconds."""
+    sandbox, token = (await _session(call)).running().id, call.params["token"]
+    await blocking(_store(call).revoke, sandbox, token)
+    detail = {"event": "revoked", "token": token, "by": call.caller.name}
+    await call.sessions.audit().arecord("token", sandbox, detail=detail)
+
+
+async def _session(call: Call) -> Session:
+    call.caller.check_unscoped("deal in tokens")
+    return await call.sessions.look(call.id, caller=call.caller)
+
+
+def _store(call: Call) -> TokenStore:
+    store: TokenStore = call.service.tokens
+    return store
+
+
+def _info(record: TokenRecord) -> TokenInfo:
+    return TokenInfo(
+        id=record.id,
+        name=record.name,
+        sandbox_id=record.sandbox,
+        owner=record.owner,
+        verbs=list(record.verbs),
+        created=record.created,
+        expires=record.expires,
+        made_by=record.made_by,
+    )
