@@ -7,7 +7,7 @@ from typing import Any
 
 from jupyter_server.extension.application import ExtensionApp
 from tornado.ioloop import IOLoop
-from traitlets import Bool
+from traitlets import Bool, Enum
 
 from .adoption import keep_sessions, leave_kernels, take_back
 from .errors import AgentboxError
@@ -17,6 +17,7 @@ from .observe import Observer
 from .policy import Policy
 from .runner import Runner
 from .sessions import Sessions
+from .terminals import guard
 
 #: Seconds that the end of a server waits for its sandboxes to be gone; the sweeper takes what is left.
 STOP_TIMEOUT = 10.0
@@ -35,11 +36,21 @@ class AgentboxExtension(ExtensionApp):
         root directory takes them back under their ids. Otherwise the end of the server is theirs.""",
     ).tag(config=True)
 
+    terminals = Enum(
+        ("auto", "sandboxed", "off"),
+        default_value="auto",
+        help="""Where Jupyter's own terminals run. ``auto``: each in a sandbox of its own where the server offers
+        sandboxed kernels only, else on the host, as without this package. ``sandboxed``: always in a sandbox. ``off``:
+        there are none.""",
+    ).tag(config=True)
+
     def initialize_settings(self) -> None:
         """Build what serves the handlers. A broken configuration is told by each call, and keeps no server down."""
         assert self.serverapp is not None
         self._service: Service | None = None
         self._observer: Observer | None = None
+        guard(self.serverapp, self.terminals)
+        IOLoop.current().add_callback(guard, self.serverapp, self.terminals)  # once more when all others are loaded
         try:
             policy = Policy(parent=self.serverapp)
         except AgentboxError as error:

@@ -35,6 +35,7 @@ OWN_SPEC: Mapping[str, Any] = {
 _ENFORCING = {
     "ServerApp": {"kernel_spec_manager_class": "jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager"},
     "MultiKernelManager": {"default_kernel_name": OWN_NAME},
+    "TerminalsExtensionApp": {"terminal_manager_class": "jupyter_agentbox.terminals.AgentboxTerminalManager"},
 }
 
 
@@ -223,7 +224,7 @@ def _install(staging: Path, name: str, spec: Mapping[str, Any], prefix: str | No
 
 
 def enforce(prefix: str | None = None) -> Path:
-    """Make Jupyter servers of an environment show, start and default to sandboxed kernels only.
+    """Make Jupyter servers of an environment show, start and default to sandboxed kernels only, terminals included.
 
     Parameters
     ----------

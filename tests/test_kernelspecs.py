@@ -12,11 +12,13 @@ from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 from jupyter_client.manager import KernelManager
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from traitlets.config import Config
+from traitlets.utils.importstring import import_item
 
 from jupyter_agentbox import kernelspecs
 from jupyter_agentbox.errors import InvalidRequest, NotFound
 from jupyter_agentbox.kernelspecs import OWN_SPEC, AgentboxKernelSpecManager, find_shadowed, install_own, install_twin
 from jupyter_agentbox.provisioner import AgentboxProvisioner
+from jupyter_agentbox.terminals import AgentboxTerminalManager
 
 
 @pytest.fixture(autouse=True)
@@ -140,3 +142,4 @@ def test_enforcement_is_one_file_that_servers_read() -> None:
     assert path.is_relative_to(sys.prefix)
     config = json.loads(path.read_text())
     assert config["ServerApp"]["kernel_spec_manager_class"].endswith("." + AgentboxKernelSpecManager.__name__)
+    assert import_item(config["TerminalsExtensionApp"]["terminal_manager_class"]) is AgentboxTerminalManager

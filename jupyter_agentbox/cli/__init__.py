@@ -18,6 +18,7 @@ _COMMANDS = {
         "Examine whether sandboxes start here, and say what mends what is wrong.",
     ),
     "kernelspec": (f"{__name__}.machine.KernelspecCommand", "Make a sandboxed twin of an installed kernelspec."),
+    "shell": (f"{__name__}.terminal.ShellCommand", "Open a shell in a sandbox of its own."),
     "list": (f"{__name__}.machine.ListCommand", "List the sandboxes."),
     "prune": (f"{__name__}.machine.PruneCommand", "Remove what is left of sandboxes whose owner is gone."),
 }

@@ -1,0 +1,225 @@
+"""``jupyter agentbox shell``: an interactive shell in a sandbox of its own, on the terminal that it is called from.
+
+The process owns the sandbox, which ends with it; if it is killed, the guest's short lease and the sweeper end it.
+:mod:`~jupyter_agentbox.terminals` has Jupyter's own terminals run this command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import os
+import select
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+from pathlib import Path
+
+from traitlets import Bool, Unicode
+
+from jupyter_agentbox.errors import AgentboxError, InvalidRequest
+from jupyter_agentbox.manager import SandboxManager
+from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.processes import Command as Program
+from jupyter_agentbox.processes import Exit, ProcessTable
+from jupyter_agentbox.processes.values import MAX_SIDE
+from jupyter_agentbox.spec import SandboxSpec
+
+from .base import ALIASES, FLAGS, Command, printable
+
+#: Seconds that the sandbox outlives this process, which nobody can follow: enough to ride out a busy machine.
+LEASE = 5.0
+#: Seconds that what was typed waits for a program that does not read; a message stays for a key to be pressed.
+TYPE_TIMEOUT, HOLD_TIMEOUT = 3600.0, 600.0
+_STDIN, _STDOUT = 0, 1
+_ALIASES = {**ALIASES, "profile": "ShellCommand.profile"}
+_FLAGS = {
+    **FLAGS,
+    "from-server": (
+        {"ShellCommand": {"is_from_server": True}},
+        "As Jupyter's terminals are started: a private folder takes the place of one that policy refuses, and an "
+        "error stays on the screen until a key is pressed.",
+    ),
+}
+_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+
+
+class ShellCommand(Command):
+    """Open a shell in a sandbox of its own, in which FOLDER, or else the current one, is /workspace.
+
+    What is written there stays; all else is gone when the shell ends. The exit status is the shell's.
+    """
+
+    name = "jupyter agentbox shell"
+    description = __doc__ or ""
+    examples = "jupyter agentbox shell --profile=offline ~/work"
+    argument = "[FOLDER]"
+    aliases = _ALIASES
+    flags = _FLAGS
+    profile = Unicode(help="Profile of the sandbox; the default one unless given.").tag(config=True)
+    is_from_server = Bool(False, help="Jupyter's server has started it.").tag(config=True)
+
+    def run(self) -> int:
+        """Start the sandbox, and be the terminal's other end until the shell ends."""
+        if len(self.extra_args) > 1:
+            raise InvalidRequest("name one folder at most")
+        if not (os.isatty(_STDIN) and os.isatty(_STDOUT)):
+            raise InvalidRequest("a shell needs a terminal; here, input or output is none")
+        with _terminal_modes():
+            try:
+                policy = Policy(parent=self)
+                spec = self._resolve(policy)
+                return asyncio.run(_run(policy, spec))
+            except AgentboxError as error:
+                if not self.is_from_server:
+                    raise
+                _say(f"{self.name}: {error}\nPress a key to close this terminal.")
+                select.select([_STDIN], [], [], HOLD_TIMEOUT)
+                return 1
+
+    def _resolve(self, policy: Policy) -> SandboxSpec:
+        """Decide about the sandbox. A folder that was not asked for by name gives way to a private one."""
+        profile = policy.profile(self.profile or policy.default_profile)
+        request = {"profile": profile.name, "lease_timeout": min(LEASE, profile.lease_timeout)}
+        is_named = bool(self.extra_args)
+        folder = Path(os.path.abspath(os.path.expanduser(self.extra_args[0] if is_named else ".")))
+
+        def resolve(workspace: Path | None) -> SandboxSpec:
+            return policy.resolve(request, workspace=workspace, executable=sys.executable, owner=getpass.getuser())
+
+        try:
+            return resolve(folder)
+        except AgentboxError as error:
+            if error.field != "workspace" or (is_named and not self.is_from_server):
+                raise
+            _say(f"The work folder is a private one, gone with this shell: {error}")
+            return resolve(None)
+
+
+def _say(text: str) -> None:
+    print("\r\n".join(printable(line) for line in text.splitlines()), end="\r\n", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _terminal_modes() -> Iterator[None]:
+    """Do not show what is typed before the shell is there, and leave the terminal as it was found."""
+    modes = termios.tcgetattr(_STDIN)
+    tty.setcbreak(_STDIN, termios.TCSANOW)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(termios.error):  # it has hung up
+            termios.tcsetattr(_STDIN, termios.TCSANOW, modes)
+
+
+async def _run(policy: Policy, spec: SandboxSpec) -> int:
+    loop = asyncio.get_running_loop()
+    work = asyncio.ensure_future(_shell(policy, spec))
+    ended_by: list[int] = []
+
+    def end(number: int) -> None:
+        if not ended_by:  # the first alone: what is being cleared up goes on
+            ended_by.append(number)
+            work.cancel()
+
+    for number in _ENDING:
+        loop.add_signal_handler(number, end, number)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        return 128 + ended_by[0] if ended_by else 1
+
+
+async def _shell(policy: Policy, spec: SandboxSpec) -> int:
+    manager = SandboxManager.shared(policy.state_path, spec.runtime, config=policy.config)
+    sandbox = await manager.create(spec)
+    try:
+        return await _bridge(sandbox.processes)
+    finally:
+        await manager.stop(sandbox)
+
+
+async def _bridge(processes: ProcessTable) -> int:
+    """Run a login shell, and carry between it and our terminal until it ends; its status is returned."""
+    loop = asyncio.get_running_loop()
+    resized = asyncio.Event()
+    loop.add_signal_handler(signal.SIGWINCH, resized.set)
+    rows, columns = _size()
+    term = os.environ.get("TERM") or "xterm-256color"
+    info = await processes.open_terminal(Program(), rows=rows, columns=columns, term=term)
+    tty.setraw(_STDIN, termios.TCSANOW)
+    typing = asyncio.ensure_future(_type(processes, info.id))
+    fitting = asyncio.ensure_future(_fit(processes, info.id, resized))
+    showing = asyncio.ensure_future(_show(processes, info.id))
+    tasks = (typing, fitting, showing)
+    try:
+        # Typing ends when the terminal hangs up; or with the shell, whose last words are shown then.
+        await asyncio.wait([showing, typing], return_when=asyncio.FIRST_COMPLETED)
+        if typing.done() and typing.result():
+            return 128 + signal.SIGHUP
+        return await showing
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _show(processes: ProcessTable, name: str) -> int:
+    async with await processes.follow(name) as events:
+        async for event in events:
+            if isinstance(event, Exit):
+                return event.exit_code
+            try:
+                await asyncio.to_thread(_write, event.data)
+            except OSError:
+                return 128 + signal.SIGHUP
+    raise AssertionError("a process's events end with its exit")
+
+
+def _write(data: bytes) -> None:
+    view = memoryview(data)
+    while len(view):
+        view = view[os.write(_STDOUT, view) :]
+
+
+async def _type(processes: ProcessTable, name: str) -> bool:
+    """Pass on what is typed; whether the terminal has hung up."""
+    loop = asyncio.get_running_loop()
+    is_readable = asyncio.Event()
+    try:
+        while True:
+            is_readable.clear()
+            loop.add_reader(_STDIN, is_readable.set)
+            await is_readable.wait()
+            loop.remove_reader(_STDIN)
+            try:
+                data = os.read(_STDIN, 4096)
+            except OSError:
+                data = b""
+            if not data:
+                return True
+            await processes.write(name, data, timeout=TYPE_TIMEOUT)
+    except (AgentboxError, TimeoutError):
+        return False
+    finally:
+        loop.remove_reader(_STDIN)
+
+
+async def _fit(processes: ProcessTable, name: str, resized: asyncio.Event) -> None:
+    """Pass on each change of the size."""
+    while True:
+        await resized.wait()
+        resized.clear()
+        with contextlib.suppress(AgentboxError):  # it has ended, which whoever shows it learns
+            await processes.resize(name, *_size())
+
+
+def _size() -> tuple[int, int]:
+    with contextlib.suppress(OSError):
+        columns, rows = os.get_terminal_size(_STDIN)
+        if rows and columns:
+            return min(rows, MAX_SIDE), min(columns, MAX_SIDE)
+    return 24, 80

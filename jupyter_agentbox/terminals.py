@@ -1,0 +1,160 @@
+"""Jupyter's own terminals, in sandboxes: each runs ``jupyter agentbox shell`` on the folder that it is opened in.
+
+A server that starts sandboxed kernels only must not have a door beside them. :func:`guard` closes it when the server
+starts; :func:`~jupyter_agentbox.kernelspecs.enforce` also writes :class:`AgentboxTerminalManager` into the
+configuration, so that it holds where the extension is turned off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jupyter_server.serverapp import ServerApp
+from jupyter_server_terminals.app import TerminalsExtensionApp
+from jupyter_server_terminals.terminalmanager import TerminalManager
+from tornado import web
+from traitlets import Unicode
+
+from .errors import AgentboxError, InvalidRequest, PolicyRefused
+from .kernelspecs import AgentboxKernelSpecManager
+from .manager import load_runtime
+from .policy import Policy
+
+#: What a request for a terminal may hold. Its other fields would name a program of the host, or its environment.
+_FIELDS = frozenset({"name", "cwd"})
+_OFF = "terminals are turned off on this server (setting: AgentboxExtension.terminals)"
+_LATE = (
+    "terminals are turned off: this server makes sandboxed kernels only, and its terminals were made by another "
+    "manager before they could be sandboxed. Set TerminalsExtensionApp.terminal_manager_class to "
+    "'jupyter_agentbox.terminals.AgentboxTerminalManager'"
+)
+
+
+class AgentboxTerminalManager(TerminalManager):
+    """Opens every terminal in a sandbox of its own, with the folder that it is opened in as its work folder."""
+
+    profile = Unicode(help="Profile of the sandboxes of terminals; the default one unless given.").tag(config=True)
+
+    def new_terminal(self, **kwargs: Any) -> Any:
+        """Start a terminal; whatever a request asks for, it runs our command and nothing else.
+
+        Raises
+        ------
+        tornado.web.HTTPError
+            The request has fields that are not taken, its folder may not be shown, or policy is malformed.
+        """
+        try:
+            for field in kwargs.keys() - _FIELDS:
+                raise InvalidRequest(f"{str(field)[:100]!r} can't be set of a terminal in a sandbox", field=field)
+            self._check_name(kwargs.get("name", "new"))
+            folder = self._folder(kwargs.get("cwd"))
+            policy = Policy(parent=self.parent)
+            profile = policy.profile(self.profile or policy.default_profile)
+            command = [sys.executable, "-m", "jupyter_agentbox.cli", "shell", "--from-server"]
+            command += [f"--config={write_settings(policy, profile.runtime)}", f"--profile={profile.name}"]
+        except AgentboxError as error:
+            status = 400 if isinstance(error, InvalidRequest) else 403 if isinstance(error, PolicyRefused) else 503
+            raise web.HTTPError(status, str(error)) from None
+        # Python takes modules from the directory that it starts in, so never from one where sandboxes write.
+        return super().new_terminal(shell_command=[*command, str(folder)], cwd="/")
+
+    def _check_name(self, name: object) -> None:
+        if not isinstance(name, str) or not re.fullmatch(r"\w{1,100}", name) or name in self.terminals:
+            raise InvalidRequest(f"{name!r:.100} is taken, or no name of letters and digits", field="name")
+
+    def _folder(self, cwd: object) -> Path:
+        """Return the folder to show: the server's root directory, or one beneath it."""
+        server: Any = self.parent
+        root = Path(os.path.realpath(server.root_dir))
+        if not cwd:
+            return root
+        folder, own = Path(os.path.realpath(str(cwd))), Path(os.path.realpath("."))
+        if not folder.is_relative_to(root) and folder.is_relative_to(own):
+            # Jupyter looks for a relative path where the server was started before it looks in the root directory.
+            folder = root / folder.relative_to(own)
+        if not folder.is_relative_to(root) or not folder.is_dir():
+            raise PolicyRefused(f"{folder} is no folder in the server's root directory, {root}", field="cwd")
+        return folder
+
+
+def write_settings(policy: Policy, runtime_name: str) -> Path:
+    """Write down what this process decides by, for another of the same user, which knows nothing of our command line.
+
+    Parameters
+    ----------
+    policy : Policy
+    runtime_name : str
+        The runtime whose settings are needed too.
+
+    Returns
+    -------
+    Path
+        A configuration file in the state directory, which only this user enters; the same for the same settings.
+    """
+    runtime = load_runtime(runtime_name, config=policy.config)
+    settings = {
+        type(item).__name__: {name: getattr(item, name) for name in item.trait_names(config=True)}
+        for item in (policy, runtime)
+    }
+    settings["Policy"]["state_dir"] = str(policy.state_path)
+    settings[type(runtime).__name__].pop("state_dir", None)
+    text = json.dumps(settings, sort_keys=True, default=list).encode()
+    directory = policy.state_path / "servers"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    policy.state_path.chmod(0o700)
+    path = directory / f"settings-{hashlib.sha256(text).hexdigest()[:16]}.json"
+    fresh = directory / f"{path.name}.{os.getpid()}"
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
+        file.write(text)
+    fresh.replace(path)
+    return path
+
+
+def guard(server: ServerApp, choice: str) -> bool:
+    """Have a server's terminals sandboxed, or turned off. Safe to call again.
+
+    Parameters
+    ----------
+    server : ServerApp
+    choice : str
+        ``auto``, ``sandboxed`` or ``off``; see the extension's setting.
+
+    Returns
+    -------
+    bool
+        Whether they are not Jupyter's own any more.
+    """
+    is_enforced = isinstance(server.kernel_spec_manager, AgentboxKernelSpecManager)
+    if choice == "auto" and not is_enforced:
+        return False
+    made = server.web_app.settings.get("terminal_manager")
+    if choice == "off":
+        server.terminals_enabled = False
+        if made is not None:
+            _close(made, _OFF)
+        return True
+    for name, point in server.extension_manager.extension_points.items():
+        if isinstance(point.app, TerminalsExtensionApp):
+            point.app.terminal_manager_class = AgentboxTerminalManager
+            server.log.debug("jupyter_agentbox: terminals of %s are sandboxed", name)
+    if made is not None and not isinstance(made, AgentboxTerminalManager):
+        server.log.error("jupyter_agentbox: %s", _LATE)
+        _close(made, _LATE)
+    return True
+
+
+def _close(manager: Any, sentence: str) -> None:
+    """Let a manager that is in use already make no terminal any more."""
+
+    def refuse(**kwargs: Any) -> Any:
+        raise web.HTTPError(403, sentence)
+
+    refused: Callable[..., Any] = refuse
+    manager.new_terminal = refused
