@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from .base import Command
+from .base import CommandGroup
 
 _COMMANDS = {
     "setup": (f"{__name__}.machine.SetupCommand", "Get what sandboxes need: gVisor's runsc and a kernelspec."),
@@ -19,28 +19,20 @@ _COMMANDS = {
     ),
     "kernelspec": (f"{__name__}.machine.KernelspecCommand", "Make a sandboxed twin of an installed kernelspec."),
     "shell": (f"{__name__}.terminal.ShellCommand", "Open a shell in a sandbox of its own."),
+    "token": (f"{__name__}.tokens.TokenCommand", "Make, list and revoke tokens for one sandbox."),
+    "audit": (f"{__name__}.audit.AuditCommand", "Check the audit log, or write it out."),
     "list": (f"{__name__}.machine.ListCommand", "List the sandboxes."),
     "prune": (f"{__name__}.machine.PruneCommand", "Remove what is left of sandboxes whose owner is gone."),
 }
 
 
-class AgentboxCommand(Command):
+class AgentboxCommand(CommandGroup):
     """Jupyter kernels in gVisor sandboxes, with egress allowed by host name."""
 
     name = "jupyter agentbox"
     description = __doc__ or ""
     examples = "jupyter agentbox setup\njupyter agentbox doctor\njupyter agentbox kernelspec python3"
-    argument = "COMMAND"
     subcommands = _COMMANDS
-
-    def run(self) -> int:
-        """Say what there is: a command was missing or is unknown."""
-        from jupyter_agentbox.profiles import did_you_mean
-
-        word = self.extra_args[0] if self.extra_args else ""
-        unknown = f"there is no command {word!r}{did_you_mean(word, _COMMANDS)}; " if word else ""
-        print(f"{self.name}: {unknown}commands are {', '.join(_COMMANDS)}; --help tells more", file=sys.stderr)
-        return 2
 
 
 def main(argv: list[str] | None = None) -> None:

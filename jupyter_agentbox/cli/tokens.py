@@ -1,0 +1,190 @@
+"""``jupyter agentbox token``: tokens for one sandbox, made by whoever may read the state directory."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+from traitlets import Bool, Unicode
+
+from jupyter_agentbox.errors import AgentboxError
+
+from .base import ALIASES, FLAGS, Command, CommandGroup, format_age, printable
+
+if TYPE_CHECKING:
+    from jupyter_agentbox.manager import SandboxManager
+
+_CREATE_ALIASES = {
+    **ALIASES,
+    "verbs": "TokenCreateCommand.verbs",
+    "life": "TokenCreateCommand.life",
+    "name": "TokenCreateCommand.token_name",
+}
+_LIST_FLAGS = {**FLAGS, "json": ({"TokenListCommand": {"is_json": True}}, "Print a JSON list instead of a table.")}
+
+
+@dataclass(frozen=True)
+class _Place:
+    sandbox: str
+    owner: str
+
+
+class TokenCreateCommand(Command):
+    """Make a token for one sandbox, which an agent can be given in place of the server's own.
+
+    The token is all that is printed to the standard output, once; it is kept nowhere. SANDBOX is an id as
+    ``jupyter agentbox list`` shows it, the id of a notebook's kernel, or the id that a program has given its sandbox.
+    """
+
+    name = "jupyter agentbox token create"
+    description = __doc__ or ""
+    examples = "TOKEN=$(jupyter agentbox token create demo --verbs=read,execute --life=600)"
+    argument = "SANDBOX"
+    aliases = _CREATE_ALIASES
+    verbs = Unicode("read", help="What it is for: read, write, execute, with commas between.").tag(config=True)
+    life = Unicode(help="Seconds until it expires; an hour unless given.").tag(config=True)
+    token_name = Unicode("agent", help="Name to tell it by.").tag(config=True)
+
+    def run(self) -> int:
+        """Make it."""
+        from jupyter_agentbox.manager import SandboxManager
+        from jupyter_agentbox.models import TokenRequest
+        from jupyter_agentbox.policy import Policy
+        from jupyter_agentbox.tokens import TokenStore, choose_life
+
+        if len(self.extra_args) != 1:
+            raise AgentboxError("name one sandbox; `jupyter agentbox list` shows them")
+        policy = Policy(parent=self)
+        asked = {"verbs": self.verbs.replace(" ", "").split(","), "name": self.token_name}
+        try:
+            body = msgspec.convert(asked | ({"life": float(self.life)} if self.life else {}), TokenRequest)
+        except ValueError as error:  # msgspec's own errors are such, too
+            raise AgentboxError(f"the token can't be like that: {error}") from None
+        life = choose_life(body.life, policy.max_token_life)
+        if not (policy.state_path / "sandboxes").is_dir():
+            raise AgentboxError("there are no sandboxes")
+        manager = SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config)
+        place = _find(manager, self.extra_args[0])
+        made_by = _user()
+        text, record = TokenStore(policy.state_path).create(
+            place.sandbox, owner=place.owner, verbs=body.verbs, life=life, name=body.name, made_by=made_by
+        )
+        detail = {
+            "event": "created", "token": record.id, "token_name": record.name, "verbs": record.verbs,
+            "expires": record.expires, "by": made_by,
+        }  # fmt: skip
+        try:
+            manager.audit.record("token", place.sandbox, is_allowed=True, detail=detail)
+        except AgentboxError:
+            TokenStore(policy.state_path).revoke(place.sandbox, record.id)
+            raise
+        print(text)
+        print(
+            f"token {record.id} for sandbox {place.sandbox}: {', '.join(record.verbs)}, for {format_age(life)}",
+            file=sys.stderr,
+        )
+        return 0
+
+
+class TokenListCommand(Command):
+    """List the tokens that are good, of all sandboxes or of the one named by its id in the state directory."""
+
+    name = "jupyter agentbox token list"
+    description = __doc__ or ""
+    argument = "[SANDBOX]"
+    flags = _LIST_FLAGS
+    is_json = Bool(False, help="Print a JSON list.").tag(config=True)
+
+    def run(self) -> int:
+        """Print them."""
+        from jupyter_agentbox.policy import Policy
+        from jupyter_agentbox.tokens import TokenStore
+
+        found = TokenStore(Policy(parent=self).state_path).list(self.extra_args[0] if self.extra_args else None)
+        if self.is_json:
+            print(json.dumps([msgspec.to_builtins(record) for record in found], indent=2))
+            return 0
+        rows: list[tuple[str, ...]] = [("ID", "NAME", "SANDBOX", "OWNER", "VERBS", "EXPIRES IN")]
+        for record in found:
+            left = format_age(record.expires - time.time())
+            verbs = ",".join(record.verbs)
+            rows.append(tuple(map(printable, (record.id, record.name, record.sandbox, record.owner, verbs, left))))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+        return 0
+
+
+class TokenRevokeCommand(Command):
+    """Revoke tokens by their ids: they are good for nothing from that moment on."""
+
+    name = "jupyter agentbox token revoke"
+    description = __doc__ or ""
+    examples = "jupyter agentbox token revoke 1f0c9e5d2b7a4836"
+    argument = "ID..."
+
+    def run(self) -> int:
+        """Revoke them."""
+        from jupyter_agentbox.audit import AuditLog
+        from jupyter_agentbox.policy import Policy
+        from jupyter_agentbox.tokens import TokenStore
+
+        if not self.extra_args:
+            raise AgentboxError("name at least one token; `jupyter agentbox token list` shows them")
+        state_path = Policy(parent=self).state_path
+        store, audit = TokenStore(state_path), AuditLog(state_path / "audit.sqlite")
+        places = {record.id: record.sandbox for record in store.list()}
+        unknown = [name for name in self.extra_args if name not in places]
+        for name in dict.fromkeys(self.extra_args):
+            if name in places:
+                store.revoke(places[name], name)
+                audit.record("token", places[name], detail={"event": "revoked", "token": name, "by": _user()})
+                print(f"revoked {name}")
+        audit.close()
+        if unknown:
+            raise AgentboxError(f"there is no token {printable(unknown[0])!r}")
+        return 0
+
+
+class TokenCommand(CommandGroup):
+    """Tokens for one sandbox, which an agent can be given in place of the server's own."""
+
+    name = "jupyter agentbox token"
+    description = __doc__ or ""
+    subcommands = {  # noqa: RUF012  # as in traitlets' own class
+        "create": (TokenCreateCommand, "Make a token for one sandbox."),
+        "list": (TokenListCommand, "List the tokens that are good."),
+        "revoke": (TokenRevokeCommand, "Revoke tokens by their ids."),
+    }
+
+
+def _find(manager: SandboxManager, name: str) -> _Place:
+    """Find the one sandbox that is called so. Raises AgentboxError."""
+    from jupyter_agentbox.session import SESSION_FILE, Session
+
+    found = []
+    for listed in manager.list():
+        directory = manager.state_dir / "sandboxes" / listed.id
+        try:
+            session = Session.load(directory) if (directory / SESSION_FILE).exists() else None
+        except AgentboxError:
+            continue
+        names = {listed.id, listed.kernel_id} | ({session.id} if session is not None else set())
+        if name and name in names and listed.state != "ended":
+            found.append(_Place(listed.id, session.owner if session is not None else _user()))
+    if not found:
+        raise AgentboxError(f"there is no sandbox {printable(name)!r}; `jupyter agentbox list` shows them")
+    if len(found) > 1:
+        ids = ", ".join(place.sandbox for place in found)
+        raise AgentboxError(f"more than one sandbox is called {printable(name)!r}; choose by id: {ids}")
+    return found[0]
+
+
+def _user() -> str:
+    import getpass
+
+    return getpass.getuser()
