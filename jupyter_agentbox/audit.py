@@ -187,6 +187,7 @@ class AuditLog:
         if surplus <= 0:
             return
         surplus += batch
+        chain.check_gaps(connection)
         dropped: list[chain.Gap] = []
         while surplus > 0 and counts:
             noisiest = max(counts, key=counts.__getitem__)

@@ -3,7 +3,8 @@
 A row's hash is SHA-256 over the hash before it (32 bytes, zero at first) and the JSON array of its id and columns. Ids
 leave out no number, so a row that is missing shows. Rows that were dropped to keep the log small leave *gaps*: their
 first and last id and the hash of the last, neighbours merged, so that there are never more gaps than rows. A row of the
-chain's own tells of each drop and holds the digest of all gaps, so a gap cannot be made up to hide a removed row.
+chain's own tells of each drop and holds the digest of all gaps, so a gap that was made up to hide a
+removed row shows.
 :mod:`~jupyter_agentbox.audit` calls it inside its transactions.
 """
 
@@ -28,7 +29,11 @@ GENESIS = bytes(32)
 OWN_KIND = "audit"
 _NAMES = ", ".join(COLUMNS)
 _INSERT = f"INSERT INTO audit (id, {_NAMES}, hash) VALUES ({', '.join('?' * (len(COLUMNS) + 2))})"
-_LAST = "SELECT (SELECT seq FROM sqlite_sequence WHERE name = 'audit'), hash FROM audit ORDER BY id DESC LIMIT 1"
+_LAST = (
+    "SELECT (SELECT seq FROM sqlite_sequence WHERE name = 'audit'), (SELECT hash FROM audit ORDER BY id DESC LIMIT 1)"
+)
+#: Rows that tell of damage stay when others are dropped.
+_IS_ALARM = "(sandbox = '' AND is_allowed IS 0)"
 _CREATE = (
     """CREATE TABLE IF NOT EXISTS audit (
     id INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, sandbox TEXT NOT NULL, kind TEXT NOT NULL,
@@ -39,6 +44,7 @@ _CREATE = (
     "CREATE TABLE gaps (first INTEGER PRIMARY KEY, last INTEGER NOT NULL, hash BLOB NOT NULL)",
 )
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
+_MADE_UP = "rows are missing that were not dropped by the log itself"
 #: First id, last id, hash of the last.
 Gap = tuple[int, int, bytes]
 
@@ -58,7 +64,10 @@ def create(connection: sqlite3.Connection) -> None:
             previous, expected = hash_row(previous, number, values), number + 1
             hashes.append((previous, number))
         connection.executemany("UPDATE audit SET hash = ? WHERE id = ?", hashes)
-    if expected > 1:
+    last = connection.execute(_LAST).fetchone()[0] or 0
+    if last >= expected:
+        gaps.append((expected, last, previous))
+    if last:
         connection.executemany("INSERT INTO gaps VALUES (?, ?, ?)", gaps)
         append_own(connection, "the log was chained; what was written before is as it was found", gaps, event="chained")
 
@@ -70,26 +79,33 @@ def hash_row(previous: bytes, number: int, values: Sequence[Any]) -> bytes:
 
 def append(connection: sqlite3.Connection, values: Sequence[Any]) -> int:
     """Add a row inside of a transaction that keeps other writers out, and return its id."""
-    found = connection.execute(_LAST).fetchone()
+    last, previous = connection.execute(_LAST).fetchone()
     # The number is the one after the last that was ever given: where rows were cut off, a hole stays.
-    number, previous = (found[0] + 1, found[1]) if found is not None else (1, GENESIS)
+    number, previous = (last or 0) + 1, GENESIS if previous is None else previous
     connection.execute(_INSERT, (number, *values, hash_row(previous, number, values)))
     return number
 
 
-def append_own(connection: sqlite3.Connection, reason: str, gaps: Iterable[Gap] | None = None, **detail: Any) -> None:
+def append_own(
+    connection: sqlite3.Connection,
+    reason: str,
+    gaps: Iterable[Gap] | None = None,
+    *,
+    is_alarm: bool = False,
+    **detail: Any,
+) -> None:
     """Add a row in which the log speaks of itself."""
     if gaps is not None:
         detail["gaps"] = digest_gaps(gaps)
-    append(
-        connection, (time.time(), "", OWN_KIND, None, None, None, None, reason, None, None, None, json.dumps(detail))
-    )
+    mark, text = 0 if is_alarm else None, json.dumps(detail)
+    append(connection, (time.time(), "", OWN_KIND, mark, None, None, None, reason, None, None, None, text))
 
 
 def drop(connection: sqlite3.Connection, sandbox: str, count: int) -> list[Gap]:
     """Remove the oldest rows of a sandbox; return the gaps that they leave, for :func:`close_gaps`."""
     found = connection.execute(
-        "DELETE FROM audit WHERE id IN (SELECT id FROM audit WHERE sandbox = ? ORDER BY id LIMIT ?) RETURNING id, hash",
+        "DELETE FROM audit WHERE id IN "
+        f"(SELECT id FROM audit WHERE sandbox = ? AND NOT {_IS_ALARM} ORDER BY id LIMIT ?) RETURNING id, hash",
         (sandbox, count),
     ).fetchall()
     return [(number, number, hashed) for number, hashed in found]
@@ -106,6 +122,19 @@ def close_gaps(connection: sqlite3.Connection, fresh: Iterable[Gap]) -> None:
     connection.execute("DELETE FROM gaps")
     connection.executemany("INSERT INTO gaps VALUES (?, ?, ?)", merged)
     append_own(connection, "the oldest rows were dropped", merged, event="dropped", rows=len(dropped))
+
+
+def check_gaps(connection: sqlite3.Connection) -> None:
+    """Write an alarm down if the gaps are not those that the log has left; call it before :func:`drop`."""
+    gaps = _gaps(connection)
+    told = connection.execute(
+        "SELECT detail FROM audit WHERE sandbox = '' AND kind = ? AND detail LIKE '%\"gaps\"%' "
+        "ORDER BY id DESC LIMIT 1",
+        (OWN_KIND,),
+    ).fetchone()
+    expected = json.loads(told[0])["gaps"] if told is not None else digest_gaps(())
+    if digest_gaps(gaps) != expected:
+        append_own(connection, _MADE_UP, gaps, is_alarm=True, event="damaged")
 
 
 def digest_gaps(gaps: Iterable[Gap]) -> str:
@@ -179,7 +208,7 @@ class _Check:
         if by_first:
             raise _BrokenError(min(by_first), "rows are said to be dropped that were not")
         if gaps and digest_gaps(gaps) != self.gaps_digest:
-            raise _BrokenError(self.gaps_row or gaps[0][0], "rows are missing that were not dropped by the log itself")
+            raise _BrokenError(self.gaps_row or gaps[0][0], _MADE_UP)
         if self.kept is not None and self.kept[0] >= self.expected:
             raise _BrokenError(self.expected, f"row {self.kept[0]}, whose hash was kept, is missing")
 
@@ -205,6 +234,8 @@ class _Check:
         self.rows += 1
         self.head = f"{number}:{hashed.hex()}"
         if values[COLUMNS.index("kind")] == OWN_KIND:
+            if values[COLUMNS.index("is_allowed")] == 0:
+                raise _BrokenError(number, f"row {number} is an alarm: {values[COLUMNS.index('reason')]}")
             detail = json.loads(values[-1])
             if "gaps" in detail:
                 self.gaps_digest, self.gaps_row = detail["gaps"], number
