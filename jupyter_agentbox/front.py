@@ -110,7 +110,7 @@ class Channel:
 
     def _enqueue(self, peer: Peer | LocalPeer, frames: list[bytes]) -> None:
         if self.name != "stdin":
-            self.front.cell.saw_request(frames)
+            self.front.cell.saw_request(frames, peer.identity)
             # A console says so and leaves, with no word to its kernel manager.
             self.front.is_end_expected |= self.front.cell.is_shutdown_asked
         self._queue.append([peer.identity, *frames])
@@ -277,6 +277,17 @@ class Front:
             if channel.socket_type == b"ROUTER"
         ]
         self._tell_local_peers()
+
+    def abort_pending(self) -> None:
+        """Answer the cells that the present kernel has not answered: another takes its place, and never will."""
+        for request in self.cell.pending:
+            for kind, content in (("execute_reply", {"status": "aborted"}), ("status", {"execution_state": "idle"})):
+                frames = self.signer.message(kind.encode(), kind, content, request.header)
+                peer = self._channels["shell"].by_identity.get(request.identity)
+                if kind == "status":
+                    self._show(frames)
+                elif peer is not None:
+                    peer.write(zmtp.encode(frames[1:]))
 
     @property
     def is_attached(self) -> bool:

@@ -1,7 +1,5 @@
-"""The host's end of the link: streams to one guest over a pair of FIFOs, on one thread of our own.
+"""The host's end of the link: streams to one guest over a pair of FIFOs, on the thread of :class:`LinkThread`.
 
-Jupyter calls from several event loops, some of which stop between two calls; so every sandbox of
-this process is served by :class:`LinkThread`, and callers reach it by :meth:`LinkThread.run`.
 :mod:`jupyter_agentbox.guest.framing` is the format, :mod:`jupyter_agentbox.guest.loop` the other end.
 
 The guest is hostile: what it can make this end hold is bounded by
@@ -14,13 +12,12 @@ import asyncio
 import fcntl
 import logging
 import os
-import threading
+import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 from .errors import LinkClosed
 from .guest.framing import (
@@ -35,8 +32,10 @@ from .guest.framing import (
     Connection,
     ProtocolError,
 )
+from .linkthread import LinkThread
 
-T = TypeVar("T")
+__all__ = ["Link", "LinkThread", "Stream"]
+
 log = logging.getLogger(__name__)
 
 #: Bytes read from the guest at a time.
@@ -47,54 +46,6 @@ PIPE_SIZE = 1024 * 1024
 GRANT_DELAY = 0.05
 #: Streams that one guest may have open at a time.
 MAX_GUEST_STREAMS = 512
-
-
-class LinkThread:
-    """The one thread and event loop of this process that serve all its sandboxes."""
-
-    _instance: ClassVar[LinkThread | None] = None
-    _lock: ClassVar[threading.Lock] = threading.Lock()
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._pid = os.getpid()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._thread = threading.Thread(target=self._run, name="agentbox-link", daemon=True)
-        self._thread.start()
-
-    @classmethod
-    def instance(cls) -> LinkThread:
-        """The thread of this process; a forked child gets its own."""
-        with cls._lock:
-            if cls._instance is None or cls._instance._pid != os.getpid():
-                cls._instance = cls()
-            return cls._instance
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
-
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run ``work`` on the thread; its result comes by the future."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
-
-    async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` on the thread and await it from whatever loop the caller is on."""
-        if threading.current_thread() is self._thread:
-            return await work
-        return await asyncio.wrap_future(self.submit(work))
-
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run ``work`` beside everything else; only on the thread itself. Errors are logged."""
-        task = self.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a task of the link failed", exc_info=task.exception())
 
 
 class Stream:
@@ -217,6 +168,8 @@ class Link:
         When something was last sent or received, by the monotonic clock.
     on_write : callable
         Called before something is sent.
+    number : int
+        Of the present pair of FIFOs; each has a higher one than those before.
     """
 
     def __init__(
@@ -238,20 +191,33 @@ class Link:
         self._pending = memoryview(b"")
         self._reader = self._writer = -1
         self._is_lost = False
+        self._suspended: asyncio.Future[None] | None = None
+        self._token = ""
+        self.number = 0
         self.last_active = time.monotonic()
         self.on_write: Callable[[], object] = lambda: None
         self._greeted: asyncio.Future[dict[str, Any]] = self._loop.create_future()
 
-    def listen(self) -> None:
+    def listen(self, after: int = 0) -> None:
         """Make new FIFOs, so that nothing of an earlier owner's is in them, and wait for the guest.
 
         They get a new number too: gVisor tells files apart by their inodes' numbers, which Linux uses again.
+
+        Parameters
+        ----------
+        after : int
+            The number that the guest, restored from a checkpoint, knows already.
         """
-        numbers = [0]
+        self._open_files(after)
+        self._connection.hello({})
+        self._flush()
+
+    def _open_files(self, after: int, token: str = "") -> None:
+        numbers = [after]
         for old in self._directory.iterdir():
-            numbers.append(int(old.suffix[1:]) if old.suffix[1:].isdigit() else 0)
+            numbers += [int(part) for part in old.name.split(".")[1:2] if part.isdigit()]
             old.unlink()
-        number = max(numbers) + 1
+        number = self.number = max(numbers) + 1
         down, up = self._directory / f"down.{number}", self._directory / "up"
         for path in (down, up):
             os.mkfifo(path, 0o600)
@@ -259,14 +225,42 @@ class Link:
         # Read and write, since a FIFO cannot be opened for writing alone before its reader is there.
         self._writer = os.open(down, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         # The guest finds it only now: inside gVisor, opening a FIFO that nobody reads would not return.
-        up.rename(self._directory / f"up.{number}")
+        up.rename(self._directory / ".".join(("up", str(number), *([token] if token else []))))
         for fd in (self._reader, self._writer):
             try:
                 fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
             except OSError:
                 pass  # beyond this user's share of pipe memory: slower, no worse
         self._loop.add_reader(self._reader, self._readable)
-        self._connection.hello({})
+
+    async def suspend(self, timeout: float) -> None:
+        """Have the guest close its ends, and keep all streams, so that the sandbox can be checkpointed.
+
+        What is written from here on waits for :meth:`resume`. Raises LinkClosed.
+        """
+        if self._suspended is not None:
+            raise LinkClosed("the link is suspended already")
+        self._pay_all()
+        self._token = secrets.token_hex(8)
+        self.open({"kind": "suspend", "token": self._token})
+        # The guest's last: whatever is queued later stays here.
+        self._pending = memoryview(bytes(self._pending) + self._connection.take_output())
+        self._suspended = self._loop.create_future()
+        if self._pending:
+            self._writable()
+        try:
+            await asyncio.wait_for(asyncio.shield(self._suspended), timeout)
+        except asyncio.TimeoutError:
+            self.close("the guest did not suspend its link")
+            raise LinkClosed(f"the guest did not suspend its link within {timeout:g} s") from None
+        self._close_files()
+
+    def resume(self) -> None:
+        """Go on with a suspended link."""
+        if self._suspended is None or self._is_lost:
+            return
+        self._suspended = None
+        self._open_files(self.number, self._token)
         self._flush()
 
     async def wait_connected(self, timeout: float) -> dict[str, Any]:
@@ -292,11 +286,10 @@ class Link:
         if self._pay_all():
             return  # the last write failed, and closed it
         self._is_lost = True
-        for fd, forget in ((self._reader, self._loop.remove_reader), (self._writer, self._loop.remove_writer)):
-            if fd >= 0:
-                forget(fd)
-                os.close(fd)
-        self._reader = self._writer = -1
+        self._close_files()
+        if self._suspended is not None and not self._suspended.done():
+            self._suspended.set_exception(LinkClosed(f"the guest was lost: {reason}"))
+            self._suspended.exception()
         self._pending = memoryview(b"")
         if not self._greeted.done():
             self._greeted.set_exception(LinkClosed(f"the guest was lost: {reason}"))
@@ -306,6 +299,13 @@ class Link:
             stream._lost(reason)
         self._waiting.clear()
         self._on_lost(reason)
+
+    def _close_files(self) -> None:
+        for fd, forget in ((self._reader, self._loop.remove_reader), (self._writer, self._loop.remove_writer)):
+            if fd >= 0:
+                forget(fd)
+                os.close(fd)
+        self._reader = self._writer = -1
 
     def _pay_all(self) -> bool:
         """Tell the guest what was taken; whether the link is closed by now."""
@@ -351,17 +351,19 @@ class Link:
     # -- bytes -------------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        if not self._pending and not self._is_lost:
+        if not self._pending and not self._is_lost and self._suspended is None:
             self._writable()
 
     def _writable(self) -> None:
         while True:
             if not self._pending:
+                if self._suspended is not None:
+                    break
                 self._pending = memoryview(self._connection.take_output())
                 if not self._pending:
                     break
-                self.on_write()
-                self.last_active = time.monotonic()
+            self.on_write()
+            self.last_active = time.monotonic()
             try:
                 count = os.write(self._writer, self._pending)
             except BlockingIOError:
@@ -375,7 +377,8 @@ class Link:
     def _writable_again(self) -> None:
         self._writable()
         if not self._pending and not self._is_lost:
-            self._loop.remove_writer(self._writer)
+            if self._writer >= 0:
+                self._loop.remove_writer(self._writer)
             waiting, self._waiting = self._waiting, set()
             for stream in waiting:
                 stream._can_write.set()
@@ -389,7 +392,11 @@ class Link:
             self.close(f"reading from the guest failed: {error}")
             return
         if not data:
-            self.close("the guest hung up")
+            if self._suspended is None:
+                self.close("the guest hung up")
+            elif not self._suspended.done():
+                self._loop.remove_reader(self._reader)
+                self._suspended.set_result(None)
             return
         self.last_active = time.monotonic()
         try:

@@ -157,19 +157,51 @@ class SandboxManager:
         return await self._thread.run(self._create(spec, inherit, on_refusal))
 
     async def _create(self, spec: SandboxSpec, inherit: Sandbox | None, on_refusal: OnRefusal | None) -> Sandbox:
+        return await self._start(self._make_record(spec), inherit, on_refusal)
+
+    def _make_record(self, spec: SandboxSpec) -> Record:
         sandbox_id = uuid.uuid4().hex[:16]
+        return Record(sandbox_id, self.runtime.name, spec, time.time(), spec.lease_timeout, os.getpid())
+
+    async def _start(
+        self, record: Record, inherit: Sandbox | None, on_refusal: OnRefusal | None, saved: Path | None = None
+    ) -> Sandbox:
         await asyncio.to_thread(ensure_sweeper, self.state_dir)
-        record = Record(sandbox_id, self.runtime.name, spec, time.time(), spec.lease_timeout, os.getpid())
-        sandbox = Sandbox(record, self._directory(sandbox_id), self.runtime, self.audit, on_refusal)
-        self.sandboxes[sandbox_id] = sandbox
+        sandbox = Sandbox(record, self._directory(record.id), self.runtime, self.audit, on_refusal)
+        self.sandboxes[record.id] = sandbox
         try:
-            await sandbox.start(inherit)
+            await sandbox.start(inherit, saved)
         except BaseException:
-            del self.sandboxes[sandbox_id]
+            del self.sandboxes[record.id]
             raise
         if inherit is not None:
             await inherit.discard()
         return sandbox
+
+    async def restore(
+        self, spec: SandboxSpec, record: Record, saved: Path, *, on_refusal: OnRefusal | None = None
+    ) -> Sandbox:
+        """Start a sandbox that goes on where another one was saved.
+
+        Parameters
+        ----------
+        spec : SandboxSpec
+            As policy has it now; what is inside, such as mounts, must be what it was.
+        record : Record
+            The other one's, from :meth:`Sandbox.checkpoint`.
+        saved : Path
+            What that has written.
+
+        Raises
+        ------
+        RuntimeUnavailable, RuntimeFailed, InvalidRequest
+        """
+        return await self._thread.run(self._restore(spec, record, saved, on_refusal))
+
+    async def _restore(self, spec: SandboxSpec, then: Record, saved: Path, on_refusal: OnRefusal | None) -> Sandbox:
+        record = self._make_record(spec)
+        record.kernels, record.processes, record.link = list(then.kernels), list(then.processes), then.link
+        return await self._start(record, None, on_refusal, saved)
 
     async def adopt(self, sandbox_id: str, *, on_refusal: OnRefusal | None = None) -> Sandbox:
         """Take over a sandbox whose owner is gone, with its kernels running.

@@ -13,7 +13,7 @@ import json
 import uuid
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 DELIMITER = b"<IDS|MSG>"
 MAX_HEADER = 16 * 1024
@@ -75,6 +75,13 @@ class Signer:
         return [topic, DELIMITER, signature.encode(), *signed]
 
 
+class Request(NamedTuple):
+    """An execute request as its client sent it: who, and its header."""
+
+    identity: bytes
+    header: bytes
+
+
 class RunningCell:
     """Which execute request the kernel works on, seen from the messages that pass.
 
@@ -91,7 +98,7 @@ class RunningCell:
         self.is_shutdown_asked = False
         self._unanswered = 0
         self._is_idle = False
-        self._pending: OrderedDict[str, bytes] = OrderedDict()
+        self._pending: OrderedDict[str, Request] = OrderedDict()
         self._running = ""
 
     @property
@@ -104,7 +111,12 @@ class RunningCell:
         """Whether any request may still run; each one, of whatever kind, ends with the status ``idle``."""
         return self._unanswered > 0 or not self._is_idle
 
-    def saw_request(self, frames: Sequence[bytes]) -> None:
+    @property
+    def pending(self) -> list[Request]:
+        """What has been asked for and was not answered."""
+        return list(self._pending.values())
+
+    def saw_request(self, frames: Sequence[bytes], identity: bytes = b"") -> None:
         """Look at what a client sends on shell or control."""
         index = header_index(frames)
         self._unanswered += 1
@@ -113,7 +125,7 @@ class RunningCell:
         header = parse(frames[index])
         self.is_shutdown_asked |= header.get("msg_type") == "shutdown_request"
         if header.get("msg_type") == "execute_request" and isinstance(header.get("msg_id"), str):
-            self._pending[header["msg_id"]] = frames[index]
+            self._pending[header["msg_id"]] = Request(identity, frames[index])
             if len(self._pending) > MAX_PENDING:
                 self._pending.popitem(last=False)
 
@@ -132,7 +144,7 @@ class RunningCell:
         if not isinstance(request, str):
             return
         if state == "busy" and request in self._pending:
-            self._running, self.header = request, self._pending[request]
+            self._running, self.header = request, self._pending[request].header
         elif state == "idle":
             self._pending.pop(request, None)
             if request == self._running:

@@ -75,6 +75,8 @@ class Record:
     kernels : list of KernelRecord
     processes : list of ProcessRecord
         Those that run in it.
+    link : int
+        Number of the link's pair of FIFOs, in a snapshot's record.
     """
 
     id: str
@@ -87,19 +89,29 @@ class Record:
     kernels: list[KernelRecord] = field(default_factory=list)
     cleanup: list[str] = field(default_factory=list)
     processes: list[ProcessRecord] = field(default_factory=list)
+    link: int = 0
+
+    def to_bytes(self) -> bytes:
+        """Write it as JSON."""
+        return msgspec.json.encode(self, enc_hook=_encode)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Record:
+        """Read what :meth:`to_bytes` wrote. Raises msgspec.MsgspecError."""
+        return msgspec.json.decode(data, type=cls, dec_hook=_decode)
 
     def save(self, directory: Path) -> None:
         """Write it, whole or not at all."""
         fresh = directory / "state.new"
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(self, enc_hook=_encode))
+            file.write(self.to_bytes())
         fresh.replace(directory / "state.json")
 
     @classmethod
     def load(cls, directory: Path) -> Record:
         """Read it. Raises NotFound when there is none that can be read."""
         try:
-            return msgspec.json.decode((directory / "state.json").read_bytes(), type=cls, dec_hook=_decode)
+            return cls.from_bytes((directory / "state.json").read_bytes())
         except (OSError, msgspec.MsgspecError) as error:
             raise NotFound(f"no state of sandbox {directory.name} can be read: {error}") from None
 

@@ -11,8 +11,10 @@ import asyncio
 import logging
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +32,12 @@ from .spec import WORKSPACE, Cause, End, SandboxSpec, format_size
 
 log = logging.getLogger(__name__)
 
-#: Seconds: for the guest to dial after the runtime said it runs; between two looks at whether it lives, and at what
-#: it uses.
+#: Seconds: for the guest to dial after the runtime said it runs, and to suspend the link; between two looks at whether
+#: it lives, and at what it uses; for a private workspace to be copied.
+COPY_TIMEOUT = 300.0
 CONNECT_TIMEOUT = 30.0
 WATCH_INTERVAL = 0.5
+SUSPEND_TIMEOUT = 10.0
 MEASURE_INTERVAL = 2.0
 
 
@@ -76,6 +80,7 @@ class Sandbox:
         self._is_stopping: Cause | None = None
         self._freezer: Freezer | None = None
         self._ended = asyncio.Event()
+        self._checkpointing = asyncio.Lock()
         self._link = Link(directory / "link", self.gate.handle, self._link_lost)
 
     @property
@@ -93,13 +98,15 @@ class Sandbox:
         """The host folder that is ``/workspace`` inside."""
         return self.spec.workspace or self.directory / "work"
 
-    async def start(self, inherit: Sandbox | None = None) -> None:
+    async def start(self, inherit: Sandbox | None = None, saved: Path | None = None) -> None:
         """Start it and wait for its guest.
 
         Parameters
         ----------
         inherit : Sandbox, optional
             An ended one whose private workspace becomes this one's.
+        saved : Path, optional
+            What :meth:`checkpoint` has written: it goes on from there, with the kernels and processes of its record.
 
         Raises
         ------
@@ -109,12 +116,23 @@ class Sandbox:
         began = time.monotonic()
         try:
             self._make_directory(inherit)
-            self._link.listen()
-            self._handle = await asyncio.to_thread(self._runtime.start, self.id, self.spec, self.directory)
+            if saved is None:
+                self._link.listen()
+                self._handle = await asyncio.to_thread(self._runtime.start, self.id, self.spec, self.directory)
+            else:
+                await asyncio.to_thread(copy_tree, saved / "work", self.directory / "work")
+                self._link.listen(self.record.link)
+                arguments = (self.id, self.spec, self.directory, saved / "image")
+                self._handle = await asyncio.to_thread(self._runtime.restore, *arguments)
             self._save()
             await self._connected()
+            self._resume()
             self._begin_watch()
-            detail = {"event": "started", "profile": self.spec.profile, "kernel_id": self.spec.kernel_id}
+            detail = {
+                "event": "started" if saved is None else "restored",
+                "profile": self.spec.profile,
+                "kernel_id": self.spec.kernel_id,
+            }
             await self._audit.arecord("lifecycle", self.id, duration=time.monotonic() - began, detail=detail)
         except BaseException:
             self.end = self.end or End(Cause.RUNTIME_FAILED, 1, "it did not start")
@@ -145,10 +163,7 @@ class Sandbox:
             self._runtime.thaw(self._handle)  # its owner may have ended when it was frozen
             await self._connected()
             self._save()
-            for known in self.record.kernels:
-                self.kernels[known.name] = kernel = Kernel(self, known.name)
-                kernel.resume()
-            self.processes.resume(self.record.processes)
+            self._resume()
             self._begin_watch()
             await self._audit.arecord("lifecycle", self.id, detail={"event": "adopted"})
         except BaseException:
@@ -163,6 +178,51 @@ class Sandbox:
         self._link.close("its owner has left")
         await self.gate.aclose()
         self._lock.release()
+
+    def _resume(self) -> None:
+        """Go on with what runs in it already."""
+        for known in self.record.kernels:
+            self.kernels[known.name] = kernel = Kernel(self, known.name)
+            kernel.resume()
+        self.processes.resume(self.record.processes)
+
+    async def checkpoint(self, staged: Path) -> bytes:
+        """Save it as it is, while it goes on: memory and writable layer, and a private workspace.
+
+        Parameters
+        ----------
+        staged : Path
+            A directory with empty ones named ``image`` and ``work``.
+
+        Returns
+        -------
+        bytes
+            Its record, for :meth:`start` of a copy.
+
+        Raises
+        ------
+        RuntimeUnavailable
+            Its runtime can't do that.
+        RuntimeFailed, LinkClosed, SandboxEnded
+        """
+        if self.end is not None:
+            raise SandboxEnded(self.end)
+        assert self._handle is not None
+        handle = self._handle
+        is_private = self.spec.workspace is None
+
+        def copy() -> None:
+            if is_private:
+                copy_tree(self.directory / "work", staged / "work")
+
+        async with self._checkpointing:
+            await self._link.suspend(SUSPEND_TIMEOUT)
+            try:
+                arguments = (handle, self.id, self.directory, staged / "image", copy)
+                await asyncio.to_thread(self._runtime.checkpoint, *arguments)
+                return replace(self.record, link=self._link.number, handle=None, cleanup=[]).to_bytes()
+            finally:
+                self._link.resume()
 
     async def _connected(self) -> None:
         assert self._handle is not None
@@ -312,7 +372,8 @@ class Sandbox:
     def is_busy(self) -> bool:
         """Whether a cell, a command, a background process or a connection to the world goes on."""
         return (
-            self.processes.is_busy
+            self._checkpointing.locked()
+            or self.processes.is_busy
             or self.gate.is_busy
             or any(kernel.is_busy() for kernel in list(self.kernels.values()) if kernel.end is None)
         )
@@ -398,3 +459,14 @@ class Sandbox:
         level = logging.INFO if is_meant else logging.ERROR
         log.log(level, "sandbox %s ended: %s", self.id, end.message)
         self._ended.set()
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy a folder that hostile code has filled: links as links, holes as holes. Raises RuntimeFailed. Blocks."""
+    command = ["cp", "-a", "--reflink=auto", "--sparse=always", "--", f"{source}/.", f"{target}/"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=COPY_TIMEOUT, stdin=subprocess.DEVNULL, check=False)
+    except subprocess.TimeoutExpired:
+        raise RuntimeFailed(f"the private workspace was not copied within {COPY_TIMEOUT:g} s") from None
+    if done.returncode:
+        raise RuntimeFailed(f"the private workspace was not copied: {done.stderr.decode(errors='replace')[:500]!r}")

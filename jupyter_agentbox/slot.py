@@ -15,6 +15,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Awaitable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from .driver import Kernel
@@ -180,6 +181,50 @@ class KernelSlot:
             self._key, self._signature_scheme = known.key.encode(), known.signature_scheme
             self._front, self._sandbox, self.end = front, sandbox, None
             self._hold(sandbox.kernels[known.name], front, sandbox)
+            return self._connection_info(front)
+
+    async def restore(self, spec: SandboxSpec, record: Record, saved: Path) -> dict[str, Any]:
+        """Put the kernel of a snapshot behind the endpoints, in place of any other, which ends.
+
+        Parameters
+        ----------
+        spec : SandboxSpec
+            For its sandbox, as policy has it now.
+        record, saved
+            See ``SandboxManager.restore``.
+
+        Returns
+        -------
+        dict
+            Connection information for clients; the key is the kernel's, so the same where it was this slot's before.
+
+        Raises
+        ------
+        AgentboxError
+            It did not start. What was there goes on.
+        """
+        async with self._lock:
+            known = record.kernels[-1]
+            front = self._front
+            if front is None or self._key.decode() != known.key:
+                front = await Front.open(key=known.key.encode(), signature_scheme=known.signature_scheme, log=self._log)
+            try:
+                async with self.manager.starting:
+                    sandbox = await self.manager.restore(spec, record, saved, on_refusal=front.refusal)
+            except BaseException:
+                if front is not self._front:
+                    front.close()
+                raise
+            old_sandbox, old_front = self._sandbox, self._front
+            if old_front is front:
+                front.abort_pending()
+            self._key, self._signature_scheme = known.key.encode(), known.signature_scheme
+            self._front, self._sandbox, self.end = front, sandbox, None
+            self._hold(sandbox.kernels[known.name], front, sandbox)
+            if old_sandbox is not None:
+                await self.manager.stop(old_sandbox)
+            if old_front is not None and old_front is not front:
+                old_front.close()
             return self._connection_info(front)
 
     async def leave(self) -> None:

@@ -24,7 +24,8 @@ PACKAGE = Path(jupyter_agentbox.__file__).parent
 PEER = r"""
 import sys, socket
 sys.path.insert(0, sys.argv[1])
-from guest.loop import Link, Loop, Pump, LinkDown
+from guest.loop import Link, Loop, LinkDown
+from guest.pump import Pump
 loop = Loop()
 def opened(stream):
     kind = stream.header["kind"]

@@ -12,7 +12,8 @@ import errno
 import socket
 import sys
 
-from .loop import LinkDown, Loop, Pump
+from .loop import LinkDown, Loop
+from .pump import Pump
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

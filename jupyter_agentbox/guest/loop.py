@@ -1,4 +1,4 @@
-"""The guest's one thread: a small event loop, the link to the host, and pumps between the two.
+"""The guest's one thread: a small event loop, and the link to the host.
 
 No asyncio: its import alone costs a tenth of a second inside gVisor. Neighbours: :mod:`.framing`
 is the format, :mod:`.pid1` puts the parts together.
@@ -13,10 +13,10 @@ import select
 import time
 
 from .framing import CREDIT, DATA, EOF, HELLO, INITIAL_CREDIT, MAX_PAYLOAD, OPEN, RESET, Connection, ProtocolError
+from .suspension import Suspension
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
     from typing import Any
 
@@ -93,8 +93,8 @@ class Loop:
                     callback()
 
 
-def _ignore(*_: object) -> None:
-    pass
+def ignore(*_: object) -> None:
+    """Do nothing, as a callback."""
 
 
 class Stream:
@@ -102,10 +102,10 @@ class Stream:
 
     def __init__(self, link: Link, stream_id: int, header: dict[str, Any]) -> None:
         self.header = header
-        self.on_data: Callable[[bytes], object] = _ignore
-        self.on_eof: Callback = _ignore
-        self.on_reset: Callable[[str], object] = _ignore
-        self.on_credit: Callback = _ignore
+        self.on_data: Callable[[bytes], object] = ignore
+        self.on_eof: Callback = ignore
+        self.on_reset: Callable[[str], object] = ignore
+        self.on_credit: Callback = ignore
         self._link = link
         self._id = stream_id
         self._owed = 0
@@ -170,8 +170,8 @@ class Link:
         loop: Loop,
         directory: str,
         on_stream: Callable[[Stream], object],
-        on_up: Callable[[dict[str, Any]], object] = _ignore,
-        on_down: Callback = _ignore,
+        on_up: Callable[[dict[str, Any]], object] = ignore,
+        on_down: Callback = ignore,
     ) -> None:
         self.connection: Connection | None = None
         self.loop = loop
@@ -184,23 +184,31 @@ class Link:
         self._pending = memoryview(b"")
         self._is_up = False
         self._number = 0
+        self._suspension = Suspension()
 
     def dial(self) -> None:
         """Look for an owner now, and keep looking."""
         try:
             # Each owner makes a new pair, with a higher number. One without a reader must not be opened: gVisor
             # would wait for the reader, whatever the flags say.
-            numbers = [int(name[3:]) for name in os.listdir(self._directory) if name.startswith("up.")]
-            number = max(numbers, default=0)
+            number, token = _find_newest(self._directory)
             if number <= self._number:
                 raise LinkDown("no new owner")
             self._number = number
-            self._writer = os.open(f"{self._directory}/up.{number}", os.O_WRONLY | os.O_NONBLOCK)
+            name = f"{self._directory}/up.{number}" + (f".{token}" if token else "")
+            self._writer = os.open(name, os.O_WRONLY | os.O_NONBLOCK)
             self._reader = os.open(f"{self._directory}/down.{number}", os.O_RDONLY | os.O_NONBLOCK)
         except (OSError, ValueError, LinkDown):
             self._close_files()
             self.loop.later(REDIAL_INTERVAL, self.dial)
             return
+        if self.connection is not None:
+            if self._suspension.is_resumed_by(token):
+                self.loop.watch(self._reader, self._readable)
+                self._on_up({})
+                self._writable_again()
+                return
+            self._drop()
         self.connection = Connection(is_host=False)
         self.loop.watch(self._reader, self._readable)
         self.connection.hello({})
@@ -228,15 +236,33 @@ class Link:
         """Close the link; every stream on it is reset."""
         if self.connection is None:
             return
+        self._close_files()
+        self._drop()
+        self.loop.later(REDIAL_INTERVAL, self.dial)
+
+    def _drop(self) -> None:
         self.connection = None
         self._is_up = False
         self._pending = memoryview(b"")
-        self._close_files()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.on_reset("the owner is gone")
         self._on_down()
+
+    def suspend(self, token: str) -> None:
+        """Close the files, keep the streams, and wait for the owner that comes with ``token``, or for another one."""
+        self._suspension.begin(self, token)
+
+    def pause(self) -> None:
+        """Close the files once all is written; for :class:`Suspension`."""
+        self._close_files()
+        self._on_down()
         self.loop.later(REDIAL_INTERVAL, self.dial)
+
+    @property
+    def has_output(self) -> bool:
+        """Whether something waits to be written."""
+        return bool(self._pending) or (self.connection is not None and self.connection.output_size > 0)
 
     def flush(self) -> None:
         """Write what waits."""
@@ -252,10 +278,8 @@ class Link:
 
     def _writable(self) -> None:
         assert self.connection is not None
-        had_output = False
         while True:
             if not self._pending:
-                had_output = had_output or self.connection.output_size > 0
                 self._pending = memoryview(self.connection.take_output())
                 if not self._pending:
                     break
@@ -270,6 +294,7 @@ class Link:
                 return
             self._pending = self._pending[count:]
         self.loop.watch(self._writer)
+        self._suspension.go_on(self)
 
     def _writable_again(self) -> None:
         self._writable()
@@ -326,155 +351,12 @@ class Link:
             found.on_reset(value)
 
 
-class Pump:
-    """Carries bytes both ways between a non-blocking socket and a stream, until both ends are done.
-
-    Parameters
-    ----------
-    loop : Loop
-    sock : socket.socket
-        Owned by the pump from here on.
-    stream : Stream
-        Its callbacks become the pump's.
-    initial : bytes
-        Already read from the socket, to be sent first.
-    on_done : callable, optional
-        Called once when nothing flows any more.
-    queue_size : int
-        Bytes taken from the socket ahead of the stream's credit.
-    """
-
-    def __init__(
-        self,
-        loop: Loop,
-        sock: socket.socket,
-        stream: Stream,
-        initial: bytes = b"",
-        on_done: Callback = _ignore,
-        queue_size: int = CHUNK,
-    ) -> None:
-        self._loop = loop
-        self._sock: socket.socket | None = sock
-        self._stream = stream
-        self._on_done = on_done
-        self._queue_size = queue_size
-        self._up: list[bytes] = [initial] if initial else []
-        self._up_size = len(initial)
-        self._down: list[bytes] = []
-        self._has_socket_eof = False
-        self._has_stream_eof = False
-        self._is_write_shut = False
-        stream.on_data = self._from_stream
-        stream.on_eof = self._stream_eof
-        stream.on_reset = self._stream_reset
-        stream.on_credit = self._to_stream
-        self._to_stream()
-
-    def close(self, reason: str = "") -> None:
-        """End both sides now."""
-        if self._sock is not None:
-            self._stream.reset(reason)
-            self._finish()
-
-    def _finish(self) -> None:
-        if self._sock is None:
-            return
-        self._loop.watch(self._sock.fileno())
-        self._sock.close()
-        self._sock = None
-        self._on_done()
-
-    def _rewatch(self) -> None:
-        if self._sock is None:
-            return
-        wants_read = not self._has_socket_eof and self._up_size < self._queue_size
-        self._loop.watch(
-            self._sock.fileno(),
-            self._readable if wants_read else None,
-            self._writable if self._down else None,
-        )
-
-    def _readable(self) -> None:
-        assert self._sock is not None
-        try:
-            data = self._sock.recv(CHUNK)
-        except BlockingIOError:
-            return
-        except OSError:
-            self.close("the socket failed")
-            return
-        if data:
-            self._up.append(data)
-            self._up_size += len(data)
-        else:
-            self._has_socket_eof = True
-        self._to_stream()
-
-    def _to_stream(self) -> None:
-        if self._sock is None:
-            return
-        try:
-            while self._up:
-                room = self._stream.credit
-                if room <= 0:
-                    break
-                data = self._up[0]
-                if len(data) > room:
-                    self._up[0] = data[room:]
-                    data = data[:room]
-                else:
-                    del self._up[0]
-                self._up_size -= len(data)
-                self._stream.write(data)
-        except LinkDown:
-            self._finish()
-            return
-        if self._has_socket_eof and not self._up:
-            self._stream.write_eof()
-            if self._has_stream_eof and not self._down:
-                self._finish()
-                return
-        self._rewatch()
-
-    def _from_stream(self, data: bytes) -> None:
-        if self._sock is None:
-            return
-        self._down.append(data)
-        if len(self._down) == 1:
-            self._writable()
-
-    def _writable(self) -> None:
-        assert self._sock is not None
-        try:
-            while self._down:
-                data = self._down[0]
-                count = self._sock.send(data)
-                if count < len(data):
-                    self._down[0] = data[count:]
-                else:
-                    del self._down[0]
-                self._stream.consumed(count)
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.close("the socket failed")
-            return
-        self._shut_if_done()
-        self._rewatch()
-
-    def _shut_if_done(self) -> None:
-        if self._has_stream_eof and not self._down and not self._is_write_shut and self._sock is not None:
-            self._is_write_shut = True
-            try:
-                self._sock.shutdown(1)
-            except OSError:
-                pass
-            if self._has_socket_eof and not self._up:
-                self._finish()
-
-    def _stream_eof(self) -> None:
-        self._has_stream_eof = True
-        self._shut_if_done()
-
-    def _stream_reset(self, reason: str) -> None:
-        self._finish()
+def _find_newest(directory: str) -> tuple[int, str]:
+    """Return the number and the token of the newest pair of FIFOs."""
+    found = [(0, "")]
+    for name in os.listdir(directory):
+        kind, _, rest = name.partition(".")
+        number, _, token = rest.partition(".")
+        if kind == "up" and number.isdigit():
+            found.append((int(number), token))
+    return max(found)

@@ -70,6 +70,8 @@ class Guest:
             open_job(self.loop, self.processes, self.jobs, stream)
         elif kind in ("kernel", "channel"):
             open_kernel(self.loop, self.processes, self.kernels, stream)
+        elif kind == "suspend":
+            self.link.suspend(str(stream.header.get("token")))
         elif kind == "load":
             open_load(self.loop, stream, {kernel.pid for kernel in self.kernels.values()})
         else:

@@ -12,13 +12,14 @@ A runtime holds no asyncio object. Its methods block, each has a hard timeout, a
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from traitlets.config import LoggingConfigurable
 
+from jupyter_agentbox.errors import RuntimeUnavailable
 from jupyter_agentbox.spec import End, Limits, SandboxSpec
 
 
@@ -151,6 +152,30 @@ class Runtime(LoggingConfigurable, metaclass=_Meta):  # type: ignore[metaclass]
     @abc.abstractmethod
     def remove(self, handle: Handle, directory: Path) -> None:
         """Remove what the runtime made outside and inside ``directory``. Idempotent."""
+
+    def fingerprint(self, spec: SandboxSpec) -> dict[str, str]:
+        """Tell what a checkpoint depends on: it can be restored only where all of it is the same.
+
+        Raises
+        ------
+        RuntimeUnavailable
+            This runtime can't restore.
+        """
+        raise RuntimeUnavailable(f"the runtime {self.name!r} keeps no snapshots of live kernels")
+
+    def checkpoint(
+        self, handle: Handle, sandbox_id: str, directory: Path, image: Path, copy: Callable[[], None]
+    ) -> None:
+        """Save all that is in memory and in the writable layer to the directory ``image``, and let it go on.
+
+        The guest has closed the link's files before. ``copy`` is called while everything stands still, to copy what
+        lies on the host. Raises RuntimeFailed and what ``copy`` raises; the sandbox goes on then too.
+        """
+        raise RuntimeUnavailable(f"the runtime {self.name!r} keeps no snapshots of live kernels")
+
+    def restore(self, sandbox_id: str, spec: SandboxSpec, directory: Path, image: Path) -> Handle:
+        """Start a sandbox from what :meth:`checkpoint` has saved; see :meth:`start`. Any number may have one image."""
+        raise RuntimeUnavailable(f"the runtime {self.name!r} keeps no snapshots of live kernels")
 
     @abc.abstractmethod
     def check(self) -> list[Check]:

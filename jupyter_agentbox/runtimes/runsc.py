@@ -9,14 +9,16 @@ processes are killed, and its directory holds all that runsc knows of it.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -40,6 +42,7 @@ from .measure import list_open_files
 #: First release with the systrap platform as default and FIFOs of the host.
 MIN_VERSION = 20230904
 INSTALL_REMEDY = "jupyter agentbox setup"
+_PYTHONS = (Path("/usr/bin/python3"), Path(sys.executable))
 
 
 class RunscRuntime(Runtime):
@@ -56,6 +59,7 @@ class RunscRuntime(Runtime):
         help="How gVisor catches system calls. `kvm` hangs on many virtual machines.",
     ).tag(config=True)
     start_timeout = Float(30.0, help="Seconds after which a start has failed.").tag(config=True)
+    checkpoint_timeout = Float(120.0, help="Seconds after which saving a sandbox's memory has failed.").tag(config=True)
     cgroup_parent = Unicode("", help="Control group beneath which those of sandboxes are made; empty finds one.").tag(
         config=True
     )
@@ -131,6 +135,32 @@ class RunscRuntime(Runtime):
         if left := remove_cgroups(handle.cgroups):
             self.log.warning("control groups could not be removed: %s", ", ".join(left))
         self._remove_own(directory)
+
+    def fingerprint(self, spec: SandboxSpec) -> dict[str, str]:
+        """Tell the release of runsc, the processor's features, and which files a kernel has mapped."""
+        return {
+            "runtime": self.name,
+            "release": self.read_version(),
+            "platform": self.platform,
+            "processor": _hash_processor(),
+            "root": _hash_root(spec),
+        }
+
+    def checkpoint(
+        self, handle: Handle, sandbox_id: str, directory: Path, image: Path, copy: Callable[[], None]
+    ) -> None:
+        """Save it by ``runsc checkpoint``, uncompressed, which is quickest both ways."""
+        self.run_once(directory, "pause", sandbox_id)
+        try:
+            copy()
+            options = ("--image-path", str(image), "-compression", "none", "-leave-running")
+            self.run_once(directory, "checkpoint", *options, sandbox_id, timeout=self.checkpoint_timeout)
+        finally:
+            self.run_once(directory, "resume", sandbox_id)
+
+    def restore(self, sandbox_id: str, spec: SandboxSpec, directory: Path, image: Path) -> Handle:
+        """Start one from a checkpoint."""
+        return self.launch(sandbox_id, spec, directory, ["restore", "-detach", "--image-path", str(image)])
 
     def check(self) -> list[Check]:
         """Try runsc, its namespaces, limits, link, checkpoint and restore in real sandboxes."""
@@ -294,6 +324,24 @@ def bound_file_size(limits: Limits) -> int:
     memory needs one step of headroom, since pages in use are not all side by side.
     """
     return max(-(-limits.disk // GIB), -(-limits.memory // GIB) + 1) * GIB
+
+
+def _hash_processor() -> str:
+    """Return a hash of the processor's features: code in memory may have been chosen by them."""
+    with open("/proc/cpuinfo", "rb") as file:
+        lines = {line for line in file.read().split(b"\n") if line.startswith((b"flags", b"Features", b"model name"))}
+    return hashlib.sha256(b"\n".join(sorted(lines))).hexdigest()[:16]
+
+
+def _hash_root(spec: SandboxSpec) -> str:
+    """Return a hash of what the root is: the image's path, or the interpreters and the C library of the host."""
+    digest = hashlib.sha256(str(spec.root).encode())
+    if spec.root is None:
+        for path in (Path("/lib/x86_64-linux-gnu/libc.so.6"), Path("/lib/aarch64-linux-gnu/libc.so.6"), *_PYTHONS):
+            with contextlib.suppress(OSError):
+                found = path.stat()
+                digest.update(f"{path} {found.st_ino} {found.st_size} {found.st_mtime_ns}".encode())
+    return digest.hexdigest()[:16]
 
 
 def _read_open_files(pid: int) -> dict[str, int]:

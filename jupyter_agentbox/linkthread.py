@@ -1,0 +1,66 @@
+"""The one thread, with an event loop of its own, that serves all links of this process.
+
+Jupyter calls from several event loops, some of which stop between two calls; so nothing of ours belongs to a loop of a
+caller's, and callers reach this one by :meth:`LinkThread.run`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, ClassVar, TypeVar
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class LinkThread:
+    """The one thread and event loop of this process that serve all its sandboxes."""
+
+    _instance: ClassVar[LinkThread | None] = None
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._pid = os.getpid()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._thread = threading.Thread(target=self._run, name="agentbox-link", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def instance(cls) -> LinkThread:
+        """The thread of this process; a forked child gets its own."""
+        with cls._lock:
+            if cls._instance is None or cls._instance._pid != os.getpid():
+                cls._instance = cls()
+            return cls._instance
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run ``work`` on the thread; its result comes by the future."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run ``work`` on the thread and await it from whatever loop the caller is on."""
+        if threading.current_thread() is self._thread:
+            return await work
+        return await asyncio.wrap_future(self.submit(work))
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run ``work`` beside everything else; only on the thread itself. Errors are logged."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a task of the link failed", exc_info=task.exception())
