@@ -132,6 +132,37 @@ class CodeResult(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
 
 
+class ContextInfo(msgspec.Struct, frozen=True):
+    """A context as others see it.
+
+    Parameters
+    ----------
+    name : str
+    language : str
+    state : str
+        ``starting``, ``idle``, ``busy`` or ``dead``; the next run in a dead one starts a new kernel.
+    epoch : int
+        Counts its kernels.
+    is_notebook : bool
+        It is the kernel of an open notebook.
+    end : End or None
+        How a dead one ended.
+    """
+
+    name: str
+    language: str
+    state: Literal["starting", "idle", "busy", "dead"]
+    epoch: int
+    is_notebook: bool = False
+    end: End | None = None
+
+
+class ContextList(msgspec.Struct, frozen=True):
+    """The kernels of a sandbox."""
+
+    contexts: list[ContextInfo]
+
+
 class StreamEvent(msgspec.Struct, frozen=True, tag_field="event", tag="stream"):
     """More text on stdout or stderr."""
 

@@ -26,7 +26,7 @@ from .errors import Conflict, InvalidRequest, LinkClosed, NotFound, SandboxEnded
 from .front import Front
 from .kernelclient import END_GRACE, Feed, KernelClient
 from .link import LinkThread
-from .outputs import CodeResult, DoneEvent, Event, OutputLimits
+from .outputs import CodeResult, ContextInfo, DoneEvent, Event, OutputLimits
 from .sandbox import Sandbox
 from .slot import KernelSlot
 from .spec import MIB, WORKSPACE, End, format_size
@@ -43,31 +43,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 #: Where code runs: a sandbox, or an open notebook's kernel (:meth:`Runner.notebook`), which outlives its sandboxes.
 Place = Sandbox | KernelSlot
-
-
-class ContextInfo(msgspec.Struct, frozen=True):
-    """A context as others see it.
-
-    Parameters
-    ----------
-    name : str
-    language : str
-    state : str
-        ``starting``, ``idle``, ``busy`` or ``dead``; the next run in a dead one starts a new kernel.
-    epoch : int
-        Counts its kernels.
-    is_notebook : bool
-        It is the kernel of an open notebook.
-    end : End or None
-        How a dead one ended.
-    """
-
-    name: str
-    language: str
-    state: Literal["starting", "idle", "busy", "dead"]
-    epoch: int
-    is_notebook: bool = False
-    end: End | None = None
 
 
 class _Context:

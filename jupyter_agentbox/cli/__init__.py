@@ -21,6 +21,13 @@ _COMMANDS = {
     "shell": (f"{__name__}.terminal.ShellCommand", "Open a shell in a sandbox of its own."),
     "token": (f"{__name__}.tokens.TokenCommand", "Make, list and revoke tokens for one sandbox."),
     "audit": (f"{__name__}.audit.AuditCommand", "Check the audit log, or write it out."),
+    "run": (f"{__name__}.oneshot.RunCommand", "Run a script in a sandbox of its own."),
+    "serve": (f"{__name__}.serve.ServeCommand", "Serve sandboxes over REST, without JupyterLab or a browser."),
+    "exec": (f"{__name__}.remote.ExecCommand", "Run a command in a sandbox of a running server."),
+    "cp": (f"{__name__}.remote.CopyCommand", "Copy files into or out of a sandbox of a running server."),
+    "logs": (f"{__name__}.remote.LogsCommand", "Show what a sandbox did, or what a background process printed."),
+    "ps": (f"{__name__}.remote.PsCommand", "List a running server's sandboxes, or a sandbox's processes."),
+    "stop": (f"{__name__}.remote.StopCommand", "End sandboxes of a running server."),
     "list": (f"{__name__}.machine.ListCommand", "List the sandboxes."),
     "prune": (f"{__name__}.machine.PruneCommand", "Remove what is left of sandboxes whose owner is gone."),
 }

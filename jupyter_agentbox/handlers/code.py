@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from jupyter_agentbox.models import CodeRequest, ContextRequest
 from jupyter_agentbox.outputs import (
     ClearEvent,
     CodeResult,
+    ContextInfo,
+    ContextList,
     DisplayEvent,
     DoneEvent,
     ErrorEvent,
@@ -15,7 +15,7 @@ from jupyter_agentbox.outputs import (
     ResultEvent,
     StreamEvent,
 )
-from jupyter_agentbox.runner import ContextInfo, Place, Runner
+from jupyter_agentbox.runner import Place, Runner
 from jupyter_agentbox.session import Session
 from jupyter_agentbox.spec import MIB
 
@@ -31,12 +31,6 @@ EVENTS = {
     "done": DoneEvent,
 }
 CONTEXT = "/sandboxes/{id}/contexts/{context}"
-
-
-class ContextList(msgspec.Struct, frozen=True):
-    """The kernels of a sandbox."""
-
-    contexts: list[ContextInfo]
 
 
 def _place(session: Session) -> Place:

@@ -1,0 +1,189 @@
+"""``jupyter agentbox run``: a script in a sandbox of its own, owned by this process. No server is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from traitlets import Bool, Float, List, Unicode
+
+from jupyter_agentbox.errors import AgentboxError, InvalidRequest, SandboxEnded
+from jupyter_agentbox.manager import SandboxManager
+from jupyter_agentbox.models import InstallRequest, SandboxRequest
+from jupyter_agentbox.packages import check_names, install_all
+from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.processes import Command as Program
+from jupyter_agentbox.processes import Exit
+from jupyter_agentbox.session import Session
+from jupyter_agentbox.spec import WORKSPACE, SandboxSpec
+
+from .base import ALIASES, FLAGS, ProgramCommand, printable, read_input, write_out
+
+#: Seconds that the sandbox outlives this process if that is killed.
+LEASE = 5.0
+MAX_SCRIPT = 16 * 1024 * 1024
+TIMED_OUT, BROKEN_PIPE = 124, 141
+_ALIASES = {
+    **ALIASES,
+    "c": "RunCommand.code",
+    "profile": "RunCommand.profile",
+    "mount": "RunCommand.mount",
+    "timeout": "RunCommand.timeout",
+    "allow": "RunCommand.allow",
+    "package": "RunCommand.package",
+}
+_FLAGS = {
+    **FLAGS,
+    "offline": ({"RunCommand": {"is_offline": True}}, "Let it reach no host at all."),
+    "stdin": ({"RunCommand": {"is_fed": True}}, "Give the script this one's input, which is read first."),
+}
+_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+
+
+class RunCommand(ProgramCommand):
+    """Run a script in a sandbox of its own: `jupyter agentbox run script.py ARGUMENTS`.
+
+    Nothing but the script is put in: its work folder is an empty one that is gone at the end, unless --mount names a
+    folder, whose files it may change (dot-files stay hidden). Options stand before the script. A .sh file is for the
+    shell, all else for Python; - is a program on standard input. Output and exit status are the script's own: 124
+    if its time was over, 128 + n after signal n. Ctrl-C ends it. What the gate refused is said at the end.
+    """
+
+    name = "jupyter agentbox run"
+    description = __doc__ or ""
+    examples = (
+        "jupyter agentbox run script.py one two\n"
+        "jupyter agentbox run --offline --timeout=10 -c 'print(1 + 1)'\n"
+        "jupyter agentbox run --mount=. --package=pandas --allow=pypi --allow=data.example.org report.py"
+    )
+    argument = "SCRIPT [ARGUMENTS]"
+    aliases = _ALIASES
+    flags = _FLAGS
+    code = Unicode(help="Python code to run instead of a script.").tag(config=True)
+    profile = Unicode(help="Profile of the sandbox; the default one unless given.").tag(config=True)
+    mount = Unicode(help="Folder to be its work folder, which it may change.").tag(config=True)
+    timeout = Float(0.0, min=0.0, help="Seconds after which it is killed; 0 for never.").tag(config=True)
+    allow = List(
+        Unicode(), help="A host that it may reach, or a preset; may be repeated. The profile's hosts unless given."
+    ).tag(config=True)
+    package = List(Unicode(), help="A Python package to install first; may be repeated.").tag(config=True)
+    is_offline = Bool(False, help="Let it reach no host.").tag(config=True)
+    is_fed = Bool(False, help="Pass standard input on.").tag(config=True)
+
+    def run(self) -> int:
+        """Start the sandbox, run the script to its end, end the sandbox."""
+        if self.is_offline and (self.allow or self.package):
+            raise InvalidRequest("--offline goes neither with --allow nor with --package", field="offline")
+        check_names(self.package)
+        script = self._read_script()
+        stdin = read_input() if self.is_fed or (self.rest[:1] == ["-"] and not self.code) else b""
+        policy = Policy(parent=self)
+        spec = self._resolve(policy)
+        # With an image, its own Python.
+        python = sys.executable if spec.root is None else "python3"
+        return asyncio.run(self._run(policy, spec, script, self._command(python), stdin))
+
+    def _read_script(self) -> bytes:
+        """Return what is to be put in: nothing of code, of standard input, and of what is in the mounted folder."""
+        if self.code:
+            return b""
+        if not self.rest:
+            raise InvalidRequest("name a script, or give code with -c")
+        if self.rest[0] == "-":
+            return b""
+        path = Path(self.rest[0])
+        if path.suffix == ".ipynb":
+            raise InvalidRequest(f"{path} is a notebook: use `jupyter execute --kernel_name=agentbox {path}`")
+        if self.mount and not path.resolve().is_relative_to(Path(self.mount).resolve()):
+            raise InvalidRequest(f"{path} lies outside of the folder that is mounted, {self.mount}", field="mount")
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_SCRIPT + 1)
+        except OSError as error:
+            raise InvalidRequest(f"{path} can't be read: {error.strerror or error}") from None
+        if len(data) > MAX_SCRIPT:
+            raise InvalidRequest(f"{path} is larger than a script may be")
+        return data
+
+    def _command(self, python: str) -> Program:
+        if self.code:
+            return Program(argv=[python, "-c", self.code, *self.rest])
+        name, *arguments = self.rest
+        if name == "-":
+            return Program(argv=[python, "-", *arguments])
+        path = Path(name)
+        place = path.resolve().relative_to(Path(self.mount).resolve()) if self.mount else Path(path.name)
+        program = ["/bin/sh"] if path.suffix == ".sh" else [python]
+        return Program(argv=[*program, f"{WORKSPACE}/{place}", *arguments])
+
+    def _resolve(self, policy: Policy) -> SandboxSpec:
+        profile = policy.profile(self.profile or policy.default_profile)
+        request: dict[str, Any] = {"profile": profile.name, "lease_timeout": min(LEASE, profile.lease_timeout)}
+        if self.is_offline or self.allow:
+            request["allowed_hosts"] = list(self.allow)
+        folder = Path(self.mount).resolve() if self.mount else None
+        spec = policy.resolve(request, workspace=folder, executable=sys.executable, owner=getpass.getuser())
+        if folder is not None and spec.workspace is None:
+            raise InvalidRequest(f"profile {profile.name!r} mounts no folder", field="mount")
+        return spec
+
+    async def _run(self, policy: Policy, spec: SandboxSpec, script: bytes, command: Program, stdin: bytes) -> int:
+        loop = asyncio.get_running_loop()
+        work = asyncio.ensure_future(self._boxed(policy, spec, script, command, stdin))
+        ended_by: list[int] = []
+
+        def end(number: int) -> None:
+            if not ended_by:  # the first alone: what is being cleared up goes on
+                ended_by.append(number)
+                work.cancel()
+
+        for number in _ENDING:
+            loop.add_signal_handler(number, end, number)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            return 128 + ended_by[0] if ended_by else 1
+
+    async def _boxed(self, policy: Policy, spec: SandboxSpec, script: bytes, command: Program, stdin: bytes) -> int:
+        manager = SandboxManager.shared(policy.state_path, spec.runtime, config=policy.config)
+        sandbox = await manager.create(spec)
+        session = Session("run", spec.owner, SandboxRequest())
+        try:
+            session.attach(sandbox)
+            if script and not self.mount:
+                name = Path(self.rest[0]).name
+                await asyncio.to_thread(lambda: session.folder().write(name, script))
+            if self.package:
+                done = await install_all(session, InstallRequest(packages=list(self.package)))
+                if not done.is_ok:
+                    raise AgentboxError(f"the packages were not installed: {done.message}", field="package")
+            return await self._script(session, command, stdin)
+        except SandboxEnded as error:
+            print(f"{self.name}: {error}", file=sys.stderr)
+            return error.end.exit_code or 1
+        finally:
+            session.close()
+            await manager.stop(sandbox)
+
+    async def _script(self, session: Session, command: Program, stdin: bytes) -> int:
+        processes = session.running().processes
+        before = session.refusal_count
+        async with await processes.stream(command, stdin=stdin, timeout=self.timeout or None) as events:
+            async for event in events:
+                if isinstance(event, Exit):
+                    break
+                try:
+                    await asyncio.to_thread(write_out, event.data, 2 if event.stream == "stderr" else 1)
+                except OSError:
+                    return BROKEN_PIPE
+        for item in session.refusals(before):
+            print(f"{self.name}: {printable(item.sentence)}", file=sys.stderr)
+        assert isinstance(event, Exit)
+        if event.timed_out:
+            print(f"{self.name}: it did not end within {self.timeout:g} s, and was killed", file=sys.stderr)
+            return TIMED_OUT
+        return event.exit_code

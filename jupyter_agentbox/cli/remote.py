@@ -1,0 +1,292 @@
+"""Commands that speak to a running server through the client: exec, cp, logs, ps and stop."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from traitlets import Bool, Float, Unicode
+
+from jupyter_agentbox.client import Client, Output, Sandbox, find_server
+from jupyter_agentbox.client.find import read_token
+from jupyter_agentbox.errors import InvalidRequest
+from jupyter_agentbox.files import Copied, Folder, FolderView
+from jupyter_agentbox.models import AuditItem, ExitEvent
+
+from .base import ALIASES, FLAGS, Command, ProgramCommand, format_age, printable, read_input, write_out, write_table
+
+#: Exit status of a command whose time was over, as of ``timeout``; after Ctrl-C; and when nobody reads the output.
+TIMED_OUT, INTERRUPTED, BROKEN_PIPE = 124, 130, 141
+_REMOTE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63}):(.+)", re.DOTALL)
+_ALIASES = {**ALIASES, "url": "RemoteCommand.url", "token-file": "RemoteCommand.token_file"}
+
+_EXEC_ALIASES = {**_ALIASES, "timeout": "ExecCommand.timeout", "workdir": "ExecCommand.workdir"}
+_EXEC_FLAGS = {**FLAGS, "stdin": ({"ExecCommand": {"is_fed": True}}, "Give the command this one's input, read first.")}
+_LOGS_FLAGS = {
+    **FLAGS,
+    "json": ({"LogsCommand": {"is_json": True}}, "Print the log's rows as JSON lines."),
+    "follow": ({"LogsCommand": {"is_following": True}}, "Show what a process prints until it ends."),
+}
+_PS_FLAGS = {**FLAGS, "json": ({"PsCommand": {"is_json": True}}, "Print a JSON list instead of a table.")}
+
+
+class RemoteCommand(Command):
+    """What the commands share that speak to a server."""
+
+    aliases = _ALIASES
+    url = Unicode(
+        help="Base URL of the server. Else JUPYTER_AGENTBOX_URL, else the newest of this user's on this machine."
+    ).tag(config=True)
+    token_file = Unicode(
+        help="File with the server's token; - for standard input. Else JUPYTER_AGENTBOX_TOKEN. It is no option of its "
+        "own, since other users see the options of every program."
+    ).tag(config=True)
+
+    def run(self) -> int:
+        """Connect, do it, hang up."""
+        token = read_token(self.token_file) if self.token_file else None
+        server = find_server(self.url or None, token)
+        try:
+            with Client(server.url, server.token) as client:
+                return self.do(client)
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed goes nowhere
+            return BROKEN_PIPE
+
+    def do(self, client: Client) -> int:
+        """Do the work and return the exit status."""
+        raise NotImplementedError
+
+    def sandbox(self, client: Client, name: str) -> Sandbox:
+        """Return a sandbox by its id."""
+        return client.sandbox(name)
+
+
+class ExecCommand(ProgramCommand, RemoteCommand):
+    """Run a command in a sandbox: `jupyter agentbox exec ID -- ls -l`.
+
+    Options stand before ID. One word is a line for the shell; more are a program and its arguments. Output is passed on
+    as it comes, and the exit status is the command's; 124 if its time was over. Ctrl-C ends it.
+    """
+
+    name = "jupyter agentbox exec"
+    description = __doc__ or ""
+    examples = "jupyter agentbox exec demo -- python3 --version\njupyter agentbox exec demo 'ls | wc -l'"
+    argument = "ID COMMAND"
+    own_count = 1
+    aliases = _EXEC_ALIASES
+    flags = _EXEC_FLAGS
+    timeout = Float(3600.0, help="Seconds after which it is killed.").tag(config=True)
+    workdir = Unicode(help="Where it starts; the sandbox's own unless given.").tag(config=True)
+    is_fed = Bool(False, help="Pass standard input on.").tag(config=True)
+
+    def do(self, client: Client) -> int:
+        """Run it, and pass on what it prints."""
+        if len(self.rest) < 2:
+            raise InvalidRequest("name a sandbox and a command: jupyter agentbox exec ID -- COMMAND")
+        name, *words = self.rest
+        command: str | list[str] = words[0] if len(words) == 1 else words
+        stdin = read_input() if self.is_fed else b""
+        box = self.sandbox(client, name)
+        with box.stream(command, stdin=stdin, timeout=self.timeout, workdir=self.workdir or None) as events:
+            for event in events:
+                if isinstance(event, ExitEvent):
+                    return self._end(event)
+                write_out(event.data, 2 if event.stream == "stderr" else 1)
+        raise AssertionError("a command's events end with its exit")
+
+    def _end(self, event: ExitEvent) -> int:
+        for item in event.refused:
+            print(f"{self.name}: {printable(item.message)}", file=sys.stderr)
+        if event.timed_out:
+            print(f"{self.name}: it did not end within {self.timeout:g} s, and was killed", file=sys.stderr)
+            return TIMED_OUT
+        return event.exit_code
+
+
+class CopyCommand(RemoteCommand):
+    """Copy a file or a directory into a sandbox or out of it: `jupyter agentbox cp data.csv ID:data.csv`.
+
+    One of the two is in a sandbox and begins with its id and a colon; paths there are beneath /workspace. If the target
+    is a directory that is there, the copy goes into it. For the other side, - is standard input or output. What comes
+    appears whole, with its SHA-256 verified on the way in.
+    """
+
+    name = "jupyter agentbox cp"
+    description = __doc__ or ""
+    examples = "jupyter agentbox cp model demo:model\njupyter agentbox cp demo:/workspace/out.csv ."
+    argument = "SOURCE TARGET"
+
+    def do(self, client: Client) -> int:
+        """Copy."""
+        if len(self.extra_args) != 2:
+            raise InvalidRequest("name a source and a target, one of them in a sandbox, such as demo:data.csv")
+        source, target = (_REMOTE.fullmatch(text) for text in self.extra_args)
+        if (source is None) == (target is None):
+            raise InvalidRequest(
+                "one of source and target is in a sandbox, such as demo:data.csv, and the other is not"
+            )
+        if target is not None:
+            return self._put(self.sandbox(client, target[1]), self.extra_args[0], target[2])
+        assert source is not None
+        return self._get(self.sandbox(client, source[1]), source[2], self.extra_args[1])
+
+    def _put(self, box: Sandbox, source: str, target: str) -> int:
+        if source == "-":
+            box.files.upload(target, sys.stdin.buffer)
+            return 0
+        path = Path(source)
+        if box.files.exists(target) and box.files.stat(target).kind == "directory":
+            target = f"{target.rstrip('/')}/{path.resolve().name}"
+        if path.is_dir():
+            with FolderView(path) as folder, folder.pack(".", "tar") as packed:
+                self._tell(box.files.unpack(packed, target))
+        else:
+            try:
+                box.files.upload(target, path)
+            except OSError as error:
+                raise InvalidRequest(f"{source} can't be read: {error.strerror or error}") from None
+        return 0
+
+    def _get(self, box: Sandbox, source: str, target: str) -> int:
+        if target == "-":
+            for chunk in box.files.download_chunks(source):
+                write_out(chunk)
+            return 0
+        path, entry = Path(target), box.files.stat(source)
+        if path.is_dir():
+            path /= source.rstrip("/").rpartition("/")[2].strip(".") or "workspace"
+        try:
+            if entry.kind == "directory":
+                path.mkdir(exist_ok=True)
+                # The archive is a hostile one: what unpacks it is what unpacks those of other people.
+                with Folder(path) as folder:
+                    assert isinstance(folder, Folder)
+                    with folder.unpack(".") as upload:
+                        for chunk in box.files.pack_chunks(source):
+                            upload.write(chunk)
+                        self._tell(upload.finish())
+            else:
+                box.files.download(source, path)
+        except OSError as error:
+            raise InvalidRequest(f"{target} can't be written: {error.strerror or error}") from None
+        return 0
+
+    def _tell(self, copied: Copied) -> None:
+        for sentence in copied.skipped:
+            print(f"{self.name}: left out: {printable(sentence)}", file=sys.stderr)
+        if copied.skipped_count > len(copied.skipped):
+            print(f"{self.name}: left out: {copied.skipped_count} entries in all", file=sys.stderr)
+
+
+class LogsCommand(RemoteCommand):
+    """Show what the audit log has of a sandbox, or with PROCESS what a background process of it printed.
+
+    `jupyter agentbox ps ID` lists the processes.
+    """
+
+    name = "jupyter agentbox logs"
+    description = __doc__ or ""
+    examples = "jupyter agentbox logs demo\njupyter agentbox logs --follow demo 1f2e3d4c"
+    argument = "ID [PROCESS]"
+    flags = _LOGS_FLAGS
+    is_json = Bool(False, help="Print JSON lines.").tag(config=True)
+    is_following = Bool(False, help="Show more as it comes.").tag(config=True)
+
+    def do(self, client: Client) -> int:
+        """Show it."""
+        if len(self.extra_args) not in (1, 2):
+            raise InvalidRequest("name a sandbox, and a process if you want its output")
+        box = self.sandbox(client, self.extra_args[0])
+        if len(self.extra_args) == 1:
+            for row in box.audit():
+                print(json.dumps(msgspec.to_builtins(row)) if self.is_json else _line(row))
+            return 0
+        process = box.process(self.extra_args[1])
+        if self.is_following:
+            with process.follow() as events:
+                for event in events:
+                    if isinstance(event, Output):
+                        write_out(event.data, 2 if event.stream == "stderr" else 1)
+            return 0
+        for stream, descriptor in (("stdout", 1), ("stderr", 2)):
+            offset, end = 0, process.info.stdout_bytes if descriptor == 1 else process.info.stderr_bytes
+            while offset < end:
+                chunk = process.read(offset, stream=stream, encoding="base64")
+                write_out(base64.b64decode(chunk.data), descriptor)
+                if chunk.next_offset <= offset:
+                    break
+                offset = chunk.next_offset
+        return 0
+
+
+class PsCommand(RemoteCommand):
+    """List the sandboxes of a running server, or with ID the background processes of one."""
+
+    name = "jupyter agentbox ps"
+    description = __doc__ or ""
+    examples = "jupyter agentbox ps --json"
+    argument = "[ID]"
+    flags = _PS_FLAGS
+    is_json = Bool(False, help="Print a JSON list.").tag(config=True)
+
+    def do(self, client: Client) -> int:
+        """Print the list."""
+        if len(self.extra_args) > 1:
+            raise InvalidRequest("name one sandbox at most")
+        rows: list[tuple[str, ...]]
+        items: list[Any]
+        if self.extra_args:
+            items = [process.info for process in self.sandbox(client, self.extra_args[0]).processes()]
+            rows = [("PROCESS", "STATE", "EXIT", "AGE", "COMMAND")]
+            for item in items:
+                status = "-" if item.exit_code is None else str(item.exit_code)
+                rows.append((item.id, item.state, status, format_age(time.time() - item.started), item.command))
+        else:
+            items = list(client.list())
+            rows = [("ID", "KIND", "STATE", "PROFILE", "AGE", "OWNER")]
+            for item in items:
+                age = format_age(time.time() - item.created)
+                rows.append((item.id, item.kind, item.state, item.profile, age, item.owner))
+        if self.is_json:
+            print(json.dumps(msgspec.to_builtins(items), indent=2))
+        else:
+            write_table(rows)
+        return 0
+
+
+class StopCommand(RemoteCommand):
+    """End sandboxes of a running server, and all that runs in them."""
+
+    name = "jupyter agentbox stop"
+    description = __doc__ or ""
+    examples = "jupyter agentbox stop demo"
+    argument = "ID..."
+
+    def do(self, client: Client) -> int:
+        """End them."""
+        if not self.extra_args:
+            raise InvalidRequest("name the sandboxes to end; `jupyter agentbox ps` lists them")
+        for name in self.extra_args:
+            self.sandbox(client, name).delete()
+            print(f"stopped {name}")
+        return 0
+
+
+def _line(row: AuditItem) -> str:
+    """Write a row of the log for a person."""
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.time))
+    verdict = "" if row.is_allowed is None else "allowed" if row.is_allowed else "REFUSED"
+    place = "" if row.host is None else row.host if row.port is None else f"{row.host}:{row.port}"
+    detail = json.dumps(row.detail, ensure_ascii=False) if row.detail else ""
+    words = (when, row.kind, verdict, place, row.rule or "", row.reason or "", detail)
+    return printable("  ".join(word for word in words if word))

@@ -1,0 +1,191 @@
+"""``jupyter agentbox serve``: the REST API alone, as a server for agents and programs.
+
+It is a Jupyter server with this package's extension and no other: no JupyterLab, no pages of notebooks, no terminals,
+no files of the host. Kernels are sandboxed ones only. What keeps it narrow stands above configuration files.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from jupyter_server.serverapp import ServerApp
+from traitlets import Bool, Int, Unicode
+from traitlets.config import Config
+
+from jupyter_agentbox.errors import AgentboxError, InvalidRequest
+from jupyter_agentbox.kernelspecs import AgentboxKernelSpecManager
+from jupyter_agentbox.policy import Policy
+
+from .base import ALIASES, FLAGS, Command
+
+EXTENSION = "jupyter_agentbox"
+#: Jupyter's own services beside ours: none of them opens a file of the host.
+_SERVICES = ("api", "events", "kernels", "kernelspecs", "shutdown")
+_ALIASES = {
+    **ALIASES,
+    "ip": "ServeCommand.ip",
+    "port": "ServeCommand.port",
+    "token-file": "ServeCommand.token_file",
+}
+_FLAGS = {
+    **FLAGS,
+    "remote": ({"ServeCommand": {"is_remote": True}}, "Let --ip be an address that other machines can reach."),
+    "end-sandboxes": ({"ServeCommand": {"is_ending": True}}, "End the sandboxes with the server."),
+    "json": ({"ServeCommand": {"is_json": True}}, "Print address and token as one line of JSON."),
+}
+
+
+class ServeCommand(Command):
+    """Serve sandboxes over REST, without JupyterLab or a browser, until Ctrl-C or SIGTERM.
+
+    A new token is made and printed once, on the standard output; logs go to the standard error and hold no token.
+    """
+
+    name = "jupyter agentbox serve"
+    description = __doc__ or ""
+    examples = "jupyter agentbox serve\njupyter agentbox serve --port=8899 --token-file=token --end-sandboxes"
+    aliases = _ALIASES
+    flags = _FLAGS
+    ip = Unicode("127.0.0.1", help="Address to listen at.").tag(config=True)
+    port = Int(0, min=0, max=65535, help="Port to listen at; a free one unless given.").tag(config=True)
+    token_file = Unicode(help="Write the token to this file, which must not be there yet, and do not print it.").tag(
+        config=True
+    )
+    is_remote = Bool(False, help="Let other machines reach it.").tag(config=True)
+    is_ending = Bool(False, help="End the sandboxes with the server.").tag(config=True)
+    is_json = Bool(False, help="Print JSON.").tag(config=True)
+
+    def run(self) -> int:
+        """Serve until a signal."""
+        self._check_address()
+        policy = Policy(parent=self)
+        root = policy.state_path / "served"
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        token = secrets.token_urlsafe(32)
+        if self.token_file:
+            _write_token(Path(self.token_file), token)
+        try:
+            server = _Server(ours=self._settings(root, token), config=Config(self.config))
+            server.initialize(argv=[])
+            is_ours = (
+                server.identity_provider.token == token
+                and isinstance(server.kernel_spec_manager, AgentboxKernelSpecManager)
+                and "agentbox" in server.web_app.settings
+            )
+            if not is_ours:
+                raise AgentboxError("the server's own configuration stands against it: it would not serve this API")
+            server.tell = lambda: self._tell(server, token)
+            server.start()
+        finally:
+            if self.token_file:
+                Path(self.token_file).unlink(missing_ok=True)
+        if self.is_ending:
+            print("stopped; the sandboxes have ended", file=sys.stderr)
+        else:
+            print(
+                f"stopped; sandboxes live on for {policy.lease_timeout:g} s (Policy.lease_timeout), and are taken back "
+                "if this command starts again until then",
+                file=sys.stderr,
+            )
+        return 0
+
+    def _check_address(self) -> None:
+        try:
+            found = socket.getaddrinfo(self.ip, None, type=socket.SOCK_STREAM)
+        except OSError:
+            raise InvalidRequest(f"{self.ip!r:.100} is no address of this machine", field="ip") from None
+        is_local = all(ipaddress.ip_address(str(item[4][0]).partition("%")[0]).is_loopback for item in found)
+        if not (is_local or self.is_remote):
+            raise InvalidRequest(
+                f"{self.ip} can be reached from other machines, and who has the token runs code here; say --remote "
+                "if that is meant, and put TLS before it",
+                field="ip",
+            )
+
+    def _settings(self, root: Path, token: str) -> Config:
+        """What stands above all configuration files."""
+        identity = {"token": token, "hashed_password": ""}
+        return Config(
+            {
+                "ServerApp": {
+                    "ip": self.ip,
+                    "port": self.port,
+                    "port_retries": 0,
+                    "sock": "",
+                    "root_dir": str(root),
+                    "open_browser": False,
+                    "allow_root": True,  # no kernel has root's rights
+                    "allow_unauthenticated_access": False,
+                    "answer_yes": True,
+                    "default_url": "/agentbox/docs",
+                    "extra_services": [],
+                    "jpserver_extensions": {EXTENSION: True},
+                    "kernel_spec_manager_class": "jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager",
+                    "identity_provider_class": "jupyter_server.auth.identity.PasswordIdentityProvider",
+                },
+                "AgentboxKernelSpecManager": {"unsandboxed_kernelspecs": set()},
+                "MultiKernelManager": {"default_kernel_name": "agentbox"},
+                "IdentityProvider": identity,
+                "PasswordIdentityProvider": identity,
+                "AgentboxExtension": {"terminals": "off", "keep_sandboxes": not self.is_ending},
+            }
+        )
+
+    def _tell(self, server: _Server, token: str) -> None:
+        host = f"[{self.ip}]" if ":" in self.ip else self.ip
+        url = f"http://{host}:{server.port}{server.base_url}"
+        if self.is_json:
+            print(json.dumps({"url": url, **({} if self.token_file else {"token": token})}))
+        else:
+            print(f"serving {url}api/agentbox")
+            print(f"token in {self.token_file}" if self.token_file else f"token {token}")
+        sys.stdout.flush()
+
+
+class _Server(ServerApp):
+    """Jupyter's server, kept to what is ours."""
+
+    no_browser_open_file = True  # it would hold the token
+    default_services = _SERVICES  # type: ignore[assignment]  # it has fewer
+
+    def __init__(self, *, ours: Config, **options: Any) -> None:
+        self._ours = ours
+        super().__init__(**options)
+        self.tell: Any = lambda: None
+
+    def load_config_file(self, suppress_errors: bool = True) -> None:  # type: ignore[override]
+        """Load the files of Jupyter's server, and put our own settings above them."""
+        super().load_config_file(suppress_errors=suppress_errors)
+        self.update_config(self._ours)
+
+    def find_server_extensions(self) -> None:
+        """Load no extension but ours, whatever is installed and enabled beside it."""
+        self.config.ServerApp.jpserver_extensions = {EXTENSION: True}
+        self.jpserver_extensions = {EXTENSION: True}
+
+    def init_signal(self) -> None:
+        """End at the first signal, and ask nothing."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._signal_stop)
+
+    def start_app(self) -> None:
+        """Listen, and tell where: as soon as it does, which waits for the event loop."""
+        super().start_app()
+        self.io_loop.add_callback(self.tell)
+
+
+def _write_token(path: Path, token: str) -> None:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, "w") as file:
+            file.write(token + "\n")
+    except OSError as error:
+        raise InvalidRequest(f"the token can't be written: {error}", field="token_file") from None

@@ -1,0 +1,233 @@
+"""Calls of one server: JSON both ways, event streams, bytes in and out.
+
+Nothing is sent twice, no redirect is followed, and neither proxies nor tokens are taken from the environment's files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import httpx
+import msgspec
+
+from jupyter_agentbox.client.errors import ApiError, TimedOut, UnexpectedAnswer, Unreachable
+from jupyter_agentbox.client.find import Server, find_server
+from jupyter_agentbox.client.wire import (
+    MAX_ANSWER,
+    SLACK,
+    STREAM_TIMEOUT,
+    Decode,
+    EventReader,
+    decode_answer,
+    decode_error,
+    make_query,
+)
+
+from .local import Chunks, blocking
+
+T = TypeVar("T")
+#: Seconds to connect, and for the server to take what is sent.
+CONNECT_TIMEOUT, WRITE_TIMEOUT = 10.0, 60.0
+
+
+class AsyncStream(Generic[T]):
+    """Events as they happen. Close it, or use it in a ``with``, when it is not read to its end: its call ends then."""
+
+    def __init__(self, response: httpx.Response, reader: EventReader, place: str) -> None:
+        self._response, self._reader, self._place = response, reader, place
+        self._chunks = response.aiter_raw()
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        try:
+            while not self._reader.found:
+                if self._reader.is_done or self._response.is_closed:
+                    raise StopAsyncIteration
+                async for chunk in self._chunks:
+                    self._reader.feed(chunk)
+                    break
+                else:
+                    self._reader.end()
+            event = self._reader.found.popleft()
+            if isinstance(event, ApiError):
+                raise event
+        except httpx.HTTPError as error:
+            await self.aclose()
+            raise _failure(error, self._place) from error
+        except BaseException:
+            await self.aclose()
+            raise
+        found: T = event
+        return found
+
+    async def aclose(self) -> None:
+        """Hear no more. A command or code that is followed as it runs ends."""
+        self._reader.found.clear()
+        await self._response.aclose()
+
+    async def __aenter__(self) -> AsyncStream[T]:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class AsyncConnection:
+    """Calls of one server, which is looked for at the first call unless it was named.
+
+    Parameters
+    ----------
+    url, token : str, optional
+        See :func:`~jupyter_agentbox.client.find.find_server`.
+    """
+
+    def __init__(self, url: str | None, token: str | None) -> None:
+        self._named = (url, token)
+        self._server: Server | None = None
+        self._http: httpx.AsyncClient | None = None
+        self._is_closed = False
+
+    async def server(self) -> Server:
+        """Return the server that is called. Raises NotFound, InvalidRequest."""
+        if self._server is None:
+            self._server = await blocking(find_server, *self._named)
+        return self._server
+
+    async def _client(self) -> httpx.AsyncClient:
+        if self._is_closed:
+            raise ApiError("the client is closed")
+        if self._http is None:
+            server = await self.server()
+            verify = await blocking(server.verify)
+            self._http = self._http or httpx.AsyncClient(
+                headers=server.headers(), verify=verify, follow_redirects=False, trust_env=False
+            )
+        return self._http
+
+    async def aclose(self) -> None:
+        """Hang up. Idempotent."""
+        self._is_closed = True
+        http, self._http = self._http, None
+        if http is not None:
+            await http.aclose()
+
+    async def send(
+        self,
+        verb: str,
+        path: str,
+        *,
+        query: msgspec.Struct | None = None,
+        body: msgspec.Struct | None = None,
+        content: bytes | Chunks | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float = SLACK,
+    ) -> httpx.Response:
+        """Send a call once, and return its answer with the body unread. Raises the error that it answers."""
+        http, server = await self._client(), await self.server()
+        sent = dict(headers or {})
+        if body is not None:
+            content = msgspec.json.encode(body)
+            sent["Content-Type"] = "application/json"
+        request = http.build_request(
+            verb,
+            server.root + path,
+            params=make_query(query) or None,
+            content=content,
+            headers=sent,
+            timeout=httpx.Timeout(timeout, connect=CONNECT_TIMEOUT, write=WRITE_TIMEOUT),
+        )
+        try:
+            response = await http.send(request, stream=True)
+        except httpx.HTTPError as error:
+            raise _failure(error, server.url) from error
+        if response.is_success:
+            return response
+        try:
+            data = await _read(response, server.url)
+        finally:
+            await response.aclose()
+        raise decode_error(response.status_code, data, server.url)
+
+    async def call(
+        self,
+        verb: str,
+        path: str,
+        answer: type[T],
+        *,
+        query: msgspec.Struct | None = None,
+        body: msgspec.Struct | None = None,
+        content: bytes | Chunks | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float = 0.0,
+    ) -> T:
+        """Make a call; `timeout` is the seconds that the server itself may take for it."""
+        return await self.read(
+            await self.send(
+                verb, path, query=query, body=body, content=content, headers=headers, timeout=timeout + SLACK
+            ),
+            answer,
+        )
+
+    async def read(self, response: httpx.Response, answer: type[T]) -> T:
+        """Read the whole of an answer."""
+        try:
+            data = await _read(response, (await self.server()).url)
+        finally:
+            await response.aclose()
+        found: T = decode_answer(data, answer)
+        return found
+
+    async def events(
+        self,
+        verb: str,
+        path: str,
+        decoders: Mapping[str, Decode],
+        last: str,
+        *,
+        query: msgspec.Struct | None = None,
+        body: msgspec.Struct | None = None,
+    ) -> AsyncStream[Any]:
+        """Open a stream of events."""
+        response = await self.send(verb, path, query=query, body=body, timeout=STREAM_TIMEOUT)
+        return AsyncStream(response, EventReader(decoders, last), (await self.server()).url)
+
+    async def download(
+        self,
+        path: str,
+        *,
+        query: msgspec.Struct | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncGenerator[bytes, None]:
+        """Give the bytes of an answer as they come, all of them or an error."""
+        response = await self.send("GET", path, query=query, headers=headers, timeout=STREAM_TIMEOUT)
+        try:
+            async for chunk in response.aiter_raw():
+                yield chunk
+        except httpx.HTTPError as error:
+            raise _failure(error, (await self.server()).url) from error
+        finally:
+            await response.aclose()
+
+
+async def _read(response: httpx.Response, place: str) -> bytes:
+    data = bytearray()
+    try:
+        async for chunk in response.aiter_raw():
+            data += chunk
+            if len(data) > MAX_ANSWER:
+                raise UnexpectedAnswer(f"the answer of {place} is too large", status=response.status_code)
+    except httpx.HTTPError as error:
+        raise _failure(error, place) from error
+    return bytes(data)
+
+
+def _failure(error: httpx.HTTPError, place: str) -> ApiError:
+    if isinstance(error, httpx.TimeoutException):
+        return TimedOut(f"{place} did not answer in time", reason="timeout")
+    return Unreachable(f"{place} can't be reached: {str(error) or type(error).__name__}", reason="unreachable")

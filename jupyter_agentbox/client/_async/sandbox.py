@@ -1,0 +1,455 @@
+"""One sandbox: its commands, code, packages, files, egress and log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Literal
+
+from jupyter_agentbox.client.errors import ApiError, CommandFailed, NotFound
+from jupyter_agentbox.client.wire import (
+    INSTALL_TIMEOUT,
+    Output,
+    Transferred,
+    code_decoders,
+    decode_answer,
+    output_decoders,
+    segment,
+    unset,
+)
+from jupyter_agentbox.models import (
+    AskDecision,
+    AskInfo,
+    AskList,
+    AskRequest,
+    AuditFilters,
+    AuditItem,
+    AuditRows,
+    CodeRequest,
+    ContextRequest,
+    Encoding,
+    ExecAnswer,
+    ExecRequest,
+    ExitEvent,
+    GrantInfo,
+    HttpAnswer,
+    HttpRequest,
+    Installed,
+    InstallRequest,
+    ProcessAnswer,
+    ProcessList,
+    ProcessRequest,
+    ProgressEvent,
+    SandboxInfo,
+    SandboxPatch,
+    TerminalRequest,
+    TokenInfo,
+    TokenList,
+    TokenMade,
+    TokenRequest,
+)
+from jupyter_agentbox.outputs import CodeResult, ContextInfo, ContextList, Event
+
+from .connection import AsyncConnection, AsyncStream
+from .files import AsyncFiles, save
+from .process import AsyncProcess
+
+#: Seconds that code may take which was given no time of its own.
+_NO_TIMEOUT = 86_400.0
+_START = 60.0
+User = Literal["user", "root"]
+
+
+class AsyncSandbox:
+    """A sandbox. In a ``with`` it is ended and forgotten at the end, if it was made here and was not to be kept.
+
+    Attributes
+    ----------
+    id : str
+        The id to call it by.
+    info : SandboxInfo or None
+        As it was when it was last looked at.
+    files : AsyncFiles
+        Its workspace.
+    is_kept : bool
+        It outlives a ``with``.
+    """
+
+    def __init__(self, connection: AsyncConnection, id: str, info: SandboxInfo | None, *, is_kept: bool) -> None:
+        self.id = id
+        self.info = info
+        self.is_kept = is_kept
+        self._connection = connection
+        self._path = f"/sandboxes/{segment(id)}"
+        self.files = AsyncFiles(connection, self._path)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}>"
+
+    async def __aenter__(self) -> AsyncSandbox:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.is_kept:
+            return
+        try:
+            await self.delete()
+        except NotFound:
+            pass
+        except ApiError:
+            if error is None:  # what went wrong before it says more
+                raise
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def refresh(self) -> SandboxInfo:
+        """Look at it anew. Looking does not count as use."""
+        self.info = await self._connection.call("GET", self._path, SandboxInfo)
+        return self.info
+
+    async def patch(
+        self,
+        *,
+        allowed_hosts: Sequence[str] | None = None,
+        idle_timeout: float | None = None,
+        max_life: float | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> SandboxInfo:
+        """Change what it may reach, how long it lives, or its labels; what is left out stays."""
+        body = SandboxPatch(
+            allowed_hosts=unset(None if allowed_hosts is None else list(allowed_hosts)),
+            idle_timeout=unset(idle_timeout),
+            max_life=unset(max_life),
+            labels=unset(None if labels is None else dict(labels)),
+        )
+        self.info = await self._connection.call("PATCH", self._path, SandboxInfo, body=body)
+        return self.info
+
+    async def delete(self) -> None:
+        """End it and forget it."""
+        await self._connection.call("DELETE", self._path, type(None), timeout=_START)
+
+    # -- commands --------------------------------------------------------------------------------
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        workdir: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes = "",
+        user: User = "user",
+        timeout: float = 30.0,
+        max_output: int = 10 * 1024 * 1024,
+        encoding: Encoding = "utf-8",
+        check: bool = False,
+    ) -> ExecAnswer:
+        """Run a command to its end.
+
+        Parameters
+        ----------
+        command : str or sequence of str
+            A line for the shell, or a program and its arguments without one.
+        timeout : float
+            Seconds after which it is killed with all that it started.
+        max_output : int
+            Bytes kept of each output.
+        encoding : str
+            ``base64`` for outputs that are no text.
+        check : bool
+            Raise CommandFailed unless it ends with status 0.
+        """
+        body = _request(command, workdir, env, stdin, user, timeout, max_output, encoding)
+        path = f"{self._path}/exec"
+        result = await self._connection.call("POST", path, ExecAnswer, body=body, timeout=timeout)
+        if check and (result.exit_code != 0 or result.timed_out):
+            raise CommandFailed(result)
+        return result
+
+    async def stream(
+        self,
+        command: str | Sequence[str],
+        *,
+        workdir: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes = "",
+        user: User = "user",
+        timeout: float = 30.0,
+    ) -> AsyncStream[Output | ExitEvent]:
+        """Run a command and open the stream of what it prints; the last event is its end. A slow reader holds it up."""
+        body = _request(command, workdir, env, stdin, user, timeout, 0, "base64")
+        return await self._connection.events("POST", f"{self._path}/exec/stream", output_decoders(), "exit", body=body)
+
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        workdir: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: User = "user",
+    ) -> AsyncProcess:
+        """Start a command in the background; it goes on when the client has gone."""
+        line, argv = _split(command)
+        body = ProcessRequest(command=line, argv=argv, workdir=workdir, env=dict(env or {}), user=user)
+        return self._process(await self._connection.call("POST", f"{self._path}/processes", ProcessAnswer, body=body))
+
+    async def open_terminal(
+        self,
+        command: str | Sequence[str] | None = None,
+        *,
+        rows: int = 24,
+        columns: int = 80,
+        workdir: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: User = "user",
+    ) -> AsyncProcess:
+        """Open a terminal with a login shell or a command: follow it, write to it, resize it."""
+        line, argv = _split(command) if command is not None else (None, None)
+        body = TerminalRequest(
+            command=line, argv=argv, workdir=workdir, env=dict(env or {}), user=user, rows=rows, columns=columns
+        )
+        return self._process(await self._connection.call("POST", f"{self._path}/terminals", ProcessAnswer, body=body))
+
+    async def processes(self) -> list[AsyncProcess]:
+        """List background processes and terminals, the oldest first."""
+        found = await self._connection.call("GET", f"{self._path}/processes", ProcessList)
+        return [self._process(info) for info in found.processes]
+
+    async def process(self, id: str) -> AsyncProcess:
+        """Return one of them. Raises NotFound."""
+        path = f"{self._path}/processes/{segment(id)}"
+        return self._process(await self._connection.call("GET", path, ProcessAnswer))
+
+    def _process(self, info: ProcessAnswer) -> AsyncProcess:
+        return AsyncProcess(self._connection, self._path, info)
+
+    # -- code ------------------------------------------------------------------------------------
+
+    async def run_code(
+        self,
+        code: str,
+        *,
+        context: str = "default",
+        timeout: float | None = 60.0,
+        stream_bytes: int = 1024 * 1024,
+        display_bytes: int = 10 * 1024 * 1024,
+        displays: int = 1000,
+        keep_running: bool = False,
+    ) -> CodeResult:
+        """Run code in a persistent kernel; in a notebook's sandbox, ``default`` is the notebook's own.
+
+        Parameters
+        ----------
+        timeout : float or None
+            Seconds until it is interrupted.
+        stream_bytes, display_bytes, displays : int
+            How much is kept of each output, of all displays, and of how many.
+        keep_running : bool
+            Let it run on when the client goes away.
+        """
+        body = CodeRequest(
+            code=code,
+            context=context,
+            timeout=timeout,
+            stream_bytes=stream_bytes,
+            display_bytes=display_bytes,
+            displays=displays,
+            keep_running=keep_running,
+        )
+        limit = _NO_TIMEOUT if timeout is None else timeout
+        return await self._connection.call("POST", f"{self._path}/code", CodeResult, body=body, timeout=limit + _START)
+
+    async def stream_code(
+        self,
+        code: str,
+        *,
+        context: str = "default",
+        timeout: float | None = 60.0,
+        stream_bytes: int = 1024 * 1024,
+        display_bytes: int = 10 * 1024 * 1024,
+        displays: int = 1000,
+        keep_running: bool = False,
+    ) -> AsyncStream[Event]:
+        """Run code and open the stream of its outputs; the last is a DoneEvent with the result."""
+        body = CodeRequest(
+            code=code,
+            context=context,
+            timeout=timeout,
+            stream_bytes=stream_bytes,
+            display_bytes=display_bytes,
+            displays=displays,
+            keep_running=keep_running,
+        )
+        return await self._connection.events("POST", f"{self._path}/code/stream", code_decoders(), "done", body=body)
+
+    async def contexts(self) -> list[ContextInfo]:
+        """List its kernels."""
+        return (await self._connection.call("GET", f"{self._path}/contexts", ContextList)).contexts
+
+    async def create_context(self, name: str = "default") -> ContextInfo:
+        """Start a kernel before it is needed."""
+        body = ContextRequest(name=name)
+        return await self._connection.call("POST", f"{self._path}/contexts", ContextInfo, body=body, timeout=_START)
+
+    async def delete_context(self, name: str) -> None:
+        """End a kernel and forget its variables."""
+        path = f"{self._path}/contexts/{segment(name, 'context')}"
+        await self._connection.call("DELETE", path, type(None), timeout=_START)
+
+    async def restart_context(self, name: str = "default") -> ContextInfo:
+        """Start a kernel anew."""
+        path = f"{self._path}/contexts/{segment(name, 'context')}/restart"
+        return await self._connection.call("POST", path, ContextInfo, timeout=_START)
+
+    async def interrupt_context(self, name: str = "default") -> None:
+        """Interrupt what a kernel runs, whoever sent it."""
+        path = f"{self._path}/contexts/{segment(name, 'context')}/interrupt"
+        await self._connection.call("POST", path, type(None))
+
+    # -- packages --------------------------------------------------------------------------------
+
+    async def install(
+        self,
+        *packages: str,
+        requirements: str | None = None,
+        manager: Literal["pip", "npm"] = "pip",
+        upgrade: bool = False,
+        timeout: float = INSTALL_TIMEOUT,
+    ) -> Installed:
+        """Install packages. What fails is an answer, too: ``is_ok`` is false, and ``message`` says why."""
+        body = InstallRequest(
+            packages=list(packages), requirements=requirements, manager=manager, upgrade=upgrade, timeout=timeout
+        )
+        return await self._connection.call("POST", f"{self._path}/packages", Installed, body=body, timeout=timeout)
+
+    async def stream_install(
+        self,
+        *packages: str,
+        requirements: str | None = None,
+        manager: Literal["pip", "npm"] = "pip",
+        upgrade: bool = False,
+        timeout: float = INSTALL_TIMEOUT,
+    ) -> AsyncStream[ProgressEvent | Installed]:
+        """Install packages and open the stream of the progress; the last event is the result."""
+        body = InstallRequest(
+            packages=list(packages), requirements=requirements, manager=manager, upgrade=upgrade, timeout=timeout
+        )
+        decoders = {
+            "progress": lambda data: decode_answer(data, ProgressEvent),
+            "result": lambda data: decode_answer(data, Installed),
+        }
+        return await self._connection.events("POST", f"{self._path}/packages/stream", decoders, "result", body=body)
+
+    # -- egress ----------------------------------------------------------------------------------
+
+    async def egress(self) -> GrantInfo:
+        """Tell what it may reach, and what it could be given."""
+        return await self._connection.call("GET", f"{self._path}/egress", GrantInfo)
+
+    async def egress_log(self, **filters: Any) -> list[AuditItem]:
+        """List the gate's decisions about it; filters as for :meth:`audit`."""
+        query = AuditFilters(**filters)
+        return (await self._connection.call("GET", f"{self._path}/egress/log", AuditRows, query=query)).rows
+
+    async def ask(self, host: str, why: str = "") -> AskInfo:
+        """Ask a person for a host: it is pending until one decides."""
+        body = AskRequest(host=host, why=why)
+        return await self._connection.call("POST", f"{self._path}/egress/asks", AskInfo, body=body)
+
+    async def asks(self) -> list[AskInfo]:
+        """List the hosts that were asked for."""
+        return (await self._connection.call("GET", f"{self._path}/egress/asks", AskList)).asks
+
+    async def get_ask(self, id: str) -> AskInfo:
+        """Tell what became of a host that was asked for."""
+        return await self._connection.call("GET", f"{self._path}/egress/asks/{segment(id)}", AskInfo)
+
+    async def decide(self, id: str, decision: Literal["allow", "deny"], note: str = "") -> AskInfo:
+        """Allow or deny a host that was asked for."""
+        body = AskDecision(decision=decision, note=note)
+        return await self._connection.call("POST", f"{self._path}/egress/asks/{segment(id)}", AskInfo, body=body)
+
+    async def http(
+        self,
+        url: str,
+        *,
+        method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"] = "GET",
+        headers: Mapping[str, str] | None = None,
+        body: str | bytes = "",
+        timeout: float = 30.0,
+        max_bytes: int = 1024 * 1024,
+    ) -> HttpAnswer:
+        """Send one HTTP request through its egress gate. Redirects are not followed."""
+        request = HttpRequest(
+            url=url,
+            method=method,
+            headers=dict(headers or {}),
+            body=body if isinstance(body, str) else "",
+            body_base64=b"" if isinstance(body, str) else body,
+            timeout=timeout,
+            max_bytes=max_bytes,
+        )
+        return await self._connection.call("POST", f"{self._path}/http", HttpAnswer, body=request, timeout=timeout)
+
+    # -- tokens ----------------------------------------------------------------------------------
+
+    async def create_token(
+        self, *verbs: Literal["read", "write", "execute"], name: str = "agent", life: float | None = None
+    ) -> TokenMade:
+        """Make a token for this sandbox alone, which ends with it. Its text is told once."""
+        body = TokenRequest(verbs=list(verbs), name=name, life=life)
+        return await self._connection.call("POST", f"{self._path}/tokens", TokenMade, body=body)
+
+    async def tokens(self) -> list[TokenInfo]:
+        """List the tokens for this sandbox that are good."""
+        return (await self._connection.call("GET", f"{self._path}/tokens", TokenList)).tokens
+
+    async def revoke_token(self, id: str) -> None:
+        """Revoke a token, at once."""
+        await self._connection.call("DELETE", f"{self._path}/tokens/{segment(id)}", type(None))
+
+    # -- the log ---------------------------------------------------------------------------------
+
+    async def audit(self, **filters: Any) -> list[AuditItem]:
+        """List what the audit log has of it; filters are :class:`~jupyter_agentbox.models.AuditFilters`' fields."""
+        query = AuditFilters(**filters)
+        return (await self._connection.call("GET", f"{self._path}/audit", AuditRows, query=query)).rows
+
+    async def export_audit(self, target: Path | BinaryIO, **filters: Any) -> Transferred:
+        """Fetch what the audit log has of it, as JSON lines."""
+        chunks: AsyncGenerator[bytes, None] = self._connection.download(
+            f"{self._path}/audit/export", query=AuditFilters(**filters)
+        )
+        return await save(chunks, target, None)
+
+
+def _split(command: str | Sequence[str]) -> tuple[str | None, list[str] | None]:
+    return (command, None) if isinstance(command, str) else (None, list(command))
+
+
+def _request(
+    command: str | Sequence[str],
+    workdir: str | None,
+    env: Mapping[str, str] | None,
+    stdin: str | bytes,
+    user: User,
+    timeout: float,
+    max_output: int,
+    encoding: Encoding,
+) -> ExecRequest:
+    line, argv = _split(command)
+    return ExecRequest(
+        command=line,
+        argv=argv,
+        workdir=workdir,
+        env=dict(env or {}),
+        stdin=stdin if isinstance(stdin, str) else "",
+        stdin_base64=b"" if isinstance(stdin, str) else bytes(stdin),
+        user=user,
+        timeout=timeout,
+        max_output=max_output,
+        encoding=encoding,
+    )

@@ -1,0 +1,183 @@
+"""A server's sandboxes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from jupyter_agentbox.client.wire import INSTALL_TIMEOUT, Transferred, segment
+from jupyter_agentbox.models import (
+    AskInfo,
+    AskList,
+    AuditFilters,
+    AuditItem,
+    AuditRows,
+    FileBytes,
+    Health,
+    LimitsRequest,
+    SandboxFilters,
+    SandboxInfo,
+    SandboxList,
+    SandboxRequest,
+    State,
+    ToolInfo,
+    ToolList,
+)
+from jupyter_agentbox.spec import WORKSPACE
+
+from .connection import Connection
+from .files import save
+from .sandbox import Sandbox
+
+#: Seconds that a sandbox may take to start, and with it all that wait before it.
+_START = 120.0
+
+
+class Client:
+    """Makes and finds sandboxes of one server. Use it in a ``with``, or close it.
+
+    Parameters
+    ----------
+    url : str, optional
+        Base URL of the server. Else ``JUPYTER_AGENTBOX_URL`` names it, else it is the newest server of this user that
+        runs on this machine and serves sandboxes.
+    token : str, optional
+        Its token. Else ``JUPYTER_AGENTBOX_TOKEN``, for the address of the environment alone if that has one, else
+        that of the server that was found.
+
+    Raises
+    ------
+    NotFound
+        At the first call: no server was named and none is found.
+    """
+
+    def __init__(self, url: str | None = None, token: str | None = None) -> None:
+        self._connection = Connection(url, token)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up. Sandboxes stay as they are."""
+        self._connection.close()
+
+    def url(self) -> str:
+        """Return the base URL of the server that is called."""
+        return (self._connection.server()).url
+
+    def create(
+        self,
+        *,
+        id: str | None = None,
+        profile: str | None = None,
+        env: Mapping[str, str] | None = None,
+        packages: Sequence[str] = (),
+        files: Mapping[str, str | bytes] | None = None,
+        allowed_hosts: Sequence[str] | None = None,
+        memory: int | str | None = None,
+        cpus: float | None = None,
+        processes: int | None = None,
+        disk: int | str | None = None,
+        idle_timeout: float | None = None,
+        max_life: float | None = None,
+        tenant: str | None = None,
+        tools: Sequence[str] | None = None,
+        blocked_commands: Sequence[str] = (),
+        workdir: str = WORKSPACE,
+        labels: Mapping[str, str] | None = None,
+        keep: bool = False,
+    ) -> Sandbox:
+        """Make a sandbox, and return it when it is ready.
+
+        Parameters are those of :class:`~jupyter_agentbox.models.SandboxRequest`, with the limits (bytes or such as
+        ``"512 MiB"``) beside them.
+
+        Parameters
+        ----------
+        id : str, optional
+            An id of your own: asking again in the same words returns the sandbox that is there.
+        keep : bool
+            A ``with`` does not end it. One that was there already is always kept.
+        """
+        body = SandboxRequest(
+            id=id,
+            profile=profile,
+            env=dict(env or {}),
+            packages=list(packages),
+            files={
+                name: data if isinstance(data, str) else FileBytes(base64=bytes(data))
+                for name, data in (files or {}).items()
+            },
+            allowed_hosts=None if allowed_hosts is None else list(allowed_hosts),
+            limits=LimitsRequest(memory=memory, cpus=cpus, processes=processes, disk=disk),
+            idle_timeout=idle_timeout,
+            max_life=max_life,
+            tenant=tenant,
+            tools=None if tools is None else list(tools),
+            blocked_commands=list(blocked_commands),
+            workdir=workdir,
+            labels=dict(labels or {}),
+        )
+        timeout = _START + (INSTALL_TIMEOUT if packages else 0.0)
+        response = self._connection.send("POST", "/sandboxes", body=body, timeout=timeout)
+        is_new = response.status_code == 201
+        info = self._connection.read(response, SandboxInfo)
+        return Sandbox(self._connection, info.id, info, is_kept=keep or not is_new)
+
+    def get(self, id: str) -> Sandbox:
+        """Return a sandbox that is there, which a ``with`` does not end. Raises NotFound."""
+        info = self._connection.call("GET", f"/sandboxes/{segment(id)}", SandboxInfo)
+        return Sandbox(self._connection, info.id, info, is_kept=True)
+
+    def sandbox(self, id: str) -> Sandbox:
+        """Return a sandbox without looking whether it is there."""
+        return Sandbox(self._connection, id, None, is_kept=True)
+
+    def list(
+        self,
+        *,
+        state: State | None = None,
+        profile: str | None = None,
+        tenant: str | None = None,
+        kernel_id: str | None = None,
+        label: Sequence[str] = (),
+        owner: str | None = None,
+    ) -> Sequence[SandboxInfo]:
+        """Describe the sandboxes that all filters fit, notebooks' among them, the oldest first."""
+        query = SandboxFilters(
+            state=state, profile=profile, tenant=tenant, kernel_id=kernel_id, label=[*label], owner=owner
+        )
+        return (self._connection.call("GET", "/sandboxes", SandboxList, query=query)).sandboxes
+
+    def health(self) -> Health:
+        """Tell whether sandboxes can be started there."""
+        return self._connection.call("GET", "/health", Health)
+
+    def tools(self) -> Sequence[ToolInfo]:
+        """List the tools that a sandbox's `tools` can name."""
+        return (self._connection.call("GET", "/tools", ToolList)).tools
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the API's description in OpenAPI 3.1."""
+        document: dict[str, Any] = self._connection.call("GET", "/openapi.json", dict)
+        return document
+
+    def asks(self) -> Sequence[AskInfo]:
+        """List the hosts that wait for a person's decision, over all sandboxes."""
+        return (self._connection.call("GET", "/egress/asks", AskList)).asks
+
+    def audit(self, **filters: Any) -> Sequence[AuditItem]:
+        """List the audit log of all sandboxes, for administrators; filters as for a sandbox's."""
+        return (self._connection.call("GET", "/audit", AuditRows, query=AuditFilters(**filters))).rows
+
+    def export_audit(self, target: Path | BinaryIO, **filters: Any) -> Transferred:
+        """Fetch the audit log of all sandboxes as JSON lines."""
+        chunks = self._connection.download("/audit/export", query=AuditFilters(**filters))
+        return save(chunks, target, None)

@@ -1,0 +1,176 @@
+"""Which server to talk to: named, by the environment, or one that runs on this machine for this user.
+
+A token goes with an address and is never sent to another one.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import stat
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+from jupyter_agentbox.models import Health
+
+from .errors import InvalidRequest, NotFound
+
+ROOT = "api/agentbox"
+URL_VARIABLE, TOKEN_VARIABLE = "JUPYTER_AGENTBOX_URL", "JUPYTER_AGENTBOX_TOKEN"
+#: Seconds that a server which was found has to say that it serves sandboxes.
+PROBE_TIMEOUT = 5.0
+_MAX_FILE = 64 * 1024
+_MAX_FILES = 50
+
+
+class Server:
+    """A server's address and the token for it, which is never shown.
+
+    Parameters
+    ----------
+    url : str
+        Its base URL, such as ``http://localhost:8888/``.
+    token : str
+        Empty for none.
+    """
+
+    def __init__(self, url: str, token: str = "") -> None:
+        self.url = check_url(url)
+        self.token = token.strip()
+        if not self.token.isprintable() or not self.token.isascii() or " " in self.token:
+            raise InvalidRequest("the token has characters that no token has", field="token")
+
+    @property
+    def root(self) -> str:
+        """Address of the API."""
+        return self.url + ROOT
+
+    def __repr__(self) -> str:
+        return f"Server({self.url!r})"
+
+    def headers(self) -> dict[str, str]:
+        """Headers of every call. No encodings: sizes are those of the bytes themselves."""
+        headers = {"Accept-Encoding": "identity", "User-Agent": "jupyter-agentbox"}
+        return {**headers, "Authorization": f"token {self.token}"} if self.token else headers
+
+    def verify(self) -> ssl.SSLContext | bool:
+        """How certificates are verified: by the system's authorities, or those that ``SSL_CERT_FILE`` names."""
+        return ssl.create_default_context() if self.url.startswith("https:") else True
+
+
+def check_url(url: str) -> str:
+    """Return a base URL with a slash at its end. Raises InvalidRequest."""
+    parts = urlsplit(url.strip())
+    try:
+        is_sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_sound = False
+    if not is_sound:
+        raise InvalidRequest("a server's address is like http://localhost:8888/", field="url")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise InvalidRequest("a server's address holds no token and no password; give the token apart", field="url")
+    path = parts.path.rstrip("/").removesuffix(f"/{ROOT}")
+    return f"{parts.scheme}://{parts.netloc}{path.rstrip('/')}/"
+
+
+def named_server(url: str | None, token: str | None) -> Server | None:
+    """Return the server that was named here or by the environment; None if none was.
+
+    The token of the environment is for the address of the environment, or if that has none for the one given here.
+    """
+    env_url, env_token = os.environ.get(URL_VARIABLE), os.environ.get(TOKEN_VARIABLE, "")
+    if url is None and env_url is None:
+        if token is not None:
+            raise InvalidRequest("a token was given, and no address to send it to", field="url")
+        return None
+    server = Server(url or env_url or "")
+    if token is None and (not env_url or check_url(env_url) == server.url):
+        token = env_token
+    return Server(server.url, token or "")
+
+
+def running_servers() -> list[Server]:
+    """Return the Jupyter servers of this user that run on this machine, by their files, the newest first."""
+    from jupyter_core.paths import jupyter_runtime_dir
+
+    files = []
+    for path in Path(jupyter_runtime_dir()).glob("jpserver-*.json"):
+        try:
+            files.append((path.stat().st_mtime, path))
+        except OSError:
+            continue
+    found = (_read(path) for _, path in sorted(files, reverse=True)[:_MAX_FILES])
+    return [server for server in found if server is not None]
+
+
+class _File(msgspec.Struct):
+    url: str
+    pid: int
+    token: str = ""
+
+
+def _read(path: Path) -> Server | None:
+    """Read a running server's file; None unless it is this user's alone, and its process lives."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+                return None
+            info = msgspec.json.decode(file.read(_MAX_FILE), type=_File)
+        if info.pid <= 0:
+            return None
+        os.kill(info.pid, 0)
+        return Server(info.url, info.token)
+    except (OSError, OverflowError, ValueError, InvalidRequest):
+        return None
+
+
+def find_server(url: str | None = None, token: str | None = None) -> Server:
+    """Return the server that was named, or else the newest that runs and serves sandboxes. Blocks.
+
+    Raises
+    ------
+    NotFound
+        None was named and none is found.
+    InvalidRequest
+        The address or the token is malformed.
+    """
+    named = named_server(url, token)
+    if named is not None:
+        return named
+    servers = running_servers()
+    for server in servers:
+        if _is_serving(server):
+            return server
+    others = f"; {len(servers)} Jupyter servers run, and serve none" if servers else ""
+    raise NotFound(
+        f"no running server with sandboxes was found{others}: start one with `jupyter agentbox serve`, or name one by "
+        f"{URL_VARIABLE} and {TOKEN_VARIABLE}"
+    )
+
+
+def _is_serving(server: Server) -> bool:
+    try:
+        with httpx.Client(
+            headers=server.headers(), verify=server.verify(), timeout=PROBE_TIMEOUT, trust_env=False
+        ) as http:
+            answer = http.get(server.root + "/health")
+            return answer.status_code == 200 and bool(msgspec.json.decode(answer.content, type=Health).version)
+    except (httpx.HTTPError, msgspec.MsgspecError, OSError):
+        return False
+
+
+def read_token(path: str) -> str:
+    """Read a token from a file, or from standard input for ``-``. Raises InvalidRequest."""
+    try:
+        if path == "-":
+            return sys.stdin.readline(_MAX_FILE).strip()
+        with open(path, encoding="ascii") as file:
+            return file.readline(_MAX_FILE).strip()
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"the file of the token can't be read: {error}", field="token") from None

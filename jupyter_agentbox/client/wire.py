@@ -1,0 +1,190 @@
+"""What both faces of the client share and needs no I/O: addresses, queries, answers, event streams."""
+
+from __future__ import annotations
+
+import base64
+import codecs
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+from urllib.parse import quote
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from jupyter_agentbox.models import ErrorAnswer, ExitEvent, OutputEvent
+from jupyter_agentbox.outputs import Event
+
+from .errors import ApiError, InvalidRequest, UnexpectedAnswer, make_error
+
+#: Bytes of one JSON answer, and of one event of a stream.
+MAX_ANSWER = 512 * 1024 * 1024
+MAX_EVENT = 128 * 1024 * 1024
+#: Bytes that are sent or hashed at a time.
+CHUNK = 256 * 1024
+#: Seconds that an answer may take beyond what the server itself allows a call.
+SLACK = 30.0
+#: Seconds without a sign of life after which an event stream is given up; the server gives one every 15 s.
+STREAM_TIMEOUT = 60.0
+#: Seconds that a package manager may take, when packages come with a new sandbox.
+INSTALL_TIMEOUT = 600.0
+
+Decode = Callable[[bytes], Any]
+
+
+class Output(msgspec.Struct, frozen=True):
+    """Something was printed.
+
+    Parameters
+    ----------
+    stream : str
+        ``stdout`` or ``stderr``; all that a terminal shows is ``stdout``.
+    data : bytes
+        As they were printed.
+    text : str
+        The same as text; a character that is not whole yet comes with the next one.
+    offset : int
+        Of its first byte in all that was printed there.
+    """
+
+    stream: Literal["stdout", "stderr"]
+    data: bytes
+    text: str
+    offset: int
+
+
+class Transferred(msgspec.Struct, frozen=True):
+    """Bytes that were downloaded, and their SHA-256 in hexadecimal digits."""
+
+    size: int
+    sha256: str
+
+
+def segment(text: str, field: str = "id") -> str:
+    """Write a name as one segment of a path. Raises InvalidRequest for what would be another path."""
+    if not text or text in (".", ".."):
+        raise InvalidRequest(f"{text!r} is no name", field=field)
+    return quote(text, safe="")
+
+
+def make_query(query: msgspec.Struct | None) -> list[tuple[str, str | int | float | bool | None]]:
+    """Write a query; what has its default is left out."""
+    pairs: list[tuple[str, str | int | float | bool | None]] = []
+    for name, value in (msgspec.to_builtins(query) if query is not None else {}).items():
+        for item in value if isinstance(value, list) else [value]:
+            if item is not None:
+                pairs.append((name, str(item).lower() if isinstance(item, bool) else str(item)))
+    return pairs
+
+
+def content(data: str | bytes, text_field: str = "text", bytes_field: str = "base64") -> dict[str, Any]:
+    """Return the fields of a body for what is text or bytes."""
+    return {text_field: data} if isinstance(data, str) else {bytes_field: bytes(data)}
+
+
+def unset(value: Any) -> Any:
+    """Stand None, as which a caller leaves something out, for what is not there."""
+    found: Any | UnsetType = UNSET if value is None else value
+    return found
+
+
+def decode_answer(data: bytes, answer: Any) -> Any:
+    """Read an answer's body. Raises UnexpectedAnswer."""
+    try:
+        return msgspec.json.decode(data or b"null", type=answer)
+    except msgspec.MsgspecError as error:
+        raise UnexpectedAnswer(f"the answer is not what this client knows: {error}", status=200) from None
+
+
+def decode_error(status: int, data: bytes, place: str) -> ApiError:
+    """Return the error that an answer stands for, be it the API's own or another program's."""
+    try:
+        return make_error(msgspec.json.decode(data, type=ErrorAnswer), status)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        what = "a redirect, which is never followed" if 300 <= status < 400 else f"status {status}"
+        return UnexpectedAnswer(f"no sandboxes are served at {place}: it answers with {what}", status=status)
+
+
+class EventReader:
+    """Reads server-sent events of the API.
+
+    Parameters
+    ----------
+    decoders : mapping
+        By the events' names, what reads their data.
+    last : str
+        Name of the event that ends a stream.
+
+    Attributes
+    ----------
+    found : deque
+        Events that were read and nobody has taken yet; an error for a failure.
+    is_done : bool
+        The last one was read.
+    """
+
+    def __init__(self, decoders: Mapping[str, Decode], last: str) -> None:
+        self.found: deque[Any] = deque()
+        self.is_done = False
+        self._decoders, self._last = decoders, last
+        self._rest = bytearray()
+        self._name = ""
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes. Raises UnexpectedAnswer for what is no stream of this API."""
+        if len(self._rest) + len(data) > MAX_EVENT:
+            raise UnexpectedAnswer("an event of the stream is too large", status=200)
+        self._rest += data
+        if b"\n" not in data:
+            return
+        *lines, rest = bytes(self._rest).split(b"\n")
+        self._rest = bytearray(rest)
+        for line in lines:
+            if line.startswith(b"event: "):
+                self._name = line[7:].decode("ascii", "replace")
+            elif line.startswith(b"data: "):
+                self._take(line[6:])
+
+    def _take(self, data: bytes) -> None:
+        if self._name == "failure":
+            self.found.append(make_error(decode_answer(data, ErrorAnswer), 200))
+            self.is_done = True
+        elif (decode := self._decoders.get(self._name)) is not None:  # others are of a newer server
+            self.found.append(decode(data))
+            self.is_done = self._name == self._last
+
+    def end(self) -> None:
+        """Hear that no more comes. Raises UnexpectedAnswer if something is missing."""
+        if not self.is_done:
+            raise UnexpectedAnswer("the stream was cut off before its end", status=200)
+
+
+def output_decoders() -> dict[str, Decode]:
+    """Return what reads the events of a command, printed as base64; new ones for each stream."""
+
+    def output(stream: Literal["stdout", "stderr"]) -> Decode:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+        def decode(line: bytes) -> Output:
+            event: OutputEvent = decode_answer(line, OutputEvent)
+            try:
+                data = base64.b64decode(event.text)
+            except ValueError:
+                raise UnexpectedAnswer("an event of the stream is not what this client knows", status=200) from None
+            return Output(stream, data, decoder.decode(data), event.offset)
+
+        return decode
+
+    return {
+        "stdout": output("stdout"),
+        "stderr": output("stderr"),
+        "exit": lambda data: decode_answer(data, ExitEvent),
+    }
+
+
+def code_decoders() -> dict[str, Decode]:
+    """Return what reads the events of code."""
+    return {
+        name: lambda data: decode_answer(data, Event)
+        for name in ("stream", "display", "result", "clear", "error", "done")
+    }
