@@ -1,10 +1,10 @@
 """The hash chain of the audit log: each row's hash covers its content and the hash of the row before it.
 
-A row's hash is SHA-256 over the hash before it (32 bytes, zero at first) and the JSON array of its id and columns. Ids
+A row's hash is SHA-256 over the hash before it (32 bytes, zero at first) and the compact JSON array of its id and
+columns, floating-point numbers in hexadecimal as ``float.hex`` writes them, which no library rounds or shortens. Ids
 leave out no number, so a row that is missing shows. Rows that were dropped to keep the log small leave *gaps*: their
 first and last id and the hash of the last, neighbours merged, so that there are never more gaps than rows. A row of the
-chain's own tells of each drop and holds the digest of all gaps, so a gap that was made up to hide a
-removed row shows.
+log's own tells of each drop and holds the digest of all gaps, so a gap that was made up to hide a removed row shows.
 :mod:`~jupyter_agentbox.audit` calls it inside its transactions.
 """
 
@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 #: The columns of a row beside its id and hash.
 COLUMNS = (
@@ -43,7 +45,7 @@ _CREATE = (
     "ALTER TABLE audit ADD COLUMN hash BLOB NOT NULL DEFAULT x''",
     "CREATE TABLE gaps (first INTEGER PRIMARY KEY, last INTEGER NOT NULL, hash BLOB NOT NULL)",
 )
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
+_ENCODER = msgspec.json.Encoder()
 _MADE_UP = "rows are missing that were not dropped by the log itself"
 #: First id, last id, hash of the last.
 Gap = tuple[int, int, bytes]
@@ -74,7 +76,8 @@ def create(connection: sqlite3.Connection) -> None:
 
 def hash_row(previous: bytes, number: int, values: Sequence[Any]) -> bytes:
     """Return the hash of a row, given the one before it."""
-    return hashlib.sha256(previous + _ENCODER.encode([number, *values]).encode()).digest()
+    content = [number, *(value.hex() if isinstance(value, float) else value for value in values)]
+    return hashlib.sha256(previous + _ENCODER.encode(content)).digest()
 
 
 def append(connection: sqlite3.Connection, values: Sequence[Any]) -> int:
@@ -224,11 +227,9 @@ class _Check:
         self._pass(last, hashed)
 
     def _pass_row(self, number: int, hashed: bytes, values: list[Any]) -> None:
-        try:
-            is_same = hash_row(self.previous, number, values) == hashed
-        except TypeError:  # a value of a kind that is never written
-            is_same = False
-        if not is_same:
+        # A value of a kind that is never written could be encoded as another.
+        is_known = all(value is None or isinstance(value, (str, int, float)) for value in values)
+        if not is_known or hash_row(self.previous, number, values) != hashed:
             raise _BrokenError(number, f"row {number} is not what was written, or not in its place")
         self._pass(number, hashed)
         self.rows += 1
