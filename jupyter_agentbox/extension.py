@@ -12,6 +12,7 @@ from traitlets import Bool, Enum
 from .adoption import keep_sessions, leave_kernels, take_back
 from .errors import AgentboxError
 from .handlers import make_all
+from .handlers.mcp import close_endpoints
 from .handlers.service import Service
 from .observe import Observer
 from .policy import Policy
@@ -119,6 +120,8 @@ class AgentboxExtension(ExtensionApp):
         if self._service is not None:
             if self._observer is not None:
                 self._observer.close()
+            assert self.serverapp is not None
+            await close_endpoints(self.serverapp.web_app.settings)
             if self.keep_sandboxes:
                 await leave_kernels()
             await Runner.shared().aclose()

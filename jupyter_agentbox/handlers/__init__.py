@@ -12,6 +12,7 @@ from jupyter_server.utils import url_path_join
 
 from . import about, code, commands, files, packages, sandboxes, tokens
 from .base import make_handlers
+from .mcp import MCPHandler
 from .page import PageHandler, ScriptHandler
 from .routes import TABLE
 from .terminal import TerminalSocket
@@ -21,6 +22,7 @@ __all__ = ["ROOT", "TABLE", "make_all"]
 #: Where the API and its page are, beneath the server's base URL.
 ROOT = "api/agentbox"
 PAGE = "agentbox/docs"
+MCP = "agentbox/mcp"
 
 # What is imported has filled the table.
 _OPERATIONS = (about, code, commands, files, packages, sandboxes, tokens)
@@ -33,6 +35,7 @@ def make_all(base_url: str) -> list[tuple[str, Any]]:
     return [
         *make_handlers(TABLE, root),
         (root + r"/sandboxes/(?P<id>[^/]+)/terminals/(?P<process>[^/]+)/socket", TerminalSocket),
+        (url_path_join(base_url, MCP), MCPHandler),
         (page, PageHandler),
         (page + r"\.js", ScriptHandler),
     ]

@@ -1,0 +1,215 @@
+"""MCP over streamable HTTP: a bridge from Tornado to the SDK's ASGI application, small and bounded.
+
+Nothing of a request is taken before its sender is known, by a token: a cookie, which a browser sends along for any
+page, does not do. What the application sends waits for the client to take it, and a client that goes away ends its
+calls, as does the end of its token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from jupyter_server.base.handlers import APIHandler
+from tornado import web
+from tornado.iostream import StreamClosedError
+
+from jupyter_agentbox.errors import AgentboxError, RuntimeUnavailable, TooLarge
+from jupyter_agentbox.mcp import MISSING, is_available
+from jupyter_agentbox.models import ErrorAnswer
+from jupyter_agentbox.spec import format_size
+from jupyter_agentbox.tokens import VERBS
+
+from .failures import REASONS, describe
+from .identity import TokenMixin, caller_of, is_allowed
+from .service import Service
+
+if TYPE_CHECKING:
+    from jupyter_agentbox.mcp.endpoint import Endpoints
+
+_SETTING = "agentbox_mcp"
+#: Headers of the application's that are the connection's own, and Tornado's to set.
+_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length", "content-type"})
+
+
+def endpoints_of(settings: dict[str, Any]) -> Endpoints:
+    """Return the sessions of a server, made at first use. Raises RuntimeUnavailable."""
+    if not is_available():
+        raise RuntimeUnavailable(MISSING)
+    from jupyter_agentbox.mcp.endpoint import Endpoints
+
+    found: Endpoints = settings.get(_SETTING) or settings.setdefault(_SETTING, Endpoints())
+    return found
+
+
+async def close_endpoints(settings: dict[str, Any]) -> None:
+    """End the sessions of a server."""
+    found: Endpoints | None = settings.pop(_SETTING, None)
+    if found is not None:
+        await found.aclose()
+
+
+@web.stream_request_body
+class MCPHandler(TokenMixin, APIHandler):
+    """The one address of MCP."""
+
+    def initialize(self) -> None:
+        self._body = bytearray()
+        self._status = 200
+        self._gone = asyncio.Event()
+
+    async def prepare(self) -> None:  # type: ignore[override]
+        """Judge who comes, before any byte of the body."""
+        if self.request.connection is not None:
+            self.request.connection.set_max_body_size(1 << 62)  # type: ignore[attr-defined]
+        await super().prepare()
+        self._track_activity = self.request.method == "POST"
+        if self.current_user is None:
+            raise web.HTTPError(403, "send a token of this server, or one for a sandbox: Authorization: Bearer ...")
+        if not self.token_authenticated and self.identity_provider.auth_enabled:
+            raise web.HTTPError(403, "a cookie is not enough here; send a token: Authorization: Bearer ...")
+        for verb in VERBS:
+            if await is_allowed(self, verb):
+                break
+        else:
+            raise web.HTTPError(403, "you may do nothing with sandboxes here")
+        try:
+            self._endpoints = endpoints_of(self.settings)
+        except AgentboxError as error:
+            raise web.HTTPError(501, str(error)) from None
+
+    def data_received(self, chunk: bytes) -> None:
+        """Take a part of the body, within bounds."""
+        from jupyter_agentbox.mcp.endpoint import MAX_BODY
+
+        if self._finished:
+            return
+        self._body += chunk
+        if len(self._body) > MAX_BODY:
+            self._body.clear()
+            self._fail(TooLarge(f"the request is larger than the {format_size(MAX_BODY)} that are taken here"))
+
+    async def _serve(self) -> None:
+        if self._finished:
+            return
+        work = asyncio.ensure_future(self._run())
+        watch = asyncio.ensure_future(self.scope_ended())
+        try:
+            await asyncio.wait([work, watch], return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                # A call goes no further than the token that it was made with.
+                self._gone.set()
+                work.cancel()
+                await asyncio.wait([work])
+                if self.request.connection is not None:
+                    self.request.connection.stream.close()  # type: ignore[attr-defined]
+        finally:
+            watch.cancel()
+            work.cancel()
+        if self._gone.is_set() or self._finished:
+            return
+        error = work.exception() if not work.cancelled() else None
+        if error is not None:
+            self._fail(error)
+        elif not self._finished:
+            await self.finish()
+
+    get = post = delete = web.authenticated(_serve)
+
+    async def _run(self) -> None:
+        from jupyter_agentbox.mcp.endpoint import ACCESS
+        from jupyter_agentbox.mcp.tools import Access
+
+        service: Service = self.settings["agentbox"]
+        access = Access(
+            service,
+            caller=lambda verb: caller_of(self, verb),
+            is_allowed=lambda action: is_allowed(self, action),
+            gone=self._gone,
+        )
+        if self.scope is not None:
+            principal = f"token {self.scope.id}"
+        else:
+            principal = f"user {(await caller_of(self)).name}"
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": self.request.method,
+            "scheme": self.request.protocol,
+            "path": self.request.path,
+            "raw_path": self.request.path.encode("latin-1", "replace"),
+            "query_string": b"",
+            "root_path": "",
+            # What says who calls goes no further.
+            "headers": [
+                (name.lower().encode("latin-1"), value.encode("latin-1", "replace"))
+                for name, value in self.request.headers.get_all()
+                if name.lower() not in ("authorization", "cookie")
+            ],
+            "client": None,
+            "server": None,
+            ACCESS: access,
+        }
+        await self._endpoints.serve(principal, scope, self._make_receive(), self._send)
+
+    def _make_receive(self) -> Any:
+        parts = [bytes(self._body)]
+        self._body.clear()
+
+        async def receive() -> dict[str, Any]:
+            if parts:
+                return {"type": "http.request", "body": parts.pop(), "more_body": False}
+            await self._gone.wait()
+            return {"type": "http.disconnect"}
+
+        return receive
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        """Take what the application sends, and return when the client has taken it."""
+        if self._gone.is_set() or self._finished:
+            return
+        if message["type"] == "http.response.start":
+            self.set_status(message["status"])
+            self._type = "application/json"
+            for name, value in message.get("headers", ()):
+                if name.lower() == b"content-type":
+                    self._type = value.decode("latin-1")
+                elif name.decode("latin-1").lower() not in _HOP:
+                    self.set_header(name.decode("latin-1"), value.decode("latin-1"))
+            self.set_header("Content-Type", self._type)
+            self.set_header("X-Accel-Buffering", "no")
+            self._status = message["status"]
+            return
+        body = message.get("body", b"")
+        with contextlib.suppress(StreamClosedError):
+            if message.get("more_body", False):
+                if body:
+                    self.write(body)
+                await self.flush()
+            else:
+                await self.finish(body or None, set_content_type=self._type)
+
+    def on_connection_close(self) -> None:
+        """The client has gone: so do its calls."""
+        super().on_connection_close()
+        self._gone.set()
+
+    def _fail(self, error: BaseException) -> None:
+        status, answer = describe(error)
+        if status == 500:
+            self.log.error("agentbox: MCP failed", exc_info=error)
+        if self._headers_written:
+            if self.request.connection is not None:
+                self.request.connection.stream.close()  # type: ignore[attr-defined]
+            return
+        self.set_status(status)
+        self.finish(msgspec.json.encode(answer))
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Answer what Tornado or Jupyter has found wrong in the words of the REST API."""
+        error = (kwargs.get("exc_info") or (None, None, None))[1]
+        message = getattr(error, "log_message", None) or self._reason
+        self.finish(msgspec.json.encode(ErrorAnswer(str(message), REASONS.get(status_code, "error"))))

@@ -1,0 +1,122 @@
+"""MCP over HTTP: the SDK's session managers, one for each caller, so that nobody's session is there for anybody else.
+
+Plain ASGI; :mod:`jupyter_agentbox.handlers.mcp` brings the requests. All on the server's own event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from mcp.server import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+
+from jupyter_agentbox.errors import LimitReached
+
+from .server import make_server
+from .tools import Access
+
+#: Callers at a time, and of each: sessions, and requests that are being served.
+MAX_CALLERS = 200
+MAX_SESSIONS = 16
+MAX_REQUESTS = 64
+#: Seconds without a request after which a session ends.
+IDLE_TIMEOUT = 1800.0
+#: Bytes of one request; base64 of what can be uploaded fits.
+MAX_BODY = 8 * 1024 * 1024
+#: Where a request's access stands in its ASGI scope.
+ACCESS = "agentbox.access"
+
+
+def _access_of(context: Any) -> Access:
+    access: Access = context.request.scope[ACCESS]
+    return access
+
+
+class _Caller:
+    """The sessions of one caller."""
+
+    def __init__(self, server: Server[Any]) -> None:
+        self.manager = StreamableHTTPSessionManager(
+            server, session_idle_timeout=IDLE_TIMEOUT, max_sessions=MAX_SESSIONS, max_request_body_size=MAX_BODY
+        )
+        self.requests = 0
+        self.used = time.monotonic()
+        self._stop = asyncio.Event()
+        self._is_ready = asyncio.Event()
+        self._running = asyncio.ensure_future(self._run())
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it can have no session any more."""
+        return not self.requests and time.monotonic() - self.used > IDLE_TIMEOUT
+
+    async def _run(self) -> None:
+        try:
+            async with self.manager.run():
+                self._is_ready.set()
+                await self._stop.wait()
+        finally:
+            self._is_ready.set()
+
+    async def serve(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        self.requests += 1
+        try:
+            await self._is_ready.wait()
+            await self.manager.handle_request(scope, receive, send)
+        finally:
+            self.requests -= 1
+            self.used = time.monotonic()
+
+    async def aclose(self) -> None:
+        self._stop.set()
+        await asyncio.wait([self._running], timeout=5)
+
+
+class Endpoints:
+    """All callers' sessions of one Jupyter server."""
+
+    def __init__(self) -> None:
+        self._server = make_server(_access_of)
+        self._callers: dict[str, _Caller] = {}
+
+    async def serve(self, principal: str, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Serve one request of a caller.
+
+        Parameters
+        ----------
+        principal : str
+            Tells callers apart: a user, or a token.
+        scope, receive, send
+            ASGI's; the scope holds an :class:`~jupyter_agentbox.mcp.tools.Access` under :data:`ACCESS`.
+
+        Raises
+        ------
+        LimitReached
+            There are too many callers, or requests of this one.
+        """
+        caller = self._callers.get(principal) or await self._add(principal)
+        if caller.requests >= MAX_REQUESTS:
+            raise LimitReached(f"{MAX_REQUESTS} requests of yours are being served; wait for one of them")
+        await caller.serve(scope, receive, send)
+
+    async def _add(self, principal: str) -> _Caller:
+        for name, other in list(self._callers.items()):
+            if other.is_idle:
+                del self._callers[name]
+                await other.aclose()
+        if principal not in self._callers:
+            if len(self._callers) >= MAX_CALLERS:
+                raise LimitReached(f"{MAX_CALLERS} callers use MCP here, and there may be no more at a time")
+            self._callers[principal] = _Caller(self._server)
+        return self._callers[principal]
+
+    async def aclose(self) -> None:
+        """End all sessions."""
+        callers, self._callers = list(self._callers.values()), {}
+        await asyncio.gather(*(caller.aclose() for caller in callers))
+        # The SDK's event streams leave one task on the loop that would see the end of another kind of server.
+        for task in asyncio.all_tasks():
+            if getattr(task.get_coro(), "__name__", "") == "_shutdown_watcher":
+                task.cancel()

@@ -1,0 +1,233 @@
+"""What tools answer, from what the operations gave: text, images, bytes, and errors. Sans-I/O.
+
+All of it is hostile. Text is bounded and loses what a terminal would obey; an image is one by its first bytes, or it
+is left out and that is said; what was cut is said, too.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from mcp import types
+
+from jupyter_agentbox.models import ErrorAnswer, RefusedHost
+from jupyter_agentbox.outputs import CodeResult, Display
+from jupyter_agentbox.spec import MIB, format_size
+
+#: Images of one answer, and bytes of them together.
+MAX_IMAGES = 20
+MAX_IMAGE_BYTES = 8 * MIB
+
+Block = types.TextContent | types.ImageContent | types.EmbeddedResource
+Result = types.CallToolResult
+
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_BITMAPS: tuple[tuple[str, bytes], ...] = (
+    ("image/png", b"\x89PNG\r\n\x1a\n"),
+    ("image/jpeg", b"\xff\xd8\xff"),
+    ("image/gif", b"GIF8"),
+)
+_SVG = "image/svg+xml"
+
+
+def sound(text: str) -> str:
+    """Make text that is surely UTF-8."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def plain(text: str) -> str:
+    """Make text that no terminal obeys: colours go, and other control characters become U+FFFD."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", _ESCAPE.sub("", sound(text)))
+
+
+class Kept:
+    """The beginning and the end of a text that comes in parts, within a number of characters."""
+
+    def __init__(self, limit: int) -> None:
+        self.total = 0
+        self._first = limit * 2 // 3
+        self._last = limit - self._first
+        self._head = ""
+        self._tail = ""
+
+    def add(self, text: str) -> None:
+        """Take the next part."""
+        self.total += len(text)
+        room = self._first - len(self._head)
+        if room > 0:
+            self._head += text[:room]
+            text = text[room:]
+        if text:
+            self._tail = (self._tail + text[-2 * self._last :])[-2 * self._last :]
+
+    def value(self) -> str:
+        """What is kept, with a line that says what is not."""
+        tail = self._tail[-self._last :]
+        left_out = self.total - len(self._head) - len(tail)
+        if not left_out:
+            return plain(self._head + tail)
+        return f"{plain(self._head)}\n[{left_out:,} of {self.total:,} characters are left out here]\n{plain(tail)}"
+
+
+def cut(text: str, limit: int) -> str:
+    """Keep the beginning and the end of a text, and say so."""
+    kept = Kept(limit)
+    kept.add(text)
+    return kept.value()
+
+
+def text_block(text: str) -> types.TextContent:
+    """Make a block of text, which is taken as it is."""
+    return types.TextContent(type="text", text=sound(text))
+
+
+def answer(*parts: str | Block, structured: Any = None, is_error: bool = False) -> Result:
+    """Make a result of texts and blocks; empty texts are left out."""
+    blocks: list[Any] = [text_block(part) if isinstance(part, str) else part for part in parts if part != ""]
+    return types.CallToolResult(
+        content=blocks or [text_block("done, and nothing was printed")],
+        structured_content=structured,
+        is_error=is_error,
+    )
+
+
+def data(value: msgspec.Struct, *texts: str) -> Result:
+    """Make a result of a value, with text for models that shows it better than its JSON, if given."""
+    built = msgspec.json.decode(sound(msgspec.json.encode(value).decode()))
+    return answer(*(texts or (sound(msgspec.json.encode(value).decode()),)), structured=built)
+
+
+def failure(error: ErrorAnswer) -> Result:
+    """Make a result of an error: our sentence, and the setting that would change it."""
+    hint = f" (setting: {error.setting})" if error.setting and error.setting not in error.message else ""
+    return answer(plain(error.message) + hint, structured=msgspec.to_builtins(error), is_error=True)
+
+
+def refusals(refused: Iterable[RefusedHost]) -> str:
+    """Say what the gate refused."""
+    return "\n".join(f"[refused: {plain(item.message)}]" for item in list(refused)[:20])
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def bitmap_type(content: bytes) -> str | None:
+    """Return the MIME type of what is an image by its first bytes."""
+    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
+        return "image/webp"
+    return next((mime for mime, magic in _BITMAPS if content.startswith(magic)), None)
+
+
+def image(content: bytes, mime: str) -> types.ImageContent:
+    """Make a block of an image."""
+    return types.ImageContent(type="image", data=base64.b64encode(content).decode(), mime_type=mime)
+
+
+def resource(path: str, content: bytes) -> types.EmbeddedResource:
+    """Make a block of bytes."""
+    blob = types.BlobResourceContents(
+        uri=f"file:///workspace/{quote(sound(path))}",
+        mime_type=bitmap_type(content) or "application/octet-stream",
+        blob=base64.b64encode(content).decode(),
+    )
+    return types.EmbeddedResource(type="resource", resource=blob)
+
+
+def whole_text(content: bytes, is_end: bool) -> str | None:
+    """Decode a part of a file, without a character that is cut off at its end; None if it is no text."""
+    if b"\0" in content:
+        return None
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        if not is_end and error.reason == "unexpected end of data" and error.start:
+            return content[: error.start].decode()
+        return None
+
+
+# -- code ------------------------------------------------------------------------------------------
+
+
+def code(result: CodeResult, limit: int) -> Result:
+    """Make a result of what code came to: its text first, then its images."""
+    images = _Images()
+    shown = [images.take(display) for display in result.displays]
+    parts = [
+        cut(result.stdout, limit),
+        f"[stderr]\n{cut(result.stderr, limit)}" if result.stderr else "",
+        *(cut(text, limit) for text in shown),
+    ]
+    if result.result is not None:
+        parts.append(cut(images.take(result.result), limit))
+    if result.error is not None:
+        lines = result.error.traceback or [f"{result.error.ename}: {result.error.evalue}"]
+        parts.append(cut("\n".join(lines), limit))
+    if result.status not in ("ok", "error"):
+        parts.append(f"[{result.status.replace('_', ' ')}]")
+    if result.message:
+        parts.append(f"[{plain(result.message)}]")
+    if result.end is not None and result.end.message not in (result.message or ""):
+        parts.append(f"[{plain(result.end.message)}]")
+    if result.truncated:
+        total = result.total_bytes
+        parts.append(
+            f"[not all output was kept: it printed {total.stdout:,} bytes, {total.stderr:,} to stderr, and showed "
+            f"{total.displays:,} bytes of displays]"
+        )
+    parts += images.notes
+    text = "\n".join(part.rstrip("\n") for part in parts if part)
+    return answer(text, *images.blocks, is_error=result.status != "ok")
+
+
+class _Images:
+    """Gathers the images of displays."""
+
+    def __init__(self) -> None:
+        self.blocks: list[types.ImageContent] = []
+        self.notes: list[str] = []
+        self._size = 0
+
+    def take(self, display: Display) -> str:
+        """Take a display's image, if it has one; return its text if not."""
+        for mime in ("image/png", "image/jpeg", "image/gif", _SVG):
+            value = display.data.get(mime)
+            if isinstance(value, str):
+                content = _bytes_of(value, mime)
+                if content is None:
+                    self.notes.append(f"[a display said to be {mime} is none, and left out]")
+                elif len(self.blocks) >= MAX_IMAGES or self._size + len(content) > MAX_IMAGE_BYTES:
+                    self.notes.append(f"[an image of {format_size(len(content))} is left out: there are too many]")
+                else:
+                    self._size += len(content)
+                    self.blocks.append(image(content, mime))
+                    return ""
+        for mime in ("text/markdown", "text/plain", "text/latex"):
+            value = display.data.get(mime)
+            if isinstance(value, str):
+                return value
+        kinds = ", ".join(plain(mime) for mime in list(display.data)[:10])
+        return f"[a display of {kinds or 'nothing'} that can't be shown as text]"
+
+
+def _bytes_of(value: str, mime: str) -> bytes | None:
+    if mime == _SVG:
+        head = value[:1000].lstrip().lower()
+        return sound(value).encode() if head.startswith(("<svg", "<?xml", "<!doctype svg", "<!--")) else None
+    try:
+        content = base64.b64decode("".join(value.split()), validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return content if bitmap_type(content) == mime else None
+
+
+def listing(lines: Sequence[str], note: str | None, is_cut: bool) -> str:
+    """Write lines, and whether they are all."""
+    end = f"\n[cut: {note or 'there is more'}]" if is_cut else ""
+    return ("\n".join(plain(line) for line in lines) or "nothing was found") + end

@@ -1,0 +1,455 @@
+"""The tools, and how each is done: by an operation of the REST API, whose rights, rules and audit rows thus hold.
+
+A tool's docstring is what models read. To add one, such as for snapshots, write it here above its operation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
+
+import msgspec
+
+from jupyter_agentbox.errors import InvalidRequest, NotAuthorized, NotFound
+from jupyter_agentbox.handlers import code, commands, files, packages, sandboxes
+from jupyter_agentbox.handlers.call import Call, Chunks
+from jupyter_agentbox.handlers.routes import READY, TABLE, Route
+from jupyter_agentbox.handlers.service import Service
+from jupyter_agentbox.models import (
+    AppendRequest,
+    AskRequest,
+    CodeRequest,
+    EditRequest,
+    ExecRequest,
+    GlobQuery,
+    GrepQuery,
+    HttpRequest,
+    InstallRequest,
+    ListQuery,
+    OutputQuery,
+    ProcessRequest,
+    ReadQuery,
+    SandboxFilters,
+    SandboxRequest,
+    WriteRequest,
+)
+from jupyter_agentbox.registry import Caller
+from jupyter_agentbox.tokens import Verb
+
+from . import arguments as take
+from . import results
+from .results import Result
+
+Work = TypeVar("Work", bound=Callable[..., Awaitable[Result]])
+
+_ROUTES = {route.operation: route for route in TABLE}
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who calls, and by what right: made anew for each request.
+
+    Parameters
+    ----------
+    service : Service
+    caller : coroutine function
+        Says who calls and is about to do what.
+    is_allowed : coroutine function
+        Asks whether the caller may ``read``, ``write`` or ``execute``.
+    gone : Event
+        Set when the client has gone, and its call with it.
+    """
+
+    service: Service
+    caller: Callable[[Verb], Awaitable[Caller]]
+    is_allowed: Callable[[str], Awaitable[bool]]
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One call of a tool.
+
+    Parameters
+    ----------
+    access : Access
+    tell : callable
+        Takes text that comes while the work goes on.
+    """
+
+    access: Access
+    tell: Callable[[str], None]
+
+    async def make(self, operation: Callable[..., Any], args: take.Target, **values: Any) -> Call:
+        """Make a call of an operation on the sandbox that is meant. Raises NotAuthorized, NotFound, InvalidRequest."""
+        call = await self.make_free(operation, **values)
+        call.params["id"] = args.sandbox or await self._only_one(call.caller)
+        return call
+
+    async def make_free(
+        self, operation: Callable[..., Any], *, body: Any = None, query: Any = None, **params: str
+    ) -> Call:
+        """Make a call of an operation that is on no sandbox."""
+        route = _ROUTES[operation]
+        if not await self.access.is_allowed(route.action):
+            raise NotAuthorized(f"you may not {route.action} on sandboxes here")
+        return Call(
+            route=route,
+            params=dict(params),
+            query=query,
+            body=body,
+            caller=await self.access.caller(route.action),
+            sessions=self.access.service.sessions,
+            headers={},
+            chunks=Chunks(),
+            service=self.access.service,
+            is_allowed=self.access.is_allowed,
+        )
+
+    async def do(self, operation: Callable[..., Any], args: take.Target, **values: Any) -> Any:
+        """Do an operation on a sandbox."""
+        call = await self.make(operation, args, **values)
+        return await call.route.operation(call)
+
+    async def events(
+        self, operation: Callable[..., Any], args: take.Target, **values: Any
+    ) -> AsyncGenerator[tuple[str, Any], None]:
+        """Do an operation that answers events."""
+        call = await self.make(operation, args, **values)
+        async with contextlib.aclosing(await call.route.operation(call)) as events:
+            async for event in events:
+                if event is not READY:
+                    yield event
+
+    async def _only_one(self, caller: Caller) -> str:
+        if caller.scope is not None:
+            return caller.scope.sandbox
+        found = await self.access.service.sessions.list(SandboxFilters(state="running"), caller=caller)
+        own = [info.id for info in found if info.kind == "session" and info.owner == caller.name]
+        if len(own) == 1:
+            return own[0]
+        if not own:
+            raise NotFound("you have no sandbox; make one by create_sandbox", field="sandbox")
+        raise InvalidRequest(f"say which sandbox: {', '.join(own[:20])}", field="sandbox")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One tool.
+
+    Parameters
+    ----------
+    name, title : str
+    route : Route
+        The operation that it is; what right it takes.
+    arguments : type
+        Struct of what comes in.
+    work : coroutine function
+        Does it. Takes a :class:`Turn` and the arguments.
+    is_destructive, is_open_world : bool
+        Hints for clients: it may destroy something; it may reach the world outside.
+    """
+
+    name: str
+    title: str
+    route: Route
+    arguments: type[msgspec.Struct]
+    work: Callable[[Turn, Any], Awaitable[Result]]
+    is_destructive: bool = False
+    is_open_world: bool = False
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether it changes nothing."""
+        return self.route.action == "read"
+
+    @property
+    def description(self) -> str:
+        """What a model is told of it."""
+        return " ".join((self.work.__doc__ or "").split())
+
+    @cached_property
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema of its arguments, an object at the top."""
+        made = msgspec.json.schema(self.arguments)
+        others = made["$defs"]
+        schema: dict[str, Any] = others.pop(self.arguments.__name__)
+        schema = {key: value for key, value in schema.items() if key not in ("title", "description")}
+        return {**schema, "$defs": others} if others else schema
+
+
+TOOLS: dict[str, Tool] = {}
+
+
+def tool(
+    name: str, title: str, operation: Callable[..., Any], arguments: type[msgspec.Struct], **hints: bool
+) -> Callable[[Work], Work]:
+    """Put a tool into the table; see :class:`Tool`."""
+
+    def add(work: Work) -> Work:
+        TOOLS[name] = Tool(name, title, _ROUTES[operation], arguments, work, **hints)
+        return work
+
+    return add
+
+
+# -- sandboxes -------------------------------------------------------------------------------------
+
+
+@tool("create_sandbox", "Create a sandbox", sandboxes.create_sandbox, take.CreateSandbox)
+async def create_sandbox(turn: Turn, args: take.CreateSandbox) -> Result:
+    """Create an isolated sandbox with a workspace of its own at `/workspace`, Python, a shell, and access to the
+    network by host names only. It ends when it is not used for a while, so save what matters by `download`."""
+    values = {name: value for name, value in msgspec.structs.asdict(args).items() if value is not None}
+    call = await turn.make_free(sandboxes.create_sandbox, body=SandboxRequest(**values))
+    return results.data(await call.route.operation(call))
+
+
+@tool("list_sandboxes", "List sandboxes", sandboxes.list_sandboxes, take.ListSandboxes)
+async def list_sandboxes(turn: Turn, args: take.ListSandboxes) -> Result:
+    """List your sandboxes, and those of the open notebooks that you may use (kind `notebook`): code sent to one of
+    those runs in the notebook's own kernel and shares its variables."""
+    call = await turn.make_free(sandboxes.list_sandboxes, query=SandboxFilters(state=args.state))
+    return results.data(await call.route.operation(call))
+
+
+@tool("stop_sandbox", "Stop a sandbox", sandboxes.delete_sandbox, take.Target, is_destructive=True)
+async def stop_sandbox(turn: Turn, args: take.Target) -> Result:
+    """End a sandbox with all that runs in it. Its files are lost, unless it has a tenant."""
+    await turn.do(sandboxes.delete_sandbox, args)
+    return results.answer("the sandbox has ended")
+
+
+# -- code and commands -----------------------------------------------------------------------------
+
+
+@tool("run_code", "Run code", code.stream_code, take.RunCode, is_destructive=True, is_open_world=True)
+async def run_code(turn: Turn, args: take.RunCode) -> Result:
+    """Run code in a persistent Jupyter kernel and get its output, its last value, errors, and plots as images.
+    Variables and imports stay for the next run."""
+    body = CodeRequest(code=args.code, context=args.context, language=args.language, timeout=args.timeout)
+    async with contextlib.aclosing(turn.events(code.stream_code, args, body=body)) as events:
+        async for name, event in events:
+            if name == "stream":
+                turn.tell(event.text)
+            elif name == "done":
+                return results.code(event.result, args.max_output)
+    raise AssertionError("a run ends with what came of it")
+
+
+@tool("bash", "Run a command", commands.stream_command, take.Bash, is_destructive=True, is_open_world=True)
+async def bash(turn: Turn, args: take.Bash) -> Result:
+    """Run a shell command in the sandbox and get what it prints and its exit code. Each call has a shell of its own:
+    the directory and variables of an earlier one are gone. With `background` it goes on after the answer."""
+    if args.background:
+        request = ProcessRequest(command=args.command, workdir=args.workdir)
+        return results.data(await turn.do(commands.start_process, args, body=request))
+    kept = {name: results.Kept(args.max_output) for name in ("stdout", "stderr")}
+    body = ExecRequest(command=args.command, workdir=args.workdir, timeout=args.timeout)
+    async with contextlib.aclosing(turn.events(commands.stream_command, args, body=body)) as events:
+        async for name, event in events:
+            if name != "exit":
+                kept[name].add(event.text)
+                turn.tell(event.text)
+                continue
+            stderr = kept["stderr"].value()
+            end = f"[exit code {event.exit_code}]" if event.exit_code else ""
+            if event.timed_out:
+                end = f"[it was killed after {args.timeout:g} s; give a longer timeout, or run it in the background]"
+            texts = (kept["stdout"].value(), f"[stderr]\n{stderr}" if stderr else "", end)
+            text = "\n".join(part.rstrip("\n") for part in (*texts, results.refusals(event.refused)) if part)
+            return results.answer(text, is_error=event.timed_out)
+    raise AssertionError("a command's events end with its exit")
+
+
+@tool("bash_output", "Read on", commands.read_output, take.BashOutput)
+async def bash_output(turn: Turn, args: take.BashOutput) -> Result:
+    """Read what a background command printed, from an offset on, and whether it still runs."""
+    query = OutputQuery(stream=args.stream, offset=args.offset, limit=args.limit, wait=args.wait)
+    chunk = await turn.do(commands.read_output, args, query=query, process=args.process)
+    info = await turn.do(commands.get_process, args, process=args.process)
+    state = info.state if info.exit_code is None else f"{info.state} with code {info.exit_code}"
+    dropped = f"[{chunk.dropped:,} bytes before this are no longer kept]" if chunk.dropped else ""
+    note = (
+        f"[{state}; next offset {chunk.next_offset}{', nothing follows' if chunk.is_end else ''}; printed so far: "
+        f"{info.stdout_bytes:,} bytes, {info.stderr_bytes:,} to stderr]"
+    )
+    return results.answer(dropped, results.plain(chunk.data), note)
+
+
+@tool("bash_kill", "Kill a background command", commands.kill_process, take.Process, is_destructive=True)
+async def bash_kill(turn: Turn, args: take.Process) -> Result:
+    """Kill a background command with all that it started."""
+    return results.data(await turn.do(commands.kill_process, args, process=args.process))
+
+
+@tool("install", "Install packages", packages.stream_installation, take.Install, is_open_world=True)
+async def install(turn: Turn, args: take.Install) -> Result:
+    """Install Python packages by pip, or Node packages by npm, into the sandbox, for as long as it lives."""
+    values = {name: value for name, value in msgspec.structs.asdict(args).items() if name != "sandbox"}
+    async with contextlib.aclosing(
+        turn.events(packages.stream_installation, args, body=InstallRequest(**values))
+    ) as events:
+        async for name, event in events:
+            if name == "progress":
+                turn.tell(event.text + "\n")
+                continue
+            log = "" if event.is_ok else results.plain(event.log[-4000:])
+            return results.answer(
+                results.plain(event.message), log, results.refusals(event.refused), is_error=not event.is_ok
+            )
+    raise AssertionError("an installation ends with its result")
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+@tool("read", "Read a file", files.read_file, take.Read)
+async def read(turn: Turn, args: take.Read) -> Result:
+    """Read a text file, or a part of it; an image is answered as an image."""
+    content, found = await _part(turn, args, args.path, args.offset, args.length)
+    mime = results.bitmap_type(content) if found.offset == 0 else None
+    if mime is not None and found.truncated and found.size <= take.MAX_PART:
+        content, found = await _part(turn, args, args.path, 0, take.MAX_PART)
+    if mime is not None and not found.truncated:
+        return results.answer(results.image(content, mime))
+    text = results.whole_text(content, not found.truncated)
+    if text is None:
+        return results.answer(f"{found.path} is no text, but {found.size:,} bytes; use download", is_error=True)
+    if not found.truncated and not found.offset:
+        return results.answer(text or "[the file is empty]")
+    end = found.offset + len(text.encode())
+    more = f"; read on from offset {end}" if end < found.size else ""
+    return results.answer(text, f"[bytes {found.offset} to {end} of {found.size}{more}]")
+
+
+async def _part(turn: Turn, args: take.Target, path: str, offset: int, length: int) -> tuple[bytes, Any]:
+    query = ReadQuery(path=path, offset=offset, length=length, encoding="base64")
+    found = await turn.do(files.read_file, args, query=query)
+    return msgspec.convert(found.data, bytes), found
+
+
+@tool("write", "Write a file", files.write_file, take.Write, is_destructive=True)
+async def write(turn: Turn, args: take.Write) -> Result:
+    """Write a whole text file; missing directories are made."""
+    body = WriteRequest(path=args.path, text=args.text, overwrite=args.overwrite)
+    return results.data(await turn.do(files.write_file, args, body=body))
+
+
+@tool("edit", "Edit a file", files.edit_file, take.Edit, is_destructive=True)
+async def edit(turn: Turn, args: take.Edit) -> Result:
+    """Replace a text in a file. It must stand there exactly once, unless `all` is set."""
+    body = EditRequest(path=args.path, old=args.old, new=args.new, all=args.all)
+    return results.data(await turn.do(files.edit_file, args, body=body))
+
+
+@tool("list", "List a directory", files.list_files, take.ListFiles)
+async def list_files(turn: Turn, args: take.ListFiles) -> Result:
+    """List a directory of the workspace; directories end in a slash."""
+    query = ListQuery(path=args.path, recursive=args.recursive, limit=args.limit)
+    return _entries(await turn.do(files.list_files, args, query=query))
+
+
+@tool("glob", "Find files by name", files.glob_files, take.Glob)
+async def glob(turn: Turn, args: take.Glob) -> Result:
+    """Find files and directories of the workspace by a pattern of their paths."""
+    query = GlobQuery(pattern=args.pattern, path=args.path, limit=args.limit)
+    return _entries(await turn.do(files.glob_files, args, query=query))
+
+
+def _entries(found: Any) -> Result:
+    lines = [f"{item.path}{'/' if item.kind == 'directory' else ''}" for item in found.entries]
+    return results.data(found, results.listing(lines, found.note, found.truncated))
+
+
+@tool("grep", "Find lines", files.grep_files, take.Grep)
+async def grep(turn: Turn, args: take.Grep) -> Result:
+    """Find lines of files of the workspace by a regular expression, as `path:line:text`."""
+    query = GrepQuery(
+        pattern=args.pattern,
+        path=args.path,
+        glob=args.glob,
+        is_literal=args.is_literal,
+        ignore_case=args.ignore_case,
+        before=args.context,
+        after=args.context,
+        limit=args.limit,
+    )
+    found = await turn.do(files.grep_files, args, query=query)
+    lines = []
+    for match in found.matches:
+        first = match.line - len(match.before)
+        for number, text in enumerate((*match.before, match.text, *match.after), first):
+            lines.append(f"{match.path}{':' if number == match.line else '-'}{number}:{text}"[:2000])
+    kept = results.cut(results.listing(lines, found.note, found.truncated), take.MOST_TEXT)
+    return results.answer(kept)
+
+
+@tool("upload", "Upload bytes", files.write_file, take.Upload, is_destructive=True)
+async def upload(turn: Turn, args: take.Upload) -> Result:
+    """Write bytes given in base64 into a file of the workspace. Of text, use `write`."""
+    if args.append:
+        return results.data(
+            await turn.do(files.append_file, args, body=AppendRequest(path=args.path, base64=args.base64))
+        )
+    body = WriteRequest(path=args.path, base64=args.base64, overwrite=args.overwrite)
+    return results.data(await turn.do(files.write_file, args, body=body))
+
+
+@tool("download", "Download bytes", files.read_file, take.Download)
+async def download(turn: Turn, args: take.Download) -> Result:
+    """Read bytes of a file of the workspace, as a resource in base64. Of text, use `read`."""
+    content, found = await _part(turn, args, args.path, args.offset, args.length)
+    end = found.offset + len(content)
+    more = f"; go on from offset {end}" if found.truncated else ""
+    return results.answer(
+        f"[bytes {found.offset} to {end} of {found.size}{more}]", results.resource(found.path, content)
+    )
+
+
+# -- the network -----------------------------------------------------------------------------------
+
+
+@tool("hosts", "What may be reached", sandboxes.get_egress, take.Target)
+async def hosts(turn: Turn, args: take.Target) -> Result:
+    """Tell which hosts the sandbox may reach, and what became of those that were asked for."""
+    grant = await turn.do(sandboxes.get_egress, args)
+    asks = await turn.do(sandboxes.list_asks, args)
+    return results.data(_Hosts(hosts=grant.hosts, could_be_allowed=grant.ceiling, asks=asks.asks))
+
+
+class _Hosts(msgspec.Struct):
+    hosts: list[str]
+    could_be_allowed: list[str]
+    asks: list[Any]
+
+
+@tool("ask_host", "Ask for a host", sandboxes.ask_host, take.AskHost)
+async def ask_host(turn: Turn, args: take.AskHost) -> Result:
+    """Ask the person in charge to let the sandbox reach a host. `hosts` tells what became of it."""
+    return results.data(
+        await turn.do(sandboxes.ask_host, args, body=AskRequest(host=args.host, why=args.why)),
+    )
+
+
+@tool("http_request", "Send an HTTP request", sandboxes.http_request, take.HttpCall, is_destructive=True,
+      is_open_world=True)  # fmt: skip
+async def http_request(turn: Turn, args: take.HttpCall) -> Result:
+    """Send one HTTP request through the sandbox's egress gate, if it may reach the host. Redirects are not followed."""
+    body = HttpRequest(
+        url=args.url, method=args.method, headers=args.headers, body=args.body, timeout=args.timeout,
+        max_bytes=take.MAX_PART,
+    )  # fmt: skip
+    found = await turn.do(sandboxes.http_request, args, body=body)
+    head = "\n".join(f"{name}: {value}" for name, value in found.headers)
+    head = results.cut(f"HTTP {found.status} {found.reason}\n{head}", 8000)
+    note = f"[cut: only the first {take.MAX_PART:,} bytes were read]" if found.truncated else ""
+    if found.encoding == "utf-8":
+        return results.answer(head, results.cut(found.body, args.max_output), note)
+    content = msgspec.convert(found.body, bytes)
+    mime = results.bitmap_type(content)
+    return results.answer(head, results.image(content, mime) if mime else results.resource("body", content), note)

@@ -1,0 +1,92 @@
+"""A real Jupyter server, reached over MCP by the SDK's own client, and a sandbox that tests share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from e2e.harness import Env, Server
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.types import CallToolResult
+
+#: Long, so that a slow machine does not lose the sandbox that all tests share.
+LEASE = 30.0
+#: How the SDK's client speaks: with sessions, as most clients do today, and without, as newer ones.
+MODES = ("legacy", "2026-07-28")
+
+
+def text_of(result: CallToolResult) -> str:
+    """Return all text of a result."""
+    return "\n".join(block.text for block in result.content if block.type == "text")
+
+
+class Endpoint:
+    """The MCP address of one server."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.url = server.url("agentbox/mcp")
+
+    @contextlib.asynccontextmanager
+    async def connect(self, token: str | None = None, mode: str = "legacy") -> AsyncIterator[Client]:
+        """Connect the SDK's client by a token, the server's own unless given."""
+        headers = {"Authorization": f"Bearer {token or self.server.token}"}
+        async with (
+            httpx2.AsyncClient(headers=headers, trust_env=False, timeout=60) as http,
+            Client(streamable_http_client(self.url, http_client=http), mode=mode, cache=None) as client,
+        ):
+            yield client
+
+    def run(self, test: Callable[[Client], Awaitable[Any]], token: str | None = None, mode: str = "legacy") -> Any:
+        """Run a test with a client of its own."""
+
+        async def with_client() -> Any:
+            async with self.connect(token, mode) as client:
+                return await test(client)
+
+        return asyncio.run(asyncio.wait_for(with_client(), 90))
+
+    def call(self, name: str, token: str | None = None, mode: str = "legacy", **arguments: Any) -> CallToolResult:
+        """Call one tool with a client of its own."""
+
+        async def test(client: Client) -> CallToolResult:
+            return await client.call_tool(name, arguments)
+
+        result: CallToolResult = self.run(test, token, mode)
+        return result
+
+
+@pytest.fixture(scope="session")
+def mcp_server(has_runsc: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    config = {"Policy": {"lease_timeout": LEASE, "blocked_commands": ["forbidden-program"]}}
+    env = Env(tmp_path_factory.mktemp("mcp"), config)
+    try:
+        arguments = (
+            "--ServerApp.jpserver_extensions={'jupyter_agentbox': True}",
+            "--AgentboxExtension.keep_sandboxes=False",
+            "--ServerApp.kernel_spec_manager_class=jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager",
+        )
+        with env.server("server", *arguments) as running:
+            yield running
+        env.assert_clean()
+    finally:
+        env.close()
+
+
+@pytest.fixture(scope="session")
+def endpoint(mcp_server: Server) -> Endpoint:
+    return Endpoint(mcp_server)
+
+
+@pytest.fixture(scope="session")
+def box(endpoint: Endpoint) -> str:
+    """Id of a sandbox that tests share."""
+    made = endpoint.call("create_sandbox", id="shared", allowed_hosts=["pypi"])
+    assert not made.is_error, text_of(made)
+    return str(made.structured_content["id"])
