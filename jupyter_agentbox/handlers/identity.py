@@ -92,10 +92,21 @@ _AUTHORIZER = _ScopedAuthorizer(identity_provider=_IDENTITY)
 
 
 class TokenMixin(JupyterHandler):
-    """Takes scoped tokens: put it before Jupyter's and Tornado's classes in a handler's bases."""
+    """Takes scoped tokens: put it before Jupyter's and Tornado's classes in a handler's bases.
+
+    One of websockets names JupyterHandler last, so that Tornado's own classes come before it.
+    """
 
     #: What the request's token stands for; None where Jupyter has judged who calls.
     scope: Scope | None = None
+    _is_refused = False
+
+    def set_default_headers(self) -> None:
+        """Say to one whose token is not good what is wanted, and that nothing more is read from it."""
+        super().set_default_headers()
+        if self._is_refused:
+            self.set_header("WWW-Authenticate", "Bearer")
+            self.set_header("Connection", "close")
 
     async def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Judge a scoped token, if there is one, before Jupyter judges the rest."""
@@ -103,6 +114,7 @@ class TokenMixin(JupyterHandler):
             self.scope = authenticate(self)
         except AgentboxError as error:
             self.current_user = self._jupyter_current_user = None
+            self._is_refused = True
             raise web.HTTPError(describe(error)[0], str(error)) from None
         result = super().prepare(*args, **kwargs)
         if result is not None:

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import msgspec
 from jupyter_server.auth.decorator import ws_authenticated
+from jupyter_server.base.handlers import JupyterHandler
 from jupyter_server.base.websocket import WebSocketMixin
 from tornado import web
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
@@ -43,7 +44,7 @@ class _Ended(msgspec.Struct):
     exit_code: int
 
 
-class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler):
+class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandler):
     """One client at one terminal."""
 
     auth_resource = RESOURCE
