@@ -201,6 +201,7 @@ class SandboxManager:
     async def _restore(self, spec: SandboxSpec, then: Record, saved: Path, on_refusal: OnRefusal | None) -> Sandbox:
         record = self._make_record(spec)
         record.kernels, record.processes, record.link = list(then.kernels), list(then.processes), then.link
+        record.started_kernels = then.started_kernels
         return await self._start(record, None, on_refusal, saved)
 
     async def adopt(self, sandbox_id: str, *, on_refusal: OnRefusal | None = None) -> Sandbox:

@@ -172,7 +172,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
             return None
         label = (self._spec.kernel_id, self._spec.origin)
         for record in await asyncio.to_thread(slot.manager.orphans):
-            if (record.spec.kernel_id, record.spec.origin) == label and record.kernels:
+            if (record.spec.kernel_id, record.spec.origin) == label and record.main_kernel is not None:
                 try:
                     return await LinkThread.instance().run(slot.adopt(record))
                 except AgentboxError as error:

@@ -29,11 +29,14 @@ class KernelRecord:
         The guest's name for it.
     key, signature_scheme : str
         Of its messages.
+    context : str
+        The name of the context of code whose kernel it is; empty for a notebook's.
     """
 
     name: str
     key: str
     signature_scheme: str
+    context: str = ""
 
 
 @dataclass
@@ -77,6 +80,8 @@ class Record:
         Those that run in it.
     link : int
         Number of the link's pair of FIFOs, in a snapshot's record.
+    started_kernels : int
+        How many kernels were ever started in it: no name is given twice.
     """
 
     id: str
@@ -90,6 +95,12 @@ class Record:
     cleanup: list[str] = field(default_factory=list)
     processes: list[ProcessRecord] = field(default_factory=list)
     link: int = 0
+    started_kernels: int = 0
+
+    @property
+    def main_kernel(self) -> KernelRecord | None:
+        """The notebook's kernel."""
+        return next((kernel for kernel in self.kernels if not kernel.context), None)
 
     def to_bytes(self) -> bytes:
         """Write it as JSON."""

@@ -21,12 +21,12 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from .driver import Kernel
 from .errors import Conflict, InvalidRequest, LinkClosed, NotFound, SandboxEnded, TooLarge
 from .front import Front
 from .kernelclient import END_GRACE, Feed, KernelClient
 from .link import LinkThread
 from .outputs import CodeResult, ContextInfo, DoneEvent, Event, OutputLimits
+from .record import KernelRecord
 from .sandbox import Sandbox
 from .slot import KernelSlot
 from .spec import MIB, WORKSPACE, End, format_size
@@ -48,13 +48,14 @@ Place = Sandbox | KernelSlot
 class _Context:
     """A kernel of our own in a sandbox, and its front, which stays when the kernel is replaced."""
 
-    def __init__(self, sandbox: Sandbox, name: str, language: str) -> None:
+    def __init__(self, sandbox: Sandbox, name: str, language: str, known: KernelRecord | None = None) -> None:
         self.name = name
         self.language = language
         self.front: Front | None = None
         self._sandbox = sandbox
-        self._key = secrets.token_hex(16)
-        self._kernel: Kernel | None = None
+        # One that runs already is that of an earlier owner, or of a snapshot.
+        self._key = known.key if known is not None else secrets.token_hex(16)
+        self._kernel = sandbox.kernels.get(known.name) if known is not None else None
         self._lock = asyncio.Lock()
 
     async def ready(self) -> KernelClient:
@@ -62,7 +63,10 @@ class _Context:
         async with self._lock:
             if self._sandbox.end is not None:
                 raise SandboxEnded(self._sandbox.end)
-            if self.front is None or self.front.end is not None or self._kernel is None:
+            if self.front is None and self._kernel is not None and self._kernel.end is None:
+                self.front = await Front.open(key=self._key.encode())
+                self.front.attach(self._kernel)
+            elif self.front is None or self.front.end is not None or self._kernel is None:
                 await self._start()
             assert self.front is not None
             return KernelClient.of(self.front, self.signal, self.name)
@@ -80,13 +84,13 @@ class _Context:
             WORKSPACE,
             key=self._key,
             signature_scheme="hmac-sha256",
+            context=self.name,
         )
         front.attach(kernel)
 
     def _forget_kernel(self) -> None:
         if self._kernel is not None:
-            self._kernel.close()
-            self._sandbox.kernels.pop(self._kernel.name, None)
+            self._sandbox.forget_kernel(self._kernel)
             self._kernel = None
 
     async def signal(self, number: int) -> None:
@@ -115,8 +119,9 @@ class _Context:
             self._kernel.ended(end)
 
     def close(self) -> None:
-        """Give back what it holds."""
-        self._forget_kernel()
+        """Give back what it holds here. A kernel that lives is left to the sandbox's next owner."""
+        if self._kernel is not None and self._kernel.end is not None:
+            self._forget_kernel()
         if self.front is not None:
             self.front.close()
 
@@ -297,7 +302,7 @@ class Runner:
     async def _list(self, place: Place) -> list[ContextInfo]:
         slot = _slot_of(place)
         found = [] if slot is None else [_describe(DEFAULT, "python", slot.front, is_notebook=True)]
-        return found + [context.info() for context in self._contexts.get(_sandbox_of(place), {}).values()]
+        return found + [context.info() for context in self._of(_sandbox_of(place)).values()]
 
     async def create_context(self, place: Place, name: str = DEFAULT, language: str | None = None) -> ContextInfo:
         """Start a context's kernel, so that the first run need not wait for it; one that is there stays as it is.
@@ -391,7 +396,11 @@ class Runner:
         """The contexts of a sandbox, for its life."""
         contexts = self._contexts.get(sandbox)
         if contexts is None:
-            contexts = self._contexts[sandbox] = {}
+            contexts = self._contexts[sandbox] = {
+                known.context: _Context(sandbox, known.context, LANGUAGES[0], known)
+                for known in sandbox.record.kernels
+                if known.context
+            }
             earlier = sandbox.gate.on_refusal
 
             def on_refusal(host: str, port: int, sentence: str) -> None:

@@ -219,7 +219,12 @@ class Sandbox:
             await self._link.suspend(SUSPEND_TIMEOUT)
             try:
                 arguments = (handle, self.id, self.directory, staged / "image", copy)
-                await asyncio.to_thread(self._runtime.checkpoint, *arguments)
+                work = asyncio.ensure_future(asyncio.to_thread(self._runtime.checkpoint, *arguments))
+                try:
+                    await asyncio.shield(work)
+                except asyncio.CancelledError:
+                    await asyncio.wait([work])  # the link's files must stay closed as long as gVisor saves
+                    raise
                 return replace(self.record, link=self._link.number, handle=None, cleanup=[]).to_bytes()
             finally:
                 self._link.resume()
@@ -266,7 +271,14 @@ class Sandbox:
             ) from None
 
     async def start_kernel(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, *, key: str, signature_scheme: str
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        *,
+        key: str,
+        signature_scheme: str,
+        context: str = "",
     ) -> Kernel:
         """Start a kernel process.
 
@@ -276,14 +288,26 @@ class Sandbox:
             Of the process; ``{connection_file}`` in ``argv`` becomes its path inside.
         key, signature_scheme : str
             For the connection file; the guest adds address and ports.
+        context : str
+            Name of the context of code that it is for.
         """
-        name = f"kernel-{len(self.record.kernels) + 1}"
+        self.record.started_kernels += 1
+        name = f"kernel-{self.record.started_kernels}"
         kernel = Kernel(self, name)
         kernel.start(argv, env, cwd, {"key": key, "signature_scheme": signature_scheme, "kernel_name": ""})
         self.kernels[name] = kernel
-        self.record.kernels.append(KernelRecord(name, key, signature_scheme))
+        self.record.kernels.append(KernelRecord(name, key, signature_scheme, context))
         self._save()
         return kernel
+
+    def forget_kernel(self, kernel: Kernel) -> None:
+        """Drop one that has ended, or is to."""
+        kernel.close()
+        if self.kernels.get(kernel.name) is kernel:
+            del self.kernels[kernel.name]
+            self.record.kernels = [known for known in self.record.kernels if known.name != kernel.name]
+            if self.end is None:
+                self._save()
 
     async def run(
         self,

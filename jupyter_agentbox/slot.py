@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from .driver import Kernel
-from .errors import AgentboxError, LinkClosed
+from .errors import AgentboxError, LinkClosed, RuntimeFailed
 from .front import Front, end_notice
 from .link import LinkThread
 from .manager import SandboxManager
-from .record import Record
+from .record import KernelRecord, Record
 from .sandbox import Sandbox
 from .spec import WORKSPACE, Cause, End, SandboxSpec
 
@@ -171,7 +171,7 @@ class KernelSlot:
             Somebody else has it, or it has ended. Nothing has changed.
         """
         async with self._lock:
-            known = record.kernels[-1]
+            known = _main_kernel(record)
             front = await Front.open(key=known.key.encode(), signature_scheme=known.signature_scheme, log=self._log)
             try:
                 sandbox = await self.manager.adopt(record.id, on_refusal=front.refusal)
@@ -204,7 +204,7 @@ class KernelSlot:
             It did not start. What was there goes on.
         """
         async with self._lock:
-            known = record.kernels[-1]
+            known = _main_kernel(record)
             front = self._front
             if front is None or self._key.decode() != known.key:
                 front = await Front.open(key=known.key.encode(), signature_scheme=known.signature_scheme, log=self._log)
@@ -326,6 +326,13 @@ class KernelSlot:
                     await self._stop()
                 except AgentboxError as error:
                     self._log.error("a sandbox was not removed: %s", error)
+
+
+def _main_kernel(record: Record) -> KernelRecord:
+    known = record.main_kernel
+    if known is None:
+        raise RuntimeFailed(f"no notebook's kernel runs in sandbox {record.id}")
+    return known
 
 
 async def _gather(*work: Awaitable[None]) -> None:

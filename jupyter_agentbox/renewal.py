@@ -1,0 +1,71 @@
+"""A snapshot's sandbox under policy as it is now: what lies in memory stays as it was, all else is decided anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .errors import PolicyRefused
+from .folders import check_mount, check_workspace, private_directories
+from .policy import Policy
+from .profiles import expand, find_uncovered
+from .spec import LIMIT_NAMES, Grant, Limits, SandboxSpec
+
+
+def renew(policy: Policy, then: SandboxSpec, *, owner: str, is_tenants: bool = False) -> SandboxSpec:
+    """Decide about a sandbox that is to go on from a snapshot. Blocks: presets ask package clients.
+
+    Hosts that policy allows no more are left out, and limits that it has lowered are lowered; what can't be changed in
+    a saved sandbox must still be allowed.
+
+    Parameters
+    ----------
+    policy : Policy
+    then : SandboxSpec
+        What was decided about the one that was saved.
+    owner : str
+        Whose the new one is.
+    is_tenants : bool
+        Its workspace is that of a tenant of the owner's, and no folder to be judged.
+
+    Raises
+    ------
+    InvalidRequest
+        Its profile or its folder is no more.
+    PolicyRefused
+        It has what policy does not allow any more; names the setting.
+    """
+    profile = policy.profile(then.profile)
+    setting = f"Policy.profiles[{profile.name!r}]"
+    for name, is_allowed in (
+        ("runtime", then.runtime == profile.runtime),
+        ("root", then.root == profile.root),
+        ("is_root", profile.is_root or not then.is_root),
+    ):
+        if not is_allowed:
+            value = getattr(then, name)
+            raise PolicyRefused(
+                f"the snapshot's sandbox has {name} = {value!r:.200}, which its profile does not have any more",
+                setting=f"{setting}[{name!r}]",
+            )
+    private = (*private_directories(), policy.state_path)
+    for mount in then.mounts:
+        if mount.is_writable:
+            continue  # a tenant's
+        if str(mount.source) != mount.target and mount not in profile.mounts:
+            raise PolicyRefused(f"the snapshot's sandbox shows {mount.target}, which policy does not any more",
+                                setting="Policy.mounts")  # fmt: skip
+        check_mount(mount.source, private)
+    if then.workspace is not None and not is_tenants:
+        check_workspace(then.workspace, then.hidden, allowed=policy.allowed_workspaces, private=private)
+    hosts = [host for host in then.grant.hosts if find_uncovered([host], profile.hosts) is None]
+    private_hosts = [host for host in then.grant.private_hosts if host in expand(profile.private_hosts)]
+    limits = {name: min(getattr(then.limits, name), getattr(profile.limits, name)) for name in LIMIT_NAMES}
+    return replace(
+        then,
+        limits=Limits(**limits),
+        grant=Grant(expand(hosts), tuple(private_hosts), then.grant.setting),
+        accept_unenforced=frozenset(policy.accept_unenforced),
+        lease_timeout=profile.lease_timeout,
+        freeze_after=profile.freeze_after,
+        owner=owner,
+    )
