@@ -15,6 +15,7 @@ The tree::
     ├── NotFound              no such sandbox, kernel or file
     ├── Conflict              what is there already, or its state, stands against the request
     ├── TooLarge              the request asks for, or would store, more than a limit; names the limit
+    ├── Damaged               what was stored is not what was written; it is not used
     └── LimitReached          there are as many sandboxes as there may be at a time; later is another matter
 """
 
@@ -87,6 +88,10 @@ class Conflict(AgentboxError):
 
 class TooLarge(AgentboxError):
     """More bytes, entries or time than a limit allows; the sentence names the limit."""
+
+
+class Damaged(AgentboxError):
+    """What lies on the disk, or was sent, is not what this package wrote; the sentence names the part."""
 
 
 class LimitReached(AgentboxError):

@@ -49,6 +49,10 @@ def test_every_dependency_is_used_and_justified() -> None:
     required = {re.split(r"[^A-Za-z0-9_-]", line)[0] for line in project["dependencies"]}
     page = (ROOT / "docs" / "dependencies.md").read_text()
     assert {name for name in required if f"| `{name}` |" not in page} == set()
+    extras = project["optional-dependencies"]
+    optional = {*extras["mcp"], *extras["encryption"]}
+    required |= {re.split(r"[^A-Za-z0-9_-]", line)[0] for line in optional}
+    assert {name for name in required if f"`{name}`" not in page} == set()
     used = set().union(*(imported(path) for path in MODULES)) - sys.stdlib_module_names - {"jupyter_agentbox", "guest"}
     assert used <= required
 

@@ -1,0 +1,171 @@
+"""The keys of a store, and all that is done with them: what is written is authenticated, and encrypted with a secret.
+
+Everything comes from one root: 32 random bytes in the state directory, or the administrator's secret. Each purpose has
+a key of its own derived from it, so that nothing made for one can pass for another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from jupyter_agentbox.errors import AgentboxError, Damaged, InvalidConfig
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+#: The setting that an administrator gives the secret by.
+SECRET_SETTING = "Policy.snapshot_secret"
+KEY_SIZE = 32
+MIN_SECRET = 32
+NONCE_SIZE = 12
+TAG_SIZE = 16
+MAC_SIZE = 32
+_MAGIC = b"agbxsn1\n"
+_ID_SIZE = 8
+
+
+class Keys:
+    """What is derived from one root.
+
+    Parameters
+    ----------
+    root : bytes
+        32 bytes.
+    is_sealed : bool
+        Encrypt; else what is written is authenticated only.
+    """
+
+    def __init__(self, root: bytes, *, is_sealed: bool) -> None:
+        self._root = root
+        self.is_sealed = is_sealed
+        self.id = self.derive("id")[:_ID_SIZE]
+        if is_sealed:
+            self.cipher("probe")  # says at once that the library is missing
+
+    def derive(self, *purpose: str) -> bytes:
+        """Return the 32 bytes that are for that purpose only."""
+        return hashlib.blake2b(msgspec.msgpack.encode(purpose), key=self._root, digest_size=KEY_SIZE).digest()
+
+    def cipher(self, *purpose: str) -> AESGCM:
+        """Return AES-256-GCM under a key for that purpose. Raises InvalidConfig without the library."""
+        try:
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        except ImportError:
+            raise InvalidConfig(
+                "encrypted snapshots need cryptography: pip install 'jupyter-agentbox[encryption]'",
+                setting=SECRET_SETTING,
+            ) from None
+        return AESGCM(self.derive("cipher", *purpose))
+
+    def protect(self, kind: str, owner: str, snapshot_id: str, payload: bytes) -> bytes:
+        """Return `payload` in a form that opens only as that kind of part of that owner's snapshot of that id."""
+        if self.is_sealed:
+            nonce = secrets.token_bytes(NONCE_SIZE)
+            payload = nonce + self.cipher("part", kind, owner, snapshot_id).encrypt(nonce, payload, None)
+        data = _MAGIC + self.id + payload
+        return data + self._sign(data, kind, owner, snapshot_id)
+
+    def open(self, kind: str, owner: str, snapshot_id: str, data: bytes) -> bytes:
+        """Return what was protected.
+
+        Raises
+        ------
+        Damaged
+            It was changed, or belongs to another part, id, owner or key.
+        """
+        head = len(_MAGIC) + _ID_SIZE
+        if data[:head] != _MAGIC + self.id and data.startswith(_MAGIC) and len(data) >= head + MAC_SIZE:
+            raise Damaged("the snapshot was made under another key, or its description was changed on disk")
+        payload, mac = data[:-MAC_SIZE], data[-MAC_SIZE:]
+        if len(data) < head + MAC_SIZE or not hmac.compare_digest(mac, self._sign(payload, kind, owner, snapshot_id)):
+            raise Damaged("the snapshot's description was changed on disk")
+        payload = payload[head:]
+        if self.is_sealed:
+            nonce, sealed = payload[:NONCE_SIZE], payload[NONCE_SIZE:]
+            payload = self.cipher("part", kind, owner, snapshot_id).decrypt(nonce, sealed, None)
+        return payload
+
+    def _sign(self, data: bytes, *purpose: str) -> bytes:
+        return hashlib.blake2b(data, key=self.derive("mac", *purpose), digest_size=MAC_SIZE).digest()
+
+
+def load_keys(state_dir: Path, secret: bytes | None) -> Keys:
+    """Return the keys of a store: from the administrator's secret, or from ``snapshots.key``, made at first use.
+
+    Raises
+    ------
+    InvalidConfig
+        The secret is shorter than 32 bytes, or the file is not one that only this user can read.
+    """
+    if secret is not None:
+        if len(secret) < MIN_SECRET:
+            raise InvalidConfig(
+                f"the secret of snapshots has {len(secret)} bytes and needs {MIN_SECRET} or more",
+                setting=SECRET_SETTING,
+            )
+        return Keys(hashlib.blake2b(secret, digest_size=KEY_SIZE, person=b"agentbox-snap").digest(), is_sealed=True)
+    path = state_dir / "snapshots.key"
+    key = _read_key(path)
+    if key is None:
+        fresh = state_dir / f".snapshots.key.{secrets.token_hex(8)}"
+        write_new(fresh, secrets.token_bytes(KEY_SIZE), is_durable=True)
+        try:
+            # Whoever comes first makes it, and all others find it whole.
+            with contextlib.suppress(FileExistsError):
+                os.link(fresh, path)
+        finally:
+            fresh.unlink()
+        key = _read_key(path)
+    if key is None:
+        raise AgentboxError("the key of snapshots was removed while it was made")
+    return Keys(key, is_sealed=False)
+
+
+def _read_key(path: Path) -> bytes | None:
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+            facts, key = os.fstat(file.fileno()), file.read(KEY_SIZE + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InvalidConfig(f"the key of snapshots can't be read: {error}", setting="Policy.state_dir") from None
+    if facts.st_uid != os.geteuid() or facts.st_mode & 0o077 or len(key) != KEY_SIZE:
+        raise InvalidConfig(
+            f"{path} is no key that only this user can read; remove it, after which no snapshot made so far opens",
+            setting="Policy.state_dir",
+        )
+    return key
+
+
+def write_new(path: Path, data: bytes, *, is_durable: bool = False) -> None:
+    """Write a file, 0600, that is not there yet."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    with open(os.open(path, flags, 0o600), "wb") as file:
+        file.write(data)
+        if is_durable:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """Return a file's bytes. Raises OSError, and Damaged for what is a link, no file, or longer than `max_bytes`."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Damaged(f"the snapshot's description can't be read: {error.strerror}") from None
+    with open(handle, "rb") as file:
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > max_bytes:
+            raise Damaged("the snapshot's description is no file of a length that it can have")
+        return file.read(max_bytes)

@@ -1,0 +1,322 @@
+"""One owner's part of the store: a directory with a lock, the snapshots, and the packs that they share.
+
+    owners/<hash of the owner>/
+        owner, lock
+        packs/<id>                   chunks that snapshot brought
+        snapshots/<id>/head          what it is
+        snapshots/<id>/table         where its chunks lie
+        snapshots/<id>/image/        memory that is kept as it was written
+
+A snapshot is there as soon as, and as long as, its directory has its name; one rename each makes and ends it. What
+has no name yet or no more is cleared away by whoever holds the lock next.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import re
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+
+from jupyter_agentbox.errors import Conflict, Damaged, LimitReached, NotFound
+from jupyter_agentbox.sweep import remove_tree
+
+from .keys import Keys, read_regular, write_new
+from .pages import PAGE, Table, open_regular
+from .values import Snapshot, SnapshotMeta, check_id
+
+#: Seconds that a commit or delete waits for another one of the same owner's.
+LOCK_TIMEOUT = 120.0
+#: Snapshots that a new one's chunks are looked for in.
+MAX_RELATIVES = 4
+_MAX_HEAD = 16 * 1024 * 1024
+_MAX_TABLE = 2 * 1024 * 1024 * 1024
+_PUNCH_HOLE = 0x02 | 0x01  # and keep the file's size
+_NEW, _GONE = ".new-", ".gone-"
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """What a snapshot is, in a file small enough to be read for a list."""
+
+    id: str
+    serial: int
+    meta: SnapshotMeta
+    size: int
+    packs: list[str]
+    dropped: dict[str, int]
+
+
+def folder_name(owner: str) -> str:
+    """Return the name of an owner's directory; owners may be called anything."""
+    return blake2b(owner.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+@contextmanager
+def locked(path: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
+    """Hold a file lock inside the block. Raises Conflict after `timeout` seconds."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise Conflict("another snapshot of this owner's is being made or removed; try again") from None
+                time.sleep(0.01)
+        yield
+    finally:
+        os.close(handle)
+
+
+class OwnerFolder:
+    """One owner's snapshots and packs. What changes something needs the lock; reading does not.
+
+    Nothing that a living snapshot refers to is ever changed, so a reader can only be surprised by the end of its own.
+    """
+
+    def __init__(self, path: Path, owner: str, keys: Keys) -> None:
+        self.path, self.owner, self.keys = path, owner, keys
+        self.packs, self.snapshots = path / "packs", path / "snapshots"
+        self.hash_key = keys.derive("chunk", owner)
+
+    def make(self) -> None:
+        """Make its directories, unless they are there."""
+        for path in (self.path, self.packs, self.snapshots):
+            path.mkdir(mode=0o700, exist_ok=True)
+        if not (self.path / "owner").exists():
+            fresh = self.path / f"{_NEW}owner-{os.urandom(4).hex()}"
+            write_new(fresh, self.owner.encode("utf-8", "surrogatepass"))
+            fresh.replace(self.path / "owner")
+
+    @contextmanager
+    def locked(self, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
+        """Hold the owner's lock."""
+        with locked(self.path / "lock", timeout):
+            yield
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def ids(self) -> list[str]:
+        """Return the ids of all that are there, readable or not."""
+        with suppress(FileNotFoundError):
+            return [name for name in os.listdir(self.snapshots) if not name.startswith(".")]
+        return []
+
+    def has(self, snapshot_id: str) -> bool:
+        """Whether it is there."""
+        return (self.snapshots / check_id(snapshot_id)).is_dir()
+
+    def head(self, snapshot_id: str) -> Head:
+        """Read one. Raises NotFound and Damaged."""
+        data = self._read(snapshot_id, "head", _MAX_HEAD)
+        try:
+            head = msgspec.msgpack.decode(data, type=Head)
+        except msgspec.MsgspecError as error:
+            raise Damaged(f"the snapshot's description is malformed: {error}") from None
+        if head.id != snapshot_id or head.meta.owner != self.owner:
+            raise Damaged("the snapshot's description belongs to another one")
+        return head
+
+    def table(self, snapshot_id: str) -> Table:
+        """Read one. Raises NotFound and Damaged."""
+        return Table.decode(self._read(snapshot_id, "table", _MAX_TABLE))
+
+    def _read(self, snapshot_id: str, part: str, max_bytes: int) -> bytes:
+        folder = self.snapshots / check_id(snapshot_id)
+        if folder.is_symlink():
+            raise Damaged("the snapshot's directory is a link")
+        try:
+            data = read_regular(folder / part, max_bytes)
+        except FileNotFoundError:
+            if folder.is_dir():
+                raise Damaged(f"the snapshot's {part} is gone from the disk") from None
+            raise NotFound(f"there is no snapshot {snapshot_id!r}") from None
+        return self.keys.open(part, self.owner, snapshot_id, data)
+
+    def heads(self) -> tuple[list[Head], dict[str, str]]:
+        """Return those that can be read, in the order that they were made in; and what is wrong with each other one."""
+        heads, damaged = [], {}
+        for snapshot_id in self.ids():
+            try:
+                heads.append(self.head(snapshot_id))
+            except Damaged as error:
+                damaged[snapshot_id] = str(error)
+            except NotFound as error:
+                if not re.fullmatch(r"[0-9a-f]{20}", snapshot_id):
+                    damaged[snapshot_id] = str(error)
+        return sorted(heads, key=lambda head: head.serial), damaged
+
+    def snapshots_of(self, heads: list[Head]) -> list[Snapshot]:
+        """Return them with their costs: a pack is charged to the oldest that needs it."""
+        charged: set[str] = set()
+        found = []
+        for head in heads:
+            own = [pack for pack in head.packs if pack not in charged]
+            charged.update(own)
+            cost = disk_usage(self.snapshots / head.id) + sum(disk_usage(self.packs / pack) for pack in own)
+            found.append(Snapshot(id=head.id, meta=head.meta, size=head.size, cost=cost, dropped=head.dropped))
+        return found
+
+    def relatives(self, meta: SnapshotMeta) -> list[Table]:
+        """Return tables of those that a new snapshot has most in common with: ancestors, then others of its sandbox."""
+        heads = {head.id: head for head in self.heads()[0] if head.packs}
+        chosen: list[str] = []
+        ancestor = meta.parent
+        while ancestor in heads and ancestor not in chosen:
+            chosen.append(ancestor)
+            ancestor = heads[ancestor].meta.parent
+        chosen += [name for name in reversed(heads) if heads[name].meta.sandbox == meta.sandbox and name not in chosen]
+        tables = []
+        for name in chosen[:MAX_RELATIVES]:
+            with suppress(Damaged, NotFound):
+                tables.append(self.table(name))
+        return tables
+
+    # -- writing, with the lock held -----------------------------------------------------------
+
+    def remove(self, snapshot_ids: Iterable[str]) -> None:
+        """End snapshots, and free what no other one needs. Raises NotFound."""
+        for snapshot_id in snapshot_ids:
+            try:
+                (self.snapshots / check_id(snapshot_id)).rename(self.snapshots / f"{_GONE}{snapshot_id}")
+            except FileNotFoundError:
+                raise NotFound(f"there is no snapshot {snapshot_id!r}") from None
+        self.tidy()
+
+    def tidy(self) -> bool:
+        """Free what no snapshot needs, and clear away what a killed process left; whether there was any."""
+        leftovers = [name for name in os.listdir(self.snapshots) if name.startswith(".")]
+        heads, damaged = self.heads()
+        used = {pack for head in heads for pack in head.packs}
+        strays = [name for name in os.listdir(self.packs) if name not in used]
+        if not damaged:
+            # Else nobody knows what that one needs. When it is deleted, this comes again.
+            for name in strays:
+                (self.packs / name).unlink()
+            if any(name.startswith(_GONE) for name in leftovers):
+                live = _live_blocks(self.table(head.id) for head in heads)
+                for pack, blocks in live.items():
+                    _free(self.packs / pack, blocks)
+        for name in leftovers:
+            remove_tree(self.snapshots / name)
+        for path in self.path.glob(f"{_NEW}owner-*"):
+            path.unlink(missing_ok=True)
+        return bool(leftovers or (strays and not damaged))
+
+    def new_folder(self, snapshot_id: str) -> Path:
+        """Make the directory of a snapshot that is none yet."""
+        path = self.snapshots / f"{_NEW}{snapshot_id}"
+        path.mkdir(mode=0o700)
+        return path
+
+    def write_parts(self, folder: Path, head: Head, table: Table) -> None:
+        """Write what a snapshot is into its new directory."""
+        for part, data in (("head", msgspec.msgpack.encode(head)), ("table", table.encode())):
+            write_new(folder / part, self.keys.protect(part, self.owner, head.id, data))
+
+    def publish(self, snapshot_id: str) -> None:
+        """Make the snapshot one."""
+        (self.snapshots / f"{_NEW}{snapshot_id}").rename(self.snapshots / snapshot_id)
+
+    def choose_dropped(self, table: Table, new: Path, *, max_bytes: int, max_count: int) -> list[str]:
+        """Return which automatic snapshots without a name have to go so that a new one fits, oldest first.
+
+        Raises
+        ------
+        LimitReached
+            It would not fit without all of them; then none need go.
+        """
+        heads, damaged = self.heads()
+        autos = [head.id for head in heads if head.meta.kind == "auto" and not head.meta.name]
+        over = max(0, len(heads) + len(damaged) + 1 - max_count)
+        hint = f"; {len(damaged)} of them can't be read any more" if damaged else ""
+        if over > len(autos):
+            raise LimitReached(
+                f"there are {len(heads) + len(damaged)} snapshots, and may be {max_count}{hint}: delete one",
+                setting="Policy.max_snapshots",
+            )
+        if disk_usage(self.packs, self.snapshots) <= max_bytes and not over:
+            return []
+        tables = {head.id: self.table(head.id) for head in heads}
+
+        def is_room(count: int) -> bool:
+            rest = [head.id for head in heads if head.id not in autos[:count]]
+            live = _live_blocks([*(tables[name] for name in rest), table])
+            total = sum(sum(blocks) for blocks in live.values()) * PAGE + disk_usage(new)
+            total += sum(disk_usage(self.snapshots / name) for name in (*rest, *damaged))
+            return total <= max_bytes
+
+        # Nobody knows what a damaged one needs, so nothing can be counted on to become free.
+        count = bisect_left(range(over, len(autos) + 1), True, key=is_room) + over if not damaged else len(autos) + 1
+        if count > len(autos):
+            raise LimitReached(
+                f"snapshots may take {max_bytes} bytes on the disk, and with this one take more{hint}: delete one",
+                setting="Policy.max_snapshot_bytes",
+            )
+        return autos[:count]
+
+
+def _live_blocks(tables: Iterable[Table]) -> dict[str, bytearray]:
+    """Return, for each pack, a byte for each 4 KiB: 1 where something lies that a table refers to."""
+    live: dict[str, bytearray] = {}
+    for table in tables:
+        ends = [0] * len(table.packs)
+        for pack, offset, length in zip(table.pack_column, table.offsets, table.lengths, strict=True):
+            ends[pack] = max(ends[pack], offset + length)
+        maps = []
+        for name, end in zip(table.packs, ends, strict=True):
+            blocks = live.setdefault(name, bytearray())
+            blocks.extend(bytes(max(0, -(-end // PAGE) - len(blocks))))
+            maps.append(blocks)
+        for pack, offset, length in zip(table.pack_column, table.offsets, table.lengths, strict=True):
+            first, last = offset // PAGE, (offset + length - 1) // PAGE
+            blocks = maps[pack]
+            for block in range(first, last + 1):
+                blocks[block] = 1
+    return live
+
+
+def _free(path: Path, blocks: bytearray) -> None:
+    """Give the room of dead blocks back. File systems without holes keep it until the whole pack can go."""
+    with suppress(Damaged):
+        os.close(open_regular(path, "chunks"))
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            size = os.fstat(handle).st_size
+            if os.fstat(handle).st_blocks * 512 <= sum(blocks) * PAGE:
+                return
+            blocks.extend(bytes(max(0, -(-size // PAGE) - len(blocks))))
+            for dead in re.finditer(rb"\0+", blocks):
+                start, end = dead.start() * PAGE, min(size, dead.end() * PAGE)
+                if end > start and not _punch(handle, start, end - start):
+                    return
+        finally:
+            os.close(handle)
+
+
+def _punch(handle: int, start: int, length: int) -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    arguments = (handle, _PUNCH_HOLE, ctypes.c_int64(start), ctypes.c_int64(length))
+    return bool(libc.fallocate(*arguments) == 0)
+
+
+def disk_usage(*paths: Path) -> int:
+    """Return the bytes that files and trees take on the disk."""
+    total = 0
+    for path in paths:
+        with suppress(FileNotFoundError):
+            if path.is_dir() and not path.is_symlink():
+                total += disk_usage(*path.iterdir())
+            else:
+                total += path.lstat().st_blocks * 512
+    return total

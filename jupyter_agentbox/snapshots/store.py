@@ -1,0 +1,368 @@
+"""The snapshot store: images that a runtime wrote, and workspaces, kept small, private and unchanged.
+
+It knows no event loop: its methods block, and are called in worker threads. Any number of processes may use one store.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import stat
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+from jupyter_agentbox.errors import AgentboxError, Damaged, InvalidRequest, NotFound
+from jupyter_agentbox.sweep import remove_tree
+
+from . import transfer
+from .keys import load_keys
+from .owner import Head, OwnerFolder, folder_name, locked
+from .pages import BLOCK, PAGE, Kept, PackReader, PackWriter, Table, changed, hash_big, open_regular
+from .tree import Entry, Walk, Writer
+from .values import Snapshot, SnapshotMeta, check_id, check_meta
+
+MAX_IMAGE_FILES = 16
+_IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+class SnapshotStore:
+    """The snapshots of one state directory.
+
+    Parameters
+    ----------
+    state_dir : Path
+        The store is its ``snapshots``, and its key ``snapshots.key`` beside it.
+    secret : bytes, optional
+        The administrator's, 32 bytes or more: snapshots are encrypted, and authenticated by it instead of the key.
+    max_bytes : int
+        Most bytes on the disk for one owner, and of one snapshot as restored.
+    max_count : int
+        Most snapshots of one owner.
+    """
+
+    def __init__(self, state_dir: Path, *, secret: bytes | None = None, max_bytes: int, max_count: int) -> None:
+        self._base = state_dir / "snapshots"
+        self._owners, self._live = self._base / "owners", self._base / "live"
+        for path in (self._base, self._owners, self._live):
+            path.mkdir(mode=0o700, exist_ok=True)
+            found = path.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+                raise AgentboxError(f"{path} is not a directory that only this user can enter; remove it")
+        self._keys = load_keys(state_dir, secret)
+        self._max_bytes, self._max_count = max_bytes, max_count
+        self._locks: dict[Path, int] = {}
+        self._mutex = threading.Lock()
+        self._verified: set[tuple[int, int, int, int, bytes]] = set()
+
+    # -- making --------------------------------------------------------------------------------
+
+    def stage(self) -> Path:
+        """Make a private directory with an empty ``image`` and ``work``, for :meth:`commit` or :meth:`discard`.
+
+        It lasts as long as this process and no longer.
+        """
+        path = self._live / secrets.token_hex(8)
+        # Nobody sweeps it between its making and its lock.
+        with locked(self._base / "lock"):
+            path.mkdir(mode=0o700)
+            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._mutex:
+            self._locks[path] = lock
+        for name in ("image", "work"):
+            (path / name).mkdir(mode=0o700)
+        return path
+
+    def discard(self, staged: Path) -> None:
+        """Remove a staged directory; one that is gone already is no error."""
+        with self._mutex:
+            lock = self._locks.pop(staged, None)
+        if lock is not None:
+            remove_tree(staged)
+            os.close(lock)
+
+    def commit(self, staged: Path, meta: SnapshotMeta) -> Snapshot:
+        """Make a snapshot of what lies in a staged directory, which is gone then.
+
+        Killed at any moment, it has been made or it has not. If it raises, the directory is as it was.
+
+        Raises
+        ------
+        InvalidRequest
+            A value of `meta`, or the image, is not one.
+        LimitReached, TooLarge
+            Names the setting. Before, automatic snapshots without a name are dropped, oldest first, if that helps.
+        Conflict
+            The owner's other snapshots are busy for very long.
+        """
+        check_meta(meta)
+        if staged not in self._locks:
+            raise NotFound("there is no such staged snapshot")
+        folder = self._folder(meta.owner)
+        folder.make()
+        with folder.locked():
+            folder.tidy()
+            snapshot_id = secrets.token_hex(10)
+            new = folder.new_folder(snapshot_id)
+            pack = folder.packs / snapshot_id
+            moved: list[str] = []
+            try:
+                relatives = folder.relatives(meta)
+                walk = Walk(staged / "work")
+                with PackWriter(pack, snapshot_id, self._keys, folder.hash_key, relatives, self._max_bytes) as writer:
+                    table = writer.table
+                    is_kept = meta.kind in ("park", "template") and not self._keys.is_sealed
+                    for name, handle in _image_files(staged / "image"):
+                        if is_kept:
+                            size = os.fstat(handle).st_size
+                            writer.count(size)
+                            table.kept.append(Kept(name, size, hash_big(handle, size, folder.hash_key)))
+                        else:
+                            facts = os.fstat(handle)
+                            entry = Entry(os.fsencode(name), "f", 0o600, facts.st_mtime_ns, facts.st_size)
+                            is_raw = _is_pages(name)
+                            grain = PAGE if is_raw else BLOCK
+                            table.image.append(writer.add(entry, handle, grain=grain, is_compressed=not is_raw))
+                    for entry, handle in walk:
+                        table.work.append(writer.add(entry, handle))
+                if not pack.stat().st_size:
+                    pack.unlink()
+                if table.kept:
+                    (new / "image").mkdir(mode=0o700)
+                    for kept in table.kept:
+                        (staged / "image" / kept.name).rename(new / "image" / kept.name)
+                        moved.append(kept.name)
+                serial = 1 + max((head.serial for head in folder.heads()[0]), default=0)
+                head = Head(
+                    id=snapshot_id,
+                    serial=serial,
+                    meta=meta,
+                    size=writer.size,
+                    packs=table.packs,
+                    dropped=dict(walk.dropped),
+                )
+                folder.write_parts(new, head, table)
+                dropped = folder.choose_dropped(table, new, max_bytes=self._max_bytes, max_count=self._max_count)
+                folder.publish(snapshot_id)
+            except BaseException:
+                for name in moved:
+                    (new / "image" / name).rename(staged / "image" / name)
+                pack.unlink(missing_ok=True)
+                remove_tree(new)
+                raise
+            if dropped:
+                folder.remove(dropped)
+            snapshot = next(found for found in folder.snapshots_of(folder.heads()[0]) if found.id == snapshot_id)
+        self.discard(staged)
+        return snapshot
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def delete(self, snapshot_id: str, owner: str) -> None:
+        """Remove one, readable or not, and free what no other needs. Raises NotFound and Conflict."""
+        folder = self._folder(owner)
+        if not folder.has(snapshot_id):
+            raise NotFound(f"there is no snapshot {check_id(snapshot_id)!r}")
+        with folder.locked():
+            folder.remove([snapshot_id])
+
+    def sweep(self) -> list[str]:
+        """Remove what killed processes left behind.
+
+        Returns
+        -------
+        list of str
+            Names of staged and laid out directories that were removed.
+        """
+        removed = []
+        with locked(self._base / "lock"):
+            for path in sorted(self._live.iterdir()):
+                with suppress(OSError):
+                    if not _is_held(path / "lock"):
+                        remove_tree(path)
+                        removed.append(path.name)
+        for folder in self._folders():
+            with suppress(AgentboxError, OSError), folder.locked(timeout=0.0):
+                folder.tidy()
+        return removed
+
+    # -- reading -------------------------------------------------------------------------------
+
+    @contextmanager
+    def checkout(self, snapshot_id: str, owner: str, *, verify: Literal["always", "once"] = "always") -> Iterator[Path]:
+        """Lay a snapshot out in a private directory with ``image`` and ``work``, which is removed in the end.
+
+        What is in it is the caller's; ``work`` may be renamed to where it is to stay. Files of an image may be names of
+        the store's own: they are not to be written.
+
+        Parameters
+        ----------
+        snapshot_id, owner : str
+        verify : str
+            ``once``: memory that is kept as it was written (``park``, ``template``) is not read again if this process
+            has before and its inode, size and time of change are the same.
+
+        Raises
+        ------
+        NotFound
+            There is none of that owner's.
+        Damaged
+            Something of it is not as it was written; nothing of it was handed out.
+        """
+        path = self.stage()
+        try:
+            folder = self._folder(owner)
+            try:
+                table = self._read(folder, snapshot_id)
+                self._lay_out(folder, snapshot_id, table, path, is_once=verify == "once")
+            except Damaged:
+                if not folder.has(snapshot_id):  # deleted meanwhile
+                    raise NotFound(f"there is no snapshot {snapshot_id!r}") from None
+                raise
+            yield path
+        finally:
+            self.discard(path)
+
+    def _read(self, folder: OwnerFolder, snapshot_id: str) -> Table:
+        head, table = folder.head(snapshot_id), folder.table(snapshot_id)
+        if head.packs != table.packs:
+            raise Damaged("the snapshot's description was changed on disk")
+        return table
+
+    def _lay_out(self, folder: OwnerFolder, snapshot_id: str, table: Table, path: Path, *, is_once: bool) -> None:
+        for kept in table.kept:
+            self._lay_out_kept(folder, folder.snapshots / snapshot_id / "image" / kept.name, kept, path, is_once)
+        with PackReader(table, folder.packs, self._keys, folder.hash_key) as reader:
+            # Each with its own errors, so that the sentence says which part it was.
+            for top, files in (("image", table.image), ("work", table.work)):
+                with Writer(path / top) as writer:
+                    for file in files:
+                        handle = writer.add(file.entry)
+                        if handle is None:
+                            continue
+                        part = "the snapshot's files" if top == "work" else _part(os.fsdecode(file.entry.path))
+                        try:
+                            reader.write(file, handle, part)
+                        except BaseException:
+                            os.close(handle)
+                            raise
+                        writer.finish(file.entry, handle)
+
+    def _lay_out_kept(self, folder: OwnerFolder, source: Path, kept: Kept, path: Path, is_once: bool) -> None:
+        part, target = _part(kept.name), path / "image" / kept.name
+        # Another name for the same file, so that a delete meanwhile takes nothing away.
+        with suppress(OSError):
+            os.link(source, target, follow_symlinks=False)
+        handle = open_regular(target, part)
+        try:
+            facts = os.fstat(handle)
+            if facts.st_size != kept.size:
+                raise changed(part)
+            # Who can change a file and its time back could as well change this process: only this user can enter.
+            seen = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, kept.hashes)
+            if not (is_once and seen in self._verified):
+                if hash_big(handle, kept.size, folder.hash_key) != kept.hashes:
+                    raise changed(part)
+                if len(self._verified) > 4096:
+                    self._verified.clear()
+                self._verified.add(seen)
+        finally:
+            os.close(handle)
+
+    def list(self, owner: str | None = None) -> list[Snapshot]:
+        """Return an owner's snapshots, or all, oldest first. Those that can't be read are left out: see `damaged`."""
+        found: list[Snapshot] = []
+        for folder in self._folders() if owner is None else (self._folder(owner),):
+            found += folder.snapshots_of(folder.heads()[0])
+        return found
+
+    def damaged(self, owner: str) -> dict[str, str]:
+        """Return what is wrong with those that can't be read, by id. They count, and can be deleted."""
+        return self._folder(owner).heads()[1]
+
+    def get(self, snapshot_id: str, owner: str) -> Snapshot:
+        """Return one. Raises NotFound, also for another owner's, and Damaged."""
+        folder = self._folder(owner)
+        folder.head(snapshot_id)
+        for snapshot in folder.snapshots_of(folder.heads()[0]):
+            if snapshot.id == snapshot_id:
+                return snapshot
+        raise NotFound(f"there is no snapshot {snapshot_id!r}")
+
+    # -- moving --------------------------------------------------------------------------------
+
+    def export(self, snapshot_id: str, owner: str) -> Iterator[bytes]:
+        """Yield a snapshot as one file, signed, and encrypted where the store is. Raises as :meth:`checkout`."""
+        meta = self.get(snapshot_id, owner).meta
+        with self.checkout(snapshot_id, owner) as path:
+            yield from transfer.write(path, meta, self._keys)
+
+    def import_(self, chunks: Iterable[bytes], owner: str) -> Snapshot:
+        """Make a snapshot of an exported one. It is the owner's who imports it.
+
+        Raises
+        ------
+        Damaged
+            It was changed or cut off, or made by a store with another key: another machine's, unless the
+            administrator has given both the same secret.
+        LimitReached
+        """
+        staged = self.stage()
+        try:
+            meta = transfer.read(chunks, staged, self._keys, self._max_bytes)
+            return self.commit(staged, transfer.adopt(meta, owner, self._folder(owner).ids()))
+        finally:
+            self.discard(staged)
+
+    # -- places --------------------------------------------------------------------------------
+
+    def _folder(self, owner: str) -> OwnerFolder:
+        return OwnerFolder(self._owners / folder_name(owner), owner, self._keys)
+
+    def _folders(self) -> Iterator[OwnerFolder]:
+        for path in sorted(self._owners.iterdir()):
+            with suppress(OSError, ValueError):
+                owner = (path / "owner").read_bytes().decode("utf-8", "surrogatepass")
+                if folder_name(owner) == path.name and not path.is_symlink():
+                    yield self._folder(owner)
+
+
+def _image_files(image: Path) -> Iterator[tuple[str, int]]:
+    """Yield the name and an open descriptor of each file; pages first, which so lie on whole blocks of a pack."""
+    names = sorted(os.listdir(image), key=lambda name: (name != "pages.img", name))
+    if not names or len(names) > MAX_IMAGE_FILES or not all(map(_IMAGE_NAME.fullmatch, names)):
+        raise InvalidRequest("the image holds no files, too many, or such as no runtime writes", field="image")
+    for name in names:
+        handle = open_regular(image / name, "the image")
+        try:
+            yield name, handle
+        finally:
+            os.close(handle)
+
+
+def _is_pages(name: str) -> bool:
+    return name == "pages.img"
+
+
+def _part(name: str) -> str:
+    return "the snapshot's memory" if name.startswith("pages") else "the snapshot's kernel state"
+
+
+def _is_held(path: Path) -> bool:
+    """Whether somebody holds that file lock."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False

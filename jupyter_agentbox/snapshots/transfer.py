@@ -1,0 +1,175 @@
+"""A snapshot as one stream of bytes, to be moved between stores that share a key.
+
+A magic, a salt, then frames: length, kind, body, and a MAC under a key of that stream's own over the frame's number,
+kind and body. So no frame can be changed, left out, moved or added, and the last one tells a whole stream from one that
+was cut off. Nothing of a frame is looked at before its MAC was. Where the store has a secret, bodies are encrypted.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Collection, Iterable, Iterator
+from hashlib import blake2b
+from hmac import compare_digest
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from jupyter_agentbox.errors import Damaged, LimitReached
+
+from .keys import MAC_SIZE, NONCE_SIZE, Keys
+from .tree import Entry, Walk, Writer, data_ranges
+from .values import SnapshotMeta
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+_T = TypeVar("_T")
+_MAGIC = b"agentbox snapshot 1\n"
+_SALT_SIZE = 32
+_PIECE = 1024 * 1024
+_MAX_FRAME = 8 * 1024 * 1024
+# Kinds: what the snapshot is; a file or other name beneath image or work; a piece of the file before; the end.
+_META, _IMAGE, _WORK, _DATA, _END = range(5)
+
+
+class _Frames:
+    """The frames of one stream, either way."""
+
+    def __init__(self, keys: Keys, salt: bytes) -> None:
+        self._key = keys.derive("export", salt.hex())
+        self._cipher: AESGCM | None = keys.cipher("export", salt.hex()) if keys.is_sealed else None
+        self._number = 0
+
+    def write(self, kind: int, body: bytes) -> bytes:
+        if self._cipher is not None:
+            body = self._cipher.encrypt(self._number.to_bytes(NONCE_SIZE, "little"), body, bytes((kind,)))
+        frame = len(body).to_bytes(4, "little") + bytes((kind,)) + body
+        return frame + self._sign(frame)
+
+    def read(self, frame: bytes, mac: bytes) -> tuple[int, bytes]:
+        number = self._number
+        if not compare_digest(mac, self._sign(frame)):
+            raise Damaged(
+                "the file is no snapshot that this store has exported, or was changed; one of another machine's needs "
+                "the same Policy.snapshot_secret on both",
+                setting="Policy.snapshot_secret",
+            )
+        kind, body = frame[4], frame[5:]
+        if self._cipher is not None:
+            body = self._cipher.decrypt(number.to_bytes(NONCE_SIZE, "little"), body, bytes((kind,)))
+        return kind, body
+
+    def _sign(self, frame: bytes) -> bytes:
+        number = self._number.to_bytes(8, "little")
+        self._number += 1
+        return blake2b(number + frame, key=self._key, digest_size=MAC_SIZE).digest()
+
+
+def write(path: Path, meta: SnapshotMeta, keys: Keys) -> Iterator[bytes]:
+    """Yield the stream of a snapshot that is laid out in `path`."""
+    salt = secrets.token_bytes(_SALT_SIZE)
+    frames = _Frames(keys, salt)
+    yield _MAGIC + salt
+    yield frames.write(_META, msgspec.msgpack.encode(meta))
+    for kind, top in ((_IMAGE, "image"), (_WORK, "work")):
+        for entry, handle in Walk(path / top):
+            yield frames.write(kind, msgspec.msgpack.encode(entry))
+            for start, end in data_ranges(handle, entry.size, 4096) if entry.kind == "f" else ():
+                for at in range(start, end, _PIECE):
+                    piece = os.pread(handle, min(_PIECE, end - at), at)
+                    yield frames.write(_DATA, at.to_bytes(8, "little") + piece)
+    yield frames.write(_END, b"")
+
+
+def read(chunks: Iterable[bytes], staged: Path, keys: Keys, max_bytes: int) -> SnapshotMeta:
+    """Write a stream into a staged directory, and return what it says of itself.
+
+    Raises
+    ------
+    Damaged
+    LimitReached
+        It is larger than `max_bytes`.
+    """
+    source = _Source(chunks)
+    if source.take(len(_MAGIC)) != _MAGIC:
+        raise Damaged("the file is no exported snapshot")
+    frames = _Frames(keys, source.take(_SALT_SIZE))
+    meta: SnapshotMeta | None = None
+    entry, handle, left = None, None, max_bytes
+    with Writer(staged / "image") as image, Writer(staged / "work") as work:
+        try:
+            while True:
+                length = source.take(4)
+                size = int.from_bytes(length, "little")
+                if size > _MAX_FRAME:
+                    raise Damaged("the file is no exported snapshot, or was changed")
+                kind, body = frames.read(length + source.take(1 + size), source.take(MAC_SIZE))
+                if (kind == _META) is not (meta is None):
+                    raise Damaged("the exported snapshot's parts are not in order")
+                if kind == _META:
+                    meta = _decode(body, SnapshotMeta)
+                elif kind == _DATA:
+                    at, piece = int.from_bytes(body[:8], "little"), body[8:]
+                    if entry is None or handle is None or at + len(piece) > entry.size:
+                        raise Damaged("the exported snapshot's parts are not in order")
+                    left -= len(piece)
+                    if left < 0:
+                        raise LimitReached(
+                            f"the snapshot has more than the {max_bytes} bytes that all of an owner's may have",
+                            setting="Policy.max_snapshot_bytes",
+                        )
+                    if os.pwrite(handle, piece, at) != len(piece):
+                        raise OSError(28, "no space left for a snapshot")
+                else:
+                    if entry is not None and handle is not None:
+                        done, handle = handle, None
+                        work.finish(entry, done)
+                    if kind not in (_IMAGE, _WORK):
+                        break
+                    entry = _decode(body, Entry)
+                    if kind == _IMAGE and (entry.kind != "f" or b"/" in entry.path):
+                        raise Damaged("the exported snapshot's image holds what no image does")
+                    handle = (image if kind == _IMAGE else work).add(entry)
+        finally:
+            if handle is not None:
+                os.close(handle)
+    if kind != _END or meta is None or source.has_more():
+        raise Damaged("the exported snapshot's end is not where it should be")
+    return meta
+
+
+def adopt(meta: SnapshotMeta, owner: str, known: Collection[str]) -> SnapshotMeta:
+    """Return what an imported snapshot is in its new owner's hands; a parent that is not there is none."""
+    parent = meta.parent if meta.parent in known else None
+    return msgspec.structs.replace(meta, owner=owner, parent=parent)
+
+
+class _Source:
+    """Take exact numbers of bytes from pieces of any size."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
+        self._rest = bytearray()
+
+    def take(self, count: int) -> bytes:
+        while len(self._rest) < count:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                raise Damaged("the exported snapshot was cut off")
+            self._rest += chunk
+        taken = bytes(self._rest[:count])
+        del self._rest[:count]
+        return taken
+
+    def has_more(self) -> bool:
+        return bool(self._rest) or any(self._chunks)
+
+
+def _decode(body: bytes, kind: type[_T]) -> _T:
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except msgspec.MsgspecError as error:
+        raise Damaged(f"the exported snapshot is malformed: {error}") from None

@@ -1,0 +1,357 @@
+"""A workspace's files, as hostile code left them: read without following anything, and written into a fresh directory.
+
+Links stay links and are never followed, hard links stay together, holes stay holes. Sockets, FIFOs and devices are
+dropped and counted. Nothing of it depends on what names hold, how deep they lie or how many there are; what is beyond a
+limit is refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from jupyter_agentbox.errors import Damaged, TooLarge
+
+MAX_ENTRIES = 250_000
+MAX_DEPTH = 200
+MAX_PATH = 4096  # bytes
+MAX_FILE = 1 << 44  # bytes of one file, holes included
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_COPY_SIZE = 16 * 1024 * 1024
+
+
+class Entry(msgspec.Struct, array_like=True):
+    """One name in a workspace; directories come before what is in them.
+
+    Parameters
+    ----------
+    path : bytes
+        Relative to the workspace.
+    kind : str
+        ``f`` a file, ``d`` a directory, ``l`` a symbolic link, ``h`` another name of a file that came before.
+    mode : int
+        Permission bits, without set-id.
+    mtime : int
+        Nanoseconds since the epoch.
+    size : int
+        Bytes, holes included.
+    target : bytes
+        A link's text; a hard link's other path.
+    """
+
+    path: bytes
+    kind: Literal["f", "d", "l", "h"]
+    mode: int = 0
+    mtime: int = 0
+    size: int = 0
+    target: bytes = b""
+
+
+@dataclass
+class Walk:
+    """Iterate over a tree: pairs of an entry and, for files, a descriptor that is open until the next one.
+
+    Parameters
+    ----------
+    top : Path
+        A directory; itself no link.
+    """
+
+    top: Path
+    #: What was left out so far, by what it was.
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def __iter__(self) -> Iterator[tuple[Entry, int]]:
+        seen: dict[tuple[int, int], bytes] = {}
+        count = 0
+        with ExitStack() as handles:
+            top = os.open(self.top, _DIRECTORY)
+            stack = [(top, b"", iter(_names(top)))]
+            handles.callback(_close_all, stack)
+            device = os.fstat(top).st_dev
+            while stack:
+                parent, prefix, names = stack[-1]
+                name = next(names, None)
+                if name is None:
+                    os.close(stack.pop()[0])
+                    continue
+                count += 1
+                path = prefix + name
+                if count > MAX_ENTRIES or len(stack) > MAX_DEPTH or len(path) > MAX_PATH:
+                    raise TooLarge(
+                        f"a snapshot's workspace may hold {MAX_ENTRIES} names, {MAX_DEPTH} deep and of "
+                        f"{MAX_PATH} bytes, and this one has more"
+                    )
+                try:
+                    facts = os.stat(name, dir_fd=parent, follow_symlinks=False)
+                    what = stat.S_IFMT(facts.st_mode)
+                    if facts.st_dev != device:
+                        self.dropped["mounts"] += 1
+                        continue
+                    entry = Entry(path, "f", stat.S_IMODE(facts.st_mode) & 0o1777, facts.st_mtime_ns)
+                    if what == stat.S_IFDIR:
+                        entry.kind = "d"
+                        handle = _open(parent, name, _DIRECTORY, 0o500)
+                        stack.append((handle, path + b"/", iter(())))
+                        yield entry, -1
+                        stack[-1] = (handle, path + b"/", iter(_names(handle)))
+                    elif what == stat.S_IFLNK:
+                        entry.kind, entry.target = "l", os.readlink(name, dir_fd=parent)
+                        yield entry, -1
+                    elif what == stat.S_IFREG:
+                        identity = (facts.st_dev, facts.st_ino)
+                        if facts.st_nlink > 1 and identity in seen:
+                            yield Entry(path, "h", target=seen[identity]), -1
+                            continue
+                        handle = _open(parent, name, _READ, 0o400)
+                        try:
+                            facts = os.fstat(handle)
+                            if not stat.S_ISREG(facts.st_mode):
+                                continue
+                            entry.size = facts.st_size
+                            if facts.st_nlink > 1:
+                                seen[identity] = path
+                            yield entry, handle
+                        finally:
+                            os.close(handle)
+                    else:
+                        self.dropped[{stat.S_IFSOCK: "sockets", stat.S_IFIFO: "fifos"}.get(what, "devices")] += 1
+                except (FileNotFoundError, NotADirectoryError):
+                    self.dropped["gone"] += 1
+                except PermissionError:
+                    self.dropped["unreadable"] += 1
+                except OSError as error:
+                    if error.errno != errno.ELOOP:  # it has become a link meanwhile
+                        raise
+                    self.dropped["gone"] += 1
+
+
+def _close_all(stack: list[tuple[int, bytes, Iterator[bytes]]]) -> None:
+    for handle, _, _ in stack:
+        os.close(handle)
+
+
+def _names(handle: int) -> list[bytes]:
+    """Return the names in a directory, in order."""
+    names = []
+    with os.scandir(handle) as entries:
+        for entry in entries:
+            names.append(os.fsencode(entry.name))
+            if len(names) > MAX_ENTRIES:
+                raise TooLarge(f"a snapshot's workspace may hold {MAX_ENTRIES} names")
+    return sorted(names)
+
+
+def _open(parent: int, name: bytes, flags: int, needed: int) -> int:
+    """Open it, even if its own mode forbids that to its owner; the mode is as before in the end."""
+    with suppress(PermissionError):
+        return os.open(name, flags, dir_fd=parent)
+    # That very file and no other, whatever takes its name meanwhile.
+    handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        mode = stat.S_IMODE(os.fstat(handle).st_mode)
+        if stat.S_ISLNK(os.fstat(handle).st_mode):
+            raise FileNotFoundError
+        itself = f"/proc/self/fd/{handle}"
+        os.chmod(itself, mode | needed)
+        try:
+            return os.open(itself, flags & ~os.O_NOFOLLOW)
+        finally:
+            os.chmod(itself, mode)
+    finally:
+        os.close(handle)
+
+
+def data_ranges(handle: int, size: int, grain: int) -> Iterator[tuple[int, int]]:
+    """Yield start and end of what is no hole, rounded outwards to multiples of `grain`, without overlaps."""
+    done = 0
+    while done < size:
+        try:
+            start = os.lseek(handle, done, os.SEEK_DATA)
+        except OSError:
+            return  # only a hole is left
+        end = min(size, os.lseek(handle, start, os.SEEK_HOLE))
+        start = max(done, start // grain * grain)
+        end = min(size, -(-end // grain) * grain)
+        if end > start:
+            yield start, end
+        done = max(end, done + 1)
+
+
+class Writer:
+    """Write entries into a directory that is empty and nobody else's.
+
+    Used as a context; modes and times of directories are set at its end.
+    """
+
+    def __init__(self, top: Path) -> None:
+        self._top = os.open(top, _DIRECTORY)
+        self._folders: list[Entry] = []
+        self._count = 0
+        self._open: tuple[bytes, int] | None = None  # the folder of the last entry
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        try:
+            if problem[0] is None:
+                for entry in reversed(self._folders):
+                    with self._folder(entry.path) as handle:
+                        os.utime(handle, ns=(entry.mtime, entry.mtime))
+                        os.fchmod(handle, entry.mode & 0o1777)
+                    self._forget()
+        finally:
+            self._forget()
+            os.close(self._top)
+
+    def add(self, entry: Entry) -> int | None:
+        """Make it. For a file returns a descriptor to write to: close it by :meth:`finish`.
+
+        Raises
+        ------
+        Damaged
+            A path leads out of the directory or through a link, or a value can't be.
+        """
+        self._count += 1
+        parts = entry.path.split(b"/")
+        if (
+            self._count > MAX_ENTRIES
+            or len(parts) > MAX_DEPTH
+            or len(entry.path) > MAX_PATH
+            or any(part in (b"", b".", b"..") or b"\0" in part or len(part) > 255 for part in parts)
+            or not 0 <= entry.size <= MAX_FILE
+            or not abs(entry.mtime) < 1 << 62
+            or len(entry.target) > MAX_PATH
+        ):
+            raise Damaged("the snapshot's files have a name, size or time that no file can have")
+        prefix, _, name = entry.path.rpartition(b"/")
+        try:
+            with self._folder(prefix) as parent:
+                if entry.kind == "d":
+                    os.mkdir(name, 0o700, dir_fd=parent)
+                    self._folders.append(entry)
+                elif entry.kind == "l":
+                    os.symlink(entry.target, name, dir_fd=parent)
+                    os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=parent, follow_symlinks=False)
+                elif entry.kind == "f":
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                    return os.open(name, flags, 0o600, dir_fd=parent)
+                else:
+                    self._link(entry.target, name, parent)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE):  # no room: that is nobody's forgery
+                raise
+            raise Damaged(f"the snapshot's files can't be laid out: {error.strerror}") from None
+        return None
+
+    def finish(self, entry: Entry, handle: int) -> None:
+        """Give a written file its length, time and mode, and close it."""
+        try:
+            os.ftruncate(handle, entry.size)
+            os.utime(handle, ns=(entry.mtime, entry.mtime))
+            os.fchmod(handle, entry.mode & 0o1777)
+        finally:
+            os.close(handle)
+
+    def _link(self, target: bytes, name: bytes, parent: int) -> None:
+        prefix, _, old = target.rpartition(b"/")
+        other = self._descend(prefix)
+        try:
+            if not stat.S_ISREG(os.stat(old, dir_fd=other, follow_symlinks=False).st_mode):
+                raise Damaged("the snapshot's files have a second name of what is no file")
+            os.link(old, name, src_dir_fd=other, dst_dir_fd=parent, follow_symlinks=False)
+        finally:
+            os.close(other)
+
+    @contextmanager
+    def _folder(self, prefix: bytes) -> Iterator[int]:
+        if self._open is None or self._open[0] != prefix:
+            handle = self._descend(prefix)
+            self._forget()
+            self._open = (prefix, handle)
+        yield self._open[1]
+
+    def _descend(self, prefix: bytes) -> int:
+        handle = os.dup(self._top)
+        for part in prefix.split(b"/") if prefix else ():
+            if part in (b"", b".", b".."):
+                os.close(handle)
+                raise Damaged("the snapshot's files have a path that leads elsewhere")
+            try:
+                below = os.open(part, _DIRECTORY, dir_fd=handle)
+            finally:
+                os.close(handle)
+            handle = below
+        return handle
+
+    def _forget(self) -> None:
+        if self._open is not None:
+            os.close(self._open[1])
+            self._open = None
+
+
+def copy_tree(source: Path, target: Path, *, max_bytes: int) -> dict[str, int]:
+    """Copy a workspace into an empty directory, such as ``work`` of a staged snapshot.
+
+    What runs in it should stand still meanwhile, else the copy holds some of before and some of after. It is never more
+    than a copy of what lay in it, whatever happens.
+
+    Parameters
+    ----------
+    source, target : Path
+    max_bytes : int
+        Most bytes of files, holes not counted.
+
+    Returns
+    -------
+    dict of str to int
+        What was left out: ``sockets``, ``fifos``, ``devices``, ``unreadable``, ``mounts``, ``gone``.
+
+    Raises
+    ------
+    TooLarge
+    """
+    walk = Walk(source)
+    left = max_bytes
+    with Writer(target) as writer:
+        for entry, handle in walk:
+            copy = writer.add(entry)
+            if copy is None:
+                continue
+            try:
+                for start, end in data_ranges(handle, entry.size, 4096):
+                    left -= end - start
+                    if left < 0:
+                        raise TooLarge(
+                            f"the workspace holds more than the {max_bytes} bytes that a snapshot may have",
+                            setting="Policy.max_snapshot_bytes",
+                        )
+                    _copy_range(handle, copy, start, end)
+            except BaseException:
+                os.close(copy)
+                raise
+            writer.finish(entry, copy)
+    return dict(walk.dropped)
+
+
+def _copy_range(source: int, target: int, start: int, end: int) -> None:
+    while start < end:
+        count = min(_COPY_SIZE, end - start)
+        try:
+            done = os.copy_file_range(source, target, count, start, start)
+        except OSError:  # another file system, or one that can't
+            done = os.pwrite(target, os.pread(source, count, start), start)
+        if not done:
+            return  # it has become shorter
+        start += done
