@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 #: The setting that an administrator gives the secret by.
-SECRET_SETTING = "Policy.snapshot_secret"
+SECRET_SETTING = "Policy.snapshot_key_file"
 KEY_SIZE = 32
 MIN_SECRET = 32
 NONCE_SIZE = 12

@@ -8,6 +8,7 @@ keyed hash of each chunk: what is read is compared with it before anybody gets i
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import zlib
@@ -143,11 +144,12 @@ class PackWriter:
         self._hash_key = hash_key
         self._pack_id = pack_id.encode()
         self._cipher: AESGCM | None = keys.cipher("pack", pack_id) if keys.is_sealed else None
-        self._relatives: dict[bytes, tuple[Table, int]] = {}
-        for table in relatives:
-            hashes = table.hashes
+        self._tables = list(relatives)
+        self._known: dict[bytes, int] = {}  # hash: which relative, and which chunk of its
+        for index, table in reversed(list(enumerate(self._tables))):
+            hashes, first = table.hashes, index << 32
             for number in range(len(table.offsets)):
-                self._relatives.setdefault(hashes[number * HASH_SIZE : (number + 1) * HASH_SIZE], (table, number))
+                self._known[hashes[number * HASH_SIZE : (number + 1) * HASH_SIZE]] = first + number
         self._numbers: dict[bytes, int] = {}
         self._packs: dict[str, int] = {}
         self._tags: list[bytes] = []
@@ -200,8 +202,8 @@ class PackWriter:
 
     def _keep(self, digest: bytes, chunk: bytes, is_compressed: bool) -> int:
         table = self.table
-        if (known := self._relatives.get(digest)) is not None:
-            other, at = known
+        if (known := self._known.get(digest)) is not None:
+            other, at = self._tables[known >> 32], known & 0xFFFFFFFF
             pack, offset, length = other.packs[other.pack_column[at]], other.offsets[at], other.lengths[at]
             if self._cipher is not None:
                 self._tags.append(other.tags[at * TAG_SIZE : (at + 1) * TAG_SIZE])
@@ -226,7 +228,7 @@ class PackWriter:
     def _flush(self) -> None:
         total = sum(map(len, self._waiting))
         if total and os.writev(self._handle, self._waiting) != total:
-            raise OSError(28, "no space left for a snapshot")
+            raise OSError(errno.ENOSPC, "no space left for a snapshot")
         self._waiting.clear()
 
 
@@ -398,4 +400,4 @@ def _read(handle: int, count: int, start: int) -> bytes:
 def _write(handle: int, data: bytes, position: int) -> None:
     done = os.pwrite(handle, data, position)
     if done != len(data):
-        raise OSError(28, "no space left for a snapshot")
+        raise OSError(errno.ENOSPC, "no space left for a snapshot")

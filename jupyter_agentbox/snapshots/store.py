@@ -9,6 +9,7 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 import stat
 import threading
 from collections.abc import Iterable, Iterator
@@ -21,12 +22,14 @@ from jupyter_agentbox.sweep import remove_tree
 
 from . import transfer
 from .keys import load_keys
-from .owner import Head, OwnerFolder, folder_name, locked
+from .owner import Head, OwnerFolder, disk_errors, folder_name, locked
 from .pages import BLOCK, PAGE, Kept, PackReader, PackWriter, Table, changed, hash_big, open_regular
 from .tree import Entry, Walk, Writer
-from .values import Snapshot, SnapshotMeta, check_id, check_meta
+from .values import MAX_OWNER, Snapshot, SnapshotMeta, check_id, check_meta
 
 MAX_IMAGE_FILES = 16
+#: The one file of an image that is raw pages.
+PAGES = "pages.img"
 _IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -104,62 +107,64 @@ class SnapshotStore:
         if staged not in self._locks:
             raise NotFound("there is no such staged snapshot")
         folder = self._folder(meta.owner)
-        folder.make()
-        with folder.locked():
-            folder.tidy()
-            snapshot_id = secrets.token_hex(10)
-            new = folder.new_folder(snapshot_id)
-            pack = folder.packs / snapshot_id
-            moved: list[str] = []
-            try:
-                relatives = folder.relatives(meta)
-                walk = Walk(staged / "work")
-                with PackWriter(pack, snapshot_id, self._keys, folder.hash_key, relatives, self._max_bytes) as writer:
-                    table = writer.table
-                    is_kept = meta.kind in ("park", "template") and not self._keys.is_sealed
-                    for name, handle in _image_files(staged / "image"):
-                        if is_kept:
-                            size = os.fstat(handle).st_size
-                            writer.count(size)
-                            table.kept.append(Kept(name, size, hash_big(handle, size, folder.hash_key)))
-                        else:
-                            facts = os.fstat(handle)
-                            entry = Entry(os.fsencode(name), "f", 0o600, facts.st_mtime_ns, facts.st_size)
-                            is_raw = _is_pages(name)
-                            grain = PAGE if is_raw else BLOCK
-                            table.image.append(writer.add(entry, handle, grain=grain, is_compressed=not is_raw))
-                    for entry, handle in walk:
-                        table.work.append(writer.add(entry, handle))
-                if not pack.stat().st_size:
-                    pack.unlink()
-                if table.kept:
-                    (new / "image").mkdir(mode=0o700)
-                    for kept in table.kept:
-                        (staged / "image" / kept.name).rename(new / "image" / kept.name)
-                        moved.append(kept.name)
-                serial = 1 + max((head.serial for head in folder.heads()[0]), default=0)
-                head = Head(
-                    id=snapshot_id,
-                    serial=serial,
-                    meta=meta,
-                    size=writer.size,
-                    packs=table.packs,
-                    dropped=dict(walk.dropped),
-                )
-                folder.write_parts(new, head, table)
-                dropped = folder.choose_dropped(table, new, max_bytes=self._max_bytes, max_count=self._max_count)
+        with disk_errors("the snapshot could not be kept"):
+            folder.make()
+            with folder.locked():
+                folder.tidy()
+                snapshot_id = secrets.token_hex(10)
+                new = folder.new_folder(snapshot_id)
+                try:
+                    dropped = self._write(folder, snapshot_id, new, staged, meta)
+                except BaseException:
+                    with suppress(FileNotFoundError):
+                        for path in (new / "image").iterdir():
+                            path.rename(staged / "image" / path.name)
+                    (folder.packs / snapshot_id).unlink(missing_ok=True)
+                    remove_tree(new)
+                    raise
                 folder.publish(snapshot_id)
-            except BaseException:
-                for name in moved:
-                    (new / "image" / name).rename(staged / "image" / name)
-                pack.unlink(missing_ok=True)
-                remove_tree(new)
-                raise
-            if dropped:
-                folder.remove(dropped)
-            snapshot = next(found for found in folder.snapshots_of(folder.heads()[0]) if found.id == snapshot_id)
+                if dropped:
+                    folder.remove(dropped)
+                snapshots = folder.snapshots_of(folder.heads()[0])
         self.discard(staged)
-        return snapshot
+        return next(found for found in snapshots if found.id == snapshot_id)
+
+    def _write(self, folder: OwnerFolder, snapshot_id: str, new: Path, staged: Path, meta: SnapshotMeta) -> list[str]:
+        """Write a snapshot's parts; returns which others have to go for it."""
+        pack, walk = folder.packs / snapshot_id, Walk(staged / "work")
+        is_kept = meta.kind in ("park", "template") and not self._keys.is_sealed
+        relatives = folder.relatives(meta)
+        with PackWriter(pack, snapshot_id, self._keys, folder.hash_key, relatives, self._max_bytes) as writer:
+            table = writer.table
+            for name, handle in _image_files(staged / "image"):
+                facts = os.fstat(handle)
+                if is_kept:
+                    writer.count(facts.st_size)
+                    table.kept.append(Kept(name, facts.st_size, hash_big(handle, facts.st_size, folder.hash_key)))
+                else:
+                    entry = Entry(os.fsencode(name), "f", 0o600, facts.st_mtime_ns, facts.st_size)
+                    is_raw = name == PAGES
+                    grain = PAGE if is_raw else BLOCK
+                    table.image.append(writer.add(entry, handle, grain=grain, is_compressed=not is_raw))
+            for entry, handle in walk:
+                table.work.append(writer.add(entry, handle))
+        if not pack.stat().st_size:
+            pack.unlink()
+        if table.kept:
+            (new / "image").mkdir(mode=0o700)
+            for kept in table.kept:
+                _keep(staged / "image" / kept.name, new / "image" / kept.name)
+        heads = folder.heads()[0]
+        head = Head(
+            id=snapshot_id,
+            serial=1 + max((head.serial for head in heads), default=0),
+            meta=meta,
+            size=writer.size,
+            packs=table.packs,
+            dropped=dict(walk.dropped),
+        )
+        folder.write_parts(new, head, table)
+        return folder.choose_dropped(table, new, max_bytes=self._max_bytes, max_count=self._max_count)
 
     # -- ending --------------------------------------------------------------------------------
 
@@ -218,8 +223,9 @@ class SnapshotStore:
         try:
             folder = self._folder(owner)
             try:
-                table = self._read(folder, snapshot_id)
-                self._lay_out(folder, snapshot_id, table, path, is_once=verify == "once")
+                with disk_errors("the snapshot could not be laid out"):
+                    table = self._read(folder, snapshot_id)
+                    self._lay_out(folder, snapshot_id, table, path, is_once=verify == "once")
             except Damaged:
                 if not folder.has(snapshot_id):  # deleted meanwhile
                     raise NotFound(f"there is no snapshot {snapshot_id!r}") from None
@@ -255,9 +261,11 @@ class SnapshotStore:
 
     def _lay_out_kept(self, folder: OwnerFolder, source: Path, kept: Kept, path: Path, is_once: bool) -> None:
         part, target = _part(kept.name), path / "image" / kept.name
-        # Another name for the same file, so that a delete meanwhile takes nothing away.
-        with suppress(OSError):
+        try:
+            # Another name for the same file, so that a delete meanwhile takes nothing away.
             os.link(source, target, follow_symlinks=False)
+        except OSError:
+            raise changed(part) from None
         handle = open_regular(target, part)
         try:
             facts = os.fstat(handle)
@@ -314,7 +322,8 @@ class SnapshotStore:
         """
         staged = self.stage()
         try:
-            meta = transfer.read(chunks, staged, self._keys, self._max_bytes)
+            with disk_errors("the snapshot could not be imported"):
+                meta = transfer.read(chunks, staged, self._keys, self._max_bytes)
             return self.commit(staged, transfer.adopt(meta, owner, self._folder(owner).ids()))
         finally:
             self.discard(staged)
@@ -322,6 +331,8 @@ class SnapshotStore:
     # -- places --------------------------------------------------------------------------------
 
     def _folder(self, owner: str) -> OwnerFolder:
+        if not 0 < len(owner) <= MAX_OWNER or not owner.isprintable():
+            raise InvalidRequest("an owner's name is malformed", field="owner")
         return OwnerFolder(self._owners / folder_name(owner), owner, self._keys)
 
     def _folders(self) -> Iterator[OwnerFolder]:
@@ -334,7 +345,7 @@ class SnapshotStore:
 
 def _image_files(image: Path) -> Iterator[tuple[str, int]]:
     """Yield the name and an open descriptor of each file; pages first, which so lie on whole blocks of a pack."""
-    names = sorted(os.listdir(image), key=lambda name: (name != "pages.img", name))
+    names = sorted(os.listdir(image), key=lambda name: (name != PAGES, name))
     if not names or len(names) > MAX_IMAGE_FILES or not all(map(_IMAGE_NAME.fullmatch, names)):
         raise InvalidRequest("the image holds no files, too many, or such as no runtime writes", field="image")
     for name in names:
@@ -345,8 +356,14 @@ def _image_files(image: Path) -> Iterator[tuple[str, int]]:
             os.close(handle)
 
 
-def _is_pages(name: str) -> bool:
-    return name == "pages.img"
+def _keep(source: Path, target: Path) -> None:
+    """Move a file into the store, as one of this user's that nobody writes."""
+    if source.lstat().st_uid == os.geteuid():
+        source.rename(target)
+    else:
+        # A runtime writes as a user of its own. Of such a file only root may make links and change the mode.
+        shutil.copyfile(source, target, follow_symlinks=False)
+    target.chmod(0o400)
 
 
 def _part(name: str) -> str:

@@ -7,6 +7,7 @@ was cut off. Nothing of a frame is looked at before its MAC was. Where the store
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Collection, Iterable, Iterator
@@ -54,8 +55,8 @@ class _Frames:
         if not compare_digest(mac, self._sign(frame)):
             raise Damaged(
                 "the file is no snapshot that this store has exported, or was changed; one of another machine's needs "
-                "the same Policy.snapshot_secret on both",
-                setting="Policy.snapshot_secret",
+                "the same Policy.snapshot_key_file on both",
+                setting="Policy.snapshot_key_file",
             )
         kind, body = frame[4], frame[5:]
         if self._cipher is not None:
@@ -122,7 +123,7 @@ def read(chunks: Iterable[bytes], staged: Path, keys: Keys, max_bytes: int) -> S
                             setting="Policy.max_snapshot_bytes",
                         )
                     if os.pwrite(handle, piece, at) != len(piece):
-                        raise OSError(28, "no space left for a snapshot")
+                        raise OSError(errno.ENOSPC, "no space left for a snapshot")
                 else:
                     if entry is not None and handle is not None:
                         done, handle = handle, None

@@ -95,8 +95,8 @@ class Walk:
                 try:
                     facts = os.stat(name, dir_fd=parent, follow_symlinks=False)
                     what = stat.S_IFMT(facts.st_mode)
-                    if facts.st_dev != device:
-                        self.dropped["mounts"] += 1
+                    if facts.st_dev != device or facts.st_size > MAX_FILE:
+                        self.dropped["mounts" if facts.st_dev != device else "too large"] += 1
                         continue
                     entry = Entry(path, "f", stat.S_IMODE(facts.st_mode) & 0o1777, facts.st_mtime_ns)
                     if what == stat.S_IFDIR:
@@ -116,7 +116,7 @@ class Walk:
                         handle = _open(parent, name, _READ, 0o400)
                         try:
                             facts = os.fstat(handle)
-                            if not stat.S_ISREG(facts.st_mode):
+                            if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_FILE:
                                 continue
                             entry.size = facts.st_size
                             if facts.st_nlink > 1:

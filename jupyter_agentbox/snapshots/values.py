@@ -87,14 +87,14 @@ def check_meta(meta: SnapshotMeta) -> None:
     """Refuse what is too long or can't be printed. Raises InvalidRequest, which names the field."""
     problems = {
         "sandbox": not _SANDBOX.fullmatch(meta.sandbox),
-        "owner": not 0 < len(meta.owner) <= MAX_OWNER or "\0" in meta.owner,
+        "owner": not 0 < len(meta.owner) <= MAX_OWNER or not meta.owner.isprintable(),
         "kind": meta.kind not in ("user", "auto", "park", "template"),
         "created": not 0 <= meta.created < 1e11,
         "name": len(meta.name) > MAX_NAME or not meta.name.isprintable(),
         "note": len(meta.note) > MAX_NOTE or not meta.note.replace("\n", "").replace("\t", "").isprintable(),
         "parent": meta.parent is not None and not _ID.fullmatch(meta.parent),
         "fingerprint": len(meta.fingerprint) > MAX_FINGERPRINT
-        or any(len(key) > 64 or len(value) > 1024 for key, value in meta.fingerprint.items()),
+        or any(len(key + value) > 1024 or not (key + value).isprintable() for key, value in meta.fingerprint.items()),
         "record": len(meta.record) > MAX_RECORD,
     }
     for field, is_wrong in problems.items():
