@@ -19,6 +19,7 @@ _COMMANDS = {
     ),
     "kernelspec": (f"{__name__}.machine.KernelspecCommand", "Make a sandboxed twin of an installed kernelspec."),
     "shell": (f"{__name__}.terminal.ShellCommand", "Open a shell in a sandbox of its own."),
+    "mcp": (f"{__name__}.mcp.MCPCommand", "Serve MCP on standard input and output, for AI clients."),
     "token": (f"{__name__}.tokens.TokenCommand", "Make, list and revoke tokens for one sandbox."),
     "audit": (f"{__name__}.audit.AuditCommand", "Check the audit log, or write it out."),
     "run": (f"{__name__}.oneshot.RunCommand", "Run a script in a sandbox of its own."),

@@ -44,7 +44,7 @@ class MCPCommand(Command):
         return asyncio.run(self._serve())
 
     async def _forward(self, token: str) -> int:
-        from jupyter_agentbox.mcp.stdio import forward
+        from jupyter_agentbox.mcp.forward import forward
 
         if self.url.startswith("http://") and not self.url.startswith(
             ("http://localhost", "http://127.", "http://[::1]")

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from jupyter_agentbox.mcp.endpoint import Endpoints
 
 _SETTING = "agentbox_mcp"
+#: Bytes of one request; base64 of what can be uploaded fits.
+MAX_BODY = 8 * 1024 * 1024
+# Bytes of a refused body that are read to their end, so that the client gets to read why.
+_PATIENCE = 8 * 1024 * 1024
 #: Headers of the application's that are the connection's own, and Tornado's to set.
 _HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length", "content-type"})
 
@@ -57,19 +61,25 @@ class MCPHandler(TokenMixin, APIHandler):
 
     def initialize(self) -> None:
         self._body = bytearray()
-        self._status = 200
+        self._received = 0
         self._gone = asyncio.Event()
+        self._refusal: web.HTTPError | None = None
 
     async def prepare(self) -> None:  # type: ignore[override]
-        """Judge who comes, before any byte of the body."""
+        """Judge who comes, before any byte of the body is kept. Who is refused hears of it when all was sent."""
         if self.request.connection is not None:
             self.request.connection.set_max_body_size(1 << 62)  # type: ignore[attr-defined]
+        try:
+            await self._judge()
+        except web.HTTPError as error:
+            self._refusal = error
+
+    async def _judge(self) -> None:
         await super().prepare()
         self._track_activity = self.request.method == "POST"
+        self._check_token()
         if self.current_user is None:
-            raise web.HTTPError(403, "send a token of this server, or one for a sandbox: Authorization: Bearer ...")
-        if not self.token_authenticated and self.identity_provider.auth_enabled:
-            raise web.HTTPError(403, "a cookie is not enough here; send a token: Authorization: Bearer ...")
+            raise web.HTTPError(403)
         for verb in VERBS:
             if await is_allowed(self, verb):
                 break
@@ -80,19 +90,31 @@ class MCPHandler(TokenMixin, APIHandler):
         except AgentboxError as error:
             raise web.HTTPError(501, str(error)) from None
 
+    def _check_token(self) -> None:
+        if self.identity_provider.auth_enabled and not self.token_authenticated:
+            raise web.HTTPError(403, "a token is needed, of this server or for a sandbox: Authorization: Bearer ...")
+
+    def check_xsrf_cookie(self) -> None:
+        """Take a token; a cookie with what protects it will not do, but where there is no authentication at all."""
+        if hasattr(self, "_jupyter_current_user"):  # else it is too early to know
+            self._check_token()
+        super().check_xsrf_cookie()
+
     def data_received(self, chunk: bytes) -> None:
         """Take a part of the body, within bounds."""
-        from jupyter_agentbox.mcp.endpoint import MAX_BODY
-
-        if self._finished:
-            return
-        self._body += chunk
-        if len(self._body) > MAX_BODY:
-            self._body.clear()
+        self._received += len(chunk)
+        if self._refusal is None and self._received <= MAX_BODY:
+            self._body += chunk
+        elif self._received > MAX_BODY + _PATIENCE and not self._finished:
             self._fail(TooLarge(f"the request is larger than the {format_size(MAX_BODY)} that are taken here"))
 
     async def _serve(self) -> None:
         if self._finished:
+            return
+        if self._refusal is not None:
+            raise self._refusal
+        if self._received > MAX_BODY:
+            self._fail(TooLarge(f"the request is larger than the {format_size(MAX_BODY)} that are taken here"))
             return
         work = asyncio.ensure_future(self._run())
         watch = asyncio.ensure_future(self.scope_ended())
@@ -116,7 +138,7 @@ class MCPHandler(TokenMixin, APIHandler):
         elif not self._finished:
             await self.finish()
 
-    get = post = delete = web.authenticated(_serve)
+    get = post = delete = _serve
 
     async def _run(self) -> None:
         from jupyter_agentbox.mcp.endpoint import ACCESS
@@ -180,8 +202,10 @@ class MCPHandler(TokenMixin, APIHandler):
                 elif name.decode("latin-1").lower() not in _HOP:
                     self.set_header(name.decode("latin-1"), value.decode("latin-1"))
             self.set_header("Content-Type", self._type)
-            self.set_header("X-Accel-Buffering", "no")
-            self._status = message["status"]
+            if self._type.startswith("text/event-stream"):
+                self.set_header("X-Accel-Buffering", "no")
+                with contextlib.suppress(StreamClosedError):
+                    await self.flush()
             return
         body = message.get("body", b"")
         with contextlib.suppress(StreamClosedError):

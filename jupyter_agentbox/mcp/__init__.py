@@ -3,8 +3,8 @@
 :mod:`~jupyter_agentbox.mcp.tools` is the table of tools, each a few lines above an operation of the REST API, so that
 rights, tool lists, guard rails and the audit log are the same. :mod:`~jupyter_agentbox.mcp.server` serves them to a
 client of the SDK; :mod:`~jupyter_agentbox.mcp.endpoint` keeps the sessions of those who come over HTTP, and
-:mod:`~jupyter_agentbox.mcp.stdio` serves the one that has started this process. The SDK is optional: only modules of
-this package import it, and this one does not.
+:mod:`~jupyter_agentbox.mcp.stdio` and :mod:`~jupyter_agentbox.mcp.forward` serve the one that has started this process.
+The SDK is optional: only modules of this package import it, and this one does not.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 #: What to tell whoever asks for MCP where the SDK is missing.
-MISSING = "MCP needs the package mcp: pip install 'jupyter-agentbox[mcp]', then start this program again"
+MISSING = "MCP needs the package mcp: pip install 'mcp>=2.3,<3', and start this program again"
 
 
 def is_available() -> bool:

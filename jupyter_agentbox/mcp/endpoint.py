@@ -13,6 +13,7 @@ from mcp.server import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 from jupyter_agentbox.errors import LimitReached
+from jupyter_agentbox.handlers.mcp import MAX_BODY
 
 from .server import make_server
 from .tools import Access
@@ -23,8 +24,6 @@ MAX_SESSIONS = 16
 MAX_REQUESTS = 64
 #: Seconds without a request after which a session ends.
 IDLE_TIMEOUT = 1800.0
-#: Bytes of one request; base64 of what can be uploaded fits.
-MAX_BODY = 8 * 1024 * 1024
 #: Where a request's access stands in its ASGI scope.
 ACCESS = "agentbox.access"
 
