@@ -31,12 +31,15 @@ class KernelRecord:
         Of its messages.
     context : str
         The name of the context of code whose kernel it is; empty for a notebook's.
+    driver : str
+        ``relay`` or ``embedded``.
     """
 
     name: str
     key: str
     signature_scheme: str
     context: str = ""
+    driver: str = "relay"
 
 
 @dataclass

@@ -94,6 +94,16 @@ class Sandbox:
         return self.record.spec
 
     @property
+    def link(self) -> Link:
+        """The link to its guest."""
+        return self._link
+
+    @property
+    def is_left(self) -> bool:
+        """Whether this process owns it no longer, and it lives."""
+        return self._is_stopping is not None and self.end is None
+
+    @property
     def workspace(self) -> Path:
         """The host folder that is ``/workspace`` inside."""
         return self.spec.workspace or self.directory / "work"
@@ -183,7 +193,7 @@ class Sandbox:
         """Go on with what runs in it already."""
         for known in self.record.kernels:
             self.kernels[known.name] = kernel = Kernel(self, known.name)
-            kernel.resume()
+            kernel.resume(known.driver)
         self.processes.resume(self.record.processes)
 
     async def checkpoint(self, staged: Path) -> bytes:
@@ -216,8 +226,10 @@ class Sandbox:
                 copy_tree(self.directory / "work", staged / "work")
 
         async with self._checkpointing:
-            await self._link.suspend(SUSPEND_TIMEOUT)
+            kernels = [kernel for kernel in self.kernels.values() if kernel.end is None]
             try:
+                await asyncio.gather(*(kernel.hang_up() for kernel in kernels))
+                await self._link.suspend(SUSPEND_TIMEOUT)
                 arguments = (handle, self.id, self.directory, staged / "image", copy)
                 work = asyncio.ensure_future(asyncio.to_thread(self._runtime.checkpoint, *arguments))
                 try:
@@ -228,6 +240,8 @@ class Sandbox:
                 return replace(self.record, link=self._link.number, handle=None, cleanup=[]).to_bytes()
             finally:
                 self._link.resume()
+                for kernel in kernels:
+                    kernel.redial()
 
     async def _connected(self) -> None:
         assert self._handle is not None
@@ -296,7 +310,7 @@ class Sandbox:
         kernel = Kernel(self, name)
         kernel.start(argv, env, cwd, {"key": key, "signature_scheme": signature_scheme, "kernel_name": ""})
         self.kernels[name] = kernel
-        self.record.kernels.append(KernelRecord(name, key, signature_scheme, context))
+        self.record.kernels.append(KernelRecord(name, key, signature_scheme, context, kernel.driver))
         self._save()
         return kernel
 

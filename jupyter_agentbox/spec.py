@@ -127,6 +127,8 @@ class SandboxSpec:
         Seconds that the sandbox outlives its owner.
     freeze_after : float
         Seconds without anything to do after which it is frozen; 0 for never.
+    driver : str
+        ``auto``, or ``relay`` for kernels that are to be reached by the relay, whatever they are.
     kernel_id, kernel_name, owner : str
         Labels.
     origin : str
@@ -147,6 +149,7 @@ class SandboxSpec:
     accept_unenforced: frozenset[str] = frozenset()
     lease_timeout: float = 60.0
     freeze_after: float = 60.0
+    driver: str = "relay"
     kernel_id: str = ""
     kernel_name: str = ""
     owner: str = ""

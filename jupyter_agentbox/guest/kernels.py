@@ -1,6 +1,7 @@
 """Kernels inside: the process, and its messages carried between its sockets and the link.
 
-A kernel outlives its owner: what it says meanwhile waits in the outboxes of its channels.
+A kernel outlives its owner: what it says meanwhile waits in the outboxes of its channels. One that is *embedded* has no
+sockets: it is handed the FIFOs of each owner, and keeps what it says itself (:mod:`.embedded`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,16 @@ OUTBOX_LIMIT = 4 * 1024 * 1024
 IOPUB_LIMIT = 64 * 1024 * 1024
 #: Largest message either way, bytes.
 MAX_MESSAGE = 128 * 1024 * 1024
+#: FIFOs of an embedded kernel, those that it reads first; as in its own program, which cannot be imported here.
+FIFOS = {
+    "shell": os.O_RDONLY,
+    "stdin": os.O_RDONLY,
+    "control": os.O_RDONLY,
+    "said": os.O_WRONLY,
+    "answers": os.O_WRONLY,
+}
+EMBEDDED_MODULES = ("fifos", "embedded_streams", "embedded_shells", "embedded")
+LINK_DIR = "/run/agentbox/link"
 _DIAL_INTERVAL = 0.01
 _READ_SIZE = 256 * 1024
 
@@ -40,36 +51,58 @@ class Kernel:
     """One kernel process, started for a stream ``{"kind": "kernel", "name": ...}``.
 
     To the host: JSON messages ``{"event": "connected", "channel": ...}``, ``{"event": "exited", "code", "signal"}``,
-    ``{"event": "failed", "message"}`` and ``{"event": "dropped", "channel", "count"}``. From the host:
-    ``{"signal": n}``. An EOF from the host ends the kernel; the loss of the owner does not.
+    ``{"event": "failed", "message"}``, ``{"event": "dropped", "channel", "count"}`` and ``{"event": "hung up"}``. From
+    the host: ``{"signal": n}``; for an embedded kernel ``{"fifos": name, "taken", "window"}`` and ``{"hang_up": true}``
+    too. An EOF from the host ends the kernel; the loss of the owner does not.
     """
 
     def __init__(self, loop: Loop, processes: Processes, stream: Stream) -> None:
         self.is_running = True
         self._events = Outbox(OUTBOX_LIMIT, lambda: None)
+        self._loop = loop
+        self._orders: socket.socket | None = None
         header = stream.header
-        is_ipc = header["connection"]["transport"] == "ipc"
-        ip = header["connection_file"].removesuffix(".json") if is_ipc else "127.0.0.1"
-        ports = dict(zip(("shell", "iopub", "stdin", "control", "hb"), _find_ports(is_ipc), strict=True))
-        connection = {**header["connection"], "ip": ip, **{f"{name}_port": port for name, port in ports.items()}}
+        name = header["connection_file"]
+        transport = header["connection"]["transport"]
+        is_ipc = transport == "ipc"
+        is_embedded = transport == "fifo"
+        ip = name.removesuffix(".json") if is_ipc else "127.0.0.1"
+        numbers = [0] * 5 if is_embedded else _find_ports(is_ipc)
+        ports = dict(zip(("shell", "iopub", "stdin", "control", "hb"), numbers, strict=True))
+        connection = {**header["connection"], "ip": ip, **{f"{channel}_port": port for channel, port in ports.items()}}
+        env = header["env"]
+        stdio = None
+        if is_embedded:
+            # To whoever reads the file inside, it is a kernel that listens nowhere: an error at once, no endless wait.
+            connection["transport"] = "tcp"
+            env = {**env, "AGENTBOX_DRIVER": "embedded"}
+            stdio = self._open_embedded()
+        self.channels: dict[str, Channel] = {}
         self.attach(stream)
         try:
             self._process = processes.spawn(
                 header["argv"],
-                header["env"],
+                env,
                 header["cwd"],
                 self._exited,
+                stdio,
                 is_root=header.get("is_root", False),
-                files={header["connection_file"]: json.dumps(connection).encode()},
+                files={name: json.dumps(connection).encode()},
             )
         except (StartError, OSError) as error:
             self.is_running = False
             self._tell(event="failed", message=str(error))
             self._events.close()
             return
-        self.channels = {
-            name: Channel(loop, self, name, f"{ip}-{ports[name]}" if is_ipc else (ip, ports[name])) for name in CHANNELS
-        }
+        finally:
+            for fd in stdio or ():
+                if fd > 2:
+                    os.close(fd)
+        if not is_embedded:
+            self.channels = {
+                channel: Channel(loop, self, channel, f"{ip}-{ports[channel]}" if is_ipc else (ip, ports[channel]))
+                for channel in CHANNELS
+            }
 
     @property
     def pid(self) -> int:
@@ -78,10 +111,18 @@ class Kernel:
 
     def attach(self, stream: Stream) -> None:
         """Take orders from this owner, and tell it all that nobody has heard yet."""
-        read_requests(stream, lambda request: self._process.signal(int(request["signal"])))
+        read_requests(stream, self._asked)
         stream.on_eof = self.end
         stream.on_reset = lambda reason: self._events.detach()
         self._events.attach(stream)
+
+    def _asked(self, request: dict[str, Any]) -> None:
+        if "signal" in request:
+            self._process.signal(int(request["signal"]))
+        elif self._orders is not None and "fifos" in request:
+            self._hand_over(request)
+        elif self._orders is not None and "hang_up" in request:
+            self._order({"hang_up": True}, [])
 
     def end(self) -> None:
         """Kill it."""
@@ -96,8 +137,58 @@ class Kernel:
         """Tell the host that it has missed messages."""
         self._tell(event="dropped", channel=channel.name, count=count)
 
+    def _open_embedded(self) -> tuple[int, ...]:
+        """Make what an embedded kernel starts with: the socket of its orders, and its program."""
+        self._orders, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._orders.setblocking(False)
+        self._loop.watch(self._orders.fileno(), self._order_done)
+        folder = os.path.dirname(os.path.abspath(__file__))
+        return (
+            os.open("/dev/null", os.O_RDONLY),
+            1,
+            2,
+            inner.detach(),
+            *(os.open(f"{folder}/{module}.py", os.O_RDONLY) for module in EMBEDDED_MODULES),
+        )
+
+    def _hand_over(self, request: dict[str, Any]) -> None:
+        fds: list[int] = []
+        try:
+            for channel, flags in FIFOS.items():
+                fds.append(os.open(f"{LINK_DIR}/{request['fifos']}-{channel}", flags | os.O_NONBLOCK))
+            self._order({"taken": request["taken"], "window": request["window"]}, fds)
+        except OSError:
+            pass  # that owner is gone, and another one will ask
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _order(self, order: dict[str, Any], fds: list[int]) -> None:
+        assert self._orders is not None
+        try:
+            socket.send_fds(self._orders, [json.dumps(order).encode()], fds)
+        except OSError:
+            pass  # it is ending, or does not look
+
+    def _order_done(self) -> None:
+        assert self._orders is not None
+        try:
+            data = self._orders.recv(16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._tell(event="hung up")
+        else:
+            self._loop.watch(self._orders.fileno())
+
     def _exited(self, code: int, number: int) -> None:
         self.is_running = False
+        if self._orders is not None:
+            self._loop.watch(self._orders.fileno())
+            self._orders.close()
+            self._orders = None
         self._tell(event="exited", code=code, signal=number)
         self._events.close()
 
@@ -282,7 +373,7 @@ def open_kernel(loop: Loop, processes: Processes, kernels: dict[str, Kernel], st
     known = kernels.get(name)
     action: Callable[[Stream], object]
     if stream.header["kind"] == "channel":
-        if known is None or not hasattr(known, "channels"):
+        if known is None or stream.header["channel"] not in known.channels:
             stream.reset(f"no kernel {name!r} runs here")
             return
         action = known.channels[stream.header["channel"]].attach

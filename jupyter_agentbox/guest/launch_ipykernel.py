@@ -6,13 +6,36 @@ times as long on the kernel's main thread. A frame that claims a large stack mak
 only what is used costs memory.
 """
 
+import linecache
+import os
 import sys
 import threading
+import types
+
+
+def load_embedded() -> None:
+    """Make modules of the sources that PID 1 left open."""
+    package = types.ModuleType("_agentbox")
+    package.__path__ = []
+    sys.modules[package.__name__] = package
+    for fd, name in enumerate(("fifos", "embedded_streams", "embedded_shells", "embedded"), 4):
+        with open(fd, encoding="utf-8") as file:
+            source = file.read()
+        module = types.ModuleType(f"_agentbox.{name}")
+        module.__package__ = package.__name__
+        module.__file__ = f"<agentbox {name}>"
+        sys.modules[module.__name__] = module
+        linecache.cache[module.__file__] = (len(source), None, source.splitlines(True), module.__file__)
+        exec(compile(source, module.__file__, "exec"), module.__dict__)
 
 
 def main() -> None:
     del sys.path[0]  # the work folder must not hide modules that the kernel imports; it adds it again later
-    from ipykernel.kernelapp import launch_new_instance
+    if os.environ.pop("AGENTBOX_DRIVER", "") == "embedded":
+        load_embedded()
+        from _agentbox.embedded import launch_new_instance  # type: ignore[import-not-found]
+    else:
+        from ipykernel.kernelapp import launch_new_instance
 
     launch_new_instance()
 

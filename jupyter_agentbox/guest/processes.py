@@ -95,7 +95,7 @@ class Processes:
         env: dict[str, str],
         cwd: str,
         on_exit: Callable[[int, int], object],
-        stdio: tuple[int, int, int] | None = None,
+        stdio: tuple[int, ...] | None = None,
         is_root: bool = False,
         files: dict[str, bytes] | None = None,
         *,
@@ -112,7 +112,7 @@ class Processes:
         on_exit : callable
             Called with exit code (128 + n after signal n) and signal (0 for none).
         stdio : tuple of int, optional
-            Descriptors for 0, 1 and 2; without them it reads nothing and prints to PID 1's own.
+            Descriptors for 0, 1, 2 and more; without them it reads nothing and prints to PID 1's own.
         is_root : bool
             Run as uid 0.
         files : dict

@@ -1,7 +1,8 @@
 """Drivers: how a front reaches a kernel in a sandbox, messages in and out.
 
-There is one so far, the *relay*, for kernels of any language: the guest speaks ZMTP to the kernel's
-sockets on loopback and carries their bytes. Only on the link's thread, but for what says otherwise.
+There are two: :mod:`.relay`, for kernels of any language, and :mod:`.embedded`, for ipykernel, which is faster. What is
+common to both is the process: PID 1 inside starts it, passes signals on to it and says how it ended.
+Only on the link's thread, but for what says otherwise.
 """
 
 from __future__ import annotations
@@ -10,29 +11,27 @@ import asyncio
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import LinkClosed
-from .guest import zmtp
-from .guest.framing import MessageReader, ProtocolError, load_json, pack_json
-from .link import LinkThread, Stream
-from .spec import MIB, Cause, End
+from jupyter_agentbox.errors import LinkClosed
+from jupyter_agentbox.guest.framing import MessageReader, ProtocolError, load_json, pack_json
+from jupyter_agentbox.link import LinkThread, Stream
+from jupyter_agentbox.spec import MIB, Cause, End
+
+from .embedded import Embedded
+from .relay import Relay
 
 if TYPE_CHECKING:
-    from .sandbox import Sandbox
+    from jupyter_agentbox.sandbox import Sandbox
 
 log = logging.getLogger(__name__)
 
-_LAUNCH_IPYKERNEL = Path(__file__).parent / "guest" / "launch_ipykernel.py"
+_LAUNCH_IPYKERNEL = Path(__file__).parents[1] / "guest" / "launch_ipykernel.py"
 
 #: Directory inside, writable by all, where connection files are.
 CONNECTION_DIR = "/run/kernels"
-CHANNELS = ("shell", "iopub", "stdin", "control")
-#: Largest message of a kernel, bytes.
-MAX_MESSAGE = 128 * MIB
-#: Credit of the channels beyond the initial one, bytes: a round trip's worth at full speed.
-CHANNEL_CREDIT = 4 * MIB
 
 OnMessage = Callable[[str, list[bytes]], Awaitable[None]]
 
@@ -42,7 +41,7 @@ async def _nobody(channel: str, frames: list[bytes]) -> None:
 
 
 class Kernel:
-    """A kernel process in a sandbox, reached by messages: the relay driver.
+    """A kernel process in a sandbox, reached by messages.
 
     Attributes
     ----------
@@ -65,12 +64,10 @@ class Kernel:
         self.end: End | None = None
         self.is_busy: Callable[[], bool] = lambda: True
         self.is_ready = False
-        self._sandbox = sandbox
+        self.sandbox = sandbox
         self.name = name
-        self._connected: set[str] = set()
         self._callbacks: list[Callable[[], None]] = []
-        self._streams: dict[str, Stream] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._driver: Relay | Embedded | None = None
         self._control: Stream | None = None
 
     @property
@@ -83,49 +80,63 @@ class Kernel:
         self._on_message = on_message
         self._is_heard.set()
 
+    @property
+    def driver(self) -> str:
+        """Which driver it has."""
+        return "embedded" if isinstance(self._driver, Embedded) else "relay"
+
+    async def heard_by_somebody(self) -> None:
+        """Wait until somebody takes its messages; for drivers."""
+        await self._is_heard.wait()
+
     def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, connection: Mapping[str, Any]) -> None:
         """Start the process and open its channels.
 
-        Inside, ipykernel listens on UNIX sockets, which cost gVisor less; other kernels on loopback TCP, since not
-        all of them know ``ipc``.
+        An ipykernel is embedded, unless the sandbox's ``driver`` is ``relay``: then it listens on UNIX sockets, which
+        cost gVisor less; other kernels on loopback TCP, since not all of them know ``ipc``.
         """
         connection_file = f"{CONNECTION_DIR}/{self.name}.json"
-        is_ipykernel = "ipykernel_launcher" in argv
+        prepared = prepare_argv(argv)
+        is_embedded = self.sandbox.spec.driver == "auto" and prepared != list(argv)
+        transport = "fifo" if is_embedded else "ipc" if "ipykernel_launcher" in argv else "tcp"
+        self._driver = Embedded(self) if is_embedded else Relay(self)
         self._open(
             {
-                "argv": [part.replace("{connection_file}", connection_file) for part in prepare_argv(argv)],
+                "argv": [part.replace("{connection_file}", connection_file) for part in prepared],
                 "env": dict(env),
                 "cwd": cwd,
-                "connection": {
-                    **connection,
-                    "transport": "ipc" if is_ipykernel else "tcp",
-                },
+                "connection": {**connection, "transport": transport},
                 "connection_file": connection_file,
-                "is_root": self._sandbox.spec.is_root,
+                "is_root": self.sandbox.spec.is_root,
             }
         )
 
-    def resume(self) -> None:
+    def resume(self, driver: str) -> None:
         """Go on with one that an earlier owner started: what it said meanwhile comes first."""
         self.is_ready = True
+        self._driver = Embedded(self) if driver == "embedded" else Relay(self)
         self._open({})
 
     def _open(self, header: dict[str, Any]) -> None:
-        thread = LinkThread.instance()
-        self._control = self._sandbox.open_stream({"kind": "kernel", "kernel": self.name, **header})
-        for channel in CHANNELS:
-            header = {"kind": "channel", "kernel": self.name, "channel": channel, "window": CHANNEL_CREDIT}
-            stream = self._sandbox.open_stream(header)
-            stream.grant(CHANNEL_CREDIT)
-            self._streams[channel] = stream
-            self._locks[channel] = asyncio.Lock()
-            thread.spawn(self._carry(channel, stream))
-        thread.spawn(self._watch(self._control))
+        assert self._driver is not None
+        self._control = self.sandbox.open_stream({"kind": "kernel", "kernel": self.name, **header})
+        self._driver.open()
+        LinkThread.instance().spawn(self._watch(self._control))
+
+    async def hang_up(self) -> None:
+        """Have it close all that is open to the host, for a checkpoint of the sandbox. Raises LinkClosed."""
+        if isinstance(self._driver, Embedded):
+            await self._driver.hang_up()
+
+    def redial(self) -> None:
+        """Go on after :meth:`hang_up`. Does nothing to one that has ended."""
+        if isinstance(self._driver, Embedded) and self.end is None and self.sandbox.end is None:
+            self._driver.reopen()
 
     def close(self) -> None:
         """Let go of one that has ended; what it said and nobody took is dropped."""
-        for stream in self._streams.values():
-            stream.reset("the kernel has ended")
+        if self._driver is not None:
+            self._driver.close()
 
     def add_end_callback(self, callback: Callable[[], None]) -> None:
         """Call back on the link's thread when the kernel has ended."""
@@ -133,8 +144,14 @@ class Kernel:
 
     async def send(self, channel: str, frames: list[bytes]) -> None:
         """Hand the kernel a message, waiting until it takes it. Raises LinkClosed."""
-        async with self._locks[channel]:  # a message is written in pieces, as credit comes
-            await self._streams[channel].write(zmtp.encode(frames))
+        if self._driver is None:
+            raise LinkClosed("the kernel was not started")
+        await self._driver.send(channel, frames)
+
+    def request(self, request: dict[str, Any]) -> None:
+        """Ask the guest for something that concerns it; for drivers."""
+        if self._control is not None:
+            LinkThread.instance().spawn(_write(self._control, request))
 
     async def signal(self, number: int) -> None:
         """Send a signal to the kernel's process group. Raises LinkClosed."""
@@ -142,21 +159,18 @@ class Kernel:
             raise LinkClosed("the kernel has ended")
         await self._control.write(pack_json({"signal": int(number)}))
 
-    async def _carry(self, channel: str, stream: Stream) -> None:
-        decoder = zmtp.Decoder(MAX_MESSAGE)
-        await self._is_heard.wait()
-        try:
-            while data := await stream.read():
-                for frames in decoder.feed(data):
-                    if not self.is_ready and len(self._connected) == len(CHANNELS):
-                        self.is_ready = True
-                    await self._on_message(channel, frames)
-        except LinkClosed:
-            pass
-        except zmtp.ZmtpError as error:
-            log.warning("sandbox %s: the kernel's %s was cut off: %s", self._sandbox.id, channel, error)
-            self.ended(End(Cause.CRASHED, 1, f"its {channel} channel broke a bound: {error}"))
-            await self._sandbox.stop(Cause.CRASHED)
+    async def cut_off(self, channel: str, error: Exception) -> None:
+        """End it and its sandbox, as it broke a bound; for drivers."""
+        log.warning("sandbox %s: the kernel's %s was cut off: %s", self.sandbox.id, channel, error)
+        self.ended(End(Cause.CRASHED, 1, f"its {channel} channel broke a bound: {error}"))
+        await self.sandbox.stop(Cause.CRASHED)
+
+    def dropped(self, channel: str, count: object) -> None:
+        """Take note of lost messages; for drivers."""
+        if count:
+            log.warning(
+                "sandbox %s: nobody listened for long, and %r messages on %r are lost", self.sandbox.id, count, channel
+            )
 
     async def _watch(self, stream: Stream) -> None:
         reader = MessageReader(MIB)
@@ -168,20 +182,17 @@ class Kernel:
             pass
         # The process is gone, or the sandbox is: in that case it knows why.
         if self.end is None:
-            self.ended(await self._sandbox.wait_ended())
+            if self.sandbox.is_left and self._driver is not None:
+                self._driver.left()
+            self.ended(await self.sandbox.wait_ended())
 
     def _heard(self, event: dict[str, Any]) -> None:
-        if event.get("event") == "connected" and event.get("channel") in CHANNELS:
-            self._connected.add(event["channel"])
-        elif event.get("event") == "exited":
+        if self._driver is not None:
+            self._driver.heard(event)
+        if event.get("event") == "exited":
             self.ended(_kernel_end(event.get("code"), event.get("signal")))
         elif event.get("event") == "dropped":
-            log.warning(
-                "sandbox %s: nobody listened for long, and %r messages on %r are lost",
-                self._sandbox.id,
-                event.get("count"),
-                event.get("channel"),
-            )
+            self.dropped(str(event.get("channel")), event.get("count"))
         elif event.get("event") == "failed":
             self.ended(End(Cause.CRASHED, 127, f"the kernel's program did not start: {event.get('message')!s:.500}"))
 
@@ -189,8 +200,15 @@ class Kernel:
         """Note the end, the first one only, and tell who asked."""
         if self.end is None:
             self.end = end
+            if self._driver is not None:
+                self._driver.ended()
             for callback in self._callbacks:
                 callback()
+
+
+async def _write(stream: Stream, request: dict[str, Any]) -> None:
+    with suppress(LinkClosed):
+        await stream.write(pack_json(request))
 
 
 def prepare_argv(argv: Sequence[str]) -> list[str]:

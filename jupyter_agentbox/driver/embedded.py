@@ -1,0 +1,341 @@
+"""The embedded driver: ipykernel itself reads and writes FIFOs of the link's directory, and nothing is between.
+
+Its other end is :mod:`jupyter_agentbox.guest.embedded`. A round trip costs two wake-ups instead of a dozen. Each owner
+makes FIFOs of its own; the guest opens them for the kernel, as user code can neither see nor open any. How much was
+taken of what the kernel said is written down beside the sandbox, message by message, so that a successor of an owner
+that was killed goes on exactly there.
+
+The kernel is hostile: of each FIFO this end holds a few reads and one unfinished message, no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import mmap
+import os
+import secrets
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jupyter_agentbox.errors import LinkClosed
+from jupyter_agentbox.guest.fifos import HELLO, READ_SIZE, FormatError, Unpacker, pack, packed_size
+from jupyter_agentbox.link import PIPE_SIZE, LinkThread
+from jupyter_agentbox.spec import MIB
+
+if TYPE_CHECKING:
+    from . import Kernel
+
+log = logging.getLogger(__name__)
+
+#: FIFOs that the kernel reads, and those that it writes.
+READ_BY_KERNEL = ("shell", "stdin", "control")
+WRITTEN_BY_KERNEL = ("said", "answers")
+CHANNELS = frozenset({b"shell", b"iopub", b"stdin", b"control"})
+#: Largest message of a kernel, bytes.
+MAX_MESSAGE = 128 * MIB
+#: Reads that may wait while a client is slow.
+MAX_READS = 2
+#: Seconds that the kernel may take to close its ends.
+HANG_UP_TIMEOUT = 10.0
+_TAKEN = struct.Struct("<Q")
+
+
+class Embedded:
+    """The FIFOs of one kernel."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._directory = kernel.sandbox.directory / "link"
+        self._record = Taken(kernel.sandbox.directory / f"{kernel.name}.taken")
+        self._loop = LinkThread.instance().loop
+        self._name = ""
+        self._writers: dict[str, Writer] = {}
+        self._readers: list[Reader] = []
+        self._has_hung_up = asyncio.Event()
+        self._is_closed = False
+
+    def open(self) -> None:
+        """Make FIFOs and have the kernel handed their other ends."""
+        # A new name, and it is there only when our ends are open: gVisor would wait for them for ever.
+        self._name = f"{self._kernel.name}_{secrets.token_hex(8)}"
+        window = (MAX_READS + 2) * READ_SIZE
+        for channel in READ_BY_KERNEL:
+            self._writers[channel] = Writer(self._make(channel, os.O_RDWR), self._loop)
+        for index, channel in enumerate(WRITTEN_BY_KERNEL):
+            fd = self._make(channel, os.O_RDONLY)
+            with contextlib.suppress(OSError):  # beyond this user's share of pipe memory: slower, no worse
+                fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+            window = max(window, fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) + (MAX_READS + 2) * READ_SIZE)
+            reader = Reader(fd, self._loop, self._active)
+            self._readers.append(reader)
+            LinkThread.instance().spawn(self._carry(index, reader))
+        self._kernel.request(
+            {"fifos": self._name, "taken": self._record.all() if self._record.is_known else None, "window": window}
+        )
+
+    def _make(self, channel: str, flags: int) -> int:
+        path = self._directory / f"{self._name}-{channel}"
+        hidden = self._directory / f"new-{channel}"
+        hidden.unlink(missing_ok=True)
+        os.mkfifo(hidden, 0o600)
+        fd = os.open(hidden, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+        hidden.rename(path)
+        return fd
+
+    def _remove_names(self) -> None:
+        for channel in (*READ_BY_KERNEL, *WRITTEN_BY_KERNEL):
+            (self._directory / f"{self._name}-{channel}").unlink(missing_ok=True)
+
+    def _active(self) -> None:
+        self._kernel.sandbox.link.last_active = time.monotonic()
+
+    async def send(self, channel: str, frames: list[bytes]) -> None:
+        """Hand the kernel a message. Raises LinkClosed."""
+        writer = self._writers.get(channel)
+        if writer is None:
+            raise LinkClosed("the kernel has ended")
+        self._kernel.sandbox.link.on_write()
+        self._active()
+        await writer.write(pack(frames))
+
+    async def _carry(self, index: int, reader: Reader) -> None:
+        unpacker = Unpacker(MAX_MESSAGE)
+        await self._kernel.heard_by_somebody()
+        hello = b""
+        try:
+            while data := await reader.read():
+                if len(hello) < HELLO.size:
+                    hello, data = hello + data[: HELLO.size - len(hello)], data[HELLO.size - len(hello) :]
+                    if len(hello) == HELLO.size:
+                        self._greeted(index, *HELLO.unpack(hello))
+                for parts in unpacker.feed(data):
+                    if parts[0] not in CHANNELS:
+                        raise FormatError("a message on an unknown channel")
+                    self._kernel.is_ready = True
+                    await self._kernel.on_message(parts[0].decode(), parts[1:])
+                    if reader.is_closed:
+                        return
+                    self._record.add(index, packed_size(parts))
+        except FormatError as error:
+            await self._kernel.cut_off(WRITTEN_BY_KERNEL[index], error)
+        finally:
+            reader.close()
+
+    def _greeted(self, index: int, offset: int, dropped: int) -> None:
+        self._record.set(index, offset)
+        self._kernel.dropped(WRITTEN_BY_KERNEL[index], dropped)
+        if index == len(WRITTEN_BY_KERNEL) - 1:
+            self._remove_names()  # the guest opened all, this one last
+
+    def heard(self, event: dict[str, Any]) -> None:
+        """Take note of what the guest says about the kernel."""
+        if event.get("event") == "hung up":
+            self._has_hung_up.set()
+
+    def reopen(self) -> None:
+        """Go on after :meth:`hang_up`."""
+        if not self._readers:
+            self.open()
+
+    async def hang_up(self) -> None:
+        """Have the kernel close its ends, as gVisor saves no open FIFO; :meth:`reopen` makes new ones.
+
+        What the kernel said before is taken first, and what was sent to it is in its memory. Raises LinkClosed.
+        """
+        writers, self._writers = self._writers, {}
+        self._has_hung_up.clear()
+        self._kernel.request({"hang_up": True})
+        try:
+            await asyncio.wait_for(
+                asyncio.gather(self._has_hung_up.wait(), *(reader.wait_closed() for reader in self._readers)),
+                HANG_UP_TIMEOUT,
+            )
+        except asyncio.TimeoutError:
+            raise LinkClosed(f"the kernel did not hang up within {HANG_UP_TIMEOUT:g} s") from None
+        finally:
+            for writer in writers.values():
+                writer.close()
+            for reader in self._readers:
+                reader.close()
+            self._readers = []
+            self._remove_names()
+
+    def ended(self) -> None:
+        """The kernel is gone; what it said is still taken."""
+        writers, self._writers = self._writers, {}
+        for writer in writers.values():
+            writer.close()
+        for reader in self._readers:
+            reader.close_if_unused()
+        self._remove_names()
+
+    def left(self) -> None:
+        """Another owner will take the kernel's messages: take no more."""
+        self.ended()
+        for reader in self._readers:
+            reader.close()
+        self._record.close()
+
+    def close(self) -> None:
+        """Drop what nobody took."""
+        self.left()
+        self._record.remove()
+
+
+class Writer:
+    """Writes whole messages to one FIFO, as the kernel reads."""
+
+    def __init__(self, fd: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._fd = fd
+        self._loop = loop
+        self._lock = asyncio.Lock()
+        self._can_write = asyncio.Event()
+
+    async def write(self, data: bytes) -> None:
+        """Write all of it. Raises LinkClosed."""
+        async with self._lock:
+            view = memoryview(data)
+            while view:
+                if self._fd < 0:
+                    raise LinkClosed("the kernel has ended")
+                try:
+                    view = view[os.write(self._fd, view) :]
+                except BlockingIOError:
+                    self._can_write.clear()
+                    self._loop.add_writer(self._fd, self._can_write.set)
+                    await self._can_write.wait()
+                    if self._fd >= 0:
+                        self._loop.remove_writer(self._fd)
+
+    def close(self) -> None:
+        """Close it; who writes is told."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            self._loop.remove_writer(fd)
+            os.close(fd)
+            self._can_write.set()
+
+
+class Reader:
+    """Reads one FIFO, no faster than what was read is taken."""
+
+    def __init__(self, fd: int, loop: asyncio.AbstractEventLoop, on_data: Callable[[], object]) -> None:
+        self.is_closed = False
+        self._fd = fd
+        self._loop = loop
+        self._on_data = on_data
+        self._reads: deque[bytes] = deque()
+        self._is_paused = False
+        self._is_used = False
+        self._has_news = asyncio.Event()
+        self._has_closed = asyncio.Event()
+        loop.add_reader(fd, self._readable)
+
+    async def read(self) -> bytes:
+        """What comes next; ``b""`` when the kernel has closed its end."""
+        while not self._reads:
+            if self._fd < 0:
+                return b""
+            if self._is_paused:
+                self._is_paused = False
+                self._loop.add_reader(self._fd, self._readable)
+            self._has_news.clear()
+            await self._has_news.wait()
+        return self._reads.popleft()
+
+    def _readable(self) -> None:
+        try:
+            data = os.read(self._fd, READ_SIZE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._has_news.set()
+        if not data:
+            self._close_file()
+            return
+        self._is_used = True
+        self._on_data()
+        self._reads.append(data)
+        if len(self._reads) >= MAX_READS:
+            self._is_paused = True
+            self._loop.remove_reader(self._fd)
+
+    def _close_file(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            self._loop.remove_reader(fd)
+            os.close(fd)
+            self._has_news.set()
+
+    async def wait_closed(self) -> None:
+        """Wait until the kernel has closed its end, and all that it said is taken."""
+        await self._has_closed.wait()
+
+    def close_if_unused(self) -> None:
+        """Close it if the kernel never wrote: then its end is not seen here."""
+        if not self._is_used:
+            self.close()
+
+    def close(self) -> None:
+        """Take no more."""
+        self.is_closed = True
+        self._close_file()
+        self._reads.clear()
+        self._has_closed.set()
+
+
+class Taken:
+    """How many bytes of what a kernel said were taken, in a file that outlives this process whatever kills it.
+
+    Written through memory, as it is done for each message.
+
+    Attributes
+    ----------
+    is_known : bool
+        Whether anything is; of a copy of a sandbox it is not.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.is_known = path.exists()
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, _TAKEN.size * len(WRITTEN_BY_KERNEL))
+            self._map: mmap.mmap | None = mmap.mmap(fd, 0)
+        finally:
+            os.close(fd)
+
+    def all(self) -> list[int]:
+        """Of each FIFO."""
+        assert self._map is not None
+        return [value for (value,) in _TAKEN.iter_unpack(self._map)]
+
+    def set(self, index: int, value: int) -> None:
+        """Note where the kernel begins."""
+        if self._map is not None:
+            _TAKEN.pack_into(self._map, index * _TAKEN.size, value % (1 << 64))
+            self.is_known = True
+
+    def add(self, index: int, count: int) -> None:
+        """Note that so much more was taken."""
+        if self._map is not None:
+            self.set(index, _TAKEN.unpack_from(self._map, index * _TAKEN.size)[0] + count)
+
+    def close(self) -> None:
+        """Leave it to the next owner."""
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+
+    def remove(self) -> None:
+        """There will be no next owner."""
+        self.close()
+        self._path.unlink(missing_ok=True)

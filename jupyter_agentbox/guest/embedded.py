@@ -1,0 +1,258 @@
+# mypy: allow-untyped-calls
+"""ipykernel on the link, without ZeroMQ: the kernel's own process reads and writes the FIFOs to the host.
+
+It is ipykernel's own application and kernel, with other sockets and streams. In gVisor, wake-ups of threads and
+processes are what a cell's round trip costs. So the main thread reads requests and writes replies and output itself:
+there is no IO thread, no heartbeat, no pause after a cell, and the messages at a cell's end go by one write. A thread
+for the control channel sleeps until something comes; one more flushes output of a cell that says nothing for a while.
+
+:mod:`.kernels`, as PID 1, hands over the FIFOs of each owner by a socket, in the order of :data:`FIFOS`.
+:mod:`.fifos` keeps what was said until an owner has it. Neighbours are loaded by :mod:`.launch_ipykernel`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import json
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import zmq
+from ipykernel.control import ControlThread
+from ipykernel.kernelapp import IPKernelApp
+from tornado.ioloop import IOLoop
+from zmq.eventloop.zmqstream import ZMQStream
+
+from .embedded_shells import Shells
+from .embedded_streams import Frame, Output, Publisher, Receiver, Stream
+from .fifos import Sender
+
+#: The host's end writes the first three; ``said`` carries shell, iopub and stdin, ``answers`` is control's.
+FIFOS = ("shell", "stdin", "control", "said", "answers")
+#: Bytes kept while no owner is there.
+SAID_LIMIT, ANSWERS_LIMIT = 64 * 1024 * 1024, 4 * 1024 * 1024
+
+
+class DebuggerShell:
+    """The debugger's client to the main shell, which it asks to load debugpy."""
+
+    identity = b"debugger"
+
+    def __init__(self, shell: Stream, deliver: Callable[[list[Frame]], object]) -> None:
+        self._deliver = deliver
+        self._answers = shell.local[self.identity] = queue.SimpleQueue()
+
+    def send_multipart(self, msg: Any, *args: Any, **kwargs: Any) -> None:
+        self._deliver([Frame(part) for part in (self.identity, *msg)])
+
+    def recv_multipart(self, *args: Any, **kwargs: Any) -> list[bytes]:
+        return self._answers.get()
+
+    def getsockopt(self, option: int) -> bytes:
+        return b""
+
+
+class DebugpyStream(ZMQStream):
+    """The connection to debugpy, by ZeroMQ as ever, which is not started before somebody debugs."""
+
+    def __init__(self, io_loop: IOLoop) -> None:
+        self.io_loop = io_loop
+        self._on_recv: Any = None
+        self._real: Any = None
+
+    def on_recv(self, callback: Any, copy: bool = True) -> None:
+        if self._real is None:
+            self._on_recv = callback
+        else:
+            super().on_recv(callback, copy=copy)
+
+    @property
+    def socket(self) -> Any:
+        if self._real is None:
+            sock: Any = zmq.Context.instance().socket(zmq.STREAM)
+            sock.linger = 0
+            self._real = sock
+            super().__init__(sock, self.io_loop)
+            super().on_recv(self._on_recv, copy=False)
+        return self._real
+
+    @socket.setter
+    def socket(self, sock: Any) -> None:
+        self._real = sock
+
+
+class Owners:
+    """Takes the FIFOs of one owner after another from PID 1, and gives them up when told to."""
+
+    def __init__(self, receivers: list[Receiver], senders: list[Sender]) -> None:
+        self._receivers = receivers
+        self._senders = senders
+        self._sock = socket.socket(fileno=3)
+        self._sock.set_inheritable(False)
+        os.register_at_fork(after_in_child=self._forked)
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take orders on this loop from here on."""
+        loop.call_soon_threadsafe(loop.add_reader, self._sock, self.take_order, loop)
+
+    def take_order(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Wait for an order of PID 1's, and do it."""
+        data, fds, _, _ = socket.recv_fds(self._sock, 4096, len(FIFOS))
+        order = json.loads(data) if data else {}
+        if not data and loop is not None:
+            loop.remove_reader(self._sock)
+        for receiver in self._receivers:
+            receiver.drain()
+            receiver.detach()
+        for sender in self._senders:
+            sender.detach(is_taken=not fds and bool(order))
+        if len(fds) == len(FIFOS):
+            down, up = fds[: len(self._receivers)], fds[len(self._receivers) :]
+            for receiver, fd in zip(self._receivers, down, strict=True):
+                receiver.attach(fd)
+            for index, (sender, fd) in enumerate(zip(self._senders, up, strict=True)):
+                os.set_blocking(fd, True)
+                sender.attach(fd, order["taken"] and order["taken"][index], order["window"])
+        elif order:
+            self._sock.send(b"{}")
+
+    def _forked(self) -> None:
+        for sender in self._senders:
+            sender.abandon()
+        for receiver in self._receivers:
+            if receiver.fd >= 0:
+                os.close(receiver.fd)
+                receiver.fd = -1
+        self._sock.close()
+
+
+def embed(kernel_class: type) -> type:
+    """Return a kernel class that writes a cell's messages together: those before it runs, and those after."""
+
+    class Embedded(kernel_class):  # type: ignore[misc]
+        _is_dispatching = False
+
+        @contextlib.contextmanager
+        def _together(self) -> Iterator[None]:
+            sender = self.iopub_thread.socket._sender
+            if threading.current_thread() is not self._thread:
+                yield
+                return
+            sender.hold()
+            self._is_dispatching = True
+            try:
+                yield
+            finally:
+                self._is_dispatching = False
+                sender.release()
+
+        @functools.wraps(kernel_class.dispatch_shell)  # type: ignore[attr-defined]
+        async def dispatch_shell(self, *args: Any, **kwargs: Any) -> None:
+            with self._together():
+                await super().dispatch_shell(*args, **kwargs)
+
+        @functools.wraps(kernel_class.should_handle)  # type: ignore[attr-defined]
+        def should_handle(self, stream: Any, msg: Any, idents: Any) -> Any:
+            if self._is_dispatching and msg["header"]["msg_type"].startswith("comm_"):
+                self.iopub_thread.socket._sender.release()  # its handlers are the user's code
+            return super().should_handle(stream, msg, idents)
+
+        @functools.wraps(kernel_class.do_execute)  # type: ignore[attr-defined]
+        async def do_execute(self, *args: Any, **kwargs: Any) -> Any:
+            is_main = threading.current_thread() is self._thread
+            if is_main:
+                self.iopub_thread.socket._sender.release()
+            try:
+                result = super().do_execute(*args, **kwargs)
+                return await result if inspect.isawaitable(result) else result
+            finally:
+                if is_main and self._is_dispatching:
+                    self.iopub_thread.socket._sender.hold()
+
+    Embedded.__name__, Embedded.__qualname__ = kernel_class.__name__, kernel_class.__qualname__
+    Embedded.__module__ = kernel_class.__module__
+    return Embedded
+
+
+class EmbeddedApp(IPKernelApp):
+    """ipykernel's application with other sockets and streams."""
+
+    def init_sockets(self) -> None:
+        self.control_thread = ControlThread(daemon=True)
+        self.control_thread.daemon = True
+        main, control = IOLoop.current(), self.control_thread.io_loop
+        said, answers = Sender(SAID_LIMIT), Sender(ANSWERS_LIMIT)
+        self.shell_socket = Stream("shell", said, main)
+        self.stdin_socket = Stream("stdin", said, main)
+        self.stdin_socket.receiver.on_message = self.stdin_socket._ready.append
+        self.control_socket = Stream("control", answers, control)
+        receivers = [stream.receiver for stream in (self.shell_socket, self.stdin_socket, self.control_socket)]
+        self._owners = Owners(receivers, [said, answers])
+        self._owners.take_order()
+        self.configure_tornado_logger()
+        self.iopub_thread = Publisher(Stream("iopub", said, main), self.session)
+        self.iopub_socket = self.iopub_thread.background_socket
+        deliver = self._deliver_to_main
+        kernel_class: Any = self.kernel_class
+        if "shell_channel_thread" in kernel_class.class_trait_names():
+            self.shell_channel_thread = Shells(self.shell_socket, main, self.control_thread)
+        self.debug_shell_socket = DebuggerShell(self.shell_socket, deliver)
+        if self.outstream_class == "ipykernel.iostream.OutStream":
+            self.outstream_class = f"{Output.__module__}.Output"
+
+    def _deliver_to_main(self, frames: list[Frame]) -> None:
+        loop: Any = self.shell_socket.io_loop.asyncio_loop
+        loop.call_soon_threadsafe(self.shell_socket.receiver.on_message, frames)
+
+    def init_heartbeat(self) -> None:
+        """The front on the host answers heartbeats."""
+
+    def write_connection_file(self, **kwargs: Any) -> None:
+        """The guest wrote it, with no ports: nothing listens inside."""
+
+    def log_connection_info(self) -> None: ...
+
+    def init_kernel(self) -> None:
+        self.control_thread.start()
+        self._owners.watch(self.control_thread.io_loop.asyncio_loop)
+        kernel_class: Any = self.kernel_class
+        names = kernel_class.class_trait_names()
+        parts = {
+            "session": self.session,
+            "control_stream": self.control_socket,
+            "debugpy_stream": DebugpyStream(self.control_thread.io_loop),
+            "debug_shell_socket": self.debug_shell_socket,
+            "shell_stream": self.shell_socket,
+            "control_thread": self.control_thread,
+            "shell_channel_thread": self.shell_channel_thread if "shell_channel_thread" in names else None,
+            "iopub_thread": self.iopub_thread,
+            "iopub_socket": self.iopub_socket,
+            "stdin_socket": self.stdin_socket,
+            "log": self.log,
+            "profile_dir": self.profile_dir,
+            "user_ns": self.user_ns,
+        }
+        kernel: Any = embed(kernel_class)
+        kernel._thread = threading.current_thread()
+        kernel = kernel.instance(parent=self, **{name: part for name, part in parts.items() if name in names})
+        kernel._execute_sleep = 0  # what it is for cannot happen: one FIFO carries all, in order
+        self.kernel = kernel
+        if isinstance(kernel.shell_channel_thread if "shell_channel_thread" in names else None, Shells):
+            kernel.shell_channel_thread.kernel = kernel
+        self.displayhook.get_execution_count = lambda: kernel.execution_count
+
+    def close(self) -> None:
+        self.reset_io()
+        if self.control_thread is not None and self.control_thread.is_alive():
+            self.control_thread.stop()
+            self.control_thread.join()
+
+
+launch_new_instance = EmbeddedApp.launch_instance
