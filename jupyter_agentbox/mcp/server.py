@@ -117,7 +117,11 @@ async def usable(access: Access) -> list[Tool]:
         tool
         for tool in found
         if tool.name == "list_sandboxes"
-        or (tool.route.path.startswith("/sandboxes/{id}") and tool.route.tool in (None, *info.tools))
+        or (
+            tool.route.path.startswith("/sandboxes/{id}")
+            and not tool.route.is_owners
+            and tool.route.tool in (None, *info.tools)
+        )
     ]
 
 

@@ -97,12 +97,15 @@ class Turn:
         route = _ROUTES[operation]
         if not await self.access.is_allowed(route.action):
             raise NotAuthorized(f"you may not {route.action} on sandboxes here")
+        caller = await self.access.caller(route.action)
+        if route.is_owners:
+            caller.check_unscoped("change the terms that the sandbox is under")
         return Call(
             route=route,
             params=dict(params),
             query=query,
             body=body,
-            caller=await self.access.caller(route.action),
+            caller=caller,
             sessions=self.access.service.sessions,
             headers={},
             chunks=Chunks(),

@@ -44,6 +44,8 @@ def test_tools_are_described_and_bounded(endpoint: Endpoint) -> None:
 
 
 def test_each_word_of_a_sandboxs_tools_is_there_or_left_out_on_purpose() -> None:
-    covered = {tool.route.tool for tool in TOOLS.values()} | {"terminal"}  # a terminal is for people
-    assert covered >= set(WORDS)
+    left_out = {"terminal", "snapshot", "restore", "fork"}  # the first is for people, the others are not here yet
+    covered = {tool.route.tool for tool in TOOLS.values()}
+    assert not covered & left_out
+    assert covered | left_out >= set(WORDS)
     assert all(tool.route in TABLE for tool in TOOLS.values())
