@@ -118,8 +118,9 @@ class Feed:
 class _Run:
     """One execution, from the wish for it to its end."""
 
-    def __init__(self, outputs: Outputs) -> None:
+    def __init__(self, outputs: Outputs, is_silent: bool = False) -> None:
         self.outputs = outputs
+        self.is_silent = is_silent
         self.epoch = 0
         self.msg_id = ""
         self.has_started = False
@@ -201,6 +202,7 @@ class KernelClient:
         limits: OutputLimits,
         emit: Callable[[Event], None] | None = None,
         keep_running: bool = False,
+        is_silent: bool = False,
     ) -> CodeResult:
         """Run code and wait for its end. When the caller is cancelled, so is the run.
 
@@ -214,6 +216,8 @@ class KernelClient:
             Told each event.
         keep_running : bool
             Let it run on when the caller is cancelled; what it puts out from there on is lost.
+        is_silent : bool
+            Leave no trace in the history.
 
         Raises
         ------
@@ -221,7 +225,7 @@ class KernelClient:
             The kernel has started and does not speak.
         """
         loop = asyncio.get_running_loop()
-        run = _Run(Outputs(limits, emit))
+        run = _Run(Outputs(limits, emit), is_silent)
         self._waiting.append(run)
         try:
             await self._wait_for_kernel(run)
@@ -294,8 +298,8 @@ class KernelClient:
         self._waiting.popleft()
         content = {
             "code": code,
-            "silent": False,
-            "store_history": True,
+            "silent": run.is_silent,
+            "store_history": not run.is_silent,
             "user_expressions": {},
             "allow_stdin": False,
             # On a shared kernel a failure here must not take along what others have sent.

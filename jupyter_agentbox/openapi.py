@@ -29,6 +29,7 @@ _PARAMETERS = {
     "context": "Name of a kernel of the sandbox.",
     "ask": "Id of a question for a host.",
     "token": "Id of a token, which is not the token.",
+    "snapshot": "Id of a snapshot.",
 }
 _TAGS = (
     ("files", "Files"),
@@ -42,6 +43,9 @@ _TAGS = (
     ("http", "Egress"),
     ("audit", "Audit"),
     ("tokens", "Tokens"),
+    ("snapshots", "Snapshots"),
+    ("restore", "Snapshots"),
+    ("fork", "Snapshots"),
     ("sandboxes", "Sandboxes"),
 )
 

@@ -156,6 +156,11 @@ class Policy(LoggingConfigurable):
         50, help="Sandboxes of one server at a time, notebooks' kernels included; only requests over REST are refused."
     ).tag(config=True)
     max_sandboxes_per_owner = Int(20, help="Sandboxes that one owner may have made at a time.").tag(config=True)
+    max_ports = Int(
+        16,
+        help="""TCP ports of one sandbox that a request may name, to be reached through this server by whoever may use
+        the sandbox; 0 for none.""",
+    ).tag(config=True)
     max_tenant_disk = ByteSize(
         10 * GIB, help="Most disk space of one tenant's kept files; a sandbox that exceeds it ends."
     ).tag(config=True)
@@ -177,6 +182,13 @@ class Policy(LoggingConfigurable):
     ).tag(config=True)
     admins = List(
         Unicode(), help="Names of users who see and manage the sandboxes of all owners, and the whole audit log."
+    ).tag(config=True)
+
+    max_snapshots = Int(100, help="Snapshots that one owner may keep.").tag(config=True)
+    max_snapshot_bytes = ByteSize(20 * GIB, help="Most disk space of one owner's snapshots.").tag(config=True)
+    snapshot_key_file = Unicode(
+        help="""File that holds a key, 32 bytes or more, for snapshots to be encrypted with; only this user may read it.
+        Without it they are authenticated, and readable by this user."""
     ).tag(config=True)
 
     max_token_life = Float(
@@ -231,6 +243,21 @@ class Policy(LoggingConfigurable):
     def state_path(self) -> Path:
         """The state directory, absolute."""
         return Path(os.path.abspath(os.path.expanduser(self.state_dir or os.path.join(jupyter_data_dir(), "agentbox"))))
+
+    def snapshot_secret(self) -> bytes | None:
+        """Return the key of ``snapshot_key_file``; None where there is none. Raises InvalidConfig."""
+        if not self.snapshot_key_file:
+            return None
+        try:
+            found = Path(self.snapshot_key_file).expanduser()
+            if found.stat().st_mode & 0o077:
+                raise ValueError("others than this user may read it")
+            secret = found.read_bytes().strip()
+            if len(secret) < 32:
+                raise ValueError("it has less than 32 bytes")
+        except (OSError, ValueError) as error:
+            raise InvalidConfig(f"Policy.snapshot_key_file: {error}", setting="Policy.snapshot_key_file") from None
+        return secret
 
     def profile_names(self) -> tuple[str, ...]:
         """List the profiles; ``default`` is always one."""

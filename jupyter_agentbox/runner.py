@@ -182,6 +182,7 @@ class Runner:
         timeout: float | None = 60.0,
         limits: OutputLimits | None = None,
         keep_running: bool = False,
+        is_silent: bool = False,
     ) -> CodeResult:
         """Run code and wait for what comes of it.
 
@@ -200,6 +201,8 @@ class Runner:
             How much output is kept.
         keep_running : bool
             Let it run on when the caller is cancelled, instead of interrupting it.
+        is_silent : bool
+            Leave no trace in the history.
 
         Raises
         ------
@@ -210,7 +213,7 @@ class Runner:
         """
         self._check(code, timeout, limits)
         return await self._thread.run(
-            self._run(place, code, context, language, timeout, limits or OutputLimits(), keep_running)
+            self._run(place, code, context, language, timeout, limits or OutputLimits(), keep_running, None, is_silent)
         )
 
     async def stream(
@@ -253,6 +256,7 @@ class Runner:
         limits: OutputLimits,
         keep_running: bool,
         feed: Feed | None = None,
+        is_silent: bool = False,
     ) -> CodeResult:
         try:
             client = await self._client(place, context, language)
@@ -262,6 +266,7 @@ class Runner:
                 limits=limits,
                 emit=feed.put if feed is not None else None,
                 keep_running=keep_running,
+                is_silent=is_silent,
             )
         finally:
             if feed is not None:
@@ -427,12 +432,11 @@ class Runner:
 
     async def _clear_up(self, sandbox: Sandbox) -> None:
         end = await sandbox.wait_ended()
-        contexts = self._contexts.pop(sandbox, {})
         # Who waits for an answer hears of the end first, and of why.
-        for context in contexts.values():
+        for context in self._contexts.get(sandbox, {}).values():
             context.ended(end)
         await asyncio.sleep(END_GRACE)
-        for context in contexts.values():
+        for context in self._contexts.pop(sandbox, {}).values():
             context.close()
 
 

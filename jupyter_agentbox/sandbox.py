@@ -8,10 +8,10 @@ documented may be read from any thread. The runtime's blocking calls go to worke
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,17 +24,18 @@ from .egress.gate import Gate, OnRefusal
 from .errors import AgentboxError, InvalidRequest, LinkClosed, RuntimeFailed, SandboxEnded
 from .freezer import Freezer
 from .guest.framing import MAX_PAYLOAD, OPEN
+from .limits import find_breach
 from .link import Link, LinkThread, Stream
 from .processes import Command, ExecResult, ProcessTable
 from .record import KernelRecord, Lock, ProcessRecord, Record
-from .runtimes import Handle, Runtime, Usage
-from .spec import WORKSPACE, Cause, End, SandboxSpec, format_size
+from .runtimes import Handle, Runtime
+from .snapshots import copy_tree
+from .spec import WORKSPACE, Cause, End, SandboxSpec
 
 log = logging.getLogger(__name__)
 
 #: Seconds: for the guest to dial after the runtime said it runs, and to suspend the link; between two looks at whether
-#: it lives, and at what it uses; for a private workspace to be copied.
-COPY_TIMEOUT = 300.0
+#: it lives, and at what it uses.
 CONNECT_TIMEOUT = 30.0
 WATCH_INTERVAL = 0.5
 SUSPEND_TIMEOUT = 10.0
@@ -130,7 +131,7 @@ class Sandbox:
                 self._link.listen()
                 self._handle = await asyncio.to_thread(self._runtime.start, self.id, self.spec, self.directory)
             else:
-                await asyncio.to_thread(copy_tree, saved / "work", self.directory / "work")
+                await asyncio.to_thread(self._copy_work, saved / "work", self.directory / "work")
                 self._link.listen(self.record.link)
                 arguments = (self.id, self.spec, self.directory, saved / "image")
                 self._handle = await asyncio.to_thread(self._runtime.restore, *arguments)
@@ -219,11 +220,10 @@ class Sandbox:
             raise SandboxEnded(self.end)
         assert self._handle is not None
         handle = self._handle
-        is_private = self.spec.workspace is None
-
-        def copy() -> None:
-            if is_private:
-                copy_tree(self.directory / "work", staged / "work")
+        private = self.directory / "work"
+        copy = None
+        if self.spec.workspace is None and await asyncio.to_thread(lambda: any(private.iterdir())):
+            copy = functools.partial(self._copy_work, private, staged / "work")
 
         async with self._checkpointing:
             kernels = [kernel for kernel in self.kernels.values() if kernel.end is None]
@@ -242,6 +242,9 @@ class Sandbox:
                 self._link.resume()
                 for kernel in kernels:
                     kernel.redial()
+
+    def _copy_work(self, source: Path, target: Path) -> None:
+        copy_tree(source, target, max_bytes=2 * self.spec.limits.disk)
 
     async def _connected(self) -> None:
         assert self._handle is not None
@@ -436,30 +439,12 @@ class Sandbox:
             await freezer.look()
             if now - measured > MEASURE_INTERVAL and not freezer.is_frozen:
                 measured = now
-                breach = self._breach(await asyncio.to_thread(self._runtime.usage, self._handle, self.directory))
+                usage = await asyncio.to_thread(self._runtime.usage, self._handle, self.directory)
+                breach = find_breach(usage, self.spec)
                 if breach is not None:
                     await self._end(breach)
                     return
             await asyncio.sleep(WATCH_INTERVAL)
-
-    def _breach(self, usage: Usage) -> End | None:
-        """Judge what no one else holds it to: the disk always, memory where there is no control group."""
-        limits = self.spec.limits
-        if usage.disk > limits.disk:
-            return End(
-                Cause.DISK_FULL,
-                137,
-                f"disk full (limit {format_size(limits.disk)}, used {format_size(usage.disk)})",
-                "limits.disk of the profile, Policy.max_disk",
-            )
-        if usage.memory > limits.memory and "memory" in self.spec.accept_unenforced:
-            return End(
-                Cause.OUT_OF_MEMORY,
-                137,
-                f"out of memory (limit {format_size(limits.memory)}, used {format_size(usage.memory)})",
-                "limits.memory of the profile, Policy.max_memory",
-            )
-        return None
 
     async def _find_end(self, reason: str) -> None:
         """The link or the process is gone: find out why, and clear up."""
@@ -497,14 +482,3 @@ class Sandbox:
         level = logging.INFO if is_meant else logging.ERROR
         log.log(level, "sandbox %s ended: %s", self.id, end.message)
         self._ended.set()
-
-
-def copy_tree(source: Path, target: Path) -> None:
-    """Copy a folder that hostile code has filled: links as links, holes as holes. Raises RuntimeFailed. Blocks."""
-    command = ["cp", "-a", "--reflink=auto", "--sparse=always", "--", f"{source}/.", f"{target}/"]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=COPY_TIMEOUT, stdin=subprocess.DEVNULL, check=False)
-    except subprocess.TimeoutExpired:
-        raise RuntimeFailed(f"the private workspace was not copied within {COPY_TIMEOUT:g} s") from None
-    if done.returncode:
-        raise RuntimeFailed(f"the private workspace was not copied: {done.stderr.decode(errors='replace')[:500]!r}")

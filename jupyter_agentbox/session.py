@@ -10,7 +10,7 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -163,6 +163,7 @@ class Session:
             tools=self.tools,
             blocked_commands=list(self.blocked_commands),
             workdir=request.workdir,
+            ports=list(request.ports),
             labels=self.labels,
             runtime=spec.runtime if spec is not None else "",
             isolation="gvisor",
@@ -186,6 +187,10 @@ class Session:
                 f"the tool {tool!r} is not among those of this sandbox ({', '.join(self.tools) or 'none'})",
                 setting="tools of the sandbox's own request",
             )
+
+    def restrict(self, blocked_commands: Sequence[str]) -> None:
+        """Refuse the commands that policy blocks, and those that its own request does."""
+        self.blocked_commands = tuple(dict.fromkeys((*blocked_commands, *self.request.blocked_commands)))
 
     def running(self) -> Sandbox:
         """Return its sandbox. Raises SandboxEnded, Conflict."""

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +45,7 @@ TENANT_INTERVAL = 5.0
 
 # A method of the registry is called `list`.
 Ids = list[str]
+Start = Callable[[], Awaitable[Sandbox]]
 
 
 class Sessions(GrantedSessions):
@@ -128,13 +130,57 @@ class Sessions(GrantedSessions):
                 setting="Policy.max_sandboxes",
             )
 
-    async def _start(self, session: Session) -> None:
+    async def add(self, session: Session, start: Start, *, caller: Caller) -> SandboxInfo:
+        """Take up a session whose sandbox `start` makes, a coroutine function: a copy of another.
+
+        Raises
+        ------
+        Conflict
+            There is one of its id.
+        LimitReached
+        """
+        return await self._thread.run(self._add(session, start, caller))
+
+    async def _add(self, session: Session, start: Start, caller: Caller) -> SandboxInfo:
+        known = self._sessions.get(session.key)
+        if known is not None and known.state != "ended":
+            raise Conflict(f"sandbox {session.id!r} exists; delete it, or choose another id", field="id")
+        self._check_counts(caller)
+        policy, request = self.policy, session.request
+        session.idle_timeout = _within(
+            request.idle_timeout, policy.idle_timeout, policy.max_idle_timeout, "idle_timeout"
+        )
+        session.max_life = _within(request.max_life, policy.max_life, policy.max_life, "max_life")
+        self._sessions[session.key] = session
+        self._start_keeping()
+        session.starting = self._thread.spawn(self._start(session, start))
+        await asyncio.shield(session.starting)
+        return session.info()
+
+    async def swap(self, session: Session, sandbox: Sandbox) -> None:
+        """Put another sandbox in the place of a session's own, which ends."""
+        await self._thread.run(self._swap(session, sandbox))
+
+    async def _swap(self, session: Session, sandbox: Sandbox) -> None:
+        old = session.sandbox
+        session.close()
+        session.attach(sandbox)
+        await asyncio.to_thread(session.save)
+        self._thread.spawn(self._watch(session, sandbox))
+        if old is not None:
+            await self._remove(old)
+
+    async def _start(self, session: Session, start: Start | None = None) -> None:
         sandbox: Sandbox | None = None
         try:
-            spec = await asyncio.to_thread(self._resolve, session)
-            manager = SandboxManager.shared(self.policy.state_path, spec.runtime, config=self.policy.config)
-            async with manager.starting:
-                sandbox = await manager.create(spec)
+            if start is not None:
+                sandbox = await start()
+                session.restrict(self.policy.blocked_commands)
+            else:
+                spec = await asyncio.to_thread(self._resolve, session)
+                manager = SandboxManager.shared(self.policy.state_path, spec.runtime, config=self.policy.config)
+                async with manager.starting:
+                    sandbox = await manager.create(spec)
             session.attach(sandbox)
             await asyncio.to_thread(session.save)
             await self._prepare(session)
@@ -151,6 +197,12 @@ class Sessions(GrantedSessions):
     def _resolve(self, session: Session) -> SandboxSpec:
         """Decide about it. Blocks."""
         request = session.request
+        if len(request.ports) > self.policy.max_ports:
+            raise PolicyRefused(
+                f"{len(request.ports)} ports are more than the {self.policy.max_ports} that are allowed",
+                field="ports",
+                setting="Policy.max_ports",
+            )
         limits = request.limits
         asked: dict[str, Any] = {
             "profile": request.profile,
@@ -167,7 +219,7 @@ class Sessions(GrantedSessions):
             kernelspec_env={name: value.replace("$", "$$") for name, value in request.env.items()},
             owner=session.owner,
         )
-        session.blocked_commands = tuple(dict.fromkeys((*self.policy.blocked_commands, *request.blocked_commands)))
+        session.restrict(self.policy.blocked_commands)
         session.quota = spec.limits.disk
         if request.tenant is None:
             return spec
@@ -188,6 +240,8 @@ class Sessions(GrantedSessions):
     async def _watch(self, session: Session, sandbox: Sandbox) -> None:
         """Wait for its end, keep the cause, and remove what is left."""
         end = await sandbox.wait_ended()
+        if session.sandbox is not sandbox:
+            return  # another has taken its place
         session.end = end
         session.ended_at = time.time()
         session.close()
@@ -281,9 +335,7 @@ class Sessions(GrantedSessions):
                 log.warning("sandbox %s is not taken back: %s", listed.id, error)
                 continue
             session.attach(sandbox)
-            session.blocked_commands = tuple(
-                dict.fromkeys((*self.policy.blocked_commands, *session.request.blocked_commands))
-            )
+            session.restrict(self.policy.blocked_commands)
             self._sessions[session.key] = session
             self._thread.spawn(self._watch(session, sandbox))
             found.append(session.id)

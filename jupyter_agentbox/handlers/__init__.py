@@ -10,10 +10,11 @@ from typing import Any
 
 from jupyter_server.utils import url_path_join
 
-from . import about, code, commands, files, packages, sandboxes, tokens
+from . import about, code, commands, files, packages, sandboxes, snapshots, tokens
 from .base import make_handlers
 from .mcp import MCPHandler
 from .page import PageHandler, ScriptHandler
+from .ports import PortHandler
 from .routes import TABLE
 from .terminal import TerminalSocket
 
@@ -25,7 +26,7 @@ PAGE = "agentbox/docs"
 MCP = "agentbox/mcp"
 
 # What is imported has filled the table.
-_OPERATIONS = (about, code, commands, files, packages, sandboxes, tokens)
+_OPERATIONS = (about, code, commands, files, packages, sandboxes, snapshots, tokens)
 
 
 def make_all(base_url: str) -> list[tuple[str, Any]]:
@@ -35,6 +36,7 @@ def make_all(base_url: str) -> list[tuple[str, Any]]:
     return [
         *make_handlers(TABLE, root),
         (root + r"/sandboxes/(?P<id>[^/]+)/terminals/(?P<process>[^/]+)/socket", TerminalSocket),
+        (root + r"/sandboxes/(?P<id>[^/]+)/ports/(?P<port>[0-9]{1,5})(?:/.*)?", PortHandler),
         (url_path_join(base_url, MCP), MCPHandler),
         (page, PageHandler),
         (page + r"\.js", ScriptHandler),

@@ -14,6 +14,7 @@ from jupyter_agentbox.guardrails import check_command
 from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.session import Session
 from jupyter_agentbox.sessions import Sessions
+from jupyter_agentbox.snapshotting import Snapshots
 
 from .routes import Route
 
@@ -144,6 +145,12 @@ class Call:
     def id(self) -> str:
         """The sandbox's id in the path."""
         return self.params["id"]
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """The snapshots of the server's sandboxes."""
+        found: Snapshots = self.service.snapshots
+        return found
 
     def use(self, tool: str | None = None) -> AbstractAsyncContextManager[Session]:
         """Have the sandbox of the path at hand; see :meth:`Sessions.use`."""

@@ -11,6 +11,7 @@ from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.models import CheckInfo, Health
 from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.sessions import Sessions
+from jupyter_agentbox.snapshotting import Snapshots
 from jupyter_agentbox.tokens import TokenStore
 
 from .call import blocking
@@ -32,6 +33,7 @@ class Service:
 
     def __init__(self, sessions: Sessions, gateway_url: str | None = None) -> None:
         self.sessions = sessions
+        self.snapshots = Snapshots(sessions)
         self.gateway_url = gateway_url
         self.root = "/api/agentbox"
         self.tokens = TokenStore(sessions.policy.state_path)

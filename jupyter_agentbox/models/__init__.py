@@ -100,6 +100,13 @@ from .service import (
     ToolList,
     VerifyQuery,
 )
+from .snapshots import (
+    ForkRequest,
+    RestoreRequest,
+    SnapshotInfo,
+    SnapshotList,
+    SnapshotRequest,
+)
 from .tokens import (
     TokenInfo,
     TokenList,
@@ -138,6 +145,7 @@ __all__ = [
     "FileBytes",
     "FileContent",
     "FollowQuery",
+    "ForkRequest",
     "GlobQuery",
     "GrantInfo",
     "GrepQuery",
@@ -170,6 +178,7 @@ __all__ = [
     "ProgressEvent",
     "ReadQuery",
     "RefusedHost",
+    "RestoreRequest",
     "SandboxFilters",
     "SandboxInfo",
     "SandboxList",
@@ -178,6 +187,9 @@ __all__ = [
     "Seconds",
     "SignalRequest",
     "SizeRequest",
+    "SnapshotInfo",
+    "SnapshotList",
+    "SnapshotRequest",
     "StatQuery",
     "State",
     "TerminalRequest",

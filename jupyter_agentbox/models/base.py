@@ -28,6 +28,9 @@ TOOLS: dict[str, str] = {
     "grep": "Find lines by pattern.",
     "install": "Install packages.",
     "ask_host": "Ask a person for access to a host.",
+    "snapshot": "Save the sandbox as it is, kernels and all.",
+    "restore": "Take the sandbox back to a snapshot.",
+    "fork": "Start another sandbox off this one or off a snapshot.",
     "http_request": "Send one HTTP request through the egress gate.",
 }
 

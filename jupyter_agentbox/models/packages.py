@@ -21,14 +21,14 @@ class InstallRequest(Body, frozen=True):
     requirements : str, optional
         Path of a requirements file in the workspace.
     manager : str
-        `pip`, or `npm` where the sandbox has it.
+        `pip`; `npm` or `R` where the sandbox has it.
     upgrade : bool
         Newer versions in place of what is there.
     """
 
     packages: Annotated[list[Annotated[str, Meta(min_length=1, max_length=300)]], Meta(max_length=200)] = []
     requirements: Path | None = None
-    manager: Literal["pip", "npm"] = "pip"
+    manager: Literal["pip", "npm", "R"] = "pip"
     upgrade: bool = False
     timeout: Annotated[float, Meta(gt=0, le=3600)] = 600.0
 

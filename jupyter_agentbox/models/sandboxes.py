@@ -10,6 +10,8 @@ from jupyter_agentbox.spec import WORKSPACE
 
 from .base import Answer, Body, HostName, Label, Name, Seconds, State
 
+Port = Annotated[int, Meta(ge=1, le=65535)]
+
 
 class LimitsRequest(Body, frozen=True):
     """Limits to narrow; what is left out is the profile's."""
@@ -58,6 +60,8 @@ class SandboxRequest(Body, frozen=True):
         Shell patterns of commands to refuse: a guard rail against accidents, no boundary.
     workdir : str
         Where commands and code start.
+    ports : list of int
+        TCP ports on which programs inside listen that may be reached at `/sandboxes/{id}/ports/{port}/`.
     labels : dict of str to str
         The caller's own notes.
     """
@@ -76,6 +80,7 @@ class SandboxRequest(Body, frozen=True):
     tools: list[str] | None = None
     blocked_commands: Annotated[list[Annotated[str, Meta(min_length=1, max_length=500)]], Meta(max_length=200)] = []
     workdir: Annotated[str, Meta(min_length=1, max_length=4096)] = WORKSPACE
+    ports: Annotated[list[Port], Meta(max_length=100)] = []
     labels: Annotated[dict[Name, Label], Meta(max_length=64)] = {}
 
 
@@ -187,6 +192,7 @@ class SandboxInfo(Answer, frozen=True):
     tools: list[str]
     blocked_commands: list[str]
     workdir: str
+    ports: list[int]
     labels: dict[str, str]
     runtime: str
     isolation: Literal["gvisor", "none"]

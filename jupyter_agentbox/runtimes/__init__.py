@@ -164,7 +164,7 @@ class Runtime(LoggingConfigurable, metaclass=_Meta):  # type: ignore[metaclass]
         raise RuntimeUnavailable(f"the runtime {self.name!r} keeps no snapshots of live kernels")
 
     def checkpoint(
-        self, handle: Handle, sandbox_id: str, directory: Path, image: Path, copy: Callable[[], None]
+        self, handle: Handle, sandbox_id: str, directory: Path, image: Path, copy: Callable[[], None] | None = None
     ) -> None:
         """Save all that is in memory and in the writable layer to the directory ``image``, and let it go on.
 

@@ -147,16 +147,19 @@ class RunscRuntime(Runtime):
         }
 
     def checkpoint(
-        self, handle: Handle, sandbox_id: str, directory: Path, image: Path, copy: Callable[[], None]
+        self, handle: Handle, sandbox_id: str, directory: Path, image: Path, copy: Callable[[], None] | None = None
     ) -> None:
         """Save it by ``runsc checkpoint``, uncompressed, which is quickest both ways."""
-        self.run_once(directory, "pause", sandbox_id)
+        options = ("--image-path", str(image), "-compression", "none", "-leave-running")
+        if copy is not None:
+            self.run_once(directory, "pause", sandbox_id)
         try:
-            copy()
-            options = ("--image-path", str(image), "-compression", "none", "-leave-running")
+            if copy is not None:
+                copy()
             self.run_once(directory, "checkpoint", *options, sandbox_id, timeout=self.checkpoint_timeout)
         finally:
-            self.run_once(directory, "resume", sandbox_id)
+            if copy is not None:
+                self.run_once(directory, "resume", sandbox_id)
 
     def restore(self, sandbox_id: str, spec: SandboxSpec, directory: Path, image: Path) -> Handle:
         """Start one from a checkpoint."""

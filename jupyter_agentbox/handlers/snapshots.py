@@ -1,0 +1,76 @@
+"""Operations on snapshots of live sandboxes."""
+
+from __future__ import annotations
+
+from jupyter_agentbox.models import (
+    ForkRequest,
+    RestoreRequest,
+    SandboxInfo,
+    SnapshotInfo,
+    SnapshotList,
+    SnapshotRequest,
+)
+
+from .call import Call
+from .routes import route
+
+
+@route(
+    "POST", "/sandboxes/{id}/snapshots", "execute", body=SnapshotRequest, answer=SnapshotInfo, status=201,
+    errors=(409, 429), tool="snapshot",
+)  # fmt: skip
+async def take_snapshot(call: Call) -> SnapshotInfo:
+    """Save a sandbox as it is, while it goes on: memory, kernels and all, and what was written.
+
+    A folder of the user's that is shown at the workspace is not part of it. Open connections are not kept.
+    """
+    return await call.snapshots.take(call.id, call.body, caller=call.caller)
+
+
+@route("GET", "/sandboxes/{id}/snapshots", "read", answer=SnapshotList, is_poll=True)
+async def list_snapshots(call: Call) -> SnapshotList:
+    """List the snapshots of a sandbox, oldest first."""
+    return SnapshotList(await call.snapshots.list(call.id, caller=call.caller))
+
+
+@route(
+    "POST", "/sandboxes/{id}/restore", "execute", body=RestoreRequest, answer=SandboxInfo, errors=(409,),
+    tool="restore",
+)  # fmt: skip
+async def restore_sandbox(call: Call) -> SandboxInfo:
+    """Take a sandbox back to one of its snapshots: undo.
+
+    Its id, its kernels' ids and endpoints stay; a notebook goes on with the variables of then. What policy does not
+    allow any more is not restored.
+    """
+    return await call.snapshots.restore(call.id, call.body.snapshot, caller=call.caller)
+
+
+@route(
+    "POST", "/sandboxes/{id}/fork", "execute", body=ForkRequest, answer=SandboxInfo, status=201, errors=(409, 429),
+    tool="fork", is_owners=True,
+)  # fmt: skip
+async def fork_sandbox(call: Call) -> SandboxInfo:
+    """Start another sandbox off a snapshot, or off a sandbox as it is now.
+
+    It has its own id, grant and audit, and whoever forked it owns it. What ran goes on in both.
+    """
+    return await call.snapshots.fork(call.id, call.body, caller=call.caller)
+
+
+@route("GET", "/snapshots", "read", answer=SnapshotList, is_poll=True)
+async def list_all_snapshots(call: Call) -> SnapshotList:
+    """List all snapshots of the caller's, oldest first."""
+    return SnapshotList(await call.snapshots.list(caller=call.caller))
+
+
+@route("GET", "/snapshots/{snapshot}", "read", answer=SnapshotInfo, errors=(404,), is_poll=True)
+async def get_snapshot(call: Call) -> SnapshotInfo:
+    """Describe a snapshot."""
+    return await call.snapshots.get(call.params["snapshot"], caller=call.caller)
+
+
+@route("DELETE", "/snapshots/{snapshot}", "write", status=204, errors=(404,))
+async def delete_snapshot(call: Call) -> None:
+    """Remove a snapshot. Others that share pages with it stay whole."""
+    await call.snapshots.delete(call.params["snapshot"], caller=call.caller)

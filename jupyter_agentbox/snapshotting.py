@@ -1,0 +1,338 @@
+"""Snapshots of live sandboxes: take one, go back to it, fork another sandbox off it.
+
+:class:`~jupyter_agentbox.snapshots.SnapshotStore` keeps what is saved, :meth:`.sandbox.Sandbox.checkpoint` saves and
+:mod:`~jupyter_agentbox.renewal` decides what a copy may do today.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from .errors import AgentboxError, Conflict, NotFound, RuntimeFailed
+from .link import LinkThread
+from .manager import SandboxManager
+from .models import ForkRequest, SandboxInfo, SandboxRequest, SnapshotInfo, SnapshotRequest
+from .record import Record
+from .registry import Caller
+from .renewal import renew
+from .runner import Runner
+from .sandbox import Sandbox
+from .session import Session
+from .sessions import Sessions
+from .slot import KernelSlot
+from .snapshots import Kind, Snapshot, SnapshotMeta, SnapshotStore
+from .spec import SandboxSpec
+
+log = logging.getLogger(__name__)
+
+#: Seconds that random generators of a fork have to be seeded anew, where a cell runs that was running before.
+RESEED_TIMEOUT = 30.0
+_RESEED = """exec('''
+import os, random, sys
+random.seed()
+if "numpy" in sys.modules:
+    sys.modules["numpy"].random.seed()
+if "ssl" in sys.modules:
+    sys.modules["ssl"].RAND_add(os.urandom(64), 64.0)
+if "torch" in sys.modules:
+    sys.modules["torch"].seed()
+''', {})"""
+
+# A method below is called `list`.
+Infos = list[SnapshotInfo]
+
+
+class Snapshots:
+    """The snapshots of one server's sandboxes. Its coroutines may be awaited on any event loop.
+
+    Parameters
+    ----------
+    sessions : Sessions
+    """
+
+    def __init__(self, sessions: Sessions) -> None:
+        policy = sessions.policy
+        self._sessions = sessions
+        self._policy = policy
+        self._thread = LinkThread.instance()
+        self._latest: dict[tuple[str, str], str] = {}
+        self._store: SnapshotStore | None = None
+
+    @property
+    def store(self) -> SnapshotStore:
+        """Where they are kept; made at first use. Raises InvalidConfig."""
+        if self._store is None:
+            policy = self._policy
+            policy.state_path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._store = SnapshotStore(
+                policy.state_path,
+                secret=policy.snapshot_secret(),
+                max_bytes=policy.max_snapshot_bytes,
+                max_count=policy.max_snapshots,
+            )
+        return self._store
+
+    # -- taking ----------------------------------------------------------------------------------
+
+    async def take(self, session_id: str, request: SnapshotRequest, *, caller: Caller) -> SnapshotInfo:
+        """Save a sandbox as it is, while it goes on.
+
+        Raises
+        ------
+        NotFound, PolicyRefused, SandboxEnded
+        LimitReached
+            Its owner has as many as policy allows.
+        RuntimeUnavailable
+            Its runtime keeps no snapshots.
+        RuntimeFailed
+            It could not be saved, as where a program inside has something open that gVisor does not save.
+        """
+        async with self._sessions.use(session_id, "snapshot", caller=caller) as session:
+            return _describe(await self._take(session, request))
+
+    async def _take(self, session: Session, request: SnapshotRequest, kind: Kind = "user") -> Snapshot:
+        sandbox = session.running()
+        staged = await asyncio.to_thread(self.store.stage)
+        try:
+            fingerprint = await asyncio.to_thread(self._manager_of(sandbox.spec).runtime.fingerprint, sandbox.spec)
+            record = await self._thread.run(sandbox.checkpoint(staged))
+            meta = SnapshotMeta(
+                sandbox=_label(session.info()),
+                name=request.name,
+                note=request.note,
+                parent=await self._find_parent(session),
+                owner=session.owner,
+                created=time.time(),
+                fingerprint=fingerprint,
+                record=msgspec.json.encode(_Saved(msgspec.Raw(record), session.request)),
+                kind=kind,
+            )
+            snapshot = await asyncio.to_thread(self.store.commit, staged, meta)
+        except BaseException:
+            await asyncio.to_thread(shutil.rmtree, staged, True)
+            raise
+        self._latest[snapshot.meta.owner, snapshot.meta.sandbox] = snapshot.id
+        await self._note(sandbox, "snapshot", snapshot)
+        return snapshot
+
+    async def _find_parent(self, session: Session) -> str | None:
+        """Return the snapshot that it came from: the one that was taken or restored last."""
+        key = (session.owner, _label(session.info()))
+        own = {
+            item.id: item for item in await asyncio.to_thread(self.store.list, key[0]) if item.meta.sandbox == key[1]
+        }
+        newest = max(own.values(), key=lambda item: item.meta.created, default=None)
+        latest = self._latest.get(key)
+        return latest if latest in own else newest.id if newest is not None else None
+
+    def _manager_of(self, spec: SandboxSpec) -> SandboxManager:
+        return SandboxManager.shared(self._policy.state_path, spec.runtime, config=self._policy.config)
+
+    async def _note(self, sandbox: Sandbox, event: str, snapshot: Snapshot) -> None:
+        await self._sessions.audit().arecord(
+            "lifecycle", sandbox.id, detail={"event": event, "snapshot": snapshot.id, "name": snapshot.meta.name}
+        )
+
+    # -- the list --------------------------------------------------------------------------------
+
+    async def list(self, session_id: str | None = None, *, caller: Caller) -> Infos:
+        """List the snapshots of a sandbox, or all that are the caller's; oldest first."""
+        if session_id is None:
+            caller.check_unscoped("list all snapshots")
+            found = await asyncio.to_thread(self.store.list, None if caller.is_admin else caller.name)
+        else:
+            info = await self._sessions.get(session_id, caller=caller)
+            found = [i for i in await asyncio.to_thread(self.store.list, info.owner) if i.meta.sandbox == _label(info)]
+        return [
+            _describe(item) for item in sorted(found, key=lambda item: item.meta.created) if item.meta.kind == "user"
+        ]
+
+    async def get(self, snapshot_id: str, *, caller: Caller) -> SnapshotInfo:
+        """Describe one. Raises NotFound."""
+        return _describe(await self._find(snapshot_id, caller))
+
+    async def delete(self, snapshot_id: str, *, caller: Caller) -> None:
+        """Remove one; what others share with it stays. Raises NotFound."""
+        found = await self._find(snapshot_id, caller)
+        await asyncio.to_thread(self.store.delete, found.id, found.meta.owner)
+
+    async def _find(self, snapshot_id: str, caller: Caller) -> Snapshot:
+        """Find one that the caller may use: its own, or one of a sandbox that it may see."""
+        for item in await asyncio.to_thread(self.store.list):
+            if item.id == snapshot_id:
+                if caller.scope is None and (caller.is_admin or item.meta.owner == caller.name):
+                    return item
+                with suppress(NotFound):
+                    info = await self._sessions.get(item.meta.sandbox, caller=caller)
+                    if (info.owner, _label(info)) == (item.meta.owner, item.meta.sandbox):
+                        return item
+        raise NotFound(f"there is no snapshot {snapshot_id[:64]!r}", field="snapshot")
+
+    # -- going back ------------------------------------------------------------------------------
+
+    async def restore(self, session_id: str, snapshot_id: str, *, caller: Caller) -> SandboxInfo:
+        """Take a sandbox back to one of its snapshots: same ids, same endpoints. What it was doing is dropped.
+
+        Raises
+        ------
+        NotFound
+        Conflict
+            It is no snapshot of this sandbox, or was taken where something was different.
+        PolicyRefused
+            Policy allows such a sandbox no more.
+        RuntimeFailed
+            It was changed on the disk, or did not start. The sandbox goes on as it was.
+        """
+        async with self._sessions.use(session_id, "restore", caller=caller) as session:
+            snapshot = await self._find(snapshot_id, caller)
+            if (snapshot.meta.owner, snapshot.meta.sandbox) != (session.owner, _label(session.info())):
+                raise Conflict(
+                    f"{snapshot.id} is a snapshot of another sandbox; fork a new one off it instead", field="snapshot"
+                )
+            saved = _read(snapshot)
+            spec = await self._renew(session, snapshot, saved)
+            old = session.running()
+            async with self._checked_out(snapshot) as files:
+                slot = KernelSlot.find(sandbox_id=old.id) if session.kind == "notebook" else None
+                if slot is not None:
+                    await self._thread.run(
+                        slot.restore(replace(spec, kernel_id=old.spec.kernel_id), saved.record, files)
+                    )
+                    sandbox = slot.sandbox
+                    assert sandbox is not None
+                else:
+                    manager = self._manager_of(spec)
+                    sandbox = await manager.restore(spec, saved.record, files)
+                    await self._sessions.swap(session, sandbox)
+            self._latest[snapshot.meta.owner, snapshot.meta.sandbox] = snapshot.id
+            await self._note(sandbox, "restored", snapshot)
+            return await self._sessions.get(sandbox.id if slot is not None else session.id, caller=caller)
+
+    async def _renew(self, session: Session, snapshot: Snapshot, saved: _Restorable) -> SandboxSpec:
+        spec = saved.record.spec
+        manager = self._manager_of(spec)
+        now = await asyncio.to_thread(manager.runtime.fingerprint, spec)
+        differing = [
+            name
+            for name in {**now, **snapshot.meta.fingerprint}
+            if now.get(name) != snapshot.meta.fingerprint.get(name)
+        ]
+        if differing:
+            said = ", ".join(
+                f"{name}: {snapshot.meta.fingerprint.get(name)} then, {now.get(name)} now" for name in differing
+            )
+            raise Conflict(
+                f"the snapshot can't be restored here, since not all is as it was ({said})", field="snapshot"
+            )
+        is_tenants = saved.request.tenant is not None
+        return await asyncio.to_thread(renew, self._policy, spec, owner=session.owner, is_tenants=is_tenants)
+
+    @contextlib.asynccontextmanager
+    async def _checked_out(self, snapshot: Snapshot) -> Any:
+        context = self.store.checkout(snapshot.id, snapshot.meta.owner)
+        files = await asyncio.to_thread(context.__enter__)
+        try:
+            yield files
+        finally:
+            await asyncio.to_thread(context.__exit__, None, None, None)
+
+    # -- forks -----------------------------------------------------------------------------------
+
+    async def fork(self, session_id: str, request: ForkRequest, *, caller: Caller) -> SandboxInfo:
+        """Start another sandbox off a snapshot, or off a sandbox as it is now. It has its own id, grant and audit.
+
+        Raises
+        ------
+        NotFound, Conflict, LimitReached, PolicyRefused, RuntimeFailed
+        """
+        caller.check_unscoped("fork a sandbox")
+        async with self._sessions.use(session_id, "fork", caller=caller) as session:
+            if request.snapshot is not None:
+                snapshot = await self._find(request.snapshot, caller)
+            else:
+                snapshot = await self._take(session, SnapshotRequest(name=""), kind="auto")
+            try:
+                return await self._fork(session, snapshot, request, caller)
+            finally:
+                if request.snapshot is None:
+                    await asyncio.to_thread(self.store.delete, snapshot.id, snapshot.meta.owner)
+
+    async def _fork(self, session: Session, snapshot: Snapshot, request: ForkRequest, caller: Caller) -> SandboxInfo:
+        saved = _read(snapshot)
+        asked = msgspec.structs.replace(saved.request, id=request.id or os.urandom(8).hex(), packages=[], files={})
+        made = Session(asked.id or "", caller.name, asked)
+        spec = replace(await self._renew(made, snapshot, saved), kernel_id="", kernel_name="", origin="")
+        record = saved.record
+        if record.main_kernel is not None:
+            # A notebook's kernel is the default context's of the fork.
+            kernels = [replace(k, context=k.context or "default") for k in record.kernels]
+            record = replace(record, kernels=kernels)
+
+        async def start() -> Sandbox:
+            async with self._checked_out(snapshot) as files:
+                return await self._manager_of(spec).restore(spec, record, files)
+
+        info = await self._sessions.add(made, start, caller=caller)
+        assert made.sandbox is not None
+        await self._note(made.sandbox, "forked", snapshot)
+        if not request.keep_seeds:
+            await self._reseed(made.sandbox)
+        return info
+
+    async def _reseed(self, sandbox: Sandbox) -> None:
+        """Seed the random generators of its kernels anew; where a cell runs, after it."""
+        runner = Runner.shared()
+        for context in await runner.contexts(sandbox):
+            with suppress(AgentboxError):
+                await runner.run(sandbox, _RESEED, context=context.name, timeout=RESEED_TIMEOUT, is_silent=True)
+
+
+class _Saved(msgspec.Struct):
+    """What a snapshot says of its sandbox."""
+
+    record: msgspec.Raw
+    request: SandboxRequest
+
+
+class _Restorable(msgspec.Struct):
+    record: Record
+    request: SandboxRequest
+
+
+def _read(snapshot: Snapshot) -> _Restorable:
+    try:
+        saved = msgspec.json.decode(snapshot.meta.record, type=_Saved)
+        return _Restorable(Record.from_bytes(bytes(saved.record)), saved.request)
+    except msgspec.MsgspecError as error:
+        raise RuntimeFailed(f"snapshot {snapshot.id} was made by another release, and can't be read: {error}") from None
+
+
+def _label(info: SandboxInfo) -> str:
+    """Return what a sandbox is known by over restarts: its id, or of a notebook's that of the kernel."""
+    return info.kernels[0].id if info.kind == "notebook" and info.kernels else info.id
+
+
+def _describe(snapshot: Snapshot) -> SnapshotInfo:
+    spec = _read(snapshot).record.spec
+    return SnapshotInfo(
+        id=snapshot.id,
+        sandbox=snapshot.meta.sandbox,
+        owner=snapshot.meta.owner,
+        name=snapshot.meta.name,
+        note=snapshot.meta.note,
+        parent=snapshot.meta.parent,
+        created=snapshot.meta.created,
+        size=snapshot.size,
+        cost=snapshot.cost,
+        is_folder_kept=spec.workspace is None,
+    )

@@ -1,0 +1,103 @@
+"""Snapshots of live sandboxes over REST: save, go back, fork. Real checkpoints of real kernels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .conftest import Api
+
+Make = Callable[..., str]
+
+
+def value(api: Api, path: str, code: str) -> str:
+    ran = api.ok("POST", path + "/code", {"code": code})
+    assert ran["status"] == "ok", ran
+    return str(ran["result"]["data"]["text/plain"])
+
+
+def test_a_sandbox_goes_back_to_what_it_was(api: Api, make: Make) -> None:
+    path = make(allowed_hosts=["pypi"])
+    api.ok("POST", path + "/code", {"code": "x = 1\nopen('/tmp/layer', 'w').write('then')"})
+    api.ok("PUT", path + "/files/content", {"path": "kept.txt", "text": "then"})
+    job = api.ok("POST", path + "/processes", {"command": "i=0; while true; do i=$((i+1)); echo $i; sleep 0.1; done"})
+    time.sleep(0.5)
+    answer = api("POST", path + "/snapshots", {"name": "before", "note": "all is well"})
+    assert answer.status_code == 201, answer.text
+    first = answer.json()
+    assert (first["name"], first["parent"], first["is_folder_kept"]) == ("before", None, True)
+    assert first["size"] > 10_000_000
+    api.ok("POST", path + "/code", {"code": "x = 2\nopen('/tmp/layer', 'w').write('now')"})
+    api.ok("PUT", path + "/files/content", {"path": "kept.txt", "text": "now"})
+    api.ok("PUT", path + "/files/content", {"path": "new.txt", "text": "new"})
+    second = api.ok("POST", path + "/snapshots", {"name": "after"})
+    assert second["parent"] == first["id"]
+    assert [item["id"] for item in api.ok("GET", path + "/snapshots")["snapshots"]] == [first["id"], second["id"]]
+
+    back = api.ok("POST", path + "/restore", {"snapshot": first["id"]})
+    assert back["state"] == "running"
+    assert value(api, path, "x, open('/tmp/layer').read(), open('kept.txt').read()") == "(1, 'then', 'then')"
+    api.fails(404, "GET", path + "/files/content?path=new.txt")
+    counted = api.ok("GET", path + f"/processes/{job['id']}/output")
+    time.sleep(0.5)
+    later = api.ok("GET", path + f"/processes/{job['id']}/output?offset={counted['next_offset']}")
+    assert later["data"], "what ran goes on"
+
+    api.ok("POST", path + "/restore", {"snapshot": second["id"]})
+    assert value(api, path, "x, open('kept.txt').read()") == "(2, 'now')"
+    for item in (first, second):
+        assert api("DELETE", f"/snapshots/{item['id']}").status_code == 204
+    api.fails(404, "POST", path + "/restore", {"snapshot": first["id"]})
+    assert value(api, path, "x") == "2", "a refused restore changes nothing"
+
+
+def test_forks_go_their_own_ways(api: Api, make: Make) -> None:
+    path = make()
+    api.ok("POST", path + "/code", {"code": "import random, uuid, ssl\nx = ['origin']\nrandom.seed(1)"})
+    forks = [api.ok("POST", path + "/fork", body) for body in ({"id": "left"}, {"keep_seeds": True}, {"keep_seeds": True})]
+    paths = [path, *(f"/sandboxes/{fork['id']}" for fork in forks)]
+    try:
+        assert forks[0]["id"] == "left"
+        assert len({fork["sandbox_id"] for fork in forks}) == 3
+        for number, place in enumerate(paths):
+            assert value(api, place, f"x.append({number}); x") == f"['origin', {number}]"
+        numbers = [value(api, place, "random.random(), uuid.uuid4().hex, ssl.RAND_bytes(8)") for place in paths]
+        seeded = [number.split(",")[0] for number in numbers]
+        assert len(set(numbers)) == 4
+        assert seeded[2] == seeded[3] != seeded[1]
+        assert abs(float(value(api, paths[1], "import time; time.time()")) - time.time()) < 5
+        assert api.ok("GET", "/snapshots")["snapshots"] == [], "nothing is left of what forks began with"
+        api.fails(409, "POST", path + "/fork", {"id": "left"})
+        assert [row["detail"]["event"] for row in api.ok("GET", paths[1] + "/audit?kind=lifecycle")["rows"]] == [
+            "restored", "forked",
+        ]  # fmt: skip
+    finally:
+        for place in paths[1:]:
+            api("DELETE", place)
+
+
+def test_what_was_running_goes_on_in_the_fork(api: Api, make: Make) -> None:
+    path = make()
+    api.ok("POST", path + "/code", {"code": "done = []"})
+    code = "import time\nfor i in range(30):\n    print(i, flush=True); time.sleep(0.1)\ndone.append(i)"
+    events = api.events("POST", path + "/code/stream", {"code": code})
+    next(events)
+    fork = api.ok("POST", path + "/fork", {})
+    try:
+        said = "".join(body["text"] for name, body in events if name == "stream" and body["name"] == "stdout")
+        assert said.split()[-1] == "29", "the original went on"
+        assert value(api, f"/sandboxes/{fork['id']}", "done") == "[29]"
+    finally:
+        api("DELETE", f"/sandboxes/{fork['id']}")
+
+
+def test_bad_requests_name_the_field(api: Api, make: Make) -> None:
+    path = make()
+    assert api.fails(400, "POST", path + "/restore", {"snapshot": "../../x"})["field"] == "snapshot"
+    assert api.fails(404, "POST", path + "/restore", {"snapshot": "0" * 20})["field"] == "snapshot"
+    assert api.fails(400, "POST", path + "/snapshots", {"name": "a\nb"})["field"] == "name"
+    other = make()
+    taken: dict[str, Any] = api.ok("POST", other + "/snapshots", {})
+    assert "another sandbox" in api.fails(409, "POST", path + "/restore", {"snapshot": taken["id"]})["message"]
+    assert api("DELETE", f"/snapshots/{taken['id']}").status_code == 204
