@@ -55,7 +55,8 @@ def test_a_sandbox_goes_back_to_what_it_was(api: Api, make: Make) -> None:
 def test_forks_go_their_own_ways(api: Api, make: Make) -> None:
     path = make()
     api.ok("POST", path + "/code", {"code": "import random, uuid, ssl\nx = ['origin']\nrandom.seed(1)"})
-    forks = [api.ok("POST", path + "/fork", body) for body in ({"id": "left"}, {"keep_seeds": True}, {"keep_seeds": True})]
+    kept = {"keep_seeds": True}
+    forks = [api.ok("POST", path + "/fork", body) for body in ({"id": "left"}, kept, kept)]
     paths = [path, *(f"/sandboxes/{fork['id']}" for fork in forks)]
     try:
         assert forks[0]["id"] == "left"
