@@ -164,8 +164,11 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
         raise
     except OSError as error:
         raise Damaged(f"the snapshot's description can't be read: {error.strerror}") from None
-    with open(handle, "rb") as file:
+    try:
         facts = os.fstat(handle)
         if not stat.S_ISREG(facts.st_mode) or facts.st_size > max_bytes:
             raise Damaged("the snapshot's description is no file of a length that it can have")
-        return file.read(max_bytes)
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(max_bytes)
+    finally:
+        os.close(handle)

@@ -85,8 +85,17 @@ class SnapshotStore:
         """Remove a staged directory; one that is gone already is no error."""
         with self._mutex:
             lock = self._locks.pop(staged, None)
-        if lock is not None:
-            remove_tree(staged)
+        if lock is None:
+            return
+        try:
+            with suppress(FileNotFoundError):
+                for name in os.listdir(staged):
+                    if name != "lock":
+                        remove_tree(staged / name)
+            # A directory without its lock is one to be swept, so nobody may look now.
+            with locked(self._base / "lock"):
+                remove_tree(staged)
+        finally:
             os.close(lock)
 
     def commit(self, staged: Path, meta: SnapshotMeta) -> Snapshot:

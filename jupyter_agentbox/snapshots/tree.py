@@ -57,6 +57,10 @@ class Entry(msgspec.Struct, array_like=True):
     target: bytes = b""
 
 
+#: An open directory: its descriptor, path, names to come, and the mode to be set again when it is left.
+_Level = tuple[int, bytes, Iterator[bytes], "int | None"]
+
+
 @dataclass
 class Walk:
     """Iterate over a tree: pairs of an entry and, for files, a descriptor that is open until the next one.
@@ -76,14 +80,14 @@ class Walk:
         count = 0
         with ExitStack() as handles:
             top = os.open(self.top, _DIRECTORY)
-            stack = [(top, b"", iter(_names(top)))]
+            stack: list[_Level] = [(top, b"", iter(_names(top)), None)]
             handles.callback(_close_all, stack)
             device = os.fstat(top).st_dev
             while stack:
-                parent, prefix, names = stack[-1]
+                parent, prefix, names, _ = stack[-1]
                 name = next(names, None)
                 if name is None:
-                    os.close(stack.pop()[0])
+                    _leave(stack.pop())
                     continue
                 count += 1
                 path = prefix + name
@@ -101,10 +105,10 @@ class Walk:
                     entry = Entry(path, "f", stat.S_IMODE(facts.st_mode) & 0o1777, facts.st_mtime_ns)
                     if what == stat.S_IFDIR:
                         entry.kind = "d"
-                        handle = _open(parent, name, _DIRECTORY, 0o500)
-                        stack.append((handle, path + b"/", iter(())))
+                        handle, mode = _open(parent, name, _DIRECTORY, 0o500)
+                        stack.append((handle, path + b"/", iter(()), mode))
                         yield entry, -1
-                        stack[-1] = (handle, path + b"/", iter(_names(handle)))
+                        stack[-1] = (handle, path + b"/", iter(_names(handle)), mode)
                     elif what == stat.S_IFLNK:
                         entry.kind, entry.target = "l", os.readlink(name, dir_fd=parent)
                         yield entry, -1
@@ -113,8 +117,10 @@ class Walk:
                         if facts.st_nlink > 1 and identity in seen:
                             yield Entry(path, "h", target=seen[identity]), -1
                             continue
-                        handle = _open(parent, name, _READ, 0o400)
+                        handle, mode = _open(parent, name, _READ, 0o400)
                         try:
+                            if mode is not None:
+                                os.fchmod(handle, mode)
                             facts = os.fstat(handle)
                             if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_FILE:
                                 continue
@@ -131,13 +137,23 @@ class Walk:
                 except PermissionError:
                     self.dropped["unreadable"] += 1
                 except OSError as error:
-                    if error.errno != errno.ELOOP:  # it has become a link meanwhile
+                    # It has become a link meanwhile, or is none any more.
+                    if error.errno not in (errno.ELOOP, errno.EINVAL):
                         raise
                     self.dropped["gone"] += 1
 
 
-def _close_all(stack: list[tuple[int, bytes, Iterator[bytes]]]) -> None:
-    for handle, _, _ in stack:
+def _close_all(stack: list[_Level]) -> None:
+    while stack:
+        _leave(stack.pop())
+
+
+def _leave(level: _Level) -> None:
+    handle, _, _, mode = level
+    try:
+        if mode is not None:
+            os.fchmod(handle, mode)
+    finally:
         os.close(handle)
 
 
@@ -152,10 +168,13 @@ def _names(handle: int) -> list[bytes]:
     return sorted(names)
 
 
-def _open(parent: int, name: bytes, flags: int, needed: int) -> int:
-    """Open it, even if its own mode forbids that to its owner; the mode is as before in the end."""
+def _open(parent: int, name: bytes, flags: int, needed: int) -> tuple[int, int | None]:
+    """Open it, even if its own mode forbids that to its owner; returns also the mode to be set again in the end."""
     with suppress(PermissionError):
-        return os.open(name, flags, dir_fd=parent)
+        handle = os.open(name, flags, dir_fd=parent)
+        if not flags & os.O_DIRECTORY or os.access(b".", os.X_OK, dir_fd=handle, effective_ids=True):
+            return handle, None
+        os.close(handle)  # its names can be listed, but not looked up
     # That very file and no other, whatever takes its name meanwhile.
     handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
@@ -165,9 +184,10 @@ def _open(parent: int, name: bytes, flags: int, needed: int) -> int:
         itself = f"/proc/self/fd/{handle}"
         os.chmod(itself, mode | needed)
         try:
-            return os.open(itself, flags & ~os.O_NOFOLLOW)
-        finally:
+            return os.open(itself, flags & ~os.O_NOFOLLOW), mode
+        except OSError:
             os.chmod(itself, mode)
+            raise
     finally:
         os.close(handle)
 
