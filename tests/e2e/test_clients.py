@@ -56,7 +56,7 @@ def test_input_is_refused_in_batch_and_does_not_hang(agentbox_env: Env, client: 
     assert "StdinNotImplementedError" in client(agentbox_env, notebooks.make(agentbox_env.work, [cell]))
 
 
-@clients(notebooks.nbconvert, notebooks.papermill, notebooks.lab, notebooks.kernel_gateway)
+@clients(notebooks.nbconvert, notebooks.papermill, notebooks.kernel_gateway)
 def test_ten_thousand_small_outputs_all_arrive(agentbox_env: Env, client: notebooks.Client) -> None:
     many = "import sys\nfor i in range(10_000):\n    sys.stdout.write('x' * 99 + '\\n'); sys.stdout.flush()"
     text = client(agentbox_env, notebooks.make(agentbox_env.work, [many, "print('the end')"]))
