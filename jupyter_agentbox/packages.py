@@ -1,7 +1,7 @@
 """Packages installed into a sandbox by its own package managers, through its own gate.
 
-Names are checked here, so that none is taken for an option, an address or a path; indexes are those of pip's and npm's
-own configuration. What is installed is gone with the sandbox.
+Names are checked here, so that none is taken for an option, an address or a path; indexes are those of the
+managers' own configuration. What is installed is gone with the sandbox.
 """
 
 from __future__ import annotations
@@ -30,6 +30,23 @@ _PIP = re.compile(
     rf"[A-Za-z0-9]([A-Za-z0-9._-]{{0,98}}[A-Za-z0-9])?\s*(\[[A-Za-z0-9._,\s-]{{0,200}}\])?({_VERSION}(,{_VERSION}){{0,10}})?"
 )
 _NPM = re.compile(r"(@[a-z0-9~][a-z0-9._~-]{0,100}/)?[a-z0-9~][a-z0-9._~-]{0,213}(@[A-Za-z0-9.^~<>=*+-]{1,100})?")
+_R = re.compile(r"[A-Za-z][A-Za-z0-9.]{0,98}[A-Za-z0-9]")
+_PATTERNS = {"pip": _PIP, "npm": _NPM, "R": _R}
+_EXAMPLES = {"pip": "pandas[excel]==2.2.*", "npm": "left-pad@1.3.0", "R": "data.table"}
+#: R only warns of what it could not install. Its names come as arguments, and are no part of the program.
+_INSTALL_R = """\
+names <- commandArgs(trailingOnly = TRUE)
+if (identical(unname(getOption("repos")["CRAN"]), "@CRAN@")) {
+  message("ERROR: R knows no repository: set options(repos = ...) in its Rprofile.site"); quit(status = 1)
+}
+library <- Sys.getenv("R_LIBS_USER", "~/R")
+dir.create(library, recursive = TRUE, showWarnings = FALSE)
+.libPaths(library)
+install.packages(names, lib = library)
+missing <- setdiff(names, rownames(installed.packages()))
+if (length(missing)) { message("ERROR: not installed: ", paste(missing, collapse = ", ")); quit(status = 1) }
+message("Successfully installed ", paste(names, collapse = " "))
+"""
 _OK = re.compile(r"^(Successfully installed .*|added \d+ packages?.*|up to date.*)$", re.MULTILINE)
 _ERROR = re.compile(r"^(?:ERROR: |npm (?:ERR!|error) )(.+)$", re.MULTILINE)
 
@@ -43,13 +60,10 @@ class Done:
 
 def check_names(names: Iterable[str], manager: str = "pip", field: str = "packages") -> None:
     """Refuse what is no plain name with extras and versions. Raises InvalidRequest."""
-    pattern = _NPM if manager == "npm" else _PIP
     for name in names:
-        if not pattern.fullmatch(name.strip()):
+        if not _PATTERNS[manager].fullmatch(name.strip()):
             raise InvalidRequest(
-                f"{name[:100]!r} is no name of a package for {manager}; write it like "
-                f"{'left-pad@1.3.0' if manager == 'npm' else 'pandas[excel]==2.2.*'}",
-                field=field,
+                f"{name[:100]!r} is no name of a package for {manager}; write it like {_EXAMPLES[manager]}", field=field
             )
 
 
@@ -59,9 +73,12 @@ def make_command(request: InstallRequest) -> Command:
     check_names(names, request.manager)
     if not names and request.requirements is None:
         raise InvalidRequest("name packages, or a requirements file", field="packages")
+    if request.manager != "pip" and request.requirements is not None:
+        raise InvalidRequest(f"{request.manager} takes no requirements file", field="requirements")
+    if request.manager == "R":
+        # What is there already is installed anew, in its newest version, as with `upgrade`.
+        return Command(argv=["Rscript", "--no-save", "--no-restore", "-e", _INSTALL_R, *names])
     if request.manager == "npm":
-        if request.requirements is not None:
-            raise InvalidRequest("npm takes no requirements file", field="requirements")
         verb = "update" if request.upgrade else "install"
         return Command(argv=["npm", verb, "--no-audit", "--no-fund", "--no-progress", "--", *names])
     argv = [sys.executable, "-m", "pip", "install", "--no-input", "--progress-bar=off"]
@@ -136,6 +153,9 @@ def _message(end: Exit, log: str, refused: list[RefusedHost], request: InstallRe
     if refused:
         return "the gate refused: " + "; ".join(item.message for item in refused[:5])
     if end.exit_code == 127:
-        return f"{request.manager} is not installed in this sandbox"
+        return (
+            f"{request.manager} is not installed in this sandbox: install it on the host, or use a profile whose root "
+            "directory has it"
+        )
     errors = _ERROR.findall(log)
     return errors[-1][:500] if errors else f"{request.manager} ended with status {end.exit_code}"

@@ -61,3 +61,25 @@ def test_requirements_stay_in_the_workspace() -> None:
     for path in ("../x", "/etc/passwd"):
         with pytest.raises(InvalidRequest):
             make_command(InstallRequest(requirements=path))
+
+
+@pytest.mark.parametrize("name", ["data.table", "R6", "ggplot2"])
+def test_names_for_r(name: str) -> None:
+    command = make_command(InstallRequest(packages=[name], manager="R"))
+    assert command.argv is not None
+    program, *_, code, last = command.argv
+    assert (program, last) == ("Rscript", name)
+    assert "install.packages(names" in code
+    assert name not in code
+
+
+@pytest.mark.parametrize("name", ["-e", "--args", "x-y", "a_b", "x==1", "x'", 'x");q("', "1x", "./x", "github/x", "x."])
+def test_what_is_no_name_for_r(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"for R; write it like data\.table"):
+        make_command(InstallRequest(packages=[name], manager="R"))
+
+
+def test_only_pip_takes_requirements() -> None:
+    for manager in ("npm", "R"):
+        with pytest.raises(InvalidRequest, match=f"{manager} takes no requirements file"):
+            make_command(InstallRequest(requirements="r", manager=manager))  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 
+from .connect import open_connection
 from .egress import Egress
 from .jobs import Job, open_job
 from .kernels import Kernel, make_shared_directory, open_kernel
@@ -70,6 +71,8 @@ class Guest:
             open_job(self.loop, self.processes, self.jobs, stream)
         elif kind in ("kernel", "channel"):
             open_kernel(self.loop, self.processes, self.kernels, stream)
+        elif kind == "connect":
+            open_connection(self.loop, stream)
         elif kind == "suspend":
             self.link.suspend(str(stream.header.get("token")))
         elif kind == "load":

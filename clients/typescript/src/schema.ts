@@ -954,6 +954,102 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/sandboxes/{id}/snapshots": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** List the snapshots of a sandbox, oldest first */
+        get: operations["list_snapshots"];
+        put?: never;
+        /**
+         * Save a sandbox as it is, while it goes on: memory, kernels and all, and what was written
+         * @description A folder of the user's that is shown at the workspace is not part of it. Open connections are not kept.
+         */
+        post: operations["take_snapshot"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/sandboxes/{id}/restore": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Take a sandbox back to one of its snapshots: undo
+         * @description Its id, its kernels' ids and endpoints stay; a notebook goes on with the variables of then. What policy does not allow any more is not restored.
+         */
+        post: operations["restore_sandbox"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/sandboxes/{id}/fork": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Start another sandbox off a snapshot, or off a sandbox as it is now
+         * @description It has its own id, grant and audit, and whoever forked it owns it. What ran goes on in both.
+         */
+        post: operations["fork_sandbox"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/snapshots": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** List all snapshots of the caller's, oldest first */
+        get: operations["list_all_snapshots"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/snapshots/{snapshot}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Describe a snapshot */
+        get: operations["get_snapshot"];
+        put?: never;
+        post?: never;
+        /** Remove a snapshot. Others that share pages with it stay whole */
+        delete: operations["delete_snapshot"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/sandboxes/{id}/tokens": {
         parameters: {
             query?: never;
@@ -1911,11 +2007,11 @@ export interface components {
              */
             requirements?: string | null;
             /**
-             * @description `pip`, or `npm` where the sandbox has it.
+             * @description `pip`; `npm` or `R` where the sandbox has it.
              * @default pip
              * @enum {unknown}
              */
-            manager?: "npm" | "pip";
+            manager?: "R" | "npm" | "pip";
             /**
              * @description Newer versions in place of what is there.
              * @default false
@@ -2025,6 +2121,11 @@ export interface components {
              */
             workdir?: string;
             /**
+             * @description TCP ports on which programs inside listen that may be reached at `/sandboxes/{id}/ports/{port}/`.
+             * @default []
+             */
+            ports?: number[];
+            /**
              * @description The caller's own notes.
              * @default {}
              */
@@ -2092,6 +2193,7 @@ export interface components {
             tools: string[];
             blocked_commands: string[];
             workdir: string;
+            ports: number[];
             labels: {
                 [key: string]: string;
             };
@@ -2258,6 +2360,79 @@ export interface components {
             encoding: "base64" | "utf-8";
             truncated: boolean;
             duration: number;
+        };
+        /**
+         * SnapshotRequest
+         * @description What to call a snapshot.
+         */
+        SnapshotRequest: {
+            /**
+             * @description For people.
+             * @default
+             */
+            name?: string;
+            /**
+             * @description For people.
+             * @default
+             */
+            note?: string;
+        };
+        /**
+         * SnapshotInfo
+         * @description A saved state of a sandbox. Times are seconds since the epoch, sizes bytes.
+         */
+        SnapshotInfo: {
+            id: string;
+            /** @description Id of the sandbox that it is of, as its owner calls it. */
+            sandbox: string;
+            owner: string;
+            name: string;
+            note: string;
+            /** @description The snapshot that this state came from. */
+            parent: string | null;
+            created: number;
+            /** @description Of what is restored: memory, writable layer and private workspace. */
+            size: number;
+            /** @description What it alone takes on the disk; pages that its parent has are shared. */
+            cost: number;
+            /** @description Whether the files of the workspace are part of it. A folder of the user's that is shown is not. */
+            is_folder_kept: boolean;
+        };
+        /**
+         * SnapshotList
+         * @description Snapshots, oldest first.
+         */
+        SnapshotList: {
+            snapshots: components["schemas"]["SnapshotInfo"][];
+        };
+        /**
+         * RestoreRequest
+         * @description Where to go back to.
+         */
+        RestoreRequest: {
+            /** @description Id of a snapshot of the same sandbox. */
+            snapshot: string;
+        };
+        /**
+         * ForkRequest
+         * @description What the new sandbox is to be like.
+         */
+        ForkRequest: {
+            /**
+             * @description An id of the caller's own for it.
+             * @default null
+             */
+            id?: string | null;
+            /**
+             * @description Where it begins; as the sandbox is now unless given.
+             * @default null
+             */
+            snapshot?: string | null;
+            /**
+             * @description Let random generators of a kernel go on from where they were. Unless set they are seeded anew.
+             * @default false
+             */
+            keep_seeds?: boolean;
         };
         /**
          * TokenRequest
@@ -4023,6 +4198,174 @@ export interface operations {
             };
         };
     };
+    list_snapshots: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SnapshotList"];
+                };
+            };
+        };
+    };
+    take_snapshot: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["SnapshotRequest"];
+            };
+        };
+        responses: {
+            /** @description Created */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SnapshotInfo"];
+                };
+            };
+        };
+    };
+    restore_sandbox: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["RestoreRequest"];
+            };
+        };
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SandboxInfo"];
+                };
+            };
+        };
+    };
+    fork_sandbox: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["ForkRequest"];
+            };
+        };
+        responses: {
+            /** @description Created */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SandboxInfo"];
+                };
+            };
+        };
+    };
+    list_all_snapshots: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SnapshotList"];
+                };
+            };
+        };
+    };
+    get_snapshot: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a snapshot. */
+                snapshot: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SnapshotInfo"];
+                };
+            };
+        };
+    };
+    delete_snapshot: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a snapshot. */
+                snapshot: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description No Content */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
     list_tokens: {
         parameters: {
             query?: never;
@@ -4163,6 +4506,13 @@ export const ROUTES = {
     http_request: ["POST", "/sandboxes/{id}/http"],
     get_sandbox_audit: ["GET", "/sandboxes/{id}/audit"],
     export_sandbox_audit: ["GET", "/sandboxes/{id}/audit/export"],
+    take_snapshot: ["POST", "/sandboxes/{id}/snapshots"],
+    list_snapshots: ["GET", "/sandboxes/{id}/snapshots"],
+    restore_sandbox: ["POST", "/sandboxes/{id}/restore"],
+    fork_sandbox: ["POST", "/sandboxes/{id}/fork"],
+    list_all_snapshots: ["GET", "/snapshots"],
+    get_snapshot: ["GET", "/snapshots/{snapshot}"],
+    delete_snapshot: ["DELETE", "/snapshots/{snapshot}"],
     create_token: ["POST", "/sandboxes/{id}/tokens"],
     list_tokens: ["GET", "/sandboxes/{id}/tokens"],
     revoke_token: ["DELETE", "/sandboxes/{id}/tokens/{token}"],

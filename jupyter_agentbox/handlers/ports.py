@@ -1,0 +1,309 @@
+"""Programs of a sandbox that listen on a port, over HTTP and websockets: ``/sandboxes/{id}/ports/{port}/...``.
+
+A program that calls with a token of the server's in its Authorization header is passed through. A browser, which is
+logged in by a cookie, is sent to an address with a word of its own, ``.../ports/{port}/~word/...``: a page from inside
+runs without an origin, so that no cookie goes with what it loads. That word is good for this one port alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Awaitable
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+import msgspec
+from jupyter_server.auth.decorator import allow_unauthenticated
+from jupyter_server.base.handlers import JupyterHandler
+from tornado import web
+from tornado.iostream import IOStream, StreamClosedError
+
+from jupyter_agentbox.egress.http1 import BodyReader
+from jupyter_agentbox.errors import AgentboxError, LinkClosed, NotAuthenticated, PolicyRefused
+from jupyter_agentbox.models import ErrorAnswer
+from jupyter_agentbox.ports import Answer, Connection, PortGrants, answer_head, request_head, socket_head
+from jupyter_agentbox.session import Session
+
+from .failures import REASONS, describe
+from .identity import RESOURCE, TokenMixin, caller_of, is_allowed
+from .service import Service
+
+_PATH = re.compile(r"(?P<prefix>.*/sandboxes/[^/]+/ports/[0-9]+)(?P<rest>/.*)?")
+_METHODS = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
+_CHUNK = 64 * 1024
+
+
+@web.stream_request_body
+class PortHandler(TokenMixin, JupyterHandler):
+    """One request to a program inside."""
+
+    SUPPORTED_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+    auth_resource = RESOURCE
+
+    def initialize(self) -> None:
+        self._session: Session | None = None
+        self._connection: Connection | None = None
+        self._work: asyncio.Future[Any] | None = None
+        self._is_shared = self._is_gone = False
+        self._is_chunked = False
+        self._prefix = self._target = ""
+        match = _PATH.fullmatch(self.request.path)
+        assert match is not None
+        self._prefix, self._target = match["prefix"], match["rest"] or ""
+        self._word = self._target[1:].partition("/")[0]
+        if self._word.startswith("~"):
+            self._is_shared = True
+            self._prefix, self._target = f"{self._prefix}/{self._word}", self._target[len(self._word) + 1 :]
+            # Logs have the request's own idea of its address.
+            self.request.uri = str(self.request.uri).replace(self._word, "~", 1)
+
+    def check_xsrf_cookie(self) -> None:
+        """Ask for nothing more where the address is the credential."""
+        if not self._is_shared:
+            super().check_xsrf_cookie()
+
+    def set_default_headers(self) -> None:
+        """Say that a connection is for one exchange: many end before their body is read, or are handed over."""
+        super().set_default_headers()
+        self.set_header("Connection", "close")
+
+    # -- before the body -------------------------------------------------------------------------
+
+    async def prepare(self, *args: Any, **kwargs: Any) -> None:
+        """Judge who comes, connect, and send the head inside; of a body nothing is taken before."""
+        if self.request.connection is not None:
+            self.request.connection.set_max_body_size(1 << 62)  # type: ignore[attr-defined]
+        await super().prepare(*args, **kwargs)
+        if self._finished:
+            return
+        try:
+            await self._run(self._begin())
+        except (AgentboxError, TimeoutError) as error:
+            self._fail(error)
+
+    async def _run(self, work: Awaitable[None]) -> None:
+        """Do what ends when the client goes away, or its token does."""
+        self._work = asyncio.ensure_future(work)
+        watch = asyncio.ensure_future(self.scope_ended())
+        try:
+            await asyncio.wait([self._work, watch], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watch.cancel()
+            self._work.cancel()  # does nothing to what is done
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._work
+
+    async def _begin(self) -> None:
+        if "Service-Worker" in self.request.headers:
+            raise PolicyRefused("a page from inside a sandbox has no service worker")
+        if self._is_shared:
+            session_id, number = self.path_kwargs["id"], int(self.path_kwargs["port"])
+            self._session = self._grants.find(self._word[1:], session_id, number)
+            if self._session is None:
+                raise web.HTTPError(403, "this address is good no more: open that of the port itself anew")
+            if self.request.method == "OPTIONS" and "Access-Control-Request-Method" in self.request.headers:
+                self._answer_preflight()
+                return
+        else:
+            self._session = await self._judge()
+            if self._session is None:
+                return
+        session, port = self._session, int(self.path_kwargs["port"])
+        query = self.request.query if self._is_shared else self._own_query()
+        target = (self._target or "/") + (f"?{query}" if query else "")
+        self._target = target
+        headers = list(self.request.headers.get_all())
+        self._is_chunked = "Transfer-Encoding" in self.request.headers
+        head = request_head(str(self.request.method), target, headers, port, is_socket=self._is_socket)
+        self._connection = Connection(session.running(), port)
+        await self._connection.__aenter__()
+        session.touch()
+        with contextlib.suppress(LinkClosed):  # which reading tells
+            await self._connection.write(head)
+
+    @property
+    def _grants(self) -> PortGrants:
+        grants: PortGrants = self.settings.setdefault("agentbox_ports", PortGrants())
+        return grants
+
+    @property
+    def _is_socket(self) -> bool:
+        return self.request.method == "GET" and self.request.headers.get("Upgrade", "").lower() == "websocket"
+
+    async def _judge(self) -> Session | None:
+        """Find the sandbox for one who is authenticated; None if it was sent to another address."""
+        if self.current_user is None or not await is_allowed(self, "execute"):
+            raise web.HTTPError(403)
+        service: Service = self.settings["agentbox"]
+        name, port = self.path_kwargs["id"], int(self.path_kwargs["port"])
+        session = await service.sessions.look(name, None, caller=await caller_of(self, "execute"))
+        if port not in session.request.ports:
+            known = ", ".join(map(str, session.request.ports)) or "none"
+            raise PolicyRefused(
+                f"port {port} is not among those of this sandbox ({known})",
+                field="port",
+                setting="ports of the sandbox's own request",
+            )
+        if self.scope is not None or (self.token_authenticated and "Authorization" in self.request.headers):
+            return session
+        if self.request.method not in ("GET", "HEAD") or self._is_socket:
+            raise PolicyRefused("send a token in the header Authorization, or open the port's address in a browser")
+        word = self._grants.make(session, name, port)
+        query = self._own_query()
+        self.set_header("Referrer-Policy", "no-referrer")
+        self.set_header("Cache-Control", "no-store")
+        self.redirect(f"{self._prefix}/~{word}{self._target or '/'}" + (f"?{query}" if query else ""))
+        return None
+
+    def _own_query(self) -> str:
+        """Return the query without what was meant for Jupyter."""
+        pairs = parse_qsl(self.request.query, keep_blank_values=True)
+        if not any(name in ("token", "_xsrf") for name, _ in pairs):
+            return self.request.query
+        return urlencode([(name, value) for name, value in pairs if name not in ("token", "_xsrf")])
+
+    def _answer_preflight(self) -> None:
+        self.set_status(204)
+        self.set_header("Access-Control-Allow-Origin", "*")
+        self.set_header("Access-Control-Allow-Methods", _METHODS)
+        self.set_header("Access-Control-Allow-Headers", "*")
+        self.finish()
+
+    # -- the exchange ----------------------------------------------------------------------------
+
+    async def data_received(self, chunk: bytes) -> None:
+        """Pass on a part of the body, as fast as it is read inside."""
+        if self._connection is None or self._finished:
+            return
+        assert self._session is not None
+        self._session.touch()
+        data = b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._is_chunked else chunk
+        with contextlib.suppress(LinkClosed, asyncio.CancelledError):  # it has answered already, or will not
+            self._work = asyncio.ensure_future(self._connection.write(data))
+            await self._work
+
+    @allow_unauthenticated  # judged before the body
+    async def get(self, **_: str) -> None:
+        """Pass on the answer."""
+        if self._finished or self._connection is None:
+            return
+        try:
+            await self._run(self._exchange())
+            if not self._finished and not self._is_gone:
+                self._fail(NotAuthenticated("the token has expired or was revoked"))
+        except (AgentboxError, TimeoutError) as error:
+            self._fail(error)
+        finally:
+            self._let_go()
+
+    head = post = put = patch = delete = options = get
+
+    async def _exchange(self) -> None:
+        assert self._connection is not None
+        assert self._session is not None
+        if self._is_chunked:
+            with contextlib.suppress(LinkClosed):
+                await self._connection.write(b"0\r\n\r\n")
+        answer = await self._connection.read_head(str(self.request.method))
+        if answer.status == 101 and self._is_socket:
+            await self._pass(socket_head(answer), self._carry_socket)
+            return
+        if answer.status == 101 or (answer.framing.is_chunked and self.request.version == "HTTP/1.0"):
+            raise LinkClosed("what answers inside speaks another protocol than was asked for")
+        head = answer_head(
+            answer,
+            prefix=self._prefix,
+            target=self._target,
+            port=self._connection.port,
+            host=self.request.host,
+            is_shared=self._is_shared,
+        )
+        await self._pass(head, lambda stream: self._carry_body(stream, answer))
+
+    async def _pass(self, head: bytes, carry: Any) -> None:
+        """Answer with a head and what `carry` sends after it. Nothing else ever follows on this connection."""
+        assert self.request.connection is not None
+        self._auto_finish, self._finished, self._headers_written = False, True, True
+        stream: IOStream = self.request.connection.detach()  # type: ignore[attr-defined]
+        work = self._work
+
+        def closed() -> None:
+            if work is not None:
+                work.cancel()
+
+        stream.set_close_callback(closed)
+        try:
+            await stream.write(head)
+            await carry(stream)
+        except (StreamClosedError, LinkClosed):
+            pass  # too late to say so: the connection that ends is the sign
+        finally:
+            stream.set_close_callback(None)
+            stream.close()
+
+    async def _carry_body(self, stream: IOStream, answer: Answer) -> None:
+        assert self._connection is not None
+        assert self._session is not None
+        reader = BodyReader(answer.framing)
+        while data := await self._connection.read_body(reader):
+            self._session.touch()
+            await stream.write(data)
+
+    async def _carry_socket(self, stream: IOStream) -> None:
+        tasks = [asyncio.ensure_future(work) for work in (self._carry_up(stream), self._carry_down(stream))]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _carry_up(self, stream: IOStream) -> None:
+        assert self._connection is not None
+        assert self._session is not None
+        while data := await stream.read_bytes(_CHUNK, partial=True):
+            self._session.touch()
+            await self._connection.write(data)
+
+    async def _carry_down(self, stream: IOStream) -> None:
+        assert self._connection is not None
+        while data := await self._connection.read():
+            await stream.write(data)
+
+    # -- ends ------------------------------------------------------------------------------------
+
+    def on_connection_close(self) -> None:
+        """The client has gone: so does its connection inside."""
+        super().on_connection_close()
+        self._is_gone = True
+        if self._work is not None:
+            self._work.cancel()
+        self._let_go()
+
+    def on_finish(self) -> None:
+        """Let go of the connection inside."""
+        super().on_finish()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            closing = asyncio.ensure_future(connection.__aexit__())
+            closing.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._headers_written and not self._finished:
+            status, answer = describe(error)
+            self.clear()
+            self.set_status(status)
+            self.set_header("Content-Type", "application/json")
+            self.finish(msgspec.json.encode(answer))
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Answer in the words of this API."""
+        error = (kwargs.get("exc_info") or (None, None, None))[1]
+        message = getattr(error, "log_message", None) or self._reason
+        self.set_header("Content-Type", "application/json")
+        self.finish(msgspec.json.encode(ErrorAnswer(str(message), REASONS.get(status_code, "error"))))

@@ -1,0 +1,324 @@
+"""Programs inside that listen on a TCP port, reached from the host: one connection, and what of HTTP may pass.
+
+What comes from inside is a page of hostile code on the Jupyter server's own address. So what passes is an allow-list
+both ways: no credential of the server's goes in, no cookie comes out, and a page runs without the server's origin.
+:mod:`~jupyter_agentbox.handlers.ports` is the HTTP side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import urljoin, urlsplit
+
+from .egress.http1 import BodyReader, Framing, find_head, parse_response
+from .egress.wire import WireError
+from .errors import InvalidRequest, LimitReached, LinkClosed
+from .link import LinkThread, Stream
+from .sandbox import Sandbox
+from .session import Session
+
+#: Connections to the programs of one sandbox at a time.
+MAX_CONNECTIONS = 64
+#: Seconds for a program to begin its answer, and the interim answers that may come before it.
+HEAD_TIMEOUT, MAX_INTERIM = 300.0, 8
+#: Seconds that an address opened in a browser is good for, and how many of them are remembered.
+GRANT_LIFE, MAX_GRANTS = 12 * 3600.0, 1000
+
+Headers = list[tuple[str, str]]
+
+_REQUEST_HEADERS = frozenset(
+    {
+        "accept", "accept-encoding", "accept-language", "cache-control", "content-encoding", "content-language",
+        "content-type", "if-match", "if-modified-since", "if-none-match", "if-range", "if-unmodified-since",
+        "last-event-id", "pragma", "range", "user-agent", "x-requested-with",
+    }
+)  # fmt: skip
+_SOCKET_HEADERS = frozenset({"sec-websocket-extensions", "sec-websocket-key", "sec-websocket-version"})
+_RESPONSE_HEADERS = frozenset(
+    {
+        "accept-ranges", "allow", "content-disposition", "content-encoding", "content-language", "content-range",
+        "content-type", "etag", "last-modified", "retry-after", "vary",
+    }
+)  # fmt: skip
+_ACCEPT_HEADERS = frozenset({"sec-websocket-accept", "sec-websocket-extensions", "sec-websocket-protocol"})
+_LOCAL = frozenset({"localhost", "127.0.0.1", "0.0.0.0"})
+_VALUE = re.compile(r"[\t \x21-\x7e\x80-\xff]*")
+_TARGET = re.compile(r"/[\x21-\x7e]*")
+_HOST = re.compile(r"[A-Za-z0-9.-]+(:[0-9]{1,5})?|\[[0-9a-fA-F:]+\](:[0-9]{1,5})?")
+_connections: Counter[str] = Counter()
+
+
+class Connection:
+    """One TCP connection to a port inside. Its coroutines may be awaited on any event loop.
+
+    Use it as a context: it counts among the sandbox's until it is closed.
+    """
+
+    def __init__(self, sandbox: Sandbox, port: int) -> None:
+        self.port = port
+        self._sandbox = sandbox
+        self._thread = LinkThread.instance()
+        self._stream: Stream | None = None
+        self._buffer = bytearray()
+
+    async def __aenter__(self) -> Connection:
+        await self._thread.run(self._open())
+        return self
+
+    async def _open(self) -> None:
+        if _connections[self._sandbox.id] >= MAX_CONNECTIONS:
+            raise LimitReached(f"{MAX_CONNECTIONS} connections to the ports of this sandbox are open already")
+        self._stream = self._sandbox.open_stream({"kind": "connect", "port": self.port})
+        _connections[self._sandbox.id] += 1
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._thread.run(self._close())
+
+    async def _close(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.reset()
+            _connections[self._sandbox.id] -= 1
+            if not _connections[self._sandbox.id]:
+                del _connections[self._sandbox.id]
+
+    async def write(self, data: bytes) -> None:
+        """Send bytes in, as they are read there. Raises LinkClosed."""
+        assert self._stream is not None
+        await self._thread.run(self._stream.write(data))
+
+    async def read(self) -> bytes:
+        """The next bytes; ``b""`` at the end. Raises LinkClosed."""
+        if self._buffer:
+            data, self._buffer = bytes(self._buffer), bytearray()
+            return data
+        assert self._stream is not None
+        return await self._thread.run(self._stream.read())
+
+    async def read_head(self, method: str) -> Answer:
+        """Read the head of the answer to a request of that method.
+
+        Raises
+        ------
+        LinkClosed
+            Nobody listens, or what came is no HTTP.
+        TimeoutError
+            Nothing came in time.
+        """
+        try:
+            return await asyncio.wait_for(self._read_head(method), HEAD_TIMEOUT)
+        except asyncio.TimeoutError:
+            raise TimeoutError(f"port {self.port} did not answer within {HEAD_TIMEOUT:g} s") from None
+        except WireError as error:
+            raise LinkClosed(f"what answers on port {self.port} is not HTTP/1.1: {error}") from None
+        except LinkClosed as error:
+            raise LinkClosed(f"nothing answers on port {self.port} of the sandbox: {error}") from None
+
+    async def _read_head(self, method: str) -> Answer:
+        assert self._stream is not None
+        for _ in range(MAX_INTERIM):
+            while (size := find_head(self._buffer)) is None:
+                data = await self._thread.run(self._stream.read())
+                if not data:
+                    raise WireError("the connection ended before the answer")
+                self._buffer += data
+            head = bytes(self._buffer[:size])
+            del self._buffer[:size]
+            response = parse_response(head, method)
+            if response.status >= 200 or response.status == 101:
+                return Answer(response.status, _fields(head), response.framing)
+        raise WireError("too many interim answers")
+
+    async def read_body(self, reader: BodyReader) -> bytes:
+        """The next bytes of a body as they are on the wire; ``b""`` when it is whole. Raises LinkClosed."""
+        if reader.is_done:
+            return b""
+        data = await self.read()
+        try:
+            piece = data[: reader.feed(data)]
+        except WireError as error:
+            raise LinkClosed(f"what answers on port {self.port} is not HTTP/1.1: {error}") from None
+        if not data and not reader.ends_with_connection:
+            raise LinkClosed(f"the answer of port {self.port} broke off")
+        return piece
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The head of an answer from inside."""
+
+    status: int
+    headers: Headers
+    framing: Framing
+
+    def values(self, name: str) -> list[str]:
+        """Return the values of all lines of that name."""
+        return [value for key, value in self.headers if key == name]
+
+
+def _fields(head: bytes) -> Headers:
+    lines = head[:-4].decode("latin-1").split("\r\n")[1:]
+    parts = (line.partition(":") for line in lines)
+    return [(name.lower(), value.strip(" \t")) for name, _, value in parts]
+
+
+# -- what passes ---------------------------------------------------------------------------------------
+
+
+def request_head(
+    method: str, target: str, headers: Iterable[tuple[str, str]], port: int, *, is_socket: bool = False
+) -> bytes:
+    """Make the head that goes inside. What is not known to be harmless, as any credential, stays outside.
+
+    Raises
+    ------
+    InvalidRequest
+        The target or a header has characters that HTTP does not allow.
+    """
+    if not _TARGET.fullmatch(target):
+        raise InvalidRequest("the path has characters that no HTTP request can have")
+    lines = [f"{method} {target} HTTP/1.1", f"Host: localhost:{port}"]
+    known = _REQUEST_HEADERS | _SOCKET_HEADERS if is_socket else _REQUEST_HEADERS
+    for name, value in headers:
+        low = name.lower()
+        if low == "origin":
+            value = f"http://localhost:{port}"  # programs compare it with Host
+        elif low == "sec-websocket-protocol" and is_socket:
+            value = ", ".join(word for word in re.split(r"[,\s]+", value) if not word.startswith("agentbox"))
+        elif low not in known:
+            continue
+        if not _VALUE.fullmatch(value):
+            raise InvalidRequest(f"the header {name[:50]} has control characters")
+        if value:
+            lines.append(f"{name}: {value}")
+    length = next((value for name, value in headers if name.lower() == "content-length"), "")
+    if length.isdigit():
+        lines.append(f"Content-Length: {length}")
+    elif any(name.lower() == "transfer-encoding" for name, _ in headers):
+        lines.append("Transfer-Encoding: chunked")
+    lines += ["Connection: Upgrade", "Upgrade: websocket"] if is_socket else ["Connection: close"]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def answer_head(answer: Answer, *, prefix: str, target: str, port: int, host: str, is_shared: bool) -> bytes:
+    """Make the head that goes to the client.
+
+    Parameters
+    ----------
+    answer : Answer
+        From inside.
+    prefix : str
+        Path of the port at this server, without a slash at its end.
+    target : str
+        What was asked for inside.
+    port : int
+    host : str
+        The server's, as the client calls it.
+    is_shared : bool
+        The address itself is the credential: a page without an origin may then read it.
+
+    Raises
+    ------
+    LinkClosed
+        It leads elsewhere.
+    """
+    from http.client import responses
+
+    lines = [f"HTTP/1.1 {answer.status} {responses.get(answer.status, 'Unknown')}"]
+    lines += [f"{name.title()}: {value}" for name, value in answer.headers if name in _RESPONSE_HEADERS]
+    for value in answer.values("location")[:1]:
+        lines.append(f"Location: {_location(value, prefix, target, port)}")
+    if answer.framing.is_chunked:
+        lines.append("Transfer-Encoding: chunked")
+    elif not answer.framing.is_until_close:
+        lines += [f"Content-Length: {value}" for value in answer.values("content-length")]
+    if is_shared:
+        lines.append("Access-Control-Allow-Origin: *")
+    lines += [
+        f"Content-Security-Policy: {security_policy(host)}",
+        "Cache-Control: no-store",
+        "Referrer-Policy: no-referrer",
+        "X-Content-Type-Options: nosniff",
+        "Connection: close",
+    ]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def socket_head(answer: Answer) -> bytes:
+    """Make the head that tells the client that its websocket is open. Raises LinkClosed."""
+    if answer.status != 101 or [value.lower() for value in answer.values("upgrade")] != ["websocket"]:
+        raise LinkClosed("what answers inside did not open a websocket")
+    lines = ["HTTP/1.1 101 Switching Protocols", "Connection: Upgrade", "Upgrade: websocket"]
+    lines += [f"{name.title()}: {value}" for name, value in answer.headers if name in _ACCEPT_HEADERS]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def security_policy(host: str) -> str:
+    """Return what a browser lets a page from inside do: run, without an origin, and load from its own server."""
+    own = f"{host} ws://{host} wss://{host}" if _HOST.fullmatch(host) else ""
+    return (
+        "sandbox allow-scripts allow-forms allow-modals allow-downloads; "
+        f"default-src 'self' {own} data: blob: 'unsafe-inline' 'unsafe-eval'; "
+        f"form-action 'self' {own}; frame-ancestors 'self'; base-uri 'self' {own}; object-src 'none'"
+    )
+
+
+def _location(value: str, prefix: str, target: str, port: int) -> str:
+    """Turn where a program inside leads to into the address of that here."""
+    try:
+        found = urlsplit(urljoin(f"http://localhost:{port}{target}", value))
+        is_own = found.scheme == "http" and found.hostname in _LOCAL and (found.port or 80) == port
+    except ValueError:
+        is_own = False
+    if not is_own or not _TARGET.fullmatch(found.path or "/") or "\\" in value:
+        raise LinkClosed(f"port {port} of the sandbox leads elsewhere: {value!r:.200}")
+    return prefix + found._replace(scheme="", netloc="", path=found.path or "/").geturl()
+
+
+# -- addresses for browsers -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PortGrant:
+    """An address that is its own credential, as a page without an origin sends no cookie: for one port."""
+
+    session: Session
+    session_id: str
+    port: int
+    expires: float
+
+
+class PortGrants:
+    """The addresses that were opened in browsers. Gone with the server."""
+
+    def __init__(self) -> None:
+        self._grants: dict[str, PortGrant] = {}
+
+    def make(self, session: Session, session_id: str, port: int) -> str:
+        """Return a word for the address of a port, the same for a while."""
+        now = time.monotonic()
+        for key, grant in list(self._grants.items()):
+            if grant.expires < now or grant.session.state == "ended":
+                del self._grants[key]
+            elif (grant.session, grant.session_id, grant.port) == (session, session_id, port) and (
+                grant.expires > now + GRANT_LIFE / 2
+            ):
+                return key
+        while len(self._grants) >= MAX_GRANTS:
+            del self._grants[next(iter(self._grants))]
+        key = secrets.token_urlsafe(24)
+        self._grants[key] = PortGrant(session, session_id, port, now + GRANT_LIFE)
+        return key
+
+    def find(self, key: str, session_id: str, port: int) -> Session | None:
+        """Return whose port it is the word for."""
+        grant = self._grants.get(key)
+        if grant is None or grant.expires < time.monotonic() or (grant.session_id, grant.port) != (session_id, port):
+            return None
+        return grant.session
