@@ -48,8 +48,8 @@ class RunCommand(ProgramCommand):
     """Run a script in a sandbox of its own: `jupyter agentbox run script.py ARGUMENTS`.
 
     Nothing but the script is put in: its work folder is an empty one that is gone at the end, unless --mount names a
-    folder, whose files it may change (dot-files stay hidden). Options stand before the script. A .sh file is for the
-    shell, all else for Python; - is a program on standard input. Output and exit status are the script's own: 124
+    folder, whose files it may change (dot-files are empty there). Options stand before the script. A .sh file is for
+    the shell, all else for Python; - is a program on standard input. Output and exit status are the script's own: 124
     if its time was over, 128 + n after signal n. Ctrl-C ends it. What the gate refused is said at the end.
     """
 

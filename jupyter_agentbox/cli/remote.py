@@ -99,12 +99,12 @@ class ExecCommand(ProgramCommand, RemoteCommand):
         box = self.sandbox(client, name)
         with box.stream(command, stdin=stdin, timeout=self.timeout, workdir=self.workdir or None) as events:
             for event in events:
-                if isinstance(event, ExitEvent):
-                    return self._end(event)
-                write_out(event.data, 2 if event.stream == "stderr" else 1)
-        raise AssertionError("a command's events end with its exit")
+                if isinstance(event, Output):
+                    write_out(event.data, 2 if event.stream == "stderr" else 1)
+        return self._end(event)
 
-    def _end(self, event: ExitEvent) -> int:
+    def _end(self, event: Output | ExitEvent) -> int:
+        assert isinstance(event, ExitEvent)  # a command's events end with it
         for item in event.refused:
             print(f"{self.name}: {printable(item.message)}", file=sys.stderr)
         if event.timed_out:

@@ -54,7 +54,7 @@ class ServeCommand(Command):
     examples = "jupyter agentbox serve\njupyter agentbox serve --port=8899 --token-file=token --end-sandboxes"
     aliases = _ALIASES
     flags = _FLAGS
-    ip = Unicode("127.0.0.1", help="Address to listen at.").tag(config=True)
+    ip = Unicode("127.0.0.1", help="Address to listen at, in numbers.").tag(config=True)
     port = Int(0, min=0, max=65535, help="Port to listen at; a free one unless given.").tag(config=True)
     token_file = Unicode(help="Write the token to this file, which must not be there yet, and do not print it.").tag(
         config=True
@@ -98,10 +98,12 @@ class ServeCommand(Command):
         return 0
 
     def _check_address(self) -> None:
+        # No name is looked up: what it means is known here, or it is none.
+        flags = 0 if self.ip == "localhost" else socket.AI_NUMERICHOST
         try:
-            found = socket.getaddrinfo(self.ip, None, type=socket.SOCK_STREAM)
+            found = socket.getaddrinfo(self.ip, None, type=socket.SOCK_STREAM, flags=flags)
         except OSError:
-            raise InvalidRequest(f"{self.ip!r:.100} is no address of this machine", field="ip") from None
+            raise InvalidRequest(f"{self.ip!r:.100} is no address, such as 127.0.0.1", field="ip") from None
         is_local = all(ipaddress.ip_address(str(item[4][0]).partition("%")[0]).is_loopback for item in found)
         if not (is_local or self.is_remote):
             raise InvalidRequest(

@@ -15,14 +15,14 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from jupyter_agentbox.models import Health
+from jupyter_agentbox.models import ToolList
 
 from .errors import InvalidRequest, NotFound
 
 ROOT = "api/agentbox"
 URL_VARIABLE, TOKEN_VARIABLE = "JUPYTER_AGENTBOX_URL", "JUPYTER_AGENTBOX_TOKEN"
 #: Seconds that a server which was found has to say that it serves sandboxes.
-PROBE_TIMEOUT = 5.0
+PROBE_TIMEOUT = 10.0
 _MAX_FILE = 64 * 1024
 _MAX_FILES = 50
 
@@ -159,8 +159,9 @@ def _is_serving(server: Server) -> bool:
         with httpx.Client(
             headers=server.headers(), verify=server.verify(), timeout=PROBE_TIMEOUT, trust_env=False
         ) as http:
-            answer = http.get(server.root + "/health")
-            return answer.status_code == 200 and bool(msgspec.json.decode(answer.content, type=Health).version)
+            # The cheapest of all calls: to look after a server's health takes it a moment.
+            answer = http.get(server.root + "/tools")
+            return answer.status_code == 200 and bool(msgspec.json.decode(answer.content, type=ToolList).tools)
     except (httpx.HTTPError, msgspec.MsgspecError, OSError):
         return False
 

@@ -45,13 +45,16 @@ class AsyncStream(Generic[T]):
     async def __anext__(self) -> T:
         try:
             while not self._reader.found:
-                if self._reader.is_done or self._response.is_closed:
+                if self._response.is_closed:
                     raise StopAsyncIteration
                 async for chunk in self._chunks:
-                    self._reader.feed(chunk)
+                    # Behind the last event there is the answer's end: who hangs up before it has cancelled the call.
+                    if not self._reader.is_done:
+                        self._reader.feed(chunk)
                     break
                 else:
                     self._reader.end()
+                    raise StopAsyncIteration
             event = self._reader.found.popleft()
             if isinstance(event, ApiError):
                 raise event

@@ -14,6 +14,7 @@ from jupyter_agentbox.models import (
     AuditFilters,
     AuditItem,
     AuditRows,
+    AuditVerification,
     FileBytes,
     Health,
     LimitsRequest,
@@ -24,6 +25,7 @@ from jupyter_agentbox.models import (
     State,
     ToolInfo,
     ToolList,
+    VerifyQuery,
 )
 from jupyter_agentbox.spec import WORKSPACE
 
@@ -181,3 +183,8 @@ class Client:
         """Fetch the audit log of all sandboxes as JSON lines."""
         chunks = self._connection.download("/audit/export", query=AuditFilters(**filters))
         return save(chunks, target, None)
+
+    def verify_audit(self, head: str | None = None) -> AuditVerification:
+        """Check by its hashes that the audit log holds what was written; `head` is that of an earlier check."""
+        query = VerifyQuery(head=head)
+        return self._connection.call("GET", "/audit/verify", AuditVerification, query=query, timeout=_START)

@@ -45,13 +45,16 @@ class Stream(Generic[T]):
     def __next__(self) -> T:
         try:
             while not self._reader.found:
-                if self._reader.is_done or self._response.is_closed:
+                if self._response.is_closed:
                     raise StopIteration
                 for chunk in self._chunks:
-                    self._reader.feed(chunk)
+                    # Behind the last event there is the answer's end: who hangs up before it has cancelled the call.
+                    if not self._reader.is_done:
+                        self._reader.feed(chunk)
                     break
                 else:
                     self._reader.end()
+                    raise StopIteration
             event = self._reader.found.popleft()
             if isinstance(event, ApiError):
                 raise event
