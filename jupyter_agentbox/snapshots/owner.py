@@ -14,7 +14,6 @@ has no name yet or no more is cleared away by whoever holds the lock next.
 from __future__ import annotations
 
 import ctypes
-import errno
 import fcntl
 import os
 import re
@@ -27,7 +26,7 @@ from pathlib import Path
 
 import msgspec
 
-from jupyter_agentbox.errors import AgentboxError, Conflict, Damaged, LimitReached, NotFound
+from jupyter_agentbox.errors import Conflict, Damaged, LimitReached, NotFound
 from jupyter_agentbox.sweep import remove_tree
 
 from .keys import Keys, read_regular, write_new
@@ -58,17 +57,6 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 def folder_name(owner: str) -> str:
     """Return the name of an owner's directory; owners may be called anything."""
     return blake2b(owner.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-
-@contextmanager
-def disk_errors(what: str) -> Iterator[None]:
-    """Turn errors of the file system into ones that say what failed, and what to do if there is no room."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise LimitReached(f"{what}: the disk is full; delete a snapshot", setting="Policy.state_dir") from error
-        raise AgentboxError(f"{what}: {error.strerror}") from error
 
 
 @contextmanager

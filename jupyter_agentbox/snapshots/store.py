@@ -22,9 +22,9 @@ from jupyter_agentbox.sweep import remove_tree
 
 from . import transfer
 from .keys import load_keys
-from .owner import Head, OwnerFolder, disk_errors, folder_name, locked
+from .owner import Head, OwnerFolder, folder_name, locked
 from .pages import BLOCK, PAGE, Kept, PackReader, PackWriter, Table, changed, hash_big, open_regular
-from .tree import Entry, Walk, Writer
+from .tree import Entry, Walk, Writer, disk_errors
 from .values import MAX_OWNER, Snapshot, SnapshotMeta, check_id, check_meta
 
 MAX_IMAGE_FILES = 16

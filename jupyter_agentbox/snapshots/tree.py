@@ -19,7 +19,7 @@ from typing import Literal
 
 import msgspec
 
-from jupyter_agentbox.errors import Damaged, TooLarge
+from jupyter_agentbox.errors import AgentboxError, Damaged, LimitReached, TooLarge
 
 MAX_ENTRIES = 250_000
 MAX_DEPTH = 200
@@ -59,6 +59,17 @@ class Entry(msgspec.Struct, array_like=True):
 
 #: An open directory: its descriptor, path, names to come, and the mode to be set again when it is left.
 _Level = tuple[int, bytes, Iterator[bytes], "int | None"]
+
+
+@contextmanager
+def disk_errors(what: str) -> Iterator[None]:
+    """Turn errors of the file system into ones that say what failed, and what to do if there is no room."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise LimitReached(f"{what}: the disk is full; delete a snapshot", setting="Policy.state_dir") from error
+        raise AgentboxError(f"{what}: {error.strerror}") from error
 
 
 @dataclass
@@ -198,9 +209,9 @@ def data_ranges(handle: int, size: int, grain: int) -> Iterator[tuple[int, int]]
     while done < size:
         try:
             start = os.lseek(handle, done, os.SEEK_DATA)
+            end = min(size, os.lseek(handle, start, os.SEEK_HOLE))
         except OSError:
-            return  # only a hole is left
-        end = min(size, os.lseek(handle, start, os.SEEK_HOLE))
+            return  # only a hole is left, or it has become shorter
         start = max(done, start // grain * grain)
         end = min(size, -(-end // grain) * grain)
         if end > start:
@@ -344,7 +355,7 @@ def copy_tree(source: Path, target: Path, *, max_bytes: int) -> dict[str, int]:
     """
     walk = Walk(source)
     left = max_bytes
-    with Writer(target) as writer:
+    with disk_errors("the workspace could not be copied"), Writer(target) as writer:
         for entry, handle in walk:
             copy = writer.add(entry)
             if copy is None:

@@ -233,6 +233,41 @@ def test_memory_that_is_kept_is_read_again_unless_it_was_once(tmp_path: Path, mo
         assert (path / "image" / "pages.img").read_bytes() == make_pages(10)
 
 
+def test_what_a_runtime_wrote_as_another_user_is_kept(tmp_path: Path) -> None:
+    """An ordinary user's runtime writes as one of the user's spare ids, whose files the user can only read."""
+    program = textwrap.dedent("""
+        import os, sys
+        from pathlib import Path
+        from jupyter_agentbox.snapshots import SnapshotMeta, SnapshotStore
+        is_root = os.geteuid() == 0
+        if is_root:
+            os.chown(sys.argv[1], 65534, 65534)
+            os.setegid(65534); os.seteuid(65534)
+        store = SnapshotStore(Path(sys.argv[1]), max_bytes=1 << 30, max_count=9)
+        for kind in ("user", "park"):
+            staged = store.stage()
+            image = staged / "image" / "pages.img"
+            if is_root:
+                os.seteuid(0)
+            image.write_bytes(b"page" * 2000)
+            image.chmod(0o644)
+            if is_root:
+                os.chown(image, 4321, 4321)
+                os.seteuid(65534)
+            made = store.commit(staged, SnapshotMeta(sandbox="a", owner="ada", kind=kind, created=1.0))
+            with store.checkout(made.id, "ada") as path:
+                assert (path / "image" / "pages.img").read_bytes() == b"page" * 2000
+                assert (path / "image" / "pages.img").stat().st_uid == os.geteuid()
+            store.delete(made.id, "ada")
+    """)
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o711)
+    done = subprocess.run([sys.executable, "-c", program, str(state)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_owners_and_threads_do_not_disturb_each_other(tmp_path: Path) -> None:
     store = make_store(tmp_path / "state")
 
