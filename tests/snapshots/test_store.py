@@ -284,6 +284,29 @@ def test_owners_and_threads_do_not_disturb_each_other(tmp_path: Path) -> None:
     assert len(store.list()) == 12
 
 
+def test_what_is_deleted_while_it_is_laid_out_is_not_found_and_never_damaged(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "state")
+    common = make_pages(300)
+    kinds = ("user", "user", "park", "user", "template", "user", "user", "user")
+    made = {put(store, make_pages(200, seed) + common, kind=kind).id: seed for seed, kind in enumerate(kinds)}
+
+    def read(name: str) -> None:
+        for _ in range(8):
+            try:
+                with store.checkout(name, "ada") as path:
+                    assert (path / "image" / "pages.img").read_bytes() == make_pages(200, made[name]) + common
+            except NotFound:
+                assert name != list(made)[-1]
+
+    with ThreadPoolExecutor(9) as pool:
+        readers = [pool.submit(read, name) for name in made]
+        for name in list(made)[:-1]:
+            store.delete(name, "ada")
+        for reader in readers:
+            reader.result()
+    assert [found.id for found in store.list("ada")] == list(made)[-1:]
+
+
 def test_a_workspace_with_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "MAX_ENTRIES", 5)
     store = make_store(tmp_path / "state")
