@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from jupyter_agentbox.models import Body, FileBytes, HostName, Label, Name, Path, Seconds
+from jupyter_agentbox.models.snapshots import Note, SnapshotId, Title
 
 #: Characters of text that a tool answers, unless another number is asked for; and the most.
 MAX_TEXT = 40_000
@@ -72,6 +73,28 @@ class ListSandboxes(Body, frozen=True, kw_only=True):
     """Which sandboxes to list."""
 
     state: Annotated[Literal["starting", "running", "ended"] | None, Meta(description="Only those.")] = "running"
+
+
+class Snapshot(Target, frozen=True, kw_only=True):
+    """What to call a snapshot."""
+
+    name: Annotated[Title, Meta(description="A short name for people.")] = ""
+    note: Annotated[Note, Meta(description="What is worth knowing of it.")] = ""
+
+
+class Restore(Target, frozen=True, kw_only=True):
+    """Where to go back to."""
+
+    snapshot: Annotated[SnapshotId, Meta(description="Id that `snapshot` or `list_snapshots` has answered.")]
+
+
+class Fork(Target, frozen=True, kw_only=True):
+    """Another sandbox."""
+
+    id: Annotated[Name | None, Meta(description="A name of your own for the new sandbox.")] = None
+    snapshot: Annotated[
+        SnapshotId | None, Meta(description="Snapshot that it begins at; the sandbox as it is now unless given.")
+    ] = None
 
 
 class RunCode(Target, frozen=True, kw_only=True):

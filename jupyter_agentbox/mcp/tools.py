@@ -1,6 +1,6 @@
 """The tools, and how each is done: by an operation of the REST API, whose rights, rules and audit rows thus hold.
 
-A tool's docstring is what models read. To add one, such as for snapshots, write it here above its operation.
+A tool's docstring is what models read. To add one, write it here above its operation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from jupyter_agentbox.errors import InvalidRequest, NotAuthorized, NotFound
-from jupyter_agentbox.handlers import code, commands, files, packages, sandboxes
+from jupyter_agentbox.handlers import code, commands, files, packages, sandboxes, snapshots
 from jupyter_agentbox.handlers.call import Call, Chunks
 from jupyter_agentbox.handlers.routes import READY, TABLE, Route
 from jupyter_agentbox.handlers.service import Service
@@ -25,6 +25,7 @@ from jupyter_agentbox.models import (
     CodeRequest,
     EditRequest,
     ExecRequest,
+    ForkRequest,
     GlobQuery,
     GrepQuery,
     HttpRequest,
@@ -33,8 +34,10 @@ from jupyter_agentbox.models import (
     OutputQuery,
     ProcessRequest,
     ReadQuery,
+    RestoreRequest,
     SandboxFilters,
     SandboxRequest,
+    SnapshotRequest,
     WriteRequest,
 )
 from jupyter_agentbox.registry import Caller
@@ -225,6 +228,37 @@ async def stop_sandbox(turn: Turn, args: take.Target) -> Result:
     """End a sandbox with all that runs in it. Its files are lost, unless it has a tenant."""
     await turn.do(sandboxes.delete_sandbox, args)
     return results.answer("the sandbox has ended")
+
+
+# -- snapshots -------------------------------------------------------------------------------------
+
+
+@tool("snapshot", "Save the sandbox", snapshots.take_snapshot, take.Snapshot)
+async def snapshot(turn: Turn, args: take.Snapshot) -> Result:
+    """Save the sandbox as it is, variables, running programs and files, so that `restore` can go back to it. Take one
+    before something that may go wrong. A folder of the user's that is shown at the workspace is not part of it."""
+    body = SnapshotRequest(name=args.name, note=args.note)
+    return results.data(await turn.do(snapshots.take_snapshot, args, body=body))
+
+
+@tool("list_snapshots", "List snapshots", snapshots.list_snapshots, take.Target)
+async def list_snapshots(turn: Turn, args: take.Target) -> Result:
+    """List the snapshots of the sandbox, oldest first."""
+    return results.data(await turn.do(snapshots.list_snapshots, args))
+
+
+@tool("restore", "Go back to a snapshot", snapshots.restore_sandbox, take.Restore, is_destructive=True)
+async def restore(turn: Turn, args: take.Restore) -> Result:
+    """Take the sandbox back to one of its snapshots: undo. What happened in it since is lost."""
+    body = RestoreRequest(snapshot=args.snapshot)
+    return results.data(await turn.do(snapshots.restore_sandbox, args, body=body))
+
+
+@tool("fork", "Fork the sandbox", snapshots.fork_sandbox, take.Fork)
+async def fork(turn: Turn, args: take.Fork) -> Result:
+    """Start another sandbox that goes on from here, or from a snapshot, to try something without touching this one."""
+    body = ForkRequest(id=args.id, snapshot=args.snapshot)
+    return results.data(await turn.do(snapshots.fork_sandbox, args, body=body))
 
 
 # -- code and commands -----------------------------------------------------------------------------

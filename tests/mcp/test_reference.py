@@ -44,7 +44,7 @@ def test_tools_are_described_and_bounded(endpoint: Endpoint) -> None:
 
 
 def test_each_word_of_a_sandboxs_tools_is_there_or_left_out_on_purpose() -> None:
-    left_out = {"terminal", "snapshot", "restore", "fork"}  # the first is for people, the others are not here yet
+    left_out = {"terminal"}  # that is for people
     covered = {tool.route.tool for tool in TOOLS.values()}
     assert not covered & left_out
     assert covered | left_out >= set(WORDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 import pytest
 from mcp import Client
@@ -154,6 +155,31 @@ def test_sandboxes(endpoint: Endpoint, box: str) -> None:
         assert "Policy.max_idle_timeout" in text_of(over)
         unknown = await client.call_tool("create_sandbox", {"privileged": True})
         assert unknown.structured_content["field"] == "privileged"
+
+    endpoint.run(test)
+
+
+def test_an_agent_undoes_and_forks(endpoint: Endpoint, box: str) -> None:
+    async def test(client: Client) -> None:
+        async def call(tool: str, **arguments: object) -> Any:
+            result = await client.call_tool(tool, {"sandbox": "shared", **arguments})
+            assert not result.is_error, text_of(result)
+            return result.structured_content or text_of(result)
+
+        await call("run_code", code="undone = 1")
+        saved = await call("snapshot", name="before", note="all is well")
+        assert (await call("list_snapshots"))["snapshots"] == [saved]
+        await call("run_code", code="undone = 2")
+        fork = await call("fork", id="forked", snapshot=saved["id"])
+        assert fork["id"] == "forked"
+        assert await call("run_code", code="undone", sandbox="forked") == "1"
+        assert await call("run_code", code="undone") == "2"
+        await call("stop_sandbox", sandbox="forked")
+        await call("restore", snapshot=saved["id"])
+        assert await call("run_code", code="undone") == "1"
+        wrong = await client.call_tool("restore", {"sandbox": "shared", "snapshot": "0" * 20})
+        assert wrong.is_error
+        assert "there is no snapshot" in text_of(wrong)
 
     endpoint.run(test)
 
