@@ -326,3 +326,18 @@ def test_an_installation_that_is_refused_says_so(client: Client) -> None:
         assert last.is_ok is False  # type: ignore[union-attr]
         with pytest.raises(InvalidRequest):
             box.install("--index-url=x")
+
+
+def test_a_sandbox_is_saved_taken_back_and_forked(client: Client) -> None:
+    with client.create() as box:
+        box.files.write("n", "1")
+        saved = box.take_snapshot("first")
+        box.files.write("n", "2")
+        with box.fork(snapshot=saved.id) as other:
+            assert (other.files.read_text("n"), box.files.read_text("n")) == ("1", "2")
+        box.restore(saved.id)
+        assert box.files.read_text("n") == "1"
+        assert [item.id for item in box.snapshots()] == [saved.id]
+        assert client.get_snapshot(saved.id).name == "first"
+        client.delete_snapshot(saved.id)
+        assert saved.id not in [item.id for item in client.snapshots()]

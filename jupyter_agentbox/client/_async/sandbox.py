@@ -32,6 +32,7 @@ from jupyter_agentbox.models import (
     ExecAnswer,
     ExecRequest,
     ExitEvent,
+    ForkRequest,
     GrantInfo,
     HttpAnswer,
     HttpRequest,
@@ -41,8 +42,12 @@ from jupyter_agentbox.models import (
     ProcessList,
     ProcessRequest,
     ProgressEvent,
+    RestoreRequest,
     SandboxInfo,
     SandboxPatch,
+    SnapshotInfo,
+    SnapshotList,
+    SnapshotRequest,
     TerminalRequest,
     TokenInfo,
     TokenList,
@@ -57,7 +62,7 @@ from .process import AsyncProcess
 
 #: Seconds that code may take which was given no time of its own.
 _NO_TIMEOUT = 86_400.0
-_START = 60.0
+_START, _LONG = 60.0, 300.0
 User = Literal["user", "root"]
 
 
@@ -315,7 +320,7 @@ class AsyncSandbox:
         self,
         *packages: str,
         requirements: str | None = None,
-        manager: Literal["pip", "npm"] = "pip",
+        manager: Literal["pip", "npm", "R"] = "pip",
         upgrade: bool = False,
         timeout: float = INSTALL_TIMEOUT,
     ) -> Installed:
@@ -329,7 +334,7 @@ class AsyncSandbox:
         self,
         *packages: str,
         requirements: str | None = None,
-        manager: Literal["pip", "npm"] = "pip",
+        manager: Literal["pip", "npm", "R"] = "pip",
         upgrade: bool = False,
         timeout: float = INSTALL_TIMEOUT,
     ) -> AsyncStream[ProgressEvent | Installed]:
@@ -410,6 +415,29 @@ class AsyncSandbox:
     async def revoke_token(self, id: str) -> None:
         """Revoke a token, at once."""
         await self._connection.call("DELETE", f"{self._path}/tokens/{segment(id)}", type(None))
+
+    # -- snapshots -------------------------------------------------------------------------------
+
+    async def take_snapshot(self, name: str = "", note: str = "") -> SnapshotInfo:
+        """Save it as it is, while it goes on."""
+        body = SnapshotRequest(name=name, note=note)
+        return await self._connection.call("POST", f"{self._path}/snapshots", SnapshotInfo, body=body, timeout=_LONG)
+
+    async def snapshots(self) -> list[SnapshotInfo]:
+        """List its snapshots, the oldest first."""
+        return (await self._connection.call("GET", f"{self._path}/snapshots", SnapshotList)).snapshots
+
+    async def restore(self, snapshot: str) -> SandboxInfo:
+        """Take it back to one of its snapshots."""
+        body = RestoreRequest(snapshot=snapshot)
+        self.info = await self._connection.call("POST", f"{self._path}/restore", SandboxInfo, body=body, timeout=_LONG)
+        return self.info
+
+    async def fork(self, id: str | None = None, *, snapshot: str | None = None, keep: bool = False) -> AsyncSandbox:
+        """Start another sandbox off it as it is now, or off one of its snapshots; a ``with`` ends it unless kept."""
+        body = ForkRequest(id=id, snapshot=snapshot)
+        info = await self._connection.call("POST", f"{self._path}/fork", SandboxInfo, body=body, timeout=_LONG)
+        return AsyncSandbox(self._connection, info.id, info, is_kept=keep)
 
     # -- the log ---------------------------------------------------------------------------------
 

@@ -22,6 +22,8 @@ from jupyter_agentbox.models import (
     SandboxInfo,
     SandboxList,
     SandboxRequest,
+    SnapshotInfo,
+    SnapshotList,
     State,
     ToolInfo,
     ToolList,
@@ -93,6 +95,7 @@ class Client:
         tools: Sequence[str] | None = None,
         blocked_commands: Sequence[str] = (),
         workdir: str = WORKSPACE,
+        ports: Sequence[int] = (),
         labels: Mapping[str, str] | None = None,
         keep: bool = False,
     ) -> Sandbox:
@@ -125,6 +128,7 @@ class Client:
             tools=None if tools is None else list(tools),
             blocked_commands=list(blocked_commands),
             workdir=workdir,
+            ports=list(ports),
             labels=dict(labels or {}),
         )
         timeout = _START + (INSTALL_TIMEOUT if packages else 0.0)
@@ -188,3 +192,15 @@ class Client:
         """Check by its hashes that the audit log holds what was written; `head` is that of an earlier check."""
         query = VerifyQuery(head=head)
         return self._connection.call("GET", "/audit/verify", AuditVerification, query=query, timeout=_START)
+
+    def snapshots(self) -> Sequence[SnapshotInfo]:
+        """List all snapshots, the oldest first."""
+        return (self._connection.call("GET", "/snapshots", SnapshotList)).snapshots
+
+    def get_snapshot(self, id: str) -> SnapshotInfo:
+        """Describe a snapshot."""
+        return self._connection.call("GET", f"/snapshots/{segment(id)}", SnapshotInfo)
+
+    def delete_snapshot(self, id: str) -> None:
+        """Remove a snapshot."""
+        self._connection.call("DELETE", f"/snapshots/{segment(id)}", type(None))
