@@ -125,6 +125,7 @@ class AgentboxExtension(ExtensionApp):
             if self.keep_sandboxes:
                 await leave_kernels()
             await Runner.shared().aclose()
+            self._service.parker.close()
             close = self._service.sessions.aclose(is_ended=not self.keep_sandboxes)
             try:
                 await asyncio.wait_for(close, STOP_TIMEOUT)

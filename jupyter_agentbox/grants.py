@@ -54,7 +54,7 @@ class GrantedSessions(SessionRegistry):
         return await self._thread.run(self._ask(session_id, host, why, caller))
 
     async def _ask(self, session_id: str, host: str, why: str, caller: Caller) -> AskInfo:
-        session = self._find(session_id, caller)
+        session = await self._started(self._find(session_id, caller))
         sandbox = session.running()
         session.check_tool("ask_host")
         await asyncio.to_thread(self.policy.narrow_grant, sandbox.spec.profile, [host])
@@ -101,7 +101,7 @@ class GrantedSessions(SessionRegistry):
 
     async def _decide(self, session_id: str, ask_id: str, is_allowed: bool, note: str, caller: Caller) -> AskInfo:
         caller.check_unscoped("decide what a sandbox may reach")
-        session = self._find(session_id, caller)
+        session = await self._started(self._find(session_id, caller))
         sandbox = session.running()
         item = session.pending(ask_id)
         if is_allowed:

@@ -46,6 +46,8 @@ _TAGS = (
     ("snapshots", "Snapshots"),
     ("restore", "Snapshots"),
     ("fork", "Snapshots"),
+    ("park", "Snapshots"),
+    ("wake", "Snapshots"),
     ("sandboxes", "Sandboxes"),
 )
 

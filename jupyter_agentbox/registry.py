@@ -97,7 +97,9 @@ class SessionRegistry:
         self._notebooks: dict[str, Session] = {}
 
     async def _started(self, session: Session) -> Session:
-        """Wait for its start. Raises what kept it from starting."""
+        """Wait for its start, and wake it if it is parked. Raises what kept it from starting."""
+        if session.parked is not None and session.starting is None and session.end is None:
+            session.starting = self._thread.spawn(self._wake(session))
         if session.starting is not None:
             try:
                 await asyncio.shield(session.starting)
@@ -106,6 +108,9 @@ class SessionRegistry:
                     raise
                 raise RuntimeFailed(f"sandbox {session.id!r} did not start: whoever asked for it has gone") from None
         return session
+
+    async def _wake(self, session: Session) -> None:
+        raise NotImplementedError
 
     async def get(self, session_id: str, *, caller: Caller) -> SandboxInfo:
         """Describe one. Raises NotFound."""
@@ -217,7 +222,7 @@ class SessionRegistry:
         return await self._thread.run(self._look(session_id, tool, caller))
 
     async def _look(self, session_id: str, tool: str | None, caller: Caller) -> Session:
-        session = self._find(session_id, caller)
+        session = await self._started(self._find(session_id, caller))
         session.running()
         session.check_tool(tool)
         return session

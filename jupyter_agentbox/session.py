@@ -82,6 +82,8 @@ class Session:
         None until it has started; also that of an ended one.
     uses : int
         Calls that are on it now.
+    parked : str or None
+        Id of the snapshot that it is while it is parked.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class Session:
         self.uses = 0
         self.blocked_commands: tuple[str, ...] = tuple(request.blocked_commands)
         self.starting: asyncio.Task[None] | None = None
+        self.parked: str | None = None
         self.asks: dict[str, AskInfo] = {}
         self._refusals: deque[Refusal] = deque(maxlen=MAX_REFUSALS)
         self._refused = 0
@@ -120,9 +123,11 @@ class Session:
 
     @property
     def state(self) -> State:
-        """``starting``, ``running`` or ``ended``."""
+        """``starting``, ``running``, ``parked`` or ``ended``."""
         if self.end is not None or (self.sandbox is not None and self.sandbox.end is not None):
             return "ended"
+        if self.parked is not None:
+            return "parked"
         return "running" if self.sandbox is not None and self.starting is None else "starting"
 
     @property
@@ -198,7 +203,7 @@ class Session:
         if end is not None:
             raise SandboxEnded(end)
         if self.sandbox is None:
-            raise Conflict(f"sandbox {self.id!r} is still starting")
+            raise Conflict(f"sandbox {self.id!r} is {'parked' if self.parked is not None else 'still starting'}")
         return self.sandbox
 
     def begin(self) -> None:
@@ -290,12 +295,12 @@ class Session:
 
     # -- its file ------------------------------------------------------------------------------
 
-    def save(self) -> None:
-        """Write what a later owner needs. Blocks for a moment."""
-        assert self.sandbox is not None
+    @property
+    def record(self) -> SessionRecord:
+        """What a later owner needs."""
         assert self.idle_timeout is not None
         assert self.max_life is not None
-        record = SessionRecord(
+        return SessionRecord(
             id=self.id,
             owner=self.owner,
             request=msgspec.structs.replace(self.request, files={}),
@@ -304,8 +309,12 @@ class Session:
             max_life=self.max_life,
             labels=self.labels,
         )
+
+    def save(self) -> None:
+        """Write what a later owner needs. Blocks for a moment."""
+        assert self.sandbox is not None
         fresh = self.sandbox.directory / f"{SESSION_FILE}.new"
-        fresh.write_bytes(msgspec.json.encode(record))
+        fresh.write_bytes(msgspec.json.encode(self.record))
         fresh.chmod(0o600)
         fresh.replace(self.sandbox.directory / SESSION_FILE)
 
@@ -316,6 +325,11 @@ class Session:
             record = msgspec.json.decode((directory / SESSION_FILE).read_bytes(), type=SessionRecord)
         except (OSError, msgspec.MsgspecError) as error:
             raise NotFound(f"sandbox {directory.name} has no session: {error}") from None
+        return cls.of(record)
+
+    @classmethod
+    def of(cls, record: SessionRecord) -> Session:
+        """Make the session again that a record is of."""
         session = cls(
             record.id, record.owner, record.request, idle_timeout=record.idle_timeout, max_life=record.max_life
         )

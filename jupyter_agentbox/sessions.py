@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import UNSET
 
@@ -45,7 +45,24 @@ TENANT_INTERVAL = 5.0
 
 # A method of the registry is called `list`.
 Ids = list[str]
+Found = list[Session]
 Start = Callable[[], Awaitable[Sandbox]]
+
+
+class Parking(Protocol):
+    """What parks sessions; all on the link's thread."""
+
+    async def park(self, session: Session) -> None:
+        """Save it to the disk and free what it uses. Raises Conflict while it is in use."""
+
+    async def wake(self, session: Session) -> None:
+        """Start it again where it was, with its own ids."""
+
+    async def forget(self, session: Session) -> None:
+        """Remove what was saved."""
+
+    async def recover(self) -> Found:
+        """Make the sessions again that an earlier server has parked."""
 
 
 class Sessions(GrantedSessions):
@@ -60,6 +77,7 @@ class Sessions(GrantedSessions):
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
         self._keepers: list[asyncio.Task[None]] = []
+        self.parking: Parking | None = None
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -117,7 +135,7 @@ class Sessions(GrantedSessions):
         return session.info(), True
 
     def _check_counts(self, caller: Caller) -> None:
-        alive = [session for session in self._sessions.values() if session.state != "ended"]
+        alive = [session for session in self._sessions.values() if session.state not in ("parked", "ended")]
         own = sum(session.owner == caller.name for session in alive)
         if own >= self.policy.max_sandboxes_per_owner:
             raise LimitReached(
@@ -274,7 +292,36 @@ class Sessions(GrantedSessions):
         await self._end(session, End(Cause.STOPPED, 137, "it was deleted"))
         self._sessions.pop(session.key, None)
 
+    async def _wake(self, session: Session) -> None:
+        try:
+            if self.parking is None:
+                raise Conflict(f"sandbox {session.id!r} is parked, and this server wakes none")
+            await self.parking.wake(session)
+            assert session.sandbox is not None
+            self._thread.spawn(self._watch(session, session.sandbox))
+        finally:
+            session.starting = None
+
+    async def park(self, session_id: str, *, caller: Caller) -> SandboxInfo:
+        """Save a session to the disk, and free what it uses. Raises Conflict while it is in use, or a notebook's."""
+        return await self._thread.run(self._park(session_id, caller))
+
+    async def _park(self, session_id: str, caller: Caller) -> SandboxInfo:
+        session = self._find(session_id, caller)
+        if session.kind == "notebook" or self.parking is None:
+            raise Conflict("only sandboxes that agents and programs made can be parked")
+        if session.state != "parked":
+            await self.parking.park(session)
+        return session.info()
+
+    async def wake(self, session_id: str, *, caller: Caller) -> SandboxInfo:
+        """Start a parked session again; any use does that too."""
+        async with self.use(session_id, caller=caller) as session:
+            return session.info()
+
     async def _end(self, session: Session, end: End) -> None:
+        if session.parked is not None and self.parking is not None:
+            await self.parking.forget(session)
         if session.sandbox is not None:
             await self._remove(session.sandbox, end)
         session.end = session.end or end
@@ -306,7 +353,11 @@ class Sessions(GrantedSessions):
         while True:
             await asyncio.sleep(CULL_INTERVAL)
             for session in list(self._sessions.values()):
-                if session.state != "running" or (over := session.overdue()) is None:
+                if session.state not in ("running", "parked") or (over := session.overdue()) is None:
+                    continue
+                if over == "idle_timeout" and session.request.idle_policy == "park" and self.parking is not None:
+                    if session.state == "running":
+                        self._thread.spawn(self._park_idle(session))
                     continue
                 seconds = getattr(session, over)
                 if over == "idle_timeout":
@@ -314,6 +365,15 @@ class Sessions(GrantedSessions):
                 else:
                     end = End(Cause.LIFE_OVER, 137, f"its life of {seconds:g} s is over", "Policy.max_life")
                 self._thread.spawn(self._end(session, end))
+
+    async def _park_idle(self, session: Session) -> None:
+        assert self.parking is not None
+        try:
+            await self.parking.park(session)
+        except AgentboxError as error:
+            # It is tried again when its time is over once more: better alive than lost.
+            session.touch()
+            log.warning("sandbox %s was not parked, and lives on: %s", session.id, error)
 
     async def recover(self) -> Ids:
         """Take back the sessions of a server that ended, within their lease. Returns their ids."""
@@ -339,6 +399,14 @@ class Sessions(GrantedSessions):
             self._sessions[session.key] = session
             self._thread.spawn(self._watch(session, sandbox))
             found.append(session.id)
+        if self.parking is not None:
+            for session in await self.parking.recover():
+                if session.key not in self._sessions:
+                    session.restrict(self.policy.blocked_commands)
+                    self._sessions[session.key] = session
+                    found.append(session.id)
+                else:
+                    await self.parking.forget(session)  # the process ended between two steps, and it lives
         if found:
             self._start_keeping()
         return found

@@ -12,9 +12,10 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import msgspec
 
@@ -27,7 +28,7 @@ from .registry import Caller
 from .renewal import renew
 from .runner import Runner
 from .sandbox import Sandbox
-from .session import Session
+from .session import Session, SessionRecord
 from .sessions import Sessions
 from .slot import KernelSlot
 from .snapshots import Kind, Snapshot, SnapshotMeta, SnapshotStore
@@ -98,13 +99,14 @@ class Snapshots:
             It could not be saved, as where a program inside has something open that gVisor does not save.
         """
         async with self._sessions.use(session_id, "snapshot", caller=caller) as session:
-            return _describe(await self._take(session, request))
+            return _describe(await self.save(session, request))
 
-    async def _take(self, session: Session, request: SnapshotRequest, kind: Kind = "user") -> Snapshot:
+    async def save(self, session: Session, request: SnapshotRequest, kind: Kind = "user") -> Snapshot:
+        """Save a session's sandbox; see :meth:`take`."""
         sandbox = session.running()
         staged = await asyncio.to_thread(self.store.stage)
         try:
-            fingerprint = await asyncio.to_thread(self._manager_of(sandbox.spec).runtime.fingerprint, sandbox.spec)
+            fingerprint = await asyncio.to_thread(self.manager_of(sandbox.spec).runtime.fingerprint, sandbox.spec)
             record = await self._thread.run(sandbox.checkpoint(staged))
             meta = SnapshotMeta(
                 sandbox=_label(session.info()),
@@ -114,7 +116,11 @@ class Snapshots:
                 owner=session.owner,
                 created=time.time(),
                 fingerprint=fingerprint,
-                record=msgspec.json.encode(_Saved(msgspec.Raw(record), session.request)),
+                record=msgspec.json.encode(
+                    _Written(
+                        msgspec.Raw(record), session.request, session.record if session.kind == "session" else None
+                    )
+                ),
                 kind=kind,
             )
             snapshot = await asyncio.to_thread(self.store.commit, staged, meta)
@@ -122,7 +128,7 @@ class Snapshots:
             await asyncio.to_thread(shutil.rmtree, staged, True)
             raise
         self._latest[snapshot.meta.owner, snapshot.meta.sandbox] = snapshot.id
-        await self._note(sandbox, "snapshot", snapshot)
+        await self.note(sandbox, "snapshot", snapshot)
         return snapshot
 
     async def _find_parent(self, session: Session) -> str | None:
@@ -135,10 +141,12 @@ class Snapshots:
         latest = self._latest.get(key)
         return latest if latest in own else newest.id if newest is not None else None
 
-    def _manager_of(self, spec: SandboxSpec) -> SandboxManager:
+    def manager_of(self, spec: SandboxSpec) -> SandboxManager:
+        """The manager of such sandboxes."""
         return SandboxManager.shared(self._policy.state_path, spec.runtime, config=self._policy.config)
 
-    async def _note(self, sandbox: Sandbox, event: str, snapshot: Snapshot) -> None:
+    async def note(self, sandbox: Sandbox, event: str, snapshot: Snapshot) -> None:
+        """Tell the audit log."""
         await self._sessions.audit().arecord(
             "lifecycle", sandbox.id, detail={"event": event, "snapshot": snapshot.id, "name": snapshot.meta.name}
         )
@@ -199,10 +207,10 @@ class Snapshots:
                 raise Conflict(
                     f"{snapshot.id} is a snapshot of another sandbox; fork a new one off it instead", field="snapshot"
                 )
-            saved = _read(snapshot)
-            spec = await self._renew(session, snapshot, saved)
+            saved = read_saved(snapshot)
+            spec = await self.renew(session, snapshot, saved)
             old = session.running()
-            async with self._checked_out(snapshot) as files:
+            async with self.checked_out(snapshot) as files:
                 slot = KernelSlot.find(sandbox_id=old.id) if session.kind == "notebook" else None
                 if slot is not None:
                     await self._thread.run(
@@ -211,16 +219,17 @@ class Snapshots:
                     sandbox = slot.sandbox
                     assert sandbox is not None
                 else:
-                    manager = self._manager_of(spec)
+                    manager = self.manager_of(spec)
                     sandbox = await manager.restore(spec, saved.record, files)
                     await self._sessions.swap(session, sandbox)
             self._latest[snapshot.meta.owner, snapshot.meta.sandbox] = snapshot.id
-            await self._note(sandbox, "restored", snapshot)
+            await self.note(sandbox, "restored", snapshot)
             return await self._sessions.get(sandbox.id if slot is not None else session.id, caller=caller)
 
-    async def _renew(self, session: Session, snapshot: Snapshot, saved: _Restorable) -> SandboxSpec:
+    async def renew(self, session: Session, snapshot: Snapshot, saved: Saved) -> SandboxSpec:
+        """Decide about the sandbox that goes on from a snapshot. Raises Conflict, PolicyRefused."""
         spec = saved.record.spec
-        manager = self._manager_of(spec)
+        manager = self.manager_of(spec)
         now = await asyncio.to_thread(manager.runtime.fingerprint, spec)
         differing = [
             name
@@ -238,7 +247,8 @@ class Snapshots:
         return await asyncio.to_thread(renew, self._policy, spec, owner=session.owner, is_tenants=is_tenants)
 
     @contextlib.asynccontextmanager
-    async def _checked_out(self, snapshot: Snapshot) -> Any:
+    async def checked_out(self, snapshot: Snapshot) -> AsyncIterator[Path]:
+        """Have a snapshot's files at hand, once all of them are verified. Raises Damaged."""
         context = self.store.checkout(snapshot.id, snapshot.meta.owner)
         files = await asyncio.to_thread(context.__enter__)
         try:
@@ -260,7 +270,7 @@ class Snapshots:
             if request.snapshot is not None:
                 snapshot = await self._find(request.snapshot, caller)
             else:
-                snapshot = await self._take(session, SnapshotRequest(name=""), kind="auto")
+                snapshot = await self.save(session, SnapshotRequest(name=""), kind="auto")
             try:
                 return await self._fork(session, snapshot, request, caller)
             finally:
@@ -268,10 +278,10 @@ class Snapshots:
                     await asyncio.to_thread(self.store.delete, snapshot.id, snapshot.meta.owner)
 
     async def _fork(self, session: Session, snapshot: Snapshot, request: ForkRequest, caller: Caller) -> SandboxInfo:
-        saved = _read(snapshot)
+        saved = read_saved(snapshot)
         asked = msgspec.structs.replace(saved.request, id=request.id or os.urandom(8).hex(), packages=[], files={})
         made = Session(asked.id or "", caller.name, asked)
-        spec = replace(await self._renew(made, snapshot, saved), kernel_id="", kernel_name="", origin="")
+        spec = replace(await self.renew(made, snapshot, saved), kernel_id="", kernel_name="", origin="")
         record = saved.record
         if record.main_kernel is not None:
             # A notebook's kernel is the default context's of the fork.
@@ -279,12 +289,12 @@ class Snapshots:
             record = replace(record, kernels=kernels)
 
         async def start() -> Sandbox:
-            async with self._checked_out(snapshot) as files:
-                return await self._manager_of(spec).restore(spec, record, files)
+            async with self.checked_out(snapshot) as files:
+                return await self.manager_of(spec).restore(spec, record, files)
 
         info = await self._sessions.add(made, start, caller=caller)
         assert made.sandbox is not None
-        await self._note(made.sandbox, "forked", snapshot)
+        await self.note(made.sandbox, "forked", snapshot)
         if not request.keep_seeds:
             await self._reseed(made.sandbox)
         return info
@@ -297,22 +307,33 @@ class Snapshots:
                 await runner.run(sandbox, _RESEED, context=context.name, timeout=RESEED_TIMEOUT, is_silent=True)
 
 
-class _Saved(msgspec.Struct):
-    """What a snapshot says of its sandbox."""
-
+class _Written(msgspec.Struct):
     record: msgspec.Raw
     request: SandboxRequest
+    session: SessionRecord | None = None
 
 
-class _Restorable(msgspec.Struct):
+class Saved(msgspec.Struct):
+    """What a snapshot says of its sandbox.
+
+    Parameters
+    ----------
+    record : Record
+    request : SandboxRequest
+    session : SessionRecord or None
+        None where it is a notebook's.
+    """
+
     record: Record
     request: SandboxRequest
+    session: SessionRecord | None
 
 
-def _read(snapshot: Snapshot) -> _Restorable:
+def read_saved(snapshot: Snapshot) -> Saved:
+    """Read what was written with a snapshot. Raises RuntimeFailed."""
     try:
-        saved = msgspec.json.decode(snapshot.meta.record, type=_Saved)
-        return _Restorable(Record.from_bytes(bytes(saved.record)), saved.request)
+        found = msgspec.json.decode(snapshot.meta.record, type=_Written)
+        return Saved(Record.from_bytes(bytes(found.record)), found.request, found.session)
     except msgspec.MsgspecError as error:
         raise RuntimeFailed(f"snapshot {snapshot.id} was made by another release, and can't be read: {error}") from None
 
@@ -323,7 +344,7 @@ def _label(info: SandboxInfo) -> str:
 
 
 def _describe(snapshot: Snapshot) -> SnapshotInfo:
-    spec = _read(snapshot).record.spec
+    spec = read_saved(snapshot).record.spec
     return SnapshotInfo(
         id=snapshot.id,
         sandbox=snapshot.meta.sandbox,

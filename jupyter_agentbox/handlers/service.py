@@ -9,6 +9,7 @@ from typing import Any
 from jupyter_agentbox import __version__
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.models import CheckInfo, Health
+from jupyter_agentbox.parking import Parker
 from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.sessions import Sessions
 from jupyter_agentbox.snapshotting import Snapshots
@@ -34,6 +35,7 @@ class Service:
     def __init__(self, sessions: Sessions, gateway_url: str | None = None) -> None:
         self.sessions = sessions
         self.snapshots = Snapshots(sessions)
+        self.parker = Parker(sessions, self.snapshots)
         self.gateway_url = gateway_url
         self.root = "/api/agentbox"
         self.tokens = TokenStore(sessions.policy.state_path)

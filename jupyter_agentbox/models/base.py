@@ -34,7 +34,7 @@ TOOLS: dict[str, str] = {
     "http_request": "Send one HTTP request through the egress gate.",
 }
 
-State = Literal["starting", "running", "ended"]
+State = Literal["starting", "running", "parked", "ended"]
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

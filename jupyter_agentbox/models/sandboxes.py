@@ -51,7 +51,7 @@ class SandboxRequest(Body, frozen=True):
     max_life : float, optional
         Seconds after which it ends, whatever it does.
     idle_policy : str
-        What an idle one comes to.
+        What an idle one comes to: its end, or its being parked, saved on the disk until its next use.
     tenant : str, optional
         Name of a workspace that is kept and shared by the owner's sandboxes of that tenant.
     tools : list of str, optional
@@ -75,7 +75,7 @@ class SandboxRequest(Body, frozen=True):
     limits: LimitsRequest = LimitsRequest()
     idle_timeout: Seconds | None = None
     max_life: Seconds | None = None
-    idle_policy: Literal["delete"] = "delete"
+    idle_policy: Literal["delete", "park"] = "delete"
     tenant: Name | None = None
     tools: list[str] | None = None
     blocked_commands: Annotated[list[Annotated[str, Meta(min_length=1, max_length=500)]], Meta(max_length=200)] = []

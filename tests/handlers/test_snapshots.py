@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from .conftest import Api
@@ -102,3 +103,34 @@ def test_bad_requests_name_the_field(api: Api, make: Make) -> None:
     taken: dict[str, Any] = api.ok("POST", other + "/snapshots", {})
     assert "another sandbox" in api.fails(409, "POST", path + "/restore", {"snapshot": taken["id"]})["message"]
     assert api("DELETE", f"/snapshots/{taken['id']}").status_code == 204
+
+
+def test_a_parked_sandbox_takes_nothing_and_wakes_at_its_next_use(api: Api, make: Make) -> None:
+    path = make(id="sleeper", idle_policy="park", idle_timeout=1000)
+    api.ok("POST", path + "/code", {"code": "x = 41"})
+    api.ok("PUT", path + "/files/content", {"path": "kept.txt", "text": "kept"})
+    before = api.ok("GET", path)
+    parked = api.ok("POST", path + "/park")
+    assert (parked["state"], parked["end"], parked["sandbox_id"]) == ("parked", None, None)
+    assert api.ok("POST", path + "/park")["state"] == "parked"
+    assert [item["state"] for item in api.ok("GET", "/sandboxes?state=parked")["sandboxes"]] == ["parked"]
+    assert api.ok("GET", "/snapshots")["snapshots"] == [], "what it is parked as is nobody's to restore"
+    assert value(api, path, "x + 1") == "42"
+    awake = api.ok("GET", path)
+    assert awake["state"] == "running"
+    assert awake["sandbox_id"] != before["sandbox_id"]
+    assert api.ok("GET", path + "/files/content?path=kept.txt")["data"] == "kept"
+    # By its idle policy; then whatever call comes first, however many at once.
+    api.ok("PATCH", path, {"idle_timeout": 1})
+    deadline = time.monotonic() + 30
+    while api.ok("GET", path)["state"] != "parked":
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: api.ok("POST", path + "/exec", {"command": "cat kept.txt"}), range(4)))
+    assert {answer["stdout"] for answer in answers} == {"kept"}
+    assert api.ok("POST", path + "/park")["state"] == "parked"
+    assert api.ok("POST", path + "/wake")["state"] == "running"
+    assert api.ok("POST", path + "/park")["state"] == "parked"
+    assert api("DELETE", path).status_code == 204
+    api.fails(404, "GET", path)
