@@ -1,4 +1,4 @@
-"""exec, cp, logs, ps and stop, as a shell runs them, against one running server."""
+"""exec, cp, logs, ps, stop and the commands on snapshots, as a shell runs them, against one running server."""
 
 from __future__ import annotations
 
@@ -120,6 +120,28 @@ def test_ps_lists_and_stop_ends(serving: Serving, box: Sandbox) -> None:
         assert "brief" not in serving.run("ps").out
 
 
+def test_snapshots_are_taken_listed_restored_forked_and_deleted(serving: Serving, box: Sandbox) -> None:
+    box.files.write("state", "then")
+    taken = serving.run("snapshot", "demo", "--name=before")
+    saved = taken.out.strip()
+    assert (taken.status, len(saved)) == (0, 20), taken.err
+    box.files.write("state", "now")
+    table, forked, restored = run_all(
+        serving.env,
+        ("snapshots", "demo"),
+        ("fork", "demo", f"--snapshot={saved}", "--id=forked"),
+        ("restore", "demo", saved),
+    )
+    assert table.out.splitlines()[1].split()[:3] == [saved, "demo", "before"]
+    assert (forked.out, restored.out) == ("forked\n", "restored demo\n"), forked.err + restored.err
+    assert box.files.read_text("state") == "then"
+    with Client(serving.url, serving.token) as client:
+        assert client.sandbox("forked").files.read_text("state") == "then"
+        client.sandbox("forked").delete()
+    assert [item["id"] for item in json.loads(serving.run("snapshots", "--json").out)] == [saved]
+    assert serving.run("delete-snapshot", saved).out == f"deleted {saved}\n"
+
+
 def test_what_is_wrong_is_one_line_and_a_status(serving: Serving, box: Sandbox) -> None:
     work = serving.env.work
     wrong = (
@@ -132,6 +154,9 @@ def test_what_is_wrong_is_one_line_and_a_status(serving: Serving, box: Sandbox) 
         (("stop",), "name the sandboxes"),
         (("stop", ".."), "is no name"),
         (("logs", "demo", "none"), "none"),
+        (("restore", "demo"), "one of its snapshots"),
+        (("restore", "demo", "0" * 20), "there is no snapshot"),
+        (("delete-snapshot",), "name the snapshots"),
         (("ps", "--url=http://127.0.0.1:1/"), "can't be reached"),
         (("ps", "--url=http://127.0.0.1:1/?token=x"), "give the token apart"),
         (("ps", "--token-file=missing"), "can't be read"),

@@ -1,0 +1,127 @@
+"""Commands on snapshots of a running server: snapshot, snapshots, restore, fork and delete-snapshot."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import msgspec
+from traitlets import Bool, Unicode
+
+from jupyter_agentbox.client import Client
+from jupyter_agentbox.errors import InvalidRequest
+from jupyter_agentbox.spec import format_size
+
+from .base import FLAGS, format_age, write_table
+from .remote import RemoteCommand
+
+_TAKE_ALIASES = {**RemoteCommand.aliases, "name": "SnapshotCommand.title", "note": "SnapshotCommand.note"}
+_FORK_ALIASES = {**RemoteCommand.aliases, "snapshot": "ForkCommand.snapshot", "id": "ForkCommand.fork_id"}
+_LIST_FLAGS = {**FLAGS, "json": ({"SnapshotsCommand": {"is_json": True}}, "Print a JSON list instead of a table.")}
+
+
+class SnapshotCommand(RemoteCommand):
+    """Save a sandbox as it is, while it goes on: variables, running programs and files. Prints the snapshot's id.
+
+    ID is that of a sandbox, or of a notebook's kernel.
+    """
+
+    name = "jupyter agentbox snapshot"
+    description = __doc__ or ""
+    examples = "jupyter agentbox snapshot demo --name=before"
+    argument = "ID"
+    aliases = _TAKE_ALIASES
+    title = Unicode(help="What to call it.").tag(config=True)
+    note = Unicode(help="What is worth knowing of it.").tag(config=True)
+
+    def do(self, client: Client) -> int:
+        """Take it."""
+        if len(self.extra_args) != 1:
+            raise InvalidRequest("name one sandbox; `jupyter agentbox ps` lists them")
+        print(self.sandbox(client, self.extra_args[0]).take_snapshot(self.title, self.note).id)
+        return 0
+
+
+class SnapshotsCommand(RemoteCommand):
+    """List all snapshots, or those of one sandbox; the oldest first.
+
+    SIZE is what is restored, COST what it takes on the disk beside those that it shares with.
+    """
+
+    name = "jupyter agentbox snapshots"
+    description = __doc__ or ""
+    examples = "jupyter agentbox snapshots demo"
+    argument = "[ID]"
+    flags = _LIST_FLAGS
+    is_json = Bool(False, help="Print a JSON list.").tag(config=True)
+
+    def do(self, client: Client) -> int:
+        """Print the list."""
+        if len(self.extra_args) > 1:
+            raise InvalidRequest("name one sandbox at most")
+        found = self.sandbox(client, self.extra_args[0]).snapshots() if self.extra_args else client.snapshots()
+        if self.is_json:
+            print(json.dumps(msgspec.to_builtins(list(found)), indent=2))
+            return 0
+        rows: list[tuple[str, ...]] = [("ID", "SANDBOX", "NAME", "AGE", "SIZE", "COST")]
+        for item in found:
+            age, sizes = format_age(time.time() - item.created), (format_size(item.size), format_size(item.cost))
+            rows.append((item.id, item.sandbox, item.name or "-", age, *sizes))
+        write_table(rows)
+        return 0
+
+
+class RestoreCommand(RemoteCommand):
+    """Take a sandbox back to one of its snapshots: undo. What happened in it since is lost."""
+
+    name = "jupyter agentbox restore"
+    description = __doc__ or ""
+    examples = "jupyter agentbox restore demo 0123456789abcdef0123"
+    argument = "ID SNAPSHOT"
+
+    def do(self, client: Client) -> int:
+        """Go back."""
+        if len(self.extra_args) != 2:
+            raise InvalidRequest("name a sandbox and one of its snapshots; `jupyter agentbox snapshots` lists them")
+        name, snapshot = self.extra_args
+        self.sandbox(client, name).restore(snapshot)
+        print(f"restored {name}")
+        return 0
+
+
+class ForkCommand(RemoteCommand):
+    """Start another sandbox that goes on where this one is, or where it was saved. Prints the new one's id."""
+
+    name = "jupyter agentbox fork"
+    description = __doc__ or ""
+    examples = "jupyter agentbox fork demo --id=try-it\njupyter agentbox fork demo --snapshot=0123456789abcdef0123"
+    argument = "ID"
+    aliases = _FORK_ALIASES
+    snapshot = Unicode(help="Where it begins; as the sandbox is now unless given.").tag(config=True)
+    fork_id = Unicode(help="An id of your own for it.").tag(config=True)
+
+    def do(self, client: Client) -> int:
+        """Fork it."""
+        if len(self.extra_args) != 1:
+            raise InvalidRequest("name one sandbox; `jupyter agentbox ps` lists them")
+        box = self.sandbox(client, self.extra_args[0])
+        print(box.fork(self.fork_id or None, snapshot=self.snapshot or None, keep=True).id)
+        return 0
+
+
+class DeleteSnapshotCommand(RemoteCommand):
+    """Remove snapshots. Sandboxes that were forked off them or taken back to them stay as they are."""
+
+    name = "jupyter agentbox delete-snapshot"
+    description = __doc__ or ""
+    examples = "jupyter agentbox delete-snapshot 0123456789abcdef0123"
+    argument = "SNAPSHOT..."
+
+    def do(self, client: Client) -> int:
+        """Remove them."""
+        if not self.extra_args:
+            raise InvalidRequest("name the snapshots to remove; `jupyter agentbox snapshots` lists them")
+        for name in self.extra_args:
+            client.delete_snapshot(name)
+            print(f"deleted {name}")
+        return 0
