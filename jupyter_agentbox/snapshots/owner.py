@@ -94,9 +94,11 @@ class OwnerFolder:
         for path in (self.path, self.packs, self.snapshots):
             path.mkdir(mode=0o700, exist_ok=True)
         if not (self.path / "owner").exists():
-            fresh = self.path / f"{_NEW}owner-{os.urandom(4).hex()}"
-            write_new(fresh, self.owner.encode("utf-8", "surrogatepass"))
-            fresh.replace(self.path / "owner")
+            # With the lock, as whoever holds it clears away what has no name yet.
+            with self.locked():
+                fresh = self.path / f"{_NEW}owner-{os.urandom(4).hex()}"
+                write_new(fresh, self.owner.encode("utf-8", "surrogatepass"))
+                fresh.replace(self.path / "owner")
 
     @contextmanager
     def locked(self, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
