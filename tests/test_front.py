@@ -153,14 +153,16 @@ def test_control_answers_while_a_cell_runs_and_the_shell_waits(
     client: BlockingKernelClient, kernel: BareKernel, loop: LoopThread
 ) -> None:
     client.wait_for_ready(timeout=30)
-    client.execute("import time; time.sleep(30)")
+    sleeping = client.execute("import time; time.sleep(30)")
     for _ in range(20):
         client.execute("pass")
     time.sleep(0.5)
     client.control_channel.send(client.session.msg("kernel_info_request", {}))
     assert client.get_control_msg(timeout=15)["msg_type"] == "kernel_info_reply"
     loop.run(kernel.signal(signal.SIGINT))
-    assert client.get_shell_msg(timeout=15)["content"]["ename"] == "KeyboardInterrupt"
+    while (reply := client.get_shell_msg(timeout=15))["parent_header"]["msg_id"] != sleeping:
+        pass  # an answer to one of the questions whether it is ready
+    assert reply["content"]["ename"] == "KeyboardInterrupt"
 
 
 # What changes behind it

@@ -39,7 +39,7 @@ def in_box(has_runsc: None, manager: SandboxManager) -> Callable[..., None]:
 
 async def gone(box: Box, name: str) -> bool:
     """Wait until no process of that name is left."""
-    for _ in range(50):
+    for _ in range(100):
         if (await box.run(f"grep -lx {name} /proc/[0-9]*/comm")).stdout == b"":
             return True
         await asyncio.sleep(0.05)
@@ -195,6 +195,10 @@ def test_a_reader_who_goes_away_ends_the_command(in_box: Callable[..., None]) ->
         await asyncio.sleep(0.3)
         running.cancel()
         assert await gone(box, "sleep")
+        for _ in range(100):
+            if not box.processes.is_busy:
+                break
+            await asyncio.sleep(0.05)
         assert not box.processes.is_busy
 
     in_box(test)
