@@ -3,20 +3,25 @@
 Whoever starts within the lease of the sandboxes, with the same root directory, finds them waiting
 (:meth:`.manager.SandboxManager.orphans`); starting a kernel of such an id makes the provisioner go on with it. The
 server's list of sessions, which ties notebooks to kernels, is kept beside the sandboxes for the same purpose.
+
+A kernel that is a fork of another one is started in the same way, under a new id.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import uuid
 from typing import Any
 
+from jupyter_client.kernelspec import NoSuchKernel
 from jupyter_core.utils import ensure_async
 from jupyter_server.serverapp import ServerApp
 
+from .errors import Conflict
 from .manager import SandboxManager
 from .policy import Policy
-from .slot import KernelSlot
+from .slot import KernelSlot, Restoration
 
 #: Seconds that a server's start waits for the kernels it takes back.
 TIMEOUT = 30.0
@@ -59,6 +64,40 @@ async def take_back(server: ServerApp, policy: Policy) -> list[str]:
 
     found = await asyncio.gather(*(start(record.spec.kernel_id, record.spec.kernel_name) for record in records))
     return [kernel_id for kernel_id in found if kernel_id is not None]
+
+
+async def start_restored(server: ServerApp, restoration: Restoration) -> str:
+    """Start a new kernel that goes on from a snapshot, as Jupyter starts all others. On the server's event loop.
+
+    Returns
+    -------
+    str
+        Its id.
+
+    Raises
+    ------
+    Conflict
+        Its kernelspec is no more, or no sandboxed one.
+    AgentboxError
+        It did not start.
+    """
+    kernels: Any = server.kernel_manager
+    spec = restoration.spec
+    kernel_id = str(uuid.uuid4())
+    folder = {} if spec.workspace is None else {"cwd": str(spec.workspace)}  # for when it is restarted
+    KernelSlot.restorations[kernel_id] = restoration
+    try:
+        await ensure_async(kernels.start_kernel(kernel_id=kernel_id, kernel_name=spec.kernel_name, **folder))
+        await asyncio.wrap_future(kernels.get_kernel(kernel_id).ready)
+    except NoSuchKernel:
+        raise Conflict(f"the kernelspec {spec.kernel_name!r} of the snapshot is no more", field="snapshot") from None
+    finally:
+        is_started = KernelSlot.restorations.pop(kernel_id, None) is None
+        if not is_started and kernel_id in kernels:
+            await ensure_async(kernels.shutdown_kernel(kernel_id, now=True))
+    if not is_started:
+        raise Conflict(f"the kernelspec {spec.kernel_name!r} is none for sandboxes any more", field="snapshot")
+    return kernel_id
 
 
 async def leave_kernels() -> None:

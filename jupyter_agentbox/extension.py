@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from jupyter_server.extension.application import ExtensionApp
 from tornado.ioloop import IOLoop
 from traitlets import Bool, Enum
 
-from .adoption import keep_sessions, leave_kernels, take_back
+from .adoption import keep_sessions, leave_kernels, start_restored, take_back
 from .errors import AgentboxError
 from .handlers import make_all
 from .handlers.mcp import close_endpoints
@@ -64,6 +65,8 @@ class AgentboxExtension(ExtensionApp):
                 "jupyter_agentbox: kernels run at the gateway %s; sandboxes made here share none of them", gateway_url
             )
         self._service = self.settings["agentbox"] = Service(sessions, gateway_url)
+        if gateway_url is None:
+            self._service.snapshots.start_kernel = partial(start_restored, self.serverapp)
         self._observer = Observer(sessions, self.serverapp.event_logger)
         if gateway_url is None and self.keep_sandboxes:
             keep_sessions(self.serverapp, policy)

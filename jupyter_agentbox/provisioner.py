@@ -158,12 +158,24 @@ class AgentboxProvisioner(KernelProvisionerBase):
         """
         if self._slot is None or self._spec is None:
             raise InvalidRequest("pre_launch comes before launch_kernel")
-        info: Any = await self._adopt(self._slot) if self._slot.sandbox is None else None
+        info: Any = None
+        if self._slot.sandbox is None:
+            info = await self._restore(self._slot) or await self._adopt(self._slot)
         if info is None:
             info = await LinkThread.instance().run(self._slot.start(self._spec, cmd))
         self._is_running = True
         self.connection_info = info
         return self.connection_info
+
+    async def _restore(self, slot: KernelSlot) -> dict[str, Any] | None:
+        """Go on from a snapshot, if this kernel is to be a fork."""
+        assert self._spec is not None
+        found = KernelSlot.restorations.pop(self._spec.kernel_id, None)
+        if found is None:
+            return None
+        own = self._spec
+        spec = dataclasses.replace(found.spec, kernel_id=own.kernel_id, kernel_name=own.kernel_name, origin=own.origin)
+        return await LinkThread.instance().run(slot.restore(spec, found.record, found.saved))
 
     async def _adopt(self, slot: KernelSlot) -> dict[str, Any] | None:
         """Go on with the kernel of this id that an earlier server of the same root directory left, if there is one."""

@@ -15,6 +15,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,6 +36,23 @@ READY_TIMEOUT, READY_INTERVAL = 20.0, 0.02
 EXIT_TIMEOUT = 8.0
 
 
+@dataclass(frozen=True)
+class Restoration:
+    """What a kernel that is about to be started goes on from.
+
+    Parameters
+    ----------
+    spec : SandboxSpec
+        For its sandbox, as policy has it now.
+    record, saved
+        See ``SandboxManager.restore``.
+    """
+
+    spec: SandboxSpec
+    record: Record
+    saved: Path
+
+
 class KernelSlot:
     """Holds a kernel id's front and its present sandbox.
 
@@ -53,6 +71,8 @@ class KernelSlot:
         How the present kernel ended, or None while there is one. Nothing has ended before the first start.
     """
 
+    #: By ids of kernels that go on from a snapshot when Jupyter starts them, which is taken out then.
+    restorations: ClassVar[dict[str, Restoration]] = {}
     _all: ClassVar[weakref.WeakSet[KernelSlot]] = weakref.WeakSet()
     _all_lock: ClassVar[threading.Lock] = threading.Lock()
 

@@ -12,14 +12,14 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
-from .errors import AgentboxError, Conflict, NotFound, RuntimeFailed
+from .errors import AgentboxError, Conflict, InvalidRequest, NotAuthorized, NotFound, RuntimeFailed
 from .link import LinkThread
 from .manager import SandboxManager
 from .models import ForkRequest, SandboxInfo, SandboxRequest, SnapshotInfo, SnapshotRequest
@@ -30,7 +30,7 @@ from .runner import Runner
 from .sandbox import Sandbox
 from .session import Session, SessionRecord
 from .sessions import Sessions
-from .slot import KernelSlot
+from .slot import KernelSlot, Restoration
 from .snapshots import Kind, Snapshot, SnapshotMeta, SnapshotStore
 from .spec import SandboxSpec
 
@@ -68,6 +68,8 @@ class Snapshots:
         self._thread = LinkThread.instance()
         self._latest: dict[tuple[str, str], str] = {}
         self._store: SnapshotStore | None = None
+        #: Starts a Jupyter kernel that goes on from a snapshot and returns its id, on the server's event loop.
+        self.start_kernel: Callable[[Restoration], Awaitable[str]] | None = None
 
     @property
     def store(self) -> SnapshotStore:
@@ -264,15 +266,22 @@ class Snapshots:
         Raises
         ------
         NotFound, Conflict, LimitReached, PolicyRefused, RuntimeFailed
+        NotAuthorized, InvalidRequest
+            It is to be a kernel, which the caller may not use, or which has no id of the caller's own.
         """
         caller.check_unscoped("fork a sandbox")
+        if request.as_kernel and not caller.has_kernels:
+            raise NotAuthorized("you may not use kernels here")
+        if request.as_kernel and request.id is not None:
+            raise InvalidRequest("a kernel's id is Jupyter's to choose", field="id")
         async with self._sessions.use(session_id, "fork", caller=caller) as session:
             if request.snapshot is not None:
                 snapshot = await self._find(request.snapshot, caller)
             else:
                 snapshot = await self.save(session, SnapshotRequest(name=""), kind="auto")
             try:
-                return await self._fork(session, snapshot, request, caller)
+                fork = self._fork_kernel if request.as_kernel else self._fork
+                return await fork(session, snapshot, request, caller)
             finally:
                 if request.snapshot is None:
                     await asyncio.to_thread(self.store.delete, snapshot.id, snapshot.meta.owner)
@@ -298,6 +307,24 @@ class Snapshots:
         if not request.keep_seeds:
             await self._reseed(made.sandbox)
         return info
+
+    async def _fork_kernel(
+        self, session: Session, snapshot: Snapshot, request: ForkRequest, caller: Caller
+    ) -> SandboxInfo:
+        saved = read_saved(snapshot)
+        if self.start_kernel is None or saved.record.main_kernel is None:
+            raise Conflict("only a kernel of a notebook of this server can be forked into a kernel", field="as_kernel")
+        made = Session("", self._sessions.server_owner, saved.request, kind="notebook")
+        spec = await self.renew(made, snapshot, saved)
+        async with self.checked_out(snapshot) as files:
+            kernel_id = await self.start_kernel(Restoration(spec, saved.record, files))
+        slot = KernelSlot.find(kernel_id=kernel_id)
+        if slot is None or slot.sandbox is None:
+            raise RuntimeFailed("the kernel ended at once")
+        await self.note(slot.sandbox, "forked", snapshot)
+        if not request.keep_seeds:
+            await self._reseed(slot.sandbox)
+        return await self._sessions.get(kernel_id, caller=caller)
 
     async def _reseed(self, sandbox: Sandbox) -> None:
         """Seed the random generators of its kernels anew; where a cell runs, after it."""

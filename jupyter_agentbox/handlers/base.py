@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any, ClassVar
 from urllib.parse import quote
 
@@ -167,7 +168,7 @@ class AgentboxHandler(TokenMixin, APIHandler):
             query=self._read_query(route),
             body=self._read_body(route),
             caller=await caller_of(self, route.action),
-            is_allowed=lambda action: is_allowed(self, action),
+            is_allowed=partial(is_allowed, self),
             sessions=self.service.sessions,
             headers=self.request.headers,
             chunks=self._chunks,

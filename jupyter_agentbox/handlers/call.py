@@ -138,7 +138,7 @@ class Call:
     headers: Any
     chunks: Chunks
     service: Any
-    is_allowed: Callable[[str], Awaitable[bool]]
+    is_allowed: Callable[..., Awaitable[bool]]
     status: int | None = None
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -148,7 +149,7 @@ class MCPHandler(TokenMixin, APIHandler):
         access = Access(
             service,
             caller=lambda verb: caller_of(self, verb),
-            is_allowed=lambda action: is_allowed(self, action),
+            is_allowed=partial(is_allowed, self),
             gone=self._gone,
         )
         if self.scope is not None:

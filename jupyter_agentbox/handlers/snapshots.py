@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jupyter_agentbox.errors import NotAuthorized
 from jupyter_agentbox.models import (
     ForkRequest,
     RestoreRequest,
@@ -53,8 +54,11 @@ async def restore_sandbox(call: Call) -> SandboxInfo:
 async def fork_sandbox(call: Call) -> SandboxInfo:
     """Start another sandbox off a snapshot, or off a sandbox as it is now.
 
-    It has its own id, grant and audit, and whoever forked it owns it. What ran goes on in both.
+    It has its own id, grant and audit, and whoever forked it owns it. What ran goes on in both. With `as_kernel` it is
+    that of a new Jupyter kernel, whose id is that of the answer's first kernel.
     """
+    if call.body.as_kernel and not await call.is_allowed("write", "kernels"):
+        raise NotAuthorized("you may not start kernels here")
     return await call.snapshots.fork(call.id, call.body, caller=call.caller)
 
 

@@ -45,16 +45,20 @@ class ForkRequest(Body, frozen=True):
     Parameters
     ----------
     id : str, optional
-        An id of the caller's own for it.
+        An id of the caller's own for it. Jupyter chooses those of kernels.
     snapshot : str, optional
         Where it begins; as the sandbox is now unless given.
     keep_seeds : bool
         Let random generators of a kernel go on from where they were. Unless set they are seeded anew.
+    as_kernel : bool
+        Of a notebook's kernel: make a Jupyter kernel of it, which a notebook can be opened with. Otherwise it is a
+        sandbox whose context ``default`` is the kernel.
     """
 
     id: Name | None = None
     snapshot: SnapshotId | None = None
     keep_seeds: bool = False
+    as_kernel: bool = False
 
 
 class SnapshotInfo(Answer, frozen=True):

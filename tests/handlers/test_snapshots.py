@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from e2e.harness import KernelClient
+
 from .conftest import Api
 
 Make = Callable[..., str]
@@ -134,3 +136,44 @@ def test_a_parked_sandbox_takes_nothing_and_wakes_at_its_next_use(api: Api, make
     assert api.ok("POST", path + "/park")["state"] == "parked"
     assert api("DELETE", path).status_code == 204
     api.fails(404, "GET", path)
+
+
+def test_a_notebooks_kernel_is_undone_under_its_open_socket_and_forked_into_another_kernel(api: Api) -> None:
+    kernel = api.server.kernel()
+    path = f"/sandboxes/{kernel.id}"
+    kernel.check("import random\nrandom.seed(1)\nx = ['then']\nopen('kept.txt', 'w').write('then')")
+    saved = api.ok("POST", path + "/snapshots", {"name": "then"})
+    assert saved["sandbox"] == kernel.id
+
+    api.fails(400, "POST", path + "/fork", {"as_kernel": True, "id": "mine"})
+    fork = api.ok("POST", path + "/fork", {"as_kernel": True, "snapshot": saved["id"]})
+    assert (fork["kind"], len(fork["kernels"])) == ("notebook", 1)
+    other = KernelClient(api.server, fork["kernels"][0]["id"])
+    assert other.id != kernel.id
+    assert api.ok("GET", path)["sandbox_id"] != fork["sandbox_id"]
+    assert other.check("x.append('fork'); print(x)") == "['then', 'fork']\n"
+    drawn = "print(random.random())"
+    assert kernel.check(drawn) != other.check(drawn), "a fork's generators are seeded anew"
+    assert {item["id"] for item in api.server.call("GET", "api/kernels")} >= {kernel.id, other.id}
+
+    kernel.check("x.append('later')")
+    running = kernel.start("import time\nprint('begun', flush=True)\ntime.sleep(60)")
+    while kernel.receive(time.monotonic() + 30)["msg_type"] != "stream":
+        pass
+    api.ok("POST", path + "/restore", {"snapshot": saved["id"]})
+    undone = kernel.finish(running, timeout=20)
+    assert undone.reply["status"] == "aborted"
+    assert not undone.death
+    assert kernel.check("print(x)") == "['then']\n"
+    assert other.check("print(x)") == "['then', 'fork']\n"
+
+    other.restart()
+    assert other.check("print('x' in globals())") == "False\n"
+    other.shutdown()
+    kernel.shutdown()
+    assert api("DELETE", f"/snapshots/{saved['id']}").status_code == 204
+
+
+def test_only_a_notebooks_kernel_is_forked_into_a_kernel(api: Api, make: Make) -> None:
+    assert api.fails(409, "POST", make() + "/fork", {"as_kernel": True})["field"] == "as_kernel"
+    assert api.ok("GET", "/snapshots")["snapshots"] == []
