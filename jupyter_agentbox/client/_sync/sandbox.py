@@ -433,11 +433,27 @@ class Sandbox:
         self.info = self._connection.call("POST", f"{self._path}/restore", SandboxInfo, body=body, timeout=_LONG)
         return self.info
 
-    def fork(self, id: str | None = None, *, snapshot: str | None = None, keep: bool = False) -> Sandbox:
-        """Start another sandbox off it as it is now, or off one of its snapshots; a ``with`` ends it unless kept."""
-        body = ForkRequest(id=id, snapshot=snapshot)
+    def fork(
+        self,
+        id: str | None = None,
+        *,
+        snapshot: str | None = None,
+        keep_seeds: bool = False,
+        as_kernel: bool = False,
+        keep: bool = False,
+    ) -> Sandbox:
+        """Start another sandbox off it as it is now, or off one of its snapshots; a ``with`` ends it unless kept.
+
+        Parameters
+        ----------
+        keep_seeds : bool
+            Its kernels' random generators are not seeded anew.
+        as_kernel : bool
+            Make a Jupyter kernel of a notebook's kernel; ``info.kernels[0].id`` names it. Jupyter ends it, no ``with``.
+        """
+        body = ForkRequest(id=id, snapshot=snapshot, keep_seeds=keep_seeds, as_kernel=as_kernel)
         info = self._connection.call("POST", f"{self._path}/fork", SandboxInfo, body=body, timeout=_LONG)
-        return Sandbox(self._connection, info.id, info, is_kept=keep)
+        return Sandbox(self._connection, info.id, info, is_kept=keep or as_kernel)
 
     # -- the log ---------------------------------------------------------------------------------
 
