@@ -9,6 +9,7 @@ export type SandboxInfo = Schemas["SandboxInfo"];
 export type SandboxRequest = Schemas["SandboxRequest"];
 export type ExecAnswer = Schemas["ExecAnswer"];
 export type Entry = Schemas["Entry"];
+export type SnapshotInfo = Schemas["SnapshotInfo"];
 
 interface Signal {
   /** Ends the call, and what it has begun in the sandbox. */
@@ -16,6 +17,8 @@ interface Signal {
 }
 export type ExecOptions = Omit<Body<"run_command">, "command" | "argv"> & Signal;
 export type CodeOptions = Omit<Body<"run_code">, "code"> & Signal;
+export type SnapshotOptions = Body<"take_snapshot"> & Signal;
+export type ForkOptions = Body<"fork_sandbox"> & Signal;
 export type InstallOptions = Omit<Body<"install_packages">, "packages"> & Signal;
 
 /** A Jupyter server's sandboxes. What has no method of its own here is reached by {@link Transport.call}. */
@@ -38,6 +41,16 @@ export class AgentboxClient extends Transport {
   /** Describe all sandboxes that the caller may see, oldest first. */
   async list(query: Query<"list_sandboxes"> = {}): Promise<SandboxInfo[]> {
     return (await this.call("list_sandboxes", { query })).sandboxes;
+  }
+
+  /** Describe all snapshots of the caller's, oldest first. */
+  async snapshots(): Promise<SnapshotInfo[]> {
+    return (await this.call("list_all_snapshots")).snapshots;
+  }
+
+  /** Remove a snapshot. Sandboxes that came from it stay as they are. */
+  async deleteSnapshot(id: string): Promise<void> {
+    await this.call("delete_snapshot", { path: { snapshot: id } });
   }
 
   /** Whether sandboxes can be started. */
@@ -106,6 +119,27 @@ export class Sandbox {
   /** Install packages. One that can't be is an answer too: `is_ok` is false, and `message` says why. */
   install(packages: string[], { signal, ...options }: InstallOptions = {}): Promise<Answer<"install_packages">> {
     return this.client.call("install_packages", { path: this.#path, body: { ...options, packages }, signal });
+  }
+
+  /** Save it as it is, variables, running programs and files, while it goes on. */
+  snapshot({ signal, ...options }: SnapshotOptions = {}): Promise<SnapshotInfo> {
+    return this.client.call("take_snapshot", { path: this.#path, body: options, signal });
+  }
+
+  /** Describe its snapshots, oldest first. */
+  async snapshots(): Promise<SnapshotInfo[]> {
+    return (await this.client.call("list_snapshots", { path: this.#path })).snapshots;
+  }
+
+  /** Take it back to one of its snapshots: undo. What happened since is lost. */
+  restore(snapshot: string, { signal }: Signal = {}): Promise<SandboxInfo> {
+    return this.client.call("restore_sandbox", { path: this.#path, body: { snapshot }, signal });
+  }
+
+  /** Start another sandbox that goes on where this one is, or where `snapshot` was taken. */
+  async fork({ signal, ...options }: ForkOptions = {}): Promise<Sandbox> {
+    const info = await this.client.call("fork_sandbox", { path: this.#path, body: options, signal });
+    return new Sandbox(this.client, info.id);
   }
 }
 

@@ -1006,7 +1006,7 @@ export interface paths {
         put?: never;
         /**
          * Start another sandbox off a snapshot, or off a sandbox as it is now
-         * @description It has its own id, grant and audit, and whoever forked it owns it. What ran goes on in both.
+         * @description It has its own id, grant and audit, and whoever forked it owns it. What ran goes on in both. With `as_kernel` it is that of a new Jupyter kernel, whose id is that of the answer's first kernel.
          */
         post: operations["fork_sandbox"];
         delete?: never;
@@ -1045,6 +1045,40 @@ export interface paths {
         post?: never;
         /** Remove a snapshot. Others that share pages with it stay whole */
         delete: operations["delete_snapshot"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/sandboxes/{id}/park": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Save a sandbox to the disk, and free its memory. Its next use wakes it, and takes a little longer */
+        post: operations["park_sandbox"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/sandboxes/{id}/wake": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Wake a parked sandbox before its next use; does nothing to another */
+        post: operations["wake_sandbox"];
+        delete?: never;
         options?: never;
         head?: never;
         patch?: never;
@@ -2095,11 +2129,11 @@ export interface components {
              */
             max_life?: number | null;
             /**
-             * @description What an idle one comes to.
+             * @description What an idle one comes to: its end, or its being parked, saved on the disk until its next use.
              * @default delete
              * @enum {unknown}
              */
-            idle_policy?: "delete";
+            idle_policy?: "delete" | "park";
             /**
              * @description Name of a workspace that is kept and shared by the owner's sandboxes of that tenant.
              * @default null
@@ -2171,7 +2205,7 @@ export interface components {
             owner: string;
             profile: string;
             /** @enum {unknown} */
-            state: "ended" | "running" | "starting";
+            state: "ended" | "parked" | "running" | "starting";
             /** @description Once it has ended. */
             end: components["schemas"]["EndInfo"] | null;
             created: number;
@@ -2233,7 +2267,7 @@ export interface components {
              * @description `starting`, `running` or `ended`.
              * @enum {unknown}
              */
-            state: "ended" | "running" | "starting";
+            state: "ended" | "parked" | "running" | "starting";
         };
         /**
          * SandboxList
@@ -2419,7 +2453,7 @@ export interface components {
          */
         ForkRequest: {
             /**
-             * @description An id of the caller's own for it.
+             * @description An id of the caller's own for it. Jupyter chooses those of kernels.
              * @default null
              */
             id?: string | null;
@@ -2433,6 +2467,11 @@ export interface components {
              * @default false
              */
             keep_seeds?: boolean;
+            /**
+             * @description Of a notebook's kernel: make a Jupyter kernel of it, which a notebook can be opened with. Otherwise it is a sandbox whose context ``default`` is the kernel.
+             * @default false
+             */
+            as_kernel?: boolean;
         };
         /**
          * TokenRequest
@@ -3804,7 +3843,7 @@ export interface operations {
         parameters: {
             query?: {
                 /** @description Exact values. */
-                state?: "ended" | "running" | "starting";
+                state?: "ended" | "parked" | "running" | "starting";
                 /** @description Exact values. */
                 profile?: string;
                 /** @description Exact values. */
@@ -4366,6 +4405,52 @@ export interface operations {
             };
         };
     };
+    park_sandbox: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SandboxInfo"];
+                };
+            };
+        };
+    };
+    wake_sandbox: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SandboxInfo"];
+                };
+            };
+        };
+    };
     list_tokens: {
         parameters: {
             query?: never;
@@ -4513,6 +4598,8 @@ export const ROUTES = {
     list_all_snapshots: ["GET", "/snapshots"],
     get_snapshot: ["GET", "/snapshots/{snapshot}"],
     delete_snapshot: ["DELETE", "/snapshots/{snapshot}"],
+    park_sandbox: ["POST", "/sandboxes/{id}/park"],
+    wake_sandbox: ["POST", "/sandboxes/{id}/wake"],
     create_token: ["POST", "/sandboxes/{id}/tokens"],
     list_tokens: ["GET", "/sandboxes/{id}/tokens"],
     revoke_token: ["DELETE", "/sandboxes/{id}/tokens/{token}"],

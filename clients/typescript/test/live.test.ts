@@ -61,6 +61,25 @@ test("output is read as it is printed, and who stops reading ends the command", 
   }
 });
 
+test("a sandbox is saved, taken back and forked", async () => {
+  await box.exec("echo then > /tmp/state");
+  const saved = await box.snapshot({ name: "before" });
+  assert.deepEqual([saved.name, saved.sandbox], ["before", "ts"]);
+  await box.exec("echo now > /tmp/state");
+  const other = await box.fork({ snapshot: saved.id });
+  try {
+    assert.equal((await other.exec("cat /tmp/state")).stdout, "then\n");
+    assert.equal((await box.exec("cat /tmp/state")).stdout, "now\n");
+  } finally {
+    await other.delete();
+  }
+  assert.equal((await box.restore(saved.id)).id, "ts");
+  assert.equal((await box.exec("cat /tmp/state")).stdout, "then\n");
+  assert.deepEqual((await box.snapshots()).map((info) => info.id), [saved.id]);
+  await client.deleteSnapshot(saved.id);
+  assert.deepEqual(await client.snapshots(), []);
+});
+
 test("a signal ends a call", async () => {
   const begun = Date.now();
   await assert.rejects(box.exec("sleep 60", { signal: AbortSignal.timeout(500) }), { name: "TimeoutError" });
