@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -73,18 +74,14 @@ class AgentboxExtension(ExtensionApp):
             self._take_back_kernels(policy)
 
     def _take_back_kernels(self, policy: Policy) -> None:
-        """Have the kernels back before the first request asks for them, where the server is not running yet."""
+        """Have the kernels back before the first request asks for them."""
 
         async def take_back_all() -> None:
             assert self.serverapp is not None
             if found := await take_back(self.serverapp, policy):
                 self.log.info("jupyter_agentbox: took back %d kernels: %s", len(found), ", ".join(found))
 
-        loop = IOLoop.current()
-        if loop.asyncio_loop.is_running():  # type: ignore[attr-defined]
-            loop.add_callback(take_back_all)
-        else:
-            loop.run_sync(take_back_all)
+        _before_serving(take_back_all)
 
     def _gateway_url(self) -> str | None:
         from jupyter_server.gateway.gateway_client import GatewayClient
@@ -99,7 +96,7 @@ class AgentboxExtension(ExtensionApp):
         assert self.serverapp is not None
         self._service.root = self.serverapp.base_url.rstrip("/") + "/api/agentbox"
         self.handlers.extend(make_all("/"))
-        IOLoop.current().add_callback(self._recover)
+        _before_serving(self._recover)
 
     async def _recover(self) -> None:
         assert self._service is not None
@@ -134,3 +131,12 @@ class AgentboxExtension(ExtensionApp):
                 await asyncio.wait_for(close, STOP_TIMEOUT)
             except asyncio.TimeoutError:
                 self.log.warning("jupyter_agentbox: not all sandboxes ended in time; the sweeper takes them")
+
+
+def _before_serving(work: Callable[[], Awaitable[None]]) -> None:
+    """Do it before the first request, or at once where the server is running already."""
+    loop = IOLoop.current()
+    if loop.asyncio_loop.is_running():  # type: ignore[attr-defined]
+        loop.add_callback(work)
+    else:
+        loop.run_sync(work)

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -127,7 +126,7 @@ class Snapshots:
             )
             snapshot = await asyncio.to_thread(self.store.commit, staged, meta)
         except BaseException:
-            await asyncio.to_thread(shutil.rmtree, staged, True)
+            await asyncio.to_thread(self.store.discard, staged)
             raise
         self._latest[snapshot.meta.owner, snapshot.meta.sandbox] = snapshot.id
         await self.note(sandbox, "snapshot", snapshot)

@@ -138,6 +138,7 @@ REASONS: dict[str, type[ApiError]] = {
     "policy_refused": PolicyRefused,
     "not_found": NotFound,
     "conflict": Conflict,
+    "damaged": Conflict,
     "sandbox_ended": SandboxEnded,
     "too_large": TooLarge,
     "limit_reached": LimitReached,

@@ -10,6 +10,7 @@ import msgspec
 from jupyter_agentbox.errors import (
     AgentboxError,
     Conflict,
+    Damaged,
     InvalidConfig,
     InvalidRequest,
     LimitReached,
@@ -32,6 +33,7 @@ _KINDS: tuple[tuple[type[Exception], int, str], ...] = (
     (PolicyRefused, 403, "policy_refused"),
     (NotFound, 404, "not_found"),
     (Conflict, 409, "conflict"),
+    (Damaged, 409, "damaged"),
     (SandboxEnded, 410, "sandbox_ended"),
     (TooLarge, 413, "too_large"),
     (LimitReached, 429, "limit_reached"),

@@ -59,3 +59,23 @@ def test_a_server_may_be_told_to_take_its_kernels_along(agentbox_env: Env) -> No
     with agentbox_env.server("lab", "--AgentboxExtension.keep_sandboxes=False") as server:
         server.kernel().check("x = 1")
     assert agentbox_env.sandboxes() == []
+
+
+def test_sandboxes_of_programs_are_taken_back_running_or_parked(agentbox_env: Env) -> None:
+    agentbox_env.configure({"Policy": {"lease_timeout": 120.0}})
+    extension = "--ServerApp.jpserver_extensions={'jupyter_agentbox': True}"
+    first = Server(agentbox_env, "server", (extension,), {})
+    first.wait_ready()
+    for name in ("runner", "sleeper"):
+        first.call("POST", "api/agentbox/sandboxes", {"id": name})
+        first.call("POST", f"api/agentbox/sandboxes/{name}/code", {"code": f"x = '{name}'"})
+    first.call("POST", "api/agentbox/sandboxes/sleeper/park")
+    first.stop(signal.SIGKILL)
+
+    with agentbox_env.server("server", extension) as second:
+        known = second.call("GET", "api/agentbox/sandboxes")["sandboxes"]
+        assert {item["id"]: item["state"] for item in known} == {"runner": "running", "sleeper": "parked"}
+        for name in ("runner", "sleeper"):
+            ran = second.call("POST", f"api/agentbox/sandboxes/{name}/code", {"code": "x"})
+            assert ran["result"]["data"]["text/plain"] == repr(name)
+            second.call("DELETE", f"api/agentbox/sandboxes/{name}")
