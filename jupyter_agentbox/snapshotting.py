@@ -32,6 +32,7 @@ from .sessions import Sessions
 from .slot import KernelSlot, Restoration
 from .snapshots import Kind, Snapshot, SnapshotMeta, SnapshotStore
 from .spec import SandboxSpec
+from .tenants import Tenant
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class Snapshots:
             It could not be saved, as where a program inside has something open that gVisor does not save.
         """
         async with self._sessions.use(session_id, "snapshot", caller=caller) as session:
-            return _describe(await self.save(session, request))
+            return describe(await self.save(session, request))
 
     async def save(self, session: Session, request: SnapshotRequest, kind: Kind = "user") -> Snapshot:
         """Save a session's sandbox; see :meth:`take`."""
@@ -163,22 +164,22 @@ class Snapshots:
             info = await self._sessions.get(session_id, caller=caller)
             found = [i for i in await asyncio.to_thread(self.store.list, info.owner) if i.meta.sandbox == _label(info)]
         return [
-            _describe(item) for item in sorted(found, key=lambda item: item.meta.created) if item.meta.kind == "user"
+            describe(item) for item in sorted(found, key=lambda item: item.meta.created) if item.meta.kind == "user"
         ]
 
     async def get(self, snapshot_id: str, *, caller: Caller) -> SnapshotInfo:
         """Describe one. Raises NotFound."""
-        return _describe(await self._find(snapshot_id, caller))
+        return describe(await self.find(snapshot_id, caller))
 
     async def delete(self, snapshot_id: str, *, caller: Caller) -> None:
         """Remove one; what others share with it stays. Raises NotFound."""
-        found = await self._find(snapshot_id, caller)
+        found = await self.find(snapshot_id, caller)
         await asyncio.to_thread(self.store.delete, found.id, found.meta.owner)
 
-    async def _find(self, snapshot_id: str, caller: Caller) -> Snapshot:
-        """Find one that the caller may use: its own, or one of a sandbox that it may see."""
+    async def find(self, snapshot_id: str, caller: Caller) -> Snapshot:
+        """Find one that the caller may use: its own, or one of a sandbox that it may see. Raises NotFound."""
         for item in await asyncio.to_thread(self.store.list):
-            if item.id == snapshot_id:
+            if item.id == snapshot_id and item.meta.kind == "user":
                 if caller.scope is None and (caller.is_admin or item.meta.owner == caller.name):
                     return item
                 with suppress(NotFound):
@@ -203,7 +204,7 @@ class Snapshots:
             It was changed on the disk, or did not start. The sandbox goes on as it was.
         """
         async with self._sessions.use(session_id, "restore", caller=caller) as session:
-            snapshot = await self._find(snapshot_id, caller)
+            snapshot = await self.find(snapshot_id, caller)
             if (snapshot.meta.owner, snapshot.meta.sandbox) != (session.owner, _label(session.info())):
                 raise Conflict(
                     f"{snapshot.id} is a snapshot of another sandbox; fork a new one off it instead", field="snapshot"
@@ -245,6 +246,16 @@ class Snapshots:
                 f"the snapshot can't be restored here, since not all is as it was ({said})", field="snapshot"
             )
         is_tenants = saved.request.tenant is not None
+        if saved.request.tenant is not None:
+            # The folders are the snapshot's own words, and it may be the file that another owner has exported.
+            tenant = await asyncio.to_thread(Tenant.open, self._policy.state_path, session.owner, saved.request.tenant)
+            if spec.workspace != tenant.workspace or not set(tenant.mounts) <= set(spec.mounts):
+                raise Conflict("the snapshot shows the folders of another owner's tenant", field="snapshot")
+            others = set(spec.mounts) - set(tenant.mounts)
+        else:
+            others = set(spec.mounts)
+        if any(mount.is_writable for mount in others):
+            raise Conflict("the snapshot shows a folder to write in that is nobody's here", field="snapshot")
         return await asyncio.to_thread(renew, self._policy, spec, owner=session.owner, is_tenants=is_tenants)
 
     @contextlib.asynccontextmanager
@@ -275,7 +286,7 @@ class Snapshots:
             raise InvalidRequest("a kernel's id is Jupyter's to choose", field="id")
         async with self._sessions.use(session_id, "fork", caller=caller) as session:
             if request.snapshot is not None:
-                snapshot = await self._find(request.snapshot, caller)
+                snapshot = await self.find(request.snapshot, caller)
             else:
                 snapshot = await self.save(session, SnapshotRequest(name=""), kind="auto")
             try:
@@ -369,7 +380,8 @@ def _label(info: SandboxInfo) -> str:
     return info.kernels[0].id if info.kind == "notebook" and info.kernels else info.id
 
 
-def _describe(snapshot: Snapshot) -> SnapshotInfo:
+def describe(snapshot: Snapshot) -> SnapshotInfo:
+    """Say what the API says of one."""
     spec = read_saved(snapshot).record.spec
     return SnapshotInfo(
         id=snapshot.id,

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from jupyter_agentbox import __version__
+from jupyter_agentbox.exchange import Exchange
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.models import CheckInfo, Health
 from jupyter_agentbox.parking import Parker
@@ -36,6 +37,7 @@ class Service:
         self.sessions = sessions
         self.snapshots = Snapshots(sessions)
         self.parker = Parker(sessions, self.snapshots)
+        self.exchange = Exchange(sessions, self.snapshots)
         self.gateway_url = gateway_url
         self.root = "/api/agentbox"
         self.tokens = TokenStore(sessions.policy.state_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jupyter_agentbox.errors import NotAuthorized
+from jupyter_agentbox.exchange import Exchange
 from jupyter_agentbox.models import (
     ForkRequest,
     RestoreRequest,
@@ -12,7 +13,7 @@ from jupyter_agentbox.models import (
     SnapshotRequest,
 )
 
-from .call import Call
+from .call import Bytes, Call
 from .routes import route
 
 
@@ -36,13 +37,13 @@ async def list_snapshots(call: Call) -> SnapshotList:
 
 @route(
     "POST", "/sandboxes/{id}/restore", "execute", body=RestoreRequest, answer=SandboxInfo, errors=(409,),
-    tool="restore",
+    tool="restore", is_owners=True,
 )  # fmt: skip
 async def restore_sandbox(call: Call) -> SandboxInfo:
     """Take a sandbox back to one of its snapshots: undo.
 
-    Its id, its kernels' ids and endpoints stay; a notebook goes on with the variables of then. What policy does not
-    allow any more is not restored.
+    Its id, its kernels' ids and endpoints stay; a notebook goes on with the variables of then. Tokens for it end. What
+    policy does not allow any more is not restored.
     """
     return await call.snapshots.restore(call.id, call.body.snapshot, caller=call.caller)
 
@@ -66,6 +67,27 @@ async def fork_sandbox(call: Call) -> SandboxInfo:
 async def list_all_snapshots(call: Call) -> SnapshotList:
     """List all snapshots of the caller's, oldest first."""
     return SnapshotList(await call.snapshots.list(caller=call.caller))
+
+
+@route("POST", "/snapshots/import", "execute", answer=SnapshotInfo, kind="upload", status=201, errors=(409, 429))
+async def import_snapshot(call: Call) -> SnapshotInfo:
+    """Import an exported snapshot: the body is the file.
+
+    It becomes the caller's. Of another machine's it takes one that has the same key file.
+    """
+    exchange: Exchange = call.service.exchange
+    return await exchange.import_(call.chunks, caller=call.caller)
+
+
+@route("GET", "/snapshots/{snapshot}/export", "execute", kind="download", errors=(404, 409, 429))
+async def export_snapshot(call: Call) -> Bytes:
+    """Export a snapshot as one file.
+
+    It holds all that the sandbox had in memory, secrets too: keep it as private.
+    """
+    exchange: Exchange = call.service.exchange
+    chunks = await exchange.export(call.params["snapshot"], caller=call.caller)
+    return Bytes(chunks, f"{call.params['snapshot']}.snapshot", close=getattr(chunks, "close", lambda: None))
 
 
 @route("GET", "/snapshots/{snapshot}", "read", answer=SnapshotInfo, errors=(404,), is_poll=True)

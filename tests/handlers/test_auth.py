@@ -41,10 +41,13 @@ CALLS: dict[str, Any] = {
     "read_file": {"path": "a"}, "stat_file": {"path": "a"}, "file_exists": {"path": "a"},
     "glob_files": {"pattern": "*"}, "grep_files": {"pattern": "x"}, "download_file": {"path": "a"},
     "upload_file": {"path": "done-by-upload"}, "upload_archive": {"path": "done-by-archive"},
-    "wait_process": {"timeout": 0.1},
+    "wait_process": {"timeout": 0.1}, "take_snapshot": {"name": "done"}, "fork_sandbox": {"id": "walked-too"},
 }  # fmt: skip
 #: Those that take away what others are tried on; last in the walk of one who may.
-LAST = ("kill_process", "remove_process", "delete_context", "revoke_token", "delete_sandbox")
+LAST = (
+    "kill_process", "remove_process", "delete_context", "revoke_token", "park_sandbox", "wake_sandbox",
+    "restore_sandbox", "delete_snapshot", "delete_sandbox",
+)  # fmt: skip
 #: Larger than what is buffered anywhere before a handler is asked.
 BYTES = b"x" * 2_000_000
 
@@ -62,8 +65,10 @@ class Place:
         for name in route.parameters:
             path = path.replace(f"{{{name}}}", self.names[name])
         values = CALLS.get(route.name)
+        if route.name == "restore_sandbox":
+            values = {"snapshot": self.names["snapshot"]}
         if route.kind == "upload" or (route.body is None and values is not None):
-            path += "?" + urlencode(values)
+            path += "?" + urlencode(values or {})
         if route.kind == "upload":
             return path, BYTES
         if route.body is not None:
@@ -81,9 +86,12 @@ def place(api: Api) -> Iterator[Place]:
     process = api.ok("POST", path + "/terminals", {"argv": ["sh", "-c", "trap '' USR1; sleep 600"]})["id"]
     ask = api.ok("POST", path + "/egress/asks", {"host": "api.github.com"})["id"]
     token = api.ok("POST", path + "/tokens", {"verbs": ["read"], "name": "walked"})["info"]["id"]
-    yield Place(path, {"process": process, "context": "side", "ask": ask, "token": token})
-    api("DELETE", path)
-    api("DELETE", "/sandboxes/walked")
+    snapshot = api.ok("POST", path + "/snapshots", {})["id"]
+    yield Place(path, {"process": process, "context": "side", "ask": ask, "token": token, "snapshot": snapshot})
+    for name in ("walk", "walked", "walked-too"):
+        api("DELETE", f"/sandboxes/{name}")
+    for item in api.ok("GET", "/snapshots")["snapshots"]:
+        api("DELETE", f"/snapshots/{item['id']}")
 
 
 def state_of(api: Api, place: Place) -> Any:
@@ -100,6 +108,7 @@ def state_of(api: Api, place: Place) -> Any:
         "contexts": [item["name"] for item in api.ok("GET", place.path + "/contexts")["contexts"]],
         "asks": [(item["id"], item["state"]) for item in api.ok("GET", place.path + "/egress/asks")["asks"]],
         "tokens": [item["id"] for item in api.ok("GET", place.path + "/tokens")["tokens"]],
+        "snapshots": [item["id"] for item in api.ok("GET", "/snapshots")["snapshots"]],
         "calls": [
             row["detail"]["tool"]
             for row in api.ok("GET", place.path + "/audit", params={"kind": "call", "is_allowed": "true"})["rows"]
@@ -198,7 +207,8 @@ def test_a_token_to_read_reads_and_the_owner_does_all(api: Api, place: Place) ->
     after = state_of(api, place)
     after["tokens"].pop()
     assert {**after, "calls": 0} == {**before, "calls": 0}
-    left_out = {"install_packages", "stream_installation", "upload_archive"}  # no network, and no archive
+    # No network, no archive, and no exported snapshot.
+    left_out = {"install_packages", "stream_installation", "upload_archive", "import_snapshot"}
     assert socket_status(api, place, header=[f"Authorization: token {api.server.token}"]) == 101
     order = sorted(TABLE, key=lambda route: LAST.index(route.name) if route.name in LAST else -1)
     done = [route for route in order if route.name not in left_out]
@@ -233,7 +243,9 @@ def jp_server_config(tmp_path: Any, has_runsc: None) -> dict[str, Any]:
 async def test_one_who_may_only_read_reads_and_does_nothing(jp_fetch: Any, jp_serverapp: Any) -> None:
     settings = jp_serverapp.web_app.settings
     before, only = settings["authorizer"], Only(parent=jp_serverapp, identity_provider=settings["identity_provider"])
-    inner = Place("/sandboxes/inner", {"process": "none", "context": "none", "ask": "none", "token": "none"})
+    inner = Place(
+        "/sandboxes/inner", {"process": "none", "context": "none", "ask": "none", "token": "none", "snapshot": "0" * 20}
+    )
 
     async def call(verb: str, path: str, body: bytes | None) -> tuple[int, Any]:
         path, _, query = path.partition("?")

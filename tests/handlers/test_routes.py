@@ -113,7 +113,7 @@ def test_the_document_is_sound() -> None:
     for route in TABLE:
         assert route.summary, route
         assert route.tool is None or route.tool in TOOLS, route
-        assert all(name in ("id", "process", "context", "ask", "token") for name in route.parameters)
+        assert all(name in ("id", "process", "context", "ask", "token", "snapshot") for name in route.parameters)
         if route.action == "read":
             assert route.verb == "get" or route.name == "export_files", route
     assert "----" not in text

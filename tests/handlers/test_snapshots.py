@@ -177,3 +177,40 @@ def test_a_notebooks_kernel_is_undone_under_its_open_socket_and_forked_into_anot
 def test_only_a_notebooks_kernel_is_forked_into_a_kernel(api: Api, make: Make) -> None:
     assert api.fails(409, "POST", make() + "/fork", {"as_kernel": True})["field"] == "as_kernel"
     assert api.ok("GET", "/snapshots")["snapshots"] == []
+
+
+def test_an_exported_snapshot_is_imported_and_nothing_that_was_changed(api: Api, make: Make) -> None:
+    path = make()
+    api.ok("POST", path + "/code", {"code": "x = 'exported'"})
+    saved = api.ok("POST", path + "/snapshots", {"name": "kept"})
+    exported = api("GET", f"/snapshots/{saved['id']}/export")
+    assert exported.status_code == 200
+    assert exported.headers["Content-Type"] == "application/octet-stream"
+    assert api("DELETE", f"/snapshots/{saved['id']}").status_code == 204
+    content = bytearray(exported.content)
+    assert len(content) > saved["cost"]
+
+    answer = api("POST", "/snapshots/import", bytes(content))
+    assert answer.status_code == 201, answer.text
+    again = answer.json()
+    assert (again["name"], again["sandbox"], again["owner"]) == ("kept", saved["sandbox"], saved["owner"])
+    assert again["id"] != saved["id"]
+    api.ok("POST", path + "/code", {"code": "x = 'later'"})
+    api.ok("POST", path + "/restore", {"snapshot": again["id"]})
+    assert value(api, path, "x") == "'exported'"
+
+    content[len(content) // 2] ^= 1
+    for wrong in (bytes(content), exported.content[:-1], exported.content + b"x", b"", b"no snapshot"):
+        assert "message" in api.fails(409, "POST", "/snapshots/import", wrong)
+    assert [item["id"] for item in api.ok("GET", "/snapshots")["snapshots"]] == [again["id"]]
+    api.fails(404, "GET", f"/snapshots/{'0' * 20}/export")
+    assert api("DELETE", f"/snapshots/{again['id']}").status_code == 204
+
+
+def test_the_state_of_a_tenants_sandbox_shows_the_owners_own_folders_only(api: Api, make: Make) -> None:
+    path = make(tenant="kept")
+    saved = api.ok("POST", path + "/snapshots", {})
+    assert not saved["is_folder_kept"]
+    fork = api.ok("POST", path + "/fork", {"snapshot": saved["id"]})
+    assert api("DELETE", f"/sandboxes/{fork['id']}").status_code == 204
+    assert api("DELETE", f"/snapshots/{saved['id']}").status_code == 204

@@ -986,7 +986,7 @@ export interface paths {
         put?: never;
         /**
          * Take a sandbox back to one of its snapshots: undo
-         * @description Its id, its kernels' ids and endpoints stay; a notebook goes on with the variables of then. What policy does not allow any more is not restored.
+         * @description Its id, its kernels' ids and endpoints stay; a notebook goes on with the variables of then. Tokens for it end. What policy does not allow any more is not restored.
          */
         post: operations["restore_sandbox"];
         delete?: never;
@@ -1024,6 +1024,46 @@ export interface paths {
         };
         /** List all snapshots of the caller's, oldest first */
         get: operations["list_all_snapshots"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/snapshots/import": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Import an exported snapshot: the body is the file
+         * @description It becomes the caller's. Of another machine's it takes one that has the same key file.
+         */
+        post: operations["import_snapshot"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/snapshots/{snapshot}/export": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Export a snapshot as one file
+         * @description It holds all that the sandbox had in memory, secrets too: keep it as private.
+         */
+        get: operations["export_snapshot"];
         put?: never;
         post?: never;
         delete?: never;
@@ -4361,6 +4401,53 @@ export interface operations {
             };
         };
     };
+    import_snapshot: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/octet-stream": string;
+            };
+        };
+        responses: {
+            /** @description Created */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SnapshotInfo"];
+                };
+            };
+        };
+    };
+    export_snapshot: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a snapshot. */
+                snapshot: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/octet-stream": string;
+                };
+            };
+        };
+    };
     get_snapshot: {
         parameters: {
             query?: never;
@@ -4596,6 +4683,8 @@ export const ROUTES = {
     restore_sandbox: ["POST", "/sandboxes/{id}/restore"],
     fork_sandbox: ["POST", "/sandboxes/{id}/fork"],
     list_all_snapshots: ["GET", "/snapshots"],
+    import_snapshot: ["POST", "/snapshots/import"],
+    export_snapshot: ["GET", "/snapshots/{snapshot}/export"],
     get_snapshot: ["GET", "/snapshots/{snapshot}"],
     delete_snapshot: ["DELETE", "/snapshots/{snapshot}"],
     park_sandbox: ["POST", "/sandboxes/{id}/park"],

@@ -1,0 +1,131 @@
+"""Snapshots as files: one is exported to be kept elsewhere or moved to another machine, and imported again.
+
+:mod:`~jupyter_agentbox.snapshots` signs what goes out, and takes nothing in that is not signed under its own key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import AsyncIterable, Iterator
+from functools import partial
+from typing import IO
+
+from .errors import AgentboxError, LimitReached, NotAuthorized, TooLarge
+from .models import SnapshotInfo
+from .registry import Caller
+from .sessions import Sessions
+from .snapshots import Snapshot
+from .snapshotting import Snapshots, describe, read_saved
+from .spec import MIB, format_size
+
+#: Files that one caller may export and import at a time; each takes a snapshot's room on the disk meanwhile.
+MAX_MOVES = 2
+#: Bytes of a file beside those of the snapshot: names and signatures.
+_EXTRA = 128 * MIB
+_PIECE = MIB
+
+
+class Exchange:
+    """Exports and imports the snapshots of one server.
+
+    Parameters
+    ----------
+    sessions : Sessions
+    snapshots : Snapshots
+    """
+
+    def __init__(self, sessions: Sessions, snapshots: Snapshots) -> None:
+        self._policy = sessions.policy
+        self._snapshots = snapshots
+        self._moves: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    async def export(self, snapshot_id: str, *, caller: Caller) -> Iterator[bytes]:
+        """Return a generator of a snapshot's file, which blocks.
+
+        Raises
+        ------
+        NotFound
+        Damaged, LimitReached
+            From the generator, before its first bytes.
+        """
+        found = await self._snapshots.find(snapshot_id, caller)
+
+        def chunks() -> Iterator[bytes]:
+            with self._turn(caller):
+                yield from self._snapshots.store.export(found.id, found.meta.owner)
+
+        return chunks()
+
+    async def import_(self, chunks: AsyncIterable[bytes], *, caller: Caller) -> SnapshotInfo:
+        """Make a snapshot of a file. It is the caller's.
+
+        Raises
+        ------
+        Damaged
+            It was changed or cut off, or another store has exported it.
+        LimitReached, TooLarge
+        NotAuthorized
+            It shows a folder of a notebook's, and the caller may not use kernels.
+        """
+        caller.check_unscoped("import a snapshot")
+        with self._turn(caller):
+            store = await asyncio.to_thread(lambda: self._snapshots.store)
+            # All of it first: whoever sends slowly holds no thread, and what is signed is looked at in one go.
+            with await asyncio.to_thread(lambda: tempfile.TemporaryFile(dir=self._policy.state_path)) as file:
+                limit, size = self._policy.max_snapshot_bytes + _EXTRA, 0
+                async for chunk in chunks:
+                    size += len(chunk)
+                    if size > limit:
+                        raise TooLarge(
+                            f"the file is larger than the {format_size(limit)} that are taken",
+                            setting="Policy.max_snapshot_bytes",
+                        )
+                    await asyncio.to_thread(file.write, chunk)
+                work = asyncio.ensure_future(asyncio.to_thread(store.import_, _read(file), caller.name))
+                try:
+                    snapshot = await asyncio.shield(work)
+                except asyncio.CancelledError:
+                    await asyncio.wait([work])  # a thread is reading the file
+                    if work.exception() is None:
+                        await self._delete(work.result())
+                    raise
+        try:
+            _check(snapshot, caller)
+        except AgentboxError:
+            await self._delete(snapshot)
+            raise
+        return describe(snapshot)
+
+    async def _delete(self, snapshot: Snapshot) -> None:
+        await asyncio.to_thread(self._snapshots.store.delete, snapshot.id, snapshot.meta.owner)
+
+    @contextlib.contextmanager
+    def _turn(self, caller: Caller) -> Iterator[None]:
+        with self._lock:
+            if self._moves[caller.name] >= MAX_MOVES:
+                raise LimitReached(f"{MAX_MOVES} snapshots of yours are being moved; wait for one of them")
+            self._moves[caller.name] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._moves[caller.name] -= 1
+                self._moves += Counter()  # forgets who has none
+
+
+def _read(file: IO[bytes]) -> Iterator[bytes]:
+    file.seek(0, os.SEEK_SET)
+    return iter(partial(file.read, _PIECE), b"")
+
+
+def _check(snapshot: Snapshot, caller: Caller) -> None:
+    """Refuse the folder of somebody's notebook to whoever can't open notebooks."""
+    saved = read_saved(snapshot)
+    if saved.record.spec.workspace is not None and saved.request.tenant is None and not caller.has_kernels:
+        raise NotAuthorized("the snapshot shows a notebook's folder, and you may not use kernels here")
