@@ -139,6 +139,13 @@ class Policy(LoggingConfigurable):
         printed, no connection is open and no processor time was used; a thread in the kernel's background that only
         waits stands still, too. 0 never freezes.""",
     ).tag(config=True)
+    kernel_driver = Enum(
+        ("auto", "relay"),
+        "auto",
+        help="""How kernels are reached. With ``auto`` ipykernel speaks to the host itself, which is several times
+        faster, and all other kernels by a relay in the sandbox; with ``relay`` ipykernel too, as it does outside of
+        sandboxes: for programs that need its ZeroMQ sockets.""",
+    ).tag(config=True)
 
     idle_timeout = Float(
         1800.0,
@@ -396,6 +403,7 @@ class Policy(LoggingConfigurable):
             accept_unenforced=frozenset(self.accept_unenforced),
             lease_timeout=self._narrow(profile, "lease_timeout", profile.lease_timeout, asked),
             freeze_after=profile.freeze_after,
+            driver=self.kernel_driver,
             kernel_id=kernel_id,
             owner=owner,
             runtime=profile.runtime,

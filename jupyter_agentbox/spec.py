@@ -149,7 +149,7 @@ class SandboxSpec:
     accept_unenforced: frozenset[str] = frozenset()
     lease_timeout: float = 60.0
     freeze_after: float = 60.0
-    driver: str = "relay"
+    driver: str = "auto"
     kernel_id: str = ""
     kernel_name: str = ""
     owner: str = ""

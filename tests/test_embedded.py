@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -143,3 +145,195 @@ def client(sandbox: Sandbox) -> Client:
 
 def test_code_runs(client: Client) -> None:
     assert client.run("print('hello'); 1 + 1") == "hello\n2"
+
+
+def test_silent_code_and_history(client: Client) -> None:
+    assert client.run("'kept'") == "'kept'"
+    assert client.run("1", silent=True, store_history=False) == ""
+    history = client.send(
+        "shell", "history_request", {"hist_access_type": "tail", "n": 1, "raw": True, "output": False}
+    )
+    assert client.reply(history)["content"]["history"][-1][2] == "'kept'"
+
+
+def test_the_parts_of_the_protocol_answer(client: Client) -> None:
+    def ask(kind: str, **content: Any) -> Any:
+        return client.reply(client.send("shell", kind, content))["content"]
+
+    client.run("number = 7")
+    assert "number" in ask("complete_request", code="numb", cursor_pos=4)["matches"]
+    assert "7" in ask("inspect_request", code="number", cursor_pos=3, detail_level=0)["data"]["text/plain"]
+    assert ask("is_complete_request", code="if 1:")["status"] == "incomplete"
+    info = ask("kernel_info_request")
+    assert info["implementation"] == "ipython"
+    request = client.start("", user_expressions={"n": "number + 1"})
+    assert client.reply(request)["content"]["user_expressions"]["n"]["data"]["text/plain"] == "8"
+
+
+def test_an_error_aborts_what_is_queued(client: Client) -> None:
+    first = client.start("import time; time.sleep(0.5); 1 / 0")
+    others = [client.start(f"never = {i}") for i in range(3)]
+    assert client.reply(first)["content"]["ename"] == "ZeroDivisionError"
+    assert [client.reply(other)["content"]["status"] for other in others] == ["aborted"] * 3
+    assert client.run("'never' in dir()") == "False"
+
+
+def test_an_interrupt_ends_code_and_children(client: Client) -> None:
+    async def interrupt() -> None:
+        await client.kernel.signal(signal.SIGINT)
+
+    for code in ("while True: pass", "import time; time.sleep(60)", "import asyncio; await asyncio.sleep(60)"):
+        request = client.until("print('go')\n" + code, "go")
+        began = time.monotonic()
+        LinkThread.instance().submit(interrupt()).result(5)
+        assert client.reply(request)["content"]["ename"] in ("KeyboardInterrupt", "CancelledError")
+        assert time.monotonic() - began < 2
+    request = client.until("import subprocess; print('go'); subprocess.run(['sleep', '61'])", "go")
+    client.reply(client.send("control", "interrupt_request", {}), "control")
+    assert client.reply(request)["content"]["ename"] == "KeyboardInterrupt"
+    assert client.run("!pgrep -f 'sleep 6[1]' || echo none").strip() == "none"
+
+
+def test_output_survives_an_interrupt_at_any_moment(client: Client) -> None:
+    request = client.until("while True: print('x' * 5000)", "x")
+    for _ in range(3):
+        LinkThread.instance().submit(client.kernel.signal(signal.SIGINT)).result(5)
+    assert client.reply(request)["content"]["status"] == "error"
+    assert client.run("print('y' * 100_000)") == "y" * 100_000 + "\n"
+
+
+def test_control_answers_while_a_cell_runs(client: Client) -> None:
+    request = client.until("import time; print('go'); time.sleep(3)", "go")
+    began = time.monotonic()
+    client.reply(client.send("control", "kernel_info_request", {}), "control")
+    assert time.monotonic() - began < 2
+    assert client.reply(request)["content"]["status"] == "ok"
+
+
+def test_input_and_passwords_are_asked_for(client: Client) -> None:
+    request = client.start("import getpass; print(input('name? '), getpass.getpass('secret? '))")
+    for prompt, is_password in (("name? ", False), ("secret? ", True)):
+        asked = client.find(lambda c, m, prompt=prompt: c == "stdin" and m["content"]["prompt"] == prompt)  # type: ignore[misc]
+        assert asked["content"]["password"] is is_password
+        client.send("stdin", "input_reply", {"value": prompt.upper()})
+    assert client.text(request) == "NAME?  SECRET? \n"
+
+
+def test_output_of_children_and_of_libraries_is_shown(client: Client) -> None:
+    code = """
+    import ctypes, os, subprocess, multiprocessing
+    subprocess.run(['sh', '-c', 'echo child; echo wrong >&2'])
+    os.system('echo system')
+    libc = ctypes.CDLL(None); libc.puts(b'library'); libc.fflush(None)
+    child = multiprocessing.get_context('fork').Process(target=lambda: print('forked'))
+    child.start(); child.join()
+    import time; time.sleep(0.5)
+    """
+    request = client.start(code.replace("\n    ", "\n"))
+    assert sorted(client.text(request).split()) == ["child", "forked", "library", "system"]
+    assert client.text(request, "stderr") == "wrong\n"
+
+
+def test_much_output_comes_whole(client: Client) -> None:
+    request = client.start("block = 'ä' * 99 + '\\n'\nfor _ in range(200): print(block * 1000, end='')")
+    assert client.text(request, timeout=60) == ("ä" * 99 + "\n") * 200_000
+
+
+def test_output_that_follows_is_shown_before_the_cell_ends(client: Client) -> None:
+    client.until("import time\nprint('one')\nprint('two')\nprint('three', end='')\ntime.sleep(3)", "three", timeout=2)
+
+
+def test_threads_and_tasks_go_on_between_cells(client: Client) -> None:
+    code = """
+    import asyncio, threading, time
+    async def count():
+        global ticks
+        for ticks in range(1000): await asyncio.sleep(0.01)
+    task = asyncio.create_task(count())
+    threading.Timer(0.5, lambda: print('later')).start()
+    """
+    request = client.start(code.replace("\n    ", "\n"))
+    assert client.reply(request)["content"]["status"] == "ok"
+    client.find(lambda c, m: m["msg_type"] == "stream" and m["content"]["text"] == "later\n")
+    assert int(client.run("ticks")) > 10
+    assert client.run("await asyncio.sleep(0.01, 'top level')") == "'top level'"
+    assert client.run("%gui asyncio") == ""
+
+
+def test_displays_are_updated(client: Client) -> None:
+    request = client.start("h = display('old', display_id=True); h.update('new')")
+    kinds = [m["msg_type"] for m in client.outputs(request)]
+    assert kinds == ["status", "execute_input", "display_data", "update_display_data", "status"]
+
+
+def test_comms_carry_buffers_both_ways(client: Client) -> None:
+    code = """
+    from comm import create_comm
+    data = bytes(range(256)) * 40_000
+    got = []
+    c = create_comm(target_name='x', data={}, buffers=[data, memoryview(data)[:10]])
+    c.on_msg(lambda m: (got.append(m['buffers'][0].tobytes() == data), print('handled')))
+    """
+    opened = client.outputs(client.start(code.replace("\n    ", "\n")))
+    message = next(m for m in opened if m["msg_type"] == "comm_open")
+    data = bytes(range(256)) * 40_000
+    assert [bytes(b) for b in message["buffers"]] == [data, data[:10]]
+    request = client.send("shell", "comm_msg", {"comm_id": message["content"]["comm_id"], "data": {}}, buffers=[data])
+    assert client.text(request) == "handled\n"
+    assert client.run("got") == "[True]"
+
+
+def test_subshells_run_beside_the_main_shell(client: Client) -> None:
+    def control(kind: str, **content: Any) -> Any:
+        return client.reply(client.send("control", kind, content), "control")["content"]
+
+    subshell = control("create_subshell_request")["subshell_id"]
+    assert control("list_subshell_request")["subshell_id"] == [subshell]
+    busy = client.until("import time; print('go'); time.sleep(3); 'main'", "go")
+    began = time.monotonic()
+    assert client.run("6 * 7", subshell_id=subshell) == "42"
+    failed = client.start("1 / 0", subshell_id=subshell)
+    assert client.reply(failed)["content"]["ename"] == "ZeroDivisionError"
+    assert client.run("'again'", subshell_id=subshell) == "'again'"
+    assert time.monotonic() - began < 2.5
+    assert client.reply(busy)["content"]["status"] == "ok"
+    assert control("delete_subshell_request", subshell_id=subshell)["status"] == "ok"
+    assert control("list_subshell_request")["subshell_id"] == []
+    assert client.reply(client.start("1", subshell_id=subshell))["content"]["status"] == "error"
+    assert client.run("'main goes on'") == "'main goes on'"
+
+
+def test_the_debugger_stops_at_breakpoints(client: Client) -> None:
+    sequence = iter(range(1, 100))
+
+    def debug(command: str, **arguments: Any) -> Any:
+        content = {"type": "request", "seq": next(sequence), "command": command, "arguments": arguments}
+        return client.reply(client.send("control", "debug_request", content), "control")["content"]
+
+    debug("initialize", clientID="test", adapterID="")
+    assert debug("attach")["success"]
+    code = "def f():\n    x = 41\n    return x + 1\nf()"
+    source = debug("dumpCell", code=code)["body"]["sourcePath"]
+    assert debug("setBreakpoints", source={"path": source}, breakpoints=[{"line": 3}])["body"]["breakpoints"]
+    debug("configurationDone")
+    request = client.start(code)
+    stopped = client.find(lambda c, m: m["msg_type"] == "debug_event" and m["content"]["event"] == "stopped")
+    thread = stopped["content"]["body"]["threadId"]
+    assert debug("stackTrace", threadId=thread)["body"]["stackFrames"][0]["line"] == 3
+    debug("continue", threadId=thread)
+    assert client.reply(request)["content"]["status"] == "ok"
+    debug("disconnect", restart=False, terminateDebuggee=True)
+
+
+def test_programs_that_look_for_sockets_are_told_there_are_none(client: Client) -> None:
+    code = """
+    from ipykernel.connect import get_connection_file
+    from jupyter_client.blocking.client import BlockingKernelClient
+    try: BlockingKernelClient().load_connection_file(get_connection_file())
+    except Exception as error: print(type(error).__name__)
+    k = get_ipython().kernel
+    k.session.send(k.iopub_socket, 'stream', {'name': 'stdout', 'text': 'sent'}, parent=k.get_parent())
+    message = k.session.msg('stream', {'name': 'stdout', 'text': '!'}, k.get_parent())
+    k.iopub_socket.send_multipart(k.session.serialize(message))
+    """
+    assert client.run(code.replace("\n    ", "\n")) == "TraitError\nsent!"

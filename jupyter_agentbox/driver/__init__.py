@@ -85,6 +85,11 @@ class Kernel:
         """Which driver it has."""
         return "embedded" if isinstance(self._driver, Embedded) else "relay"
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether somebody takes its messages."""
+        return self._is_heard.is_set()
+
     async def heard_by_somebody(self) -> None:
         """Wait until somebody takes its messages; for drivers."""
         await self._is_heard.wait()

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyter_agentbox.errors import LinkClosed
-from jupyter_agentbox.guest.fifos import HELLO, READ_SIZE, FormatError, Unpacker, pack, packed_size
+from jupyter_agentbox.guest.fifos import ACK, HELLO, READ_SIZE, FormatError, Unpacker, pack, packed_size
 from jupyter_agentbox.link import PIPE_SIZE, LinkThread
 from jupyter_agentbox.spec import MIB
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: FIFOs that the kernel reads, and those that it writes.
-READ_BY_KERNEL = ("shell", "stdin", "control")
+READ_BY_KERNEL = ("shell", "stdin", "control", "said-read", "answers-read")
 WRITTEN_BY_KERNEL = ("said", "answers")
 CHANNELS = frozenset({b"shell", b"iopub", b"stdin", b"control"})
 #: Largest message of a kernel, bytes.
@@ -65,20 +65,22 @@ class Embedded:
         """Make FIFOs and have the kernel handed their other ends."""
         # A new name, and it is there only when our ends are open: gVisor would wait for them for ever.
         self._name = f"{self._kernel.name}_{secrets.token_hex(8)}"
-        window = (MAX_READS + 2) * READ_SIZE
         for channel in READ_BY_KERNEL:
             self._writers[channel] = Writer(self._make(channel, os.O_RDWR), self._loop)
+        rooms = []
         for index, channel in enumerate(WRITTEN_BY_KERNEL):
             fd = self._make(channel, os.O_RDONLY)
             with contextlib.suppress(OSError):  # beyond this user's share of pipe memory: slower, no worse
                 fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
-            window = max(window, fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) + (MAX_READS + 2) * READ_SIZE)
+            # Pages need not be full, but two neighbours have more than one's worth.
+            room = fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) // 2 - 2 * mmap.PAGESIZE
+            rooms.append(room)
             reader = Reader(fd, self._loop, self._active)
             self._readers.append(reader)
-            LinkThread.instance().spawn(self._carry(index, reader))
-        self._kernel.request(
-            {"fifos": self._name, "taken": self._record.all() if self._record.is_known else None, "window": window}
-        )
+            acks = Acks(self._writers[f"{channel}-read"], room // 4)
+            LinkThread.instance().spawn(self._carry(index, reader, acks))
+        taken = self._record.all() if self._record.is_known else None
+        self._kernel.request({"fifos": self._name, "taken": taken, "room": rooms})
 
     def _make(self, channel: str, flags: int) -> int:
         path = self._directory / f"{self._name}-{channel}"
@@ -105,12 +107,13 @@ class Embedded:
         self._active()
         await writer.write(pack(frames))
 
-    async def _carry(self, index: int, reader: Reader) -> None:
+    async def _carry(self, index: int, reader: Reader, acks: Acks) -> None:
         unpacker = Unpacker(MAX_MESSAGE)
         await self._kernel.heard_by_somebody()
         hello = b""
         try:
             while data := await reader.read():
+                count = len(data)
                 if len(hello) < HELLO.size:
                     hello, data = hello + data[: HELLO.size - len(hello)], data[HELLO.size - len(hello) :]
                     if len(hello) == HELLO.size:
@@ -123,6 +126,7 @@ class Embedded:
                     if reader.is_closed:
                         return
                     self._record.add(index, packed_size(parts))
+                acks.add(count)
         except FormatError as error:
             await self._kernel.cut_off(WRITTEN_BY_KERNEL[index], error)
         finally:
@@ -150,13 +154,13 @@ class Embedded:
         What the kernel said before is taken first, and what was sent to it is in its memory. Raises LinkClosed.
         """
         writers, self._writers = self._writers, {}
-        self._has_hung_up.clear()
-        self._kernel.request({"hang_up": True})
         try:
-            await asyncio.wait_for(
-                asyncio.gather(self._has_hung_up.wait(), *(reader.wait_closed() for reader in self._readers)),
-                HANG_UP_TIMEOUT,
-            )
+            await self._order({"hang_up": True})
+            if self._kernel.is_heard:
+                rest = asyncio.gather(*(reader.wait_closed() for reader in self._readers))
+                await asyncio.wait_for(rest, HANG_UP_TIMEOUT)
+            if self._record.is_known:
+                await self._order({"hang_up": True, "taken": self._record.all()})
         except asyncio.TimeoutError:
             raise LinkClosed(f"the kernel did not hang up within {HANG_UP_TIMEOUT:g} s") from None
         finally:
@@ -166,6 +170,11 @@ class Embedded:
                 reader.close()
             self._readers = []
             self._remove_names()
+
+    async def _order(self, order: dict[str, Any]) -> None:
+        self._has_hung_up.clear()
+        self._kernel.request(order)
+        await asyncio.wait_for(self._has_hung_up.wait(), HANG_UP_TIMEOUT)
 
     def ended(self) -> None:
         """The kernel is gone; what it said is still taken."""
@@ -214,6 +223,12 @@ class Writer:
                     if self._fd >= 0:
                         self._loop.remove_writer(self._fd)
 
+    def write_now(self, data: bytes) -> None:
+        """Write a few bytes if there is room: a kernel that needs them has read those before."""
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.write(self._fd, data)
+
     def close(self) -> None:
         """Close it; who writes is told."""
         if self._fd >= 0:
@@ -221,6 +236,22 @@ class Writer:
             self._loop.remove_writer(fd)
             os.close(fd)
             self._can_write.set()
+
+
+class Acks:
+    """Tells the kernel how many bytes were read of one FIFO, when it is ``interval`` more than it was told."""
+
+    def __init__(self, writer: Writer, interval: int) -> None:
+        self._writer = writer
+        self._interval = interval
+        self._total = self._told = 0
+
+    def add(self, count: int) -> None:
+        """So much more was read."""
+        self._total += count
+        if self._total - self._told >= self._interval:
+            self._told = self._total
+            self._writer.write_now(ACK.pack(self._total))
 
 
 class Reader:

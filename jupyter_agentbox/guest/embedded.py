@@ -13,15 +13,14 @@ for the control channel sleeps until something comes; one more flushes output of
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import inspect
 import json
 import os
 import queue
+import signal
 import socket
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import zmq
@@ -34,8 +33,8 @@ from .embedded_shells import Shells
 from .embedded_streams import Frame, Output, Publisher, Receiver, Stream
 from .fifos import Sender
 
-#: The host's end writes the first three; ``said`` carries shell, iopub and stdin, ``answers`` is control's.
-FIFOS = ("shell", "stdin", "control", "said", "answers")
+#: The host's end writes the first five. ``said`` carries shell, iopub and stdin, ``answers`` is control's.
+FIFOS = ("shell", "stdin", "control", "said-read", "answers-read", "said", "answers")
 #: Bytes kept while no owner is there.
 SAID_LIMIT, ANSWERS_LIMIT = 64 * 1024 * 1024, 4 * 1024 * 1024
 
@@ -111,15 +110,15 @@ class Owners:
         for receiver in self._receivers:
             receiver.drain()
             receiver.detach()
-        for sender in self._senders:
-            sender.detach(is_taken=not fds and bool(order))
+        for index, sender in enumerate(self._senders):
+            sender.detach()
+            if order.get("taken"):
+                sender.forget(order["taken"][index])
         if len(fds) == len(FIFOS):
-            down, up = fds[: len(self._receivers)], fds[len(self._receivers) :]
-            for receiver, fd in zip(self._receivers, down, strict=True):
+            for receiver, fd in zip(self._receivers, fds[:3], strict=True):
                 receiver.attach(fd)
-            for index, (sender, fd) in enumerate(zip(self._senders, up, strict=True)):
-                os.set_blocking(fd, True)
-                sender.attach(fd, order["taken"] and order["taken"][index], order["window"])
+            for index, sender in enumerate(self._senders):
+                sender.attach(fds[5 + index], fds[3 + index], order["room"][index])
         elif order:
             self._sock.send(b"{}")
 
@@ -137,44 +136,29 @@ def embed(kernel_class: type) -> type:
     """Return a kernel class that writes a cell's messages together: those before it runs, and those after."""
 
     class Embedded(kernel_class):  # type: ignore[misc]
-        _is_dispatching = False
-
-        @contextlib.contextmanager
-        def _together(self) -> Iterator[None]:
-            sender = self.iopub_thread.socket._sender
-            if threading.current_thread() is not self._thread:
-                yield
-                return
-            sender.hold()
-            self._is_dispatching = True
-            try:
-                yield
-            finally:
-                self._is_dispatching = False
-                sender.release()
-
         @functools.wraps(kernel_class.dispatch_shell)  # type: ignore[attr-defined]
         async def dispatch_shell(self, *args: Any, **kwargs: Any) -> None:
-            with self._together():
+            self._sender.hold()
+            try:
                 await super().dispatch_shell(*args, **kwargs)
+            finally:
+                self._sender.release()
 
         @functools.wraps(kernel_class.should_handle)  # type: ignore[attr-defined]
         def should_handle(self, stream: Any, msg: Any, idents: Any) -> Any:
-            if self._is_dispatching and msg["header"]["msg_type"].startswith("comm_"):
-                self.iopub_thread.socket._sender.release()  # its handlers are the user's code
+            if msg["header"]["msg_type"].startswith("comm_"):
+                self._sender.release()  # its handlers are the user's code
             return super().should_handle(stream, msg, idents)
 
         @functools.wraps(kernel_class.do_execute)  # type: ignore[attr-defined]
         async def do_execute(self, *args: Any, **kwargs: Any) -> Any:
-            is_main = threading.current_thread() is self._thread
-            if is_main:
-                self.iopub_thread.socket._sender.release()
+            is_held = self._sender.release()
             try:
                 result = super().do_execute(*args, **kwargs)
                 return await result if inspect.isawaitable(result) else result
             finally:
-                if is_main and self._is_dispatching:
-                    self.iopub_thread.socket._sender.hold()
+                if is_held:
+                    self._sender.hold()
 
     Embedded.__name__, Embedded.__qualname__ = kernel_class.__name__, kernel_class.__qualname__
     Embedded.__module__ = kernel_class.__module__
@@ -211,11 +195,26 @@ class EmbeddedApp(IPKernelApp):
         loop: Any = self.shell_socket.io_loop.asyncio_loop
         loop.call_soon_threadsafe(self.shell_socket.receiver.on_message, frames)
 
+    def init_signal(self) -> None:
+        super().init_signal()
+        # An interrupt of a cell that awaits something wakes nobody otherwise: its handler asks the loop, which sleeps.
+        self._woken, writer = socket.socketpair()
+        for sock in (self._woken, writer):
+            sock.setblocking(False)
+        loop: Any = self.shell_socket.io_loop.asyncio_loop
+        loop.add_reader(self._woken, self._woken.recv, 4096)
+        signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
+
     def init_heartbeat(self) -> None:
         """The front on the host answers heartbeats."""
 
+    def load_connection_info(self, info: Any) -> None:
+        """Take key and scheme. Its transport is one that ZeroMQ refuses, so that no client inside waits in vain."""
+        info["transport"] = "tcp"
+        super().load_connection_info(info)
+
     def write_connection_file(self, **kwargs: Any) -> None:
-        """The guest wrote it, with no ports: nothing listens inside."""
+        """The guest wrote it."""
 
     def log_connection_info(self) -> None: ...
 
@@ -239,9 +238,9 @@ class EmbeddedApp(IPKernelApp):
             "profile_dir": self.profile_dir,
             "user_ns": self.user_ns,
         }
-        kernel: Any = embed(kernel_class)
-        kernel._thread = threading.current_thread()
-        kernel = kernel.instance(parent=self, **{name: part for name, part in parts.items() if name in names})
+        embedded: Any = embed(kernel_class)
+        embedded._sender = self.shell_socket._sender
+        kernel = embedded.instance(parent=self, **{name: part for name, part in parts.items() if name in names})
         kernel._execute_sleep = 0  # what it is for cannot happen: one FIFO carries all, in order
         self.kernel = kernel
         if isinstance(kernel.shell_channel_thread if "shell_channel_thread" in names else None, Shells):

@@ -30,7 +30,7 @@ class Shells:
     def __init__(self, stream: Stream, main: IOLoop, control: ControlThread) -> None:
         self.manager = self
         self.parent_thread = threading.current_thread()
-        self.io_loop = main
+        self.io_loop = self
         self.asyncio_lock = asyncio.Lock()
         self.kernel: Any = None
         self.to_stream = self.shell_stream = stream
@@ -46,6 +46,13 @@ class Shells:
 
     def is_alive(self) -> bool:
         return False
+
+    def add_callback(self, callback: Callable[..., object], *args: Any) -> None:
+        """Do what is to be done on this thread, of which there is none, at once.
+
+        It is the end of what is to be aborted: what clients send when they know of the error comes after it.
+        """
+        callback(*args)
 
     def set_on_recv_callback(self, on_recv_callback: Callable[..., Any]) -> None:
         self._handle = on_recv_callback
@@ -160,8 +167,8 @@ class Shells:
         self._choose_reader()
 
     def _choose_reader(self) -> None:
-        self.io_loop = self._control.io_loop if self._threads else self._main
-        self.shell_stream.receiver.read_on(self.io_loop.asyncio_loop)  # type: ignore[attr-defined]
+        loop: Any = self._control.io_loop if self._threads else self._main
+        self.shell_stream.receiver.read_on(loop.asyncio_loop)
 
 
 class _ToShell:

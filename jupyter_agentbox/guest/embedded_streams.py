@@ -22,7 +22,7 @@ from ipykernel.iostream import BackgroundSocket, IOPubThread, OutStream
 from tornado.ioloop import IOLoop
 from zmq.eventloop.zmqstream import ZMQStream
 
-from .fifos import READ_SIZE, FormatError, Sender, Unpacker
+from .fifos import READ_SIZE, FormatError, Sender, Unpacker, is_readable
 
 #: Largest message of the host's, bytes.
 MAX_MESSAGE = 512 * 1024 * 1024
@@ -111,13 +111,13 @@ class Receiver:
         with self._lock:
             if self.fd < 0:
                 return []
+            if not is_readable(self.fd):
+                self._is_empty = True
+                return []
             try:
                 data = os.read(self.fd, READ_SIZE)
                 if data:
                     return self._unpacker.feed(data)  # type: ignore[return-value]
-            except BlockingIOError:
-                self._is_empty = True
-                return []
             except (OSError, FormatError):
                 pass
             self.detach()

@@ -10,6 +10,7 @@ Both the host and the kernel's own process use this: standard library only.
 from __future__ import annotations
 
 import os
+import select
 import struct
 import threading
 from collections import deque
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     Part = bytes | bytearray | memoryview
 
 HELLO = struct.Struct("<QQ")
+ACK = struct.Struct("<Q")
+#: Seconds between two looks at whether an owner that does not read is to be given up.
+ACK_INTERVAL = 0.2
 #: Most parts of one message.
 MAX_PARTS = 4096
 #: Bytes read at a time.
@@ -103,13 +107,21 @@ def packed_size(parts: Sequence[bytes]) -> int:
     return 4 + 4 * len(parts) + sum(map(len, parts))
 
 
+class _Held(threading.local):
+    """What one thread holds back; None where it does not."""
+
+    messages: list[bytes] | None = None
+
+
 class Sender:
     """What a program says to one owner after another, each whole message once. Any thread may use it.
 
-    While an owner is there, :meth:`send` waits for it to read. The last that was written is kept, since the owner may
-    be lost before it took that out of the FIFO; ``window`` says how much this can be, so no acknowledgement is
-    needed. While none is there, all is kept, and beyond ``limit`` the oldest are dropped and counted: a program must
-    not stop for want of an audience.
+    While an owner is there, :meth:`send` waits for it to read. What it may not have taken out of the FIFO is kept, as
+    it may be lost first. While none is there, all is kept, and beyond ``limit`` the oldest are dropped and counted: a
+    program must not stop for want of an audience.
+
+    gVisor knows no write to a host's FIFO that does not block, and one that blocks cannot be interrupted. So no more is
+    written than has room: the owner says on a second FIFO how much it has read, which is looked at only when needed.
 
     A signal's handler may raise in the midst of anything here that the main thread does. So each step can be taken
     again, and what ``write`` returned is stored by the call that called it.
@@ -124,97 +136,106 @@ class Sender:
         self.limit = limit
         self.dropped = 0
         self._lock = threading.RLock()
-        self._fd = -1
+        self._fd = self._acks = -1
         self._is_closing = False
-        self._window = 0
+        self._room = self._acked = 0
         self._unsent: deque[bytes] = deque()
         self._sent: deque[tuple[int, bytes]] = deque()  # with their offsets
         self._base = 0  # offset of the next, where none is in _sent
         self._hello = b""
-        self._progress: tuple[bytes, list[int]] = (b"", [])  # of the one being written: what each write took
-        self._held: list[bytes] = []
-        self._holder = 0
+        self._written: list[int] = []  # what each write to this owner took
+        self._current: tuple[bytes, int] = (b"", 0)  # the one being written, and how much was before it
+        self._held = _Held()
         self._unchecked = 0
 
     def hold(self) -> None:
         """Let what this thread sends wait for :meth:`release`, so that it goes by one write."""
-        self._holder = threading.get_ident()
+        if self._held.messages is None:
+            self._held.messages = []
 
-    def release(self) -> None:
-        """Send what was held back, and hold back no more."""
-        self._holder = 0
-        if self._held:
-            self._unsent.append(b"".join(self._held))
-            self._held = []
-        self._push()
+    def release(self) -> bool:
+        """Send what was held back, and hold back no more; whether it was."""
+        messages = self._held.messages
+        if messages:
+            self._unsent.append(b"".join(messages))
+        self._held.messages = None
+        if messages:
+            self._push()
+        return messages is not None
 
     def send(self, parts: Sequence[Part]) -> None:
         """Send one message."""
         data = pack(parts)
-        if self._holder and self._holder == threading.get_ident():
-            self._held.append(data)
+        if self._held.messages is not None:
+            self._held.messages.append(data)
             return
         self._unsent.append(data)
         self._push()
 
-    def attach(self, fd: int, taken: int | None, window: int) -> None:
-        """Write to this owner from here on.
+    def attach(self, fd: int, acks: int, room: int) -> None:
+        """Write to this owner from here on: what is kept comes first.
 
         Parameters
         ----------
-        fd : int
-            The FIFO; closed when it is done with.
-        taken : int, optional
-            Offset of what no earlier owner took; everything kept is sent where it is not known.
-        window : int
-            Bytes that may be written and not be taken.
+        fd, acks : int
+            FIFO to write to, and the one on which the owner says how many bytes it has read, each time as
+            :data:`ACK`; they are closed when they are done with.
+        room : int
+            Bytes that may be written and not be read.
         """
         self.detach()
         with self._lock:
-            kept = [*self._sent, *_placed(self._unsent, self._end())]
-            if taken is not None:
-                kept = [
-                    (max(start, taken), data[max(0, taken - start) :])
-                    for start, data in kept
-                    if start + len(data) > taken
-                ]
+            kept = self._kept()
             self._base = kept[0][0] if kept else self._end()
             self._sent.clear()
-            self._progress = (b"", [])
             self._hello = HELLO.pack(self._base, self.dropped)
             self._unsent = deque([self._hello, *(data for _, data in kept)])
-            self._window = window
+            self._current, self._written = (b"", 0), []
+            self._room, self._acked = room, 0
             self._is_closing = False
-            self._fd = fd
+            self._fd, self._acks = fd, acks
             self._push(is_nested=True)
 
-    def detach(self, is_taken: bool = False) -> None:
-        """Close the FIFO; what is said from here on waits for the next owner.
-
-        Parameters
-        ----------
-        is_taken : bool
-            The owner reads to the end what was written, so that it need not be kept.
-        """
-        self._is_closing = True  # who is writing stops at the next message
+    def detach(self) -> None:
+        """Close the FIFOs; what is said from here on waits for the next owner."""
+        self._is_closing = True  # who is writing stops
         with self._lock:
-            if is_taken and self._fd >= 0:
-                self._base = self._end()
-                self._sent.clear()
-            if self._fd >= 0:
-                fd, self._fd = self._fd, -1
-                os.close(fd)
+            self._close()
             if self._unsent and self._unsent[0] is self._hello:
                 self._unsent.popleft()
             self._shorten()
 
+    def forget(self, taken: int) -> None:
+        """Keep nothing of what was said before this offset. Only while no owner is there."""
+        with self._lock:
+            kept = [
+                (max(start, taken), data[max(0, taken - start) :])
+                for start, data in self._kept()
+                if start + len(data) > taken
+            ]
+            self._base = kept[0][0] if kept else self._end()
+            self._sent.clear()
+            self._unsent = deque(data for _, data in kept)
+
+    def _kept(self) -> list[tuple[int, bytes]]:
+        kept, end = list(self._sent), self._end()
+        for data in self._unsent:
+            kept.append((end, data))
+            end += len(data)
+        return kept
+
+    def _close(self) -> None:
+        for fd in (self._fd, self._acks):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._acks = -1
+
     def abandon(self) -> None:
-        """In a forked child: the FIFO is the parent's."""
+        """In a forked child: the FIFOs are the parent's."""
         self._lock = threading.RLock()
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd, self._holder = -1, 0
+        self._close()
         self._is_closing = True
+        self._held = _Held()
         self.limit = 0
 
     def _end(self) -> int:
@@ -228,26 +249,41 @@ class Sender:
         with self._lock:
             while self._unsent and self._fd >= 0 and not self._is_closing:
                 data = self._unsent[0]
-                if self._progress[0] is not data:
-                    self._progress = (data, [])
-                counts = self._progress[1]
-                done = sum(counts)
+                written = sum(self._written)
+                self._written = [written]
+                if self._current[0] is not data:
+                    self._current = (data, written)
+                done = written - self._current[1]
                 if done < len(data):
-                    try:
-                        counts.extend(map(os.write, (self._fd,), (memoryview(data)[done:] if done else data,)))
-                    except OSError:
-                        self.detach()
+                    self._write(data, done, written)
                     continue
                 if data is not self._hello and not (self._sent and self._sent[-1][1] is data):
                     self._sent.append((self._end(), data))
                 self._unsent.popleft()
                 end = self._end()
-                while len(self._sent) > 1 and end - self._sent[1][0] >= self._window:
+                while len(self._sent) > 1 and end - self._sent[1][0] >= self._room:
                     self._sent.popleft()
             if self._fd < 0:
                 self._unchecked += 1
                 if self._unchecked >= 256:
                     self._shorten()
+
+    def _write(self, data: bytes, done: int, written: int) -> None:
+        """Write some of it, or wait for an acknowledgement."""
+        rest = len(data) - done
+        room = self._room - written + self._acked
+        try:
+            if room < min(rest, self._room // 4):
+                if is_readable(self._acks, ACK_INTERVAL):
+                    news = os.read(self._acks, 64 * ACK.size)
+                    if not news:
+                        raise OSError
+                    self._acked = ACK.unpack_from(news, len(news) - ACK.size)[0]
+                return
+            view = data if done == 0 and rest <= room else memoryview(data)[done : done + room]
+            self._written.extend(map(os.write, (self._fd,), (view,)))
+        except OSError:
+            self.detach()
 
     def _shorten(self) -> None:
         """Keep no more than the limit."""
@@ -263,9 +299,8 @@ class Sender:
             self.dropped += 1
 
 
-def _placed(messages: deque[bytes], start: int) -> list[tuple[int, bytes]]:
-    placed = []
-    for data in messages:
-        placed.append((start, data))
-        start += len(data)
-    return placed
+def is_readable(fd: int, timeout: float = 0.0) -> bool:
+    """Whether a read gives something, be it the end, in ``timeout`` seconds: one of a host's FIFO would block."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout * 1000))

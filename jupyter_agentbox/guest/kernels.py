@@ -34,13 +34,8 @@ IOPUB_LIMIT = 64 * 1024 * 1024
 #: Largest message either way, bytes.
 MAX_MESSAGE = 128 * 1024 * 1024
 #: FIFOs of an embedded kernel, those that it reads first; as in its own program, which cannot be imported here.
-FIFOS = {
-    "shell": os.O_RDONLY,
-    "stdin": os.O_RDONLY,
-    "control": os.O_RDONLY,
-    "said": os.O_WRONLY,
-    "answers": os.O_WRONLY,
-}
+READ_FIFOS = ("shell", "stdin", "control", "said-read", "answers-read")
+WRITTEN_FIFOS = ("said", "answers")
 EMBEDDED_MODULES = ("fifos", "embedded_streams", "embedded_shells", "embedded")
 LINK_DIR = "/run/agentbox/link"
 _DIAL_INTERVAL = 0.01
@@ -52,7 +47,7 @@ class Kernel:
 
     To the host: JSON messages ``{"event": "connected", "channel": ...}``, ``{"event": "exited", "code", "signal"}``,
     ``{"event": "failed", "message"}``, ``{"event": "dropped", "channel", "count"}`` and ``{"event": "hung up"}``. From
-    the host: ``{"signal": n}``; for an embedded kernel ``{"fifos": name, "taken", "window"}`` and ``{"hang_up": true}``
+    the host: ``{"signal": n}``; for an embedded kernel ``{"fifos": name, "taken", "room"}`` and ``{"hang_up": true}``
     too. An EOF from the host ends the kernel; the loss of the owner does not.
     """
 
@@ -73,8 +68,6 @@ class Kernel:
         env = header["env"]
         stdio = None
         if is_embedded:
-            # To whoever reads the file inside, it is a kernel that listens nowhere: an error at once, no endless wait.
-            connection["transport"] = "tcp"
             env = {**env, "AGENTBOX_DRIVER": "embedded"}
             stdio = self._open_embedded()
         self.channels: dict[str, Channel] = {}
@@ -122,7 +115,7 @@ class Kernel:
         elif self._orders is not None and "fifos" in request:
             self._hand_over(request)
         elif self._orders is not None and "hang_up" in request:
-            self._order({"hang_up": True}, [])
+            self._order({"taken": request.get("taken")}, [])
 
     def end(self) -> None:
         """Kill it."""
@@ -154,9 +147,10 @@ class Kernel:
     def _hand_over(self, request: dict[str, Any]) -> None:
         fds: list[int] = []
         try:
-            for channel, flags in FIFOS.items():
-                fds.append(os.open(f"{LINK_DIR}/{request['fifos']}-{channel}", flags | os.O_NONBLOCK))
-            self._order({"taken": request["taken"], "window": request["window"]}, fds)
+            for name in (*READ_FIFOS, *WRITTEN_FIFOS):
+                flags = os.O_WRONLY if name in WRITTEN_FIFOS else os.O_RDONLY
+                fds.append(os.open(f"{LINK_DIR}/{request['fifos']}-{name}", flags | os.O_NONBLOCK))
+            self._order({"taken": request["taken"], "room": request["room"]}, fds)
         except OSError:
             pass  # that owner is gone, and another one will ask
         finally:
