@@ -38,7 +38,7 @@ class Subject:
     kernel_name: str
 
 
-SUBJECTS = [Subject("bare", "python3"), Subject("sandboxed (relay)", "agentbox")]
+SUBJECTS = [Subject("bare", "python3"), Subject("sandboxed", "agentbox")]
 
 
 class Kernel:

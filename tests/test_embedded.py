@@ -19,7 +19,7 @@ from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.runtimes.runsc import RunscRuntime
 from jupyter_agentbox.sandbox import Sandbox
-from jupyter_agentbox.spec import Mount, SandboxSpec
+from jupyter_agentbox.spec import Cause, Mount, SandboxSpec
 
 pytestmark = pytest.mark.usefixtures("has_runsc")
 
@@ -322,7 +322,7 @@ def test_the_debugger_stops_at_breakpoints(client: Client) -> None:
     assert debug("stackTrace", threadId=thread)["body"]["stackFrames"][0]["line"] == 3
     debug("continue", threadId=thread)
     assert client.reply(request)["content"]["status"] == "ok"
-    debug("disconnect", restart=False, terminateDebuggee=True)
+    debug("disconnect", restart=False, terminateDebuggee=False)
 
 
 def test_programs_that_look_for_sockets_are_told_there_are_none(client: Client) -> None:
@@ -337,3 +337,63 @@ def test_programs_that_look_for_sockets_are_told_there_are_none(client: Client) 
     k.iopub_socket.send_multipart(k.session.serialize(message))
     """
     assert client.run(code.replace("\n    ", "\n")) == "TraitError\nsent!"
+
+
+def test_a_kernel_that_writes_nonsense_ends_with_its_sandbox_and_nothing_else(tmp_path: Path) -> None:
+    manager = SandboxManager(tmp_path / "state", RunscRuntime(state_dir=str(tmp_path / "state")))
+    thread = LinkThread.instance()
+    made = thread.submit(manager.create(spec())).result(60)
+    other = Client(thread.submit(start(made)).result(60))
+    code = """
+    import os
+    for name in os.listdir('/proc/self/fd'):
+        path = '/proc/self/fd/' + name
+        if os.path.lexists(path) and os.readlink(path).endswith(('-said', '-answers')):
+            os.write(int(name), os.urandom(5000))
+    """
+    other.start(code.replace("\n    ", "\n"))
+    deadline = time.monotonic() + 30
+    while other.kernel.end is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert other.kernel.end.cause is Cause.CRASHED
+    assert "broke a bound" in other.kernel.end.message
+    thread.submit(manager.stop(made)).result(30)
+
+
+def test_how_a_kernel_ended_is_told_and_its_last_words_are_heard(sandbox: Sandbox) -> None:
+    thread = LinkThread.instance()
+    for code, cause in (
+        ("import os; print('last', flush=True); os._exit(3)", Cause.EXITED),
+        ("import os, signal; print('last', flush=True); os.kill(os.getpid(), signal.SIGKILL)", Cause.KILLED),
+    ):
+        client = Client(thread.submit(start(sandbox)).result(60))
+        client.until(code, "last", timeout=30)
+        deadline = time.monotonic() + 10
+        while client.kernel.end is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert client.kernel.end.cause is cause
+        thread.submit(forget(sandbox, client.kernel)).result(10)
+        assert not list(sandbox.directory.glob(f"link/{client.kernel.name}_*"))
+        assert not (sandbox.directory / f"{client.kernel.name}.taken").exists()
+
+
+async def forget(sandbox: Sandbox, kernel: Kernel) -> None:
+    sandbox.forget_kernel(kernel)
+
+
+def test_it_hangs_up_and_goes_on_with_what_was_said_meanwhile(client: Client) -> None:
+    thread = LinkThread.instance()
+    assert client.kernel.end is None
+    request = client.until("import time\nfor i in range(6): print(i); time.sleep(0.3)", "0")
+    late = client.start("'queued'")
+    thread.submit(client.kernel.hang_up()).result(20)
+    time.sleep(1)
+
+    async def redial() -> None:
+        client.kernel.redial()
+
+    thread.submit(redial()).result(5)
+    assert client.text(request) == "0\n1\n2\n3\n4\n5\n"
+    assert client.reply(late)["content"]["status"] == "ok"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,8 +50,8 @@ def test_a_message_may_be_neither_too_large_nor_of_too_many_parts() -> None:
 
 def test_buffers_of_any_shape_are_sent_as_they_lie_in_memory() -> None:
     square = np.arange(12, dtype="i4").reshape(3, 4)
-    parts = [memoryview(square), memoryview(np.asfortranarray(square)), memoryview(np.zeros((0, 3))), bytearray(b"b")]
-    (got,) = Unpacker(1000).feed(pack(parts))  # type: ignore[arg-type]
+    parts: list[Any] = [square, np.asfortranarray(square), np.zeros((0, 3)), bytearray(b"b")]
+    (got,) = Unpacker(1000).feed(pack(parts))
     assert got == [square.tobytes(), square.tobytes("F"), b"", b"b"]
 
 
@@ -71,8 +73,8 @@ class Owner:
         said, acks = os.open(self.paths[0], os.O_WRONLY), os.open(self.paths[1], os.O_RDONLY)
         sender.attach(said, acks, self.room)
 
-    def take(self) -> tuple[int, int, list[list[bytes]]]:
-        """Read all that is there, and acknowledge it: offset, count of the dropped, messages."""
+    def read_on(self) -> None:
+        """Read all that is there, and acknowledge it."""
         before = self.read
         try:
             while data := os.read(self.said, 65536):
@@ -82,6 +84,10 @@ class Owner:
             pass
         if self.read > before:
             os.write(self.acks, ACK.pack(self.read))
+
+    def take(self) -> tuple[int, int, list[list[bytes]]]:
+        """Read all that is there: offset, count of the dropped, messages since it came."""
+        self.read_on()
         return (*HELLO.unpack(self.buffer[: HELLO.size]), Unpacker(1 << 30).feed(self.buffer[HELLO.size :]))
 
     def close(self) -> None:
@@ -156,7 +162,12 @@ def test_no_more_is_written_than_the_owner_has_room_for_and_what_is_taken_is_not
 ) -> None:
     owner = Owner(tmp_path, "owner", room=20_000)
     owner.attach(sender)
-    thread = threading.Thread(target=lambda: [sender.send([b"%d" % n, b"y" * 7000]) for n in range(100)])
+
+    def send() -> None:
+        for number in range(100):
+            sender.send([b"%d" % number, b"y" * 7000])
+
+    thread = threading.Thread(target=send)
     thread.start()
     got: list[list[bytes]] = []
     while len(got) < 100:
@@ -166,4 +177,49 @@ def test_no_more_is_written_than_the_owner_has_room_for_and_what_is_taken_is_not
     thread.join(10)
     assert numbers(got) == list(range(100))
     assert sum(len(data) for _, data in sender._sent) < 40_000
+    owner.close()
+
+
+def test_an_interrupt_at_any_moment_breaks_no_message(sender: Sender, tmp_path: Path) -> None:
+    class Interrupt(BaseException): ...
+
+    is_armed = False
+
+    def interrupt(*_: object) -> None:
+        if is_armed:
+            raise Interrupt
+
+    owner = Owner(tmp_path, "owner", room=30_000)
+    is_done = threading.Event()
+
+    def read() -> None:
+        while not is_done.wait(0.0005):
+            owner.read_on()
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    reader = threading.Thread(target=read)
+    owner.attach(sender)
+    reader.start()
+    interrupts = 0
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0007, 0.0007)
+        number = 0
+        while number < 600:
+            try:
+                is_armed = True
+                number += 1
+                sender.send([b"%d" % number, b"z" * 5000])
+                is_armed = False
+            except Interrupt:
+                is_armed = False
+                interrupts += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    sender.send([b"-1"])
+    is_done.set()
+    reader.join(10)
+    got = numbers(owner.take()[2])
+    assert interrupts > 10
+    assert got == [*sorted(set(got[:-1])), -1]
     owner.close()
