@@ -56,7 +56,7 @@ def test_what_is_wrong_is_named(api: Api) -> None:
         ({"tools": ["fly"]}, 400, "tools"),
         ({"packages": ["--index-url=http://evil"]}, 400, "packages"),
         ({"env": {"A=B": "x"}}, 400, "env"),
-        ({"idle_policy": "park"}, 400, "idle_policy"),
+        ({"idle_policy": "sing"}, 400, "idle_policy"),
         ("[]", 400, None),
         ("{", 400, None),
         (b"\xff", 400, None),
