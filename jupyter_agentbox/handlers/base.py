@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar
 from urllib.parse import quote
 
@@ -195,7 +195,7 @@ class AgentboxHandler(TokenMixin, APIHandler):
                 name = next(iter(arguments))
                 raise InvalidRequest(f"the query: there is no parameter {name!r} here", field=name)
             return None
-        lists = {item.encode_name for item in msgspec.structs.fields(route.query) if item.default_factory is list}
+        lists = _lists(route.query)
         try:
             texts = {name: [value.decode() for value in values] for name, values in arguments.items()}
             found = {name: values if name in lists else values[-1] for name, values in texts.items()}
@@ -336,6 +336,13 @@ class AgentboxHandler(TokenMixin, APIHandler):
 def _retrieve(work: asyncio.Future[Any]) -> None:
     if not work.cancelled():
         work.exception()  # told to the client, if it is still there
+
+
+@cache
+def _lists(query: type[msgspec.Struct]) -> frozenset[str]:
+    """Names of a query's parameters that may be there more than once. To find them costs more than to read a query."""
+    fields = msgspec.structs.fields(query)
+    return frozenset(item.encode_name for item in fields if item.default_factory is list)
 
 
 async def _next(iterator: Any) -> Any:
