@@ -42,6 +42,8 @@ from .measure import list_open_files
 #: First release with the systrap platform as default and FIFOs of the host.
 MIN_VERSION = 20230904
 INSTALL_REMEDY = "jupyter agentbox setup"
+#: How often saving is tried, and seconds in between.
+SAVE_ATTEMPTS, SAVE_INTERVAL = 3, 0.3
 _PYTHONS = (Path("/usr/bin/python3"), Path(sys.executable))
 
 
@@ -156,10 +158,24 @@ class RunscRuntime(Runtime):
         try:
             if copy is not None:
                 copy()
-            self.run_once(directory, "checkpoint", *options, sandbox_id, timeout=self.checkpoint_timeout)
+            self._save(handle, directory, image, ["checkpoint", *options, sandbox_id])
         finally:
             if copy is not None:
                 self.run_once(directory, "resume", sandbox_id)
+
+    def _save(self, handle: Handle, directory: Path, image: Path, command: list[str]) -> None:
+        """Save it, and again if gVisor fails at something that is there for a moment only."""
+        for attempt in range(SAVE_ATTEMPTS):
+            try:
+                self.run_once(directory, *command, timeout=self.checkpoint_timeout)
+                return
+            except RuntimeFailed as error:
+                if attempt + 1 == SAVE_ATTEMPTS or not self.is_alive(handle):
+                    raise
+                self.log.warning("a sandbox was not saved, and it is tried again: %s", error)
+                for path in image.iterdir():
+                    path.unlink()
+                time.sleep(SAVE_INTERVAL)
 
     def restore(self, sandbox_id: str, spec: SandboxSpec, directory: Path, image: Path) -> Handle:
         """Start one from a checkpoint."""
@@ -316,7 +332,8 @@ class RunscRuntime(Runtime):
         command = [*self._make_command(self.find_runsc(), directory), *arguments]
         log = directory / f"{arguments[0]}.log"
         if status := namespaces.run(namespaces.Launch(command, maps), log, timeout):
-            raise RuntimeFailed(f"runsc {arguments[0]} failed with status {status}: {namespaces.read_tail(log)}")
+            words = namespaces.read_tail(log, 64_000)  # the reason, and then where in gVisor it was
+            raise RuntimeFailed(f"runsc {arguments[0]} failed with status {status}: {words[:600]}")
 
 
 def bound_file_size(limits: Limits) -> int:
