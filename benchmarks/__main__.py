@@ -16,7 +16,7 @@ from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 
-from . import kernels
+from . import kernels, rest
 
 #: The most that the ratio to the bare kernel may be.
 TARGETS = {
@@ -104,7 +104,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=6, help="rounds of each measure (default: %(default)s)")
     parser.add_argument("--executions", type=int, default=160, help="executions a round (default: %(default)s)")
     parser.add_argument("--parallel", type=int, default=20, help="kernels started at once (default: %(default)s)")
-    parser.add_argument("--write", action="store_true", help="write the figures to docs/performance.md")
+    parser.add_argument("--rest", action="store_true", help="measure calls over REST instead of kernels")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ab") as folder:
         # Apart from the user's own kernels, so that processes can be told from theirs.
@@ -112,14 +112,13 @@ def main() -> int:
         os.environ["JUPYTER_RUNTIME_DIR"] = f"{folder}/runtime"
         os.mkdir(os.environ["JUPYTER_RUNTIME_DIR"], 0o700)
         os.chdir(folder)
-        text, are_met = table(measure(options.rounds, options.executions, options.parallel))
-    page = (
-        "# Performance\n\nBare local ipykernel = 1.0; all in one run of `make bench`, rounds interleaved.\n"
-        f"{machine()}.\n\n{text}\n"
-    )
+        os.mkdir("rest")
+        if options.rest:
+            samples = rest.measure(Path(folder, "rest"), options.rounds, options.executions)
+            text, are_met = rest.table(samples, statistics.median)
+        else:
+            text, are_met = table(measure(options.rounds, options.executions, options.parallel))
     print(f"\n{machine()}\n\n{text}")
-    if options.write:
-        (Path(__file__).parents[1] / "docs" / "performance.md").write_text(page)
     return 0 if are_met else 1
 
 

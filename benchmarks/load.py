@@ -27,8 +27,9 @@ UPLOAD_BYTES = 256 * 1024
 CALL_TIMEOUT = 90.0
 #: Who works for how many seconds before anything is counted.
 WARM_CLIENTS, WARM_SECONDS = 40, 3.0
-#: What a server may hold more of at the end: its thread pools fill by and by. A leak for each call is far beyond.
-SLACK_DESCRIPTORS, SLACK_THREADS = 8, 8
+#: What a server may hold more of at the end. Its pools of threads fill by and by: 24 workers for files, and those of
+#: Python's own pool. A leak for one call in fifty is beyond it in a minute.
+SLACK_DESCRIPTORS, SLACK_THREADS = 8, 32
 #: Seconds after which what a hung-up connection held must be gone.
 SETTLE_TIMEOUT = 15.0
 _INSIDE = "ls /proc | grep -c '^[0-9]'"
