@@ -52,8 +52,8 @@ class Upload(Generic[Result]):
         """Bytes that have come."""
         return self._file.size
 
-    def write(self, data: bytes) -> None:
-        """Take the next bytes.
+    def write(self, *parts: bytes) -> None:
+        """Take the next bytes, in one part or several.
 
         Raises
         ------
@@ -63,11 +63,12 @@ class Upload(Generic[Result]):
             They are over the quota or the limit.
         """
         with self._lock:
-            if self._size is not None and self.size + len(data) > self._size:
+            if self._size is not None and self.size + sum(map(len, parts)) > self._size:
                 self.abort()
                 raise InvalidRequest(f"more than the {self._size} bytes that were announced came", field="size")
-            self._file.write(data)
-            self._hash.update(data)
+            for data in parts:
+                self._file.write(data)
+                self._hash.update(data)
 
     def finish(self) -> Result:
         """Verify what came and make it appear.

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable, Iterable
+from copy import copy
 from functools import cache, partial
 from typing import Any, ClassVar
 from urllib.parse import quote
@@ -18,6 +19,7 @@ import msgspec
 from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
 from tornado import web
+from tornado.http1connection import HTTP1Connection
 from tornado.iostream import StreamClosedError
 
 from jupyter_agentbox.errors import InvalidRequest, NotAuthenticated, TooLarge
@@ -40,6 +42,8 @@ FIRST_EVENT_TIMEOUT = 0.1
 GRACE_TIMEOUT = 1.0
 #: Bytes of a refused body that are read to their end, so that the client gets to read why.
 _PATIENCE = 8 * 1024 * 1024
+#: Bytes of an upload that are read at a time. About four times as many are held for each that is under way.
+UPLOAD_PART = 1024 * 1024
 #: What Jupyter itself takes in a query.
 _JUPYTER_QUERY = frozenset({"token", "_xsrf", "no_track_activity"})
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
@@ -84,8 +88,17 @@ class AgentboxHandler(TokenMixin, APIHandler):
         self._track_activity = not route.is_poll
         if route.kind == "upload":
             await self._check_right(route)
+            self._take_large_parts()
             self._work = asyncio.ensure_future(self._guarded(route, self.path_kwargs))
             self._work.add_done_callback(_retrieve)
+
+    def _take_large_parts(self) -> None:
+        """Have the body of this request alone read in larger parts than others: each costs a turn of the event loop."""
+        connection: Any = self.request.connection
+        if isinstance(connection, HTTP1Connection):
+            connection.params = copy(connection.params)
+            connection.params.chunk_size = UPLOAD_PART
+            connection.stream.read_chunk_size = UPLOAD_PART
 
     async def _check_right(self, route: Route) -> None:
         if self.current_user is None:
@@ -294,8 +307,13 @@ class AgentboxHandler(TokenMixin, APIHandler):
             chunk = first
             while chunk is not None:
                 self.write(chunk)
-                await self.flush()
-                chunk = await blocking(next, iterator, None)
+                # The next part is read while this one goes out.
+                following = asyncio.ensure_future(blocking(next, iterator, None))
+                try:
+                    await self.flush()
+                finally:
+                    await asyncio.wait([following])
+                chunk = following.result()
             await self.finish(set_content_type=result.content_type)
         except StreamClosedError:
             self._is_gone = True

@@ -57,7 +57,7 @@ class Chunks:
         self._waiting.append(data)
         self._size += len(data)
         self._changed.set()
-        while self._size > UPLOAD_BUFFER and not stop.done():
+        while self._size >= UPLOAD_BUFFER and not stop.done():
             self._changed.clear()
             waiter = asyncio.ensure_future(self._changed.wait())
             await asyncio.wait([waiter, stop], return_when=asyncio.FIRST_COMPLETED)
@@ -69,11 +69,16 @@ class Chunks:
         self._changed.set()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for parts in self.parts():
+            yield b"".join(parts)
+
+    async def parts(self) -> AsyncIterator[list[bytes]]:
+        """Give what has come meanwhile, uncopied."""
         while True:
             if self._waiting:
-                data, self._waiting, self._size = b"".join(self._waiting), [], 0
+                parts, self._waiting, self._size = self._waiting, [], 0
                 self._changed.set()
-                yield data
+                yield parts
             elif self._is_whole:
                 return
             else:

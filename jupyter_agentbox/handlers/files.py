@@ -252,8 +252,8 @@ async def upload_archive(call: Call) -> Copied:
 
 async def _receive(call: Call, upload: Upload[T]) -> T:
     try:
-        async for chunk in call.chunks:
-            await blocking(upload.write, chunk)
+        async for parts in call.chunks.parts():
+            await blocking(upload.write, *parts)
         return await blocking(upload.finish)
     finally:
         await blocking(upload.abort)
