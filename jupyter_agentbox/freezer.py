@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import Callable
 
-from .errors import AgentboxError, LinkClosed
+from .errors import AgentboxError
+from .guest.framing import ProtocolError, load_json
 from .link import Link, Stream
 from .runtimes import Handle, Runtime
 
@@ -76,11 +76,12 @@ class Freezer:
     async def _is_still(self) -> bool:
         """Ask the guest whether nothing but kernels is there, and whether they used no processor for a second."""
         stream: Stream | None = None
-        with contextlib.suppress(AgentboxError, LinkClosed, ValueError, KeyError, TypeError, asyncio.TimeoutError):
+        with contextlib.suppress(AgentboxError, ProtocolError, asyncio.TimeoutError):
             try:
                 stream = self._link.open({"kind": "load"})
-                answer = json.loads(await asyncio.wait_for(stream.read(), PROBE_TIMEOUT))
-                return int(answer["others"]) == 0 and int(answer["ticks"]) <= MAX_TICKS
+                answer = load_json(await asyncio.wait_for(stream.read(), PROBE_TIMEOUT))
+                ticks = answer.get("ticks")
+                return answer.get("others") == 0 and isinstance(ticks, int) and 0 <= ticks <= MAX_TICKS
             finally:
                 if stream is not None:
                     stream.reset()

@@ -32,9 +32,9 @@ from .guest.framing import (
     Connection,
     ProtocolError,
 )
-from .linkthread import LinkThread
+from .linkthread import LinkThread, finished
 
-__all__ = ["Link", "LinkThread", "Stream"]
+__all__ = ["Link", "LinkThread", "Stream", "finished"]
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from concurrent.futures import Future
 from typing import Any, ClassVar, TypeVar
 
@@ -64,3 +64,15 @@ class LinkThread:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("a task of the link failed", exc_info=task.exception())
+
+
+async def finished(work: Awaitable[T]) -> T:
+    """Await work to its end, also where the caller is cancelled meanwhile: what it does must not be torn."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # looked at: nobody else will
+        raise

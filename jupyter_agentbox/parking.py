@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from pathlib import Path
 
 from .errors import AgentboxError, Conflict
 from .models import SnapshotRequest
@@ -81,7 +80,8 @@ class Parker:
             self._drop_lock(snapshot_id)
 
     async def recover(self) -> Found:
-        """Make the sessions again that an earlier server has parked."""
+        """Make the sessions again that an earlier server has parked, and clear away what it left half done."""
+        await asyncio.to_thread(self._snapshots.store.sweep)
         found = []
         for snapshot in await asyncio.to_thread(self._snapshots.store.list):
             if snapshot.meta.kind != "park" or snapshot.id in self._locks:
@@ -109,7 +109,7 @@ class Parker:
     def _drop_lock(self, snapshot_id: str) -> None:
         lock = self._locks.pop(snapshot_id, None)
         if lock is not None:
-            shutil.rmtree(Path(self._directory) / snapshot_id, ignore_errors=True)
+            shutil.rmtree(self._directory / snapshot_id, ignore_errors=True)
             lock.release()
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from .errors import AgentboxError, InvalidRequest, LinkClosed, RuntimeFailed, Sa
 from .freezer import Freezer
 from .guest.framing import MAX_PAYLOAD, OPEN
 from .limits import find_breach
-from .link import Link, LinkThread, Stream
+from .link import Link, LinkThread, Stream, finished
 from .processes import Command, ExecResult, ProcessTable
 from .record import KernelRecord, Lock, ProcessRecord, Record
 from .runtimes import Handle, Runtime
@@ -171,7 +171,9 @@ class Sandbox:
                 raise RuntimeFailed(f"sandbox {self.id} has ended")
             self._lock.renew()
             self._link.listen()
-            self._runtime.thaw(self._handle)  # its owner may have ended when it was frozen
+            # Its owner may have ended when it was frozen, or while it was saved.
+            self._runtime.thaw(self._handle)
+            await asyncio.to_thread(self._runtime.recover, self.id, self.directory)
             await self._connected()
             self._save()
             self._resume()
@@ -231,12 +233,8 @@ class Sandbox:
                 await asyncio.gather(*(kernel.hang_up() for kernel in kernels))
                 await self._link.suspend(SUSPEND_TIMEOUT)
                 arguments = (handle, self.id, self.directory, staged / "image", copy)
-                work = asyncio.ensure_future(asyncio.to_thread(self._runtime.checkpoint, *arguments))
-                try:
-                    await asyncio.shield(work)
-                except asyncio.CancelledError:
-                    await asyncio.wait([work])  # the link's files must stay closed as long as gVisor saves
-                    raise
+                # The link's files must stay closed as long as gVisor saves.
+                await finished(asyncio.to_thread(self._runtime.checkpoint, *arguments))
                 return replace(self.record, link=self._link.number, handle=None, cleanup=[]).to_bytes()
             finally:
                 self._link.resume()

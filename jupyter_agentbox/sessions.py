@@ -24,6 +24,7 @@ from .errors import (
     PolicyRefused,
 )
 from .grants import GrantedSessions
+from .link import finished
 from .manager import SandboxManager
 from .models import InstallRequest, SandboxInfo, SandboxPatch, SandboxRequest
 from .packages import check_names, install_all
@@ -311,7 +312,7 @@ class Sessions(GrantedSessions):
         if session.kind == "notebook" or self.parking is None:
             raise Conflict("only sandboxes that agents and programs made can be parked")
         if session.state != "parked":
-            await self.parking.park(session)
+            await finished(self.parking.park(session))
         return session.info()
 
     async def wake(self, session_id: str, *, caller: Caller) -> SandboxInfo:

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from .errors import AgentboxError, Conflict, InvalidRequest, NotAuthorized, NotFound, RuntimeFailed
-from .link import LinkThread
+from .link import LinkThread, finished
 from .manager import SandboxManager
 from .models import ForkRequest, SandboxInfo, SandboxRequest, SnapshotInfo, SnapshotRequest
 from .record import Record
@@ -36,8 +36,8 @@ from .tenants import Tenant
 
 log = logging.getLogger(__name__)
 
-#: Seconds that random generators of a fork have to be seeded anew, where a cell runs that was running before.
-RESEED_TIMEOUT = 30.0
+#: Seconds that a fork waits for its random generators to be seeded anew; where a cell runs, that comes after it.
+RESEED_WAIT = 5.0
 _RESEED = """exec('''
 import os, random, sys
 random.seed()
@@ -68,6 +68,7 @@ class Snapshots:
         self._thread = LinkThread.instance()
         self._latest: dict[tuple[str, str], str] = {}
         self._store: SnapshotStore | None = None
+        self._seeding: set[asyncio.Future[None]] = set()
         #: Starts a Jupyter kernel that goes on from a snapshot and returns its id, on the server's event loop.
         self.start_kernel: Callable[[Restoration], Awaitable[str]] | None = None
 
@@ -100,11 +101,15 @@ class Snapshots:
         RuntimeFailed
             It could not be saved, as where a program inside has something open that gVisor does not save.
         """
-        async with self._sessions.use(session_id, "snapshot", caller=caller) as session:
-            return describe(await self.save(session, request))
+
+        async def take() -> SnapshotInfo:
+            async with self._sessions.use(session_id, "snapshot", caller=caller) as session:
+                return describe(await self.save(session, request))
+
+        return await finished(take())
 
     async def save(self, session: Session, request: SnapshotRequest, kind: Kind = "user") -> Snapshot:
-        """Save a session's sandbox; see :meth:`take`."""
+        """Save a session's sandbox; see :meth:`take`. Not to be cancelled."""
         sandbox = session.running()
         staged = await asyncio.to_thread(self.store.stage)
         try:
@@ -203,6 +208,9 @@ class Snapshots:
         RuntimeFailed
             It was changed on the disk, or did not start. The sandbox goes on as it was.
         """
+        return await finished(self._restore(session_id, snapshot_id, caller))
+
+    async def _restore(self, session_id: str, snapshot_id: str, caller: Caller) -> SandboxInfo:
         async with self._sessions.use(session_id, "restore", caller=caller) as session:
             snapshot = await self.find(snapshot_id, caller)
             if (snapshot.meta.owner, snapshot.meta.sandbox) != (session.owner, _label(session.info())):
@@ -284,6 +292,9 @@ class Snapshots:
             raise NotAuthorized("you may not use kernels here")
         if request.as_kernel and request.id is not None:
             raise InvalidRequest("a kernel's id is Jupyter's to choose", field="id")
+        return await finished(self._take_and_fork(session_id, request, caller))
+
+    async def _take_and_fork(self, session_id: str, request: ForkRequest, caller: Caller) -> SandboxInfo:
         async with self._sessions.use(session_id, "fork", caller=caller) as session:
             if request.snapshot is not None:
                 snapshot = await self.find(request.snapshot, caller)
@@ -337,11 +348,19 @@ class Snapshots:
         return await self._sessions.get(kernel_id, caller=caller)
 
     async def _reseed(self, sandbox: Sandbox) -> None:
-        """Seed the random generators of its kernels anew; where a cell runs, after it."""
+        """Seed the random generators of its kernels anew: at once, or where a cell runs, after it."""
         runner = Runner.shared()
-        for context in await runner.contexts(sandbox):
+
+        async def seed(context: str) -> None:
             with suppress(AgentboxError):
-                await runner.run(sandbox, _RESEED, context=context.name, timeout=RESEED_TIMEOUT, is_silent=True)
+                await runner.run(sandbox, _RESEED, context=context, timeout=None, is_silent=True)
+
+        seeding = {asyncio.ensure_future(seed(context.name)) for context in await runner.contexts(sandbox)}
+        if seeding:
+            _, late = await asyncio.wait(seeding, timeout=RESEED_WAIT)
+            for task in late:
+                self._seeding.add(task)
+                task.add_done_callback(self._seeding.discard)
 
 
 class _Written(msgspec.Struct):

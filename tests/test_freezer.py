@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from boxes import boxed, run
 
+from jupyter_agentbox.freezer import Freezer
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.messages import RunningCell
 from jupyter_agentbox.processes import Command
-from jupyter_agentbox.runtimes.runsc import RunscRuntime
+from jupyter_agentbox.runtimes.runsc import PAUSED, RunscRuntime
 from jupyter_agentbox.sandbox import Sandbox
 
 pytestmark = pytest.mark.usefixtures("has_runsc")
@@ -97,3 +98,41 @@ def test_a_kernel_works_until_every_request_is_answered() -> None:
     assert states == [True, True, True, False, True, False]
     cell.clear()
     assert cell.is_working
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"{", b"[]", b"[" * 60_000, b'{"others": Infinity, "ticks": 0}', b'{"others": 0, "ticks": "0"}',
+     b'{"others": 0, "ticks": NaN}', b'{"others": 0, "ticks": -1}', b'{"others": 0}'],
+)  # fmt: skip
+def test_a_hostile_answer_freezes_nothing_and_breaks_nothing(manager: SandboxManager, answer: bytes) -> None:
+    class Guest:
+        """Answers as code inside may have the guest answer."""
+
+        def open(self, header: dict[str, str]) -> Guest:
+            return self
+
+        async def read(self) -> bytes:
+            return answer
+
+        def reset(self) -> None:
+            pass
+
+    freezer = Freezer(manager.runtime, None, Guest(), lambda: False, 1.0)  # type: ignore[arg-type]
+    assert not asyncio.run(freezer._is_still())
+
+
+def test_one_whose_owner_was_lost_while_it_was_saved_goes_on(manager: SandboxManager) -> None:
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager, freeze_after=0.0) as box:
+            assert isinstance(manager.runtime, RunscRuntime)
+            (box.sandbox.directory / PAUSED).touch()
+            await asyncio.to_thread(manager.runtime.run_once, box.sandbox.directory, "pause", box.sandbox.id)
+            await manager.leave(box.sandbox)
+            successor = SandboxManager(manager.state_dir, RunscRuntime(state_dir=str(manager.state_dir)))
+            sandbox = await successor.adopt(box.sandbox.id)
+            assert (await sandbox.run(["/bin/echo", "here"], {})).stdout == b"here\n"
+            assert not (sandbox.directory / PAUSED).exists()
+            await successor.stop(sandbox)
+
+    run(test, manager)

@@ -58,6 +58,14 @@ class Loop:
         else:
             self._poll.modify(fd, mask)
 
+    def renew(self) -> None:
+        """Watch by a new epoll object: gVisor's keeps what was unwatched while ready, and can't be saved with that."""
+        self._poll.close()
+        self._poll = select.epoll()
+        for fd, (on_readable, on_writable) in self._watched.items():
+            mask = (select.EPOLLIN if on_readable else 0) | (select.EPOLLOUT if on_writable else 0)
+            self._poll.register(fd, mask)
+
     def later(self, delay: float, callback: Callback) -> list[Any]:
         """Call ``callback`` in ``delay`` seconds; the result goes to :meth:`cancel`."""
         self._count += 1
@@ -256,6 +264,7 @@ class Link:
     def pause(self) -> None:
         """Close the files once all is written; for :class:`Suspension`."""
         self._close_files()
+        self.loop.renew()
         self._on_down()
         self.loop.later(REDIAL_INTERVAL, self.dial)
 

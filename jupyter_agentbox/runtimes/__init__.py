@@ -173,6 +173,9 @@ class Runtime(LoggingConfigurable, metaclass=_Meta):  # type: ignore[metaclass]
         """
         raise RuntimeUnavailable(f"the runtime {self.name!r} keeps no snapshots of live kernels")
 
+    def recover(self, sandbox_id: str, directory: Path) -> None:
+        """Let one go on whose owner ended in the midst of :meth:`checkpoint`; does nothing to another."""
+
     def restore(self, sandbox_id: str, spec: SandboxSpec, directory: Path, image: Path) -> Handle:
         """Start a sandbox from what :meth:`checkpoint` has saved; see :meth:`start`. Any number may have one image."""
         raise RuntimeUnavailable(f"the runtime {self.name!r} keeps no snapshots of live kernels")

@@ -42,8 +42,8 @@ from .measure import list_open_files
 #: First release with the systrap platform as default and FIFOs of the host.
 MIN_VERSION = 20230904
 INSTALL_REMEDY = "jupyter agentbox setup"
-#: How often saving is tried, and seconds in between.
-SAVE_ATTEMPTS, SAVE_INTERVAL = 3, 0.3
+#: A file of a sandbox's directory that is there while all inside stands still.
+PAUSED = "paused"
 _PYTHONS = (Path("/usr/bin/python3"), Path(sys.executable))
 
 
@@ -154,28 +154,20 @@ class RunscRuntime(Runtime):
         """Save it by ``runsc checkpoint``, uncompressed, which is quickest both ways."""
         options = ("--image-path", str(image), "-compression", "none", "-leave-running")
         if copy is not None:
+            (directory / PAUSED).touch()
             self.run_once(directory, "pause", sandbox_id)
         try:
             if copy is not None:
                 copy()
-            self._save(handle, directory, image, ["checkpoint", *options, sandbox_id])
+            self.run_once(directory, "checkpoint", *options, sandbox_id, timeout=self.checkpoint_timeout)
         finally:
-            if copy is not None:
-                self.run_once(directory, "resume", sandbox_id)
+            self.recover(sandbox_id, directory)
 
-    def _save(self, handle: Handle, directory: Path, image: Path, command: list[str]) -> None:
-        """Save it, and again if gVisor fails at something that is there for a moment only."""
-        for attempt in range(SAVE_ATTEMPTS):
-            try:
-                self.run_once(directory, *command, timeout=self.checkpoint_timeout)
-                return
-            except RuntimeFailed as error:
-                if attempt + 1 == SAVE_ATTEMPTS or not self.is_alive(handle):
-                    raise
-                self.log.warning("a sandbox was not saved, and it is tried again: %s", error)
-                for path in image.iterdir():
-                    path.unlink()
-                time.sleep(SAVE_INTERVAL)
+    def recover(self, sandbox_id: str, directory: Path) -> None:
+        """Resume one that is paused."""
+        if (directory / PAUSED).exists():
+            self.run_once(directory, "resume", sandbox_id)
+            (directory / PAUSED).unlink()
 
     def restore(self, sandbox_id: str, spec: SandboxSpec, directory: Path, image: Path) -> Handle:
         """Start one from a checkpoint."""
