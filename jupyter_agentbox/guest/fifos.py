@@ -124,7 +124,7 @@ class Sender:
     written than has room: the owner says on a second FIFO how much it has read, which is looked at only when needed.
 
     A signal's handler may raise in the midst of anything here that the main thread does. So each step can be taken
-    again, and what ``write`` returned is stored by the call that called it.
+    again, and what ``write`` and ``read`` returned is stored by the call that called them.
 
     Parameters
     ----------
@@ -139,6 +139,7 @@ class Sender:
         self._fd = self._acks = -1
         self._is_closing = False
         self._room = self._acked = 0
+        self._news: list[bytes] = []  # what each read of acknowledgements gave
         self._unsent: deque[bytes] = deque()
         self._sent: deque[tuple[int, bytes]] = deque()  # with their offsets
         self._base = 0  # offset of the next, where none is in _sent
@@ -191,7 +192,7 @@ class Sender:
             self._hello = HELLO.pack(self._base, self.dropped)
             self._unsent = deque([self._hello, *(data for _, data in kept)])
             self._current, self._written = (b"", 0), []
-            self._room, self._acked = room, 0
+            self._room, self._acked, self._news = room, 0, []
             self._is_closing = False
             self._fd, self._acks = fd, acks
             self._push(is_nested=True)
@@ -271,14 +272,16 @@ class Sender:
     def _write(self, data: bytes, done: int, written: int) -> None:
         """Write some of it, or wait for an acknowledgement."""
         rest = len(data) - done
-        room = self._room - written + self._acked
         try:
+            if self._news:
+                if not self._news[-1]:
+                    raise OSError
+                self._acked = ACK.unpack_from(self._news[-1], len(self._news[-1]) - ACK.size)[0]
+            room = self._room - written + self._acked
             if room < min(rest, self._room // 4):
                 if is_readable(self._acks, ACK_INTERVAL):
-                    news = os.read(self._acks, 64 * ACK.size)
-                    if not news:
-                        raise OSError
-                    self._acked = ACK.unpack_from(news, len(news) - ACK.size)[0]
+                    self._news = self._news[-1:]
+                    self._news.extend(map(os.read, (self._acks,), (64 * ACK.size,)))
                 return
             view = data if done == 0 and rest <= room else memoryview(data)[done : done + room]
             self._written.extend(map(os.write, (self._fd,), (view,)))

@@ -196,13 +196,20 @@ def test_an_interrupt_at_any_moment_breaks_no_message(sender: Sender, tmp_path: 
         while not is_done.wait(0.0005):
             owner.read_on()
 
-    previous = signal.signal(signal.SIGALRM, interrupt)
-    reader = threading.Thread(target=read)
+    # Not by a timer of the process: that is what ends a test which hangs.
+    main = threading.get_ident()
+
+    def pester() -> None:
+        while not is_done.wait(0.0007):
+            signal.pthread_kill(main, signal.SIGUSR1)
+
+    previous = signal.signal(signal.SIGUSR1, interrupt)
+    threads = [threading.Thread(target=target, daemon=True) for target in (read, pester)]
     owner.attach(sender)
-    reader.start()
+    for thread in threads:
+        thread.start()
     interrupts = 0
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.0007, 0.0007)
         number = 0
         while number < 600:
             try:
@@ -213,12 +220,12 @@ def test_an_interrupt_at_any_moment_breaks_no_message(sender: Sender, tmp_path: 
             except Interrupt:
                 is_armed = False
                 interrupts += 1
+        sender.send([b"-1"])
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
-    sender.send([b"-1"])
-    is_done.set()
-    reader.join(10)
+        is_done.set()
+        for thread in threads:
+            thread.join(10)
+        signal.signal(signal.SIGUSR1, previous)
     got = numbers(owner.take()[2])
     assert interrupts > 10
     assert got == [*sorted(set(got[:-1])), -1]
