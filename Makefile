@@ -11,6 +11,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; 
 # Only this folder is shown to the sandboxes of `make run`, never the source tree.
 NOTEBOOKS ?= $(CURDIR)/notebooks
 ARGS ?=
+# Processes that `make test` divides the test files among.
+WORKERS ?= 2
 APT := $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get
 
 .PHONY: help run test lint format bench docs setup packages clean
@@ -68,8 +70,8 @@ format: .venv/installed
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
 test: packages setup lint
-	@echo "== Tests, on real gVisor"
-	@$(BIN)/python -m pytest $(ARGS)
+	@echo "== Tests, on real gVisor, in $(WORKERS) processes"
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 bench: setup
 	@echo "== Benchmarks: bare ipykernel = 1.0, both in one run"
