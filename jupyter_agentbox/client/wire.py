@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from jupyter_agentbox.models import ErrorAnswer, ExitEvent, OutputEvent
 from jupyter_agentbox.outputs import Event
 
-from .errors import ApiError, InvalidRequest, UnexpectedAnswer, make_error
+from .errors import ApiError, ChecksumMismatch, InvalidRequest, UnexpectedAnswer, make_error
 
 #: Bytes of one JSON answer, and of one event of a stream.
 MAX_ANSWER = 512 * 1024 * 1024
@@ -188,3 +188,9 @@ def code_decoders() -> dict[str, Decode]:
         name: lambda data: decode_answer(data, Event)
         for name in ("stream", "display", "result", "clear", "error", "done")
     }
+
+
+def check_digest(announced: str, found: bytes) -> None:
+    """Compare with the SHA-256 of a ``Content-Digest`` (RFC 9530). Raises ChecksumMismatch."""
+    if announced != f"sha-256=:{base64.b64encode(found).decode()}:":
+        raise ChecksumMismatch(f"the SHA-256 is {found.hex()}, and not that of {announced:.80}", field="sha256")

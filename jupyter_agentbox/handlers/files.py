@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from jupyter_agentbox.errors import InvalidRequest, NotFound
+from jupyter_agentbox.errors import AgentboxError, InvalidRequest, NotFound
 from jupyter_agentbox.files import Folder, FolderView
 from jupyter_agentbox.files.transfer import Upload
 from jupyter_agentbox.files.values import Copied, Edited, Entry, Listing, Matches
@@ -17,6 +17,7 @@ from jupyter_agentbox.models import (
     CopyRequest,
     Deleted,
     DeleteRequest,
+    DownloadQuery,
     EditRequest,
     Existence,
     ExportRequest,
@@ -189,15 +190,20 @@ async def delete_file(call: Call) -> Deleted:
 # -- any size ------------------------------------------------------------------------------------------
 
 
-@route("GET", FILES + "/download", "read", query=PathQuery, kind="download", tool="read", errors=(206, 409, 413, 416))
+@route(
+    "GET", FILES + "/download", "read", query=DownloadQuery, kind="download", tool="read", errors=(206, 409, 413, 416)
+)
 async def download_file(call: Call) -> Bytes:
-    """Download a file of any size, or with a `Range` header a part of it."""
+    """Download a file of any size, or with a `Range` header a part of it.
+
+    With `digest` it is read once before, and the header `Content-Digest` says what SHA-256 must come.
+    """
     async with call.use() as session:
-        return await blocking(_open_download, session.folder, call.query.path, call.headers.get("Range"))
+        return await blocking(_open_download, session.folder, call.query, call.headers.get("Range"))
 
 
-def _open_download(folder: Callable[[], Folder], path: str, asked: str | None) -> Bytes:
-    view = folder()
+def _open_download(folder: Callable[[], Folder], query: DownloadQuery, asked: str | None) -> Bytes:
+    view, path = folder(), query.path
     offset, length = 0, None
     size = view.stat(path).size
     wanted = _RANGE.fullmatch(asked.strip()) if asked else None
@@ -214,6 +220,13 @@ def _open_download(folder: Callable[[], Folder], path: str, asked: str | None) -
     headers = {"Accept-Ranges": "bytes"}
     if wanted is not None:
         headers["Content-Range"] = f"bytes {offset}-{offset + download.size - 1}/{size}"
+    if query.digest:
+        try:
+            found = bytes.fromhex(download.sha256())
+        except AgentboxError:
+            download.close()
+            raise
+        headers["Content-Digest"] = f"sha-256=:{base64.b64encode(found).decode()}:"
     name = download.entry.path.rpartition("/")[2]
     return Bytes(iter(download), name, download.size, headers, 206 if wanted is not None else 200, close=download.close)
 

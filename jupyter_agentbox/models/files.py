@@ -20,6 +20,13 @@ class PathQuery(Body, frozen=True):
     path: Path
 
 
+class DownloadQuery(Body, frozen=True):
+    """A file; with `digest` the answer has the header `Content-Digest` (RFC 9530), with the SHA-256 of what comes."""
+
+    path: Path
+    digest: bool = False
+
+
 class StatQuery(Body, frozen=True):
     """An entry of the workspace; `follow` leads on from a link."""
 

@@ -152,6 +152,44 @@ class KernelInfo(Answer, frozen=True):
     state: State
 
 
+class UsageInfo(Answer, frozen=True):
+    """What it used when it was measured last, which is every two seconds while it is not frozen.
+
+    Parameters
+    ----------
+    memory, disk : int
+        Bytes.
+    cpu : float
+        Seconds of processor time since its start.
+    time : float
+        When, in seconds since the epoch.
+    """
+
+    memory: int
+    cpu: float
+    disk: int
+    time: float
+
+
+class CallInfo(Answer, frozen=True):
+    """A call of a tool that is on it now.
+
+    Parameters
+    ----------
+    by : str
+        Who calls.
+    token : str, optional
+        Name of the token for this sandbox that it is made with.
+    since : float
+        Seconds since the epoch.
+    """
+
+    tool: str
+    by: str
+    token: str | None
+    since: float
+
+
 class SandboxInfo(Answer, frozen=True):
     """A sandbox as it is now. Times are seconds since the epoch.
 
@@ -171,6 +209,10 @@ class SandboxInfo(Answer, frozen=True):
         `private`, `folder` (the notebook's own) or `tenant`.
     tools : list of str
         Those that may be used.
+    usage : UsageInfo, optional
+        What it uses; null until it was measured, and of one that does not live.
+    calls : list of CallInfo
+        Calls of tools that are on it now.
     """
 
     id: str
@@ -196,6 +238,8 @@ class SandboxInfo(Answer, frozen=True):
     labels: dict[str, str]
     runtime: str
     isolation: Literal["gvisor", "none"]
+    usage: UsageInfo | None
+    calls: list[CallInfo]
 
 
 class SandboxList(Answer, frozen=True):

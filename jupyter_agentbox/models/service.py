@@ -9,6 +9,40 @@ from msgspec import Meta
 from .base import Answer, Body, HostName
 
 
+class GrantQuery(Body, frozen=True):
+    """What else to tell.
+
+    Parameters
+    ----------
+    host : str, optional
+        A host to judge: whether the caller may have the sandbox reach it.
+    """
+
+    host: HostName | None = None
+
+
+class HostVerdict(Answer, frozen=True):
+    """Whether a sandbox may be given a host.
+
+    Parameters
+    ----------
+    is_allowed : bool
+        It is among those that it may reach, in the same words.
+    may_allow : bool
+        The caller may allow it.
+    message : str
+        Why not.
+    setting : str, optional
+        The administrator's setting that would change it.
+    """
+
+    host: str
+    is_allowed: bool
+    may_allow: bool
+    message: str
+    setting: str | None
+
+
 class GrantInfo(Answer, frozen=True):
     """What a sandbox may reach.
 
@@ -20,12 +54,15 @@ class GrantInfo(Answer, frozen=True):
         The most that it may be given, presets by name.
     setting : str
         The setting behind it.
+    verdict : HostVerdict, optional
+        On the host that was asked about.
     """
 
     hosts: list[str]
     private_hosts: list[str]
     ceiling: list[str]
     setting: str
+    verdict: HostVerdict | None = None
 
 
 class AskRequest(Body, frozen=True):

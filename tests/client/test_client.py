@@ -28,6 +28,7 @@ from jupyter_agentbox.client import (
     Sandbox,
     SandboxEnded,
 )
+from jupyter_agentbox.client.wire import check_digest
 from jupyter_agentbox.models import ExitEvent
 from jupyter_agentbox.outputs import DoneEvent, StreamEvent
 
@@ -262,6 +263,8 @@ def test_uploads_and_downloads_are_verified_whatever_they_come_from(box: Sandbox
     assert (tmp_path / "target").read_text() == "as it was"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "target"]
     assert b"".join(box.files.download_chunks("small", offset=2)) == b"ta"
+    with pytest.raises(ChecksumMismatch):
+        check_digest(f"sha-256=:{base64.b64encode(hashlib.sha256(b'sent').digest()).decode()}:", b"what came")
 
 
 def test_archives_and_folders_of_the_host(box: Sandbox, folders: dict[str, Path]) -> None:

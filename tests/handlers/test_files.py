@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import http.client
 import io
@@ -84,7 +85,9 @@ def test_any_size_up_and_down(api: Api, files: str) -> None:
     part = api("GET", files + "/download", params={"path": "big"}, headers={"Range": "bytes=1048570-1048580"})
     assert (part.status_code, part.content) == (206, (block * 2)[1048570:1048581])
     assert part.headers["Content-Range"] == f"bytes 1048570-1048580/{size}"
-    tail = api("GET", files + "/download", params={"path": "big"}, headers={"Range": "bytes=-5"})
+    tail = api("GET", files + "/download", params={"path": "big", "digest": "true"}, headers={"Range": "bytes=-5"})
+    announced = base64.b64encode(hashlib.sha256(block[-5:]).digest()).decode()
+    assert tail.headers["Content-Digest"] == f"sha-256=:{announced}:", "of what comes, which is a part"
     assert tail.content == block[-5:]
     assert "attachment" in tail.headers["Content-Disposition"]
     wrong = api.fails(400, "PUT", files + "/upload", block, params={"path": "bad", "sha256": "0" * 64})

@@ -17,6 +17,7 @@ from jupyter_agentbox.models import (
     CopyRequest,
     Deleted,
     DeleteRequest,
+    DownloadQuery,
     EditRequest,
     Encoding,
     Existence,
@@ -230,10 +231,12 @@ class AsyncFiles:
     def download_chunks(self, path: str, *, offset: int = 0) -> AsyncGenerator[bytes, None]:
         """Give the bytes of a file as they come, from an offset on."""
         headers = {"Range": f"bytes={offset}-"} if offset else None
-        return self._connection.download(f"{self._path}/download", query=PathQuery(path=path), headers=headers)
+        return self._connection.download(f"{self._path}/download", query=DownloadQuery(path=path), headers=headers)
 
     async def download(self, path: str, target: Path | BinaryIO, *, sha256: str | None = None) -> Transferred:
         """Fetch a file of any size. A `target` that is a path appears when all of it has come and is right.
+
+        The server tells the SHA-256 first, and what comes is compared with it.
 
         Returns
         -------
@@ -243,9 +246,10 @@ class AsyncFiles:
         Raises
         ------
         ChecksumMismatch
-            It is not of the `sha256` that was given.
+            It is not of the `sha256` that was given, or not what the server has read.
         """
-        return await save(self.download_chunks(path), target, sha256)
+        query = DownloadQuery(path=path, digest=True)
+        return await save(self._connection.download(f"{self._path}/download", query=query), target, sha256)
 
     def pack_chunks(self, path: str = ".", *, kind: Literal["tar", "zip"] = "tar") -> AsyncGenerator[bytes, None]:
         """Give the bytes of a directory's archive as they come. They are a sandbox's: unpack them with care."""

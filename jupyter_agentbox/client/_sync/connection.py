@@ -5,6 +5,7 @@ Nothing is sent twice, no redirect is followed, and neither proxies nor tokens a
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Generator, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -20,6 +21,7 @@ from jupyter_agentbox.client.wire import (
     STREAM_TIMEOUT,
     Decode,
     EventReader,
+    check_digest,
     decode_answer,
     decode_error,
     make_query,
@@ -205,11 +207,16 @@ class Connection:
         query: msgspec.Struct | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Generator[bytes, None, None]:
-        """Give the bytes of an answer as they come, all of them or an error."""
+        """Give the bytes of an answer as they come, all of them or an error, and as a `Content-Digest` has them."""
         response = self.send("GET", path, query=query, headers=headers, timeout=STREAM_TIMEOUT)
         try:
+            announced, digest = response.headers.get("Content-Digest"), hashlib.sha256()
             for chunk in response.iter_raw():
+                if announced is not None:
+                    digest.update(chunk)
                 yield chunk
+            if announced is not None:
+                check_digest(announced, digest.digest())
         except httpx.HTTPError as error:
             raise _failure(error, (self.server()).url) from error
         finally:

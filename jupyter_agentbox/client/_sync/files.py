@@ -17,6 +17,7 @@ from jupyter_agentbox.models import (
     CopyRequest,
     Deleted,
     DeleteRequest,
+    DownloadQuery,
     EditRequest,
     Encoding,
     Existence,
@@ -226,10 +227,12 @@ class Files:
     def download_chunks(self, path: str, *, offset: int = 0) -> Generator[bytes, None, None]:
         """Give the bytes of a file as they come, from an offset on."""
         headers = {"Range": f"bytes={offset}-"} if offset else None
-        return self._connection.download(f"{self._path}/download", query=PathQuery(path=path), headers=headers)
+        return self._connection.download(f"{self._path}/download", query=DownloadQuery(path=path), headers=headers)
 
     def download(self, path: str, target: Path | BinaryIO, *, sha256: str | None = None) -> Transferred:
         """Fetch a file of any size. A `target` that is a path appears when all of it has come and is right.
+
+        The server tells the SHA-256 first, and what comes is compared with it.
 
         Returns
         -------
@@ -239,9 +242,10 @@ class Files:
         Raises
         ------
         ChecksumMismatch
-            It is not of the `sha256` that was given.
+            It is not of the `sha256` that was given, or not what the server has read.
         """
-        return save(self.download_chunks(path), target, sha256)
+        query = DownloadQuery(path=path, digest=True)
+        return save(self._connection.download(f"{self._path}/download", query=query), target, sha256)
 
     def pack_chunks(self, path: str = ".", *, kind: Literal["tar", "zip"] = "tar") -> Generator[bytes, None, None]:
         """Give the bytes of a directory's archive as they come. They are a sandbox's: unpack them with care."""
