@@ -11,7 +11,6 @@ import uuid
 from typing import TYPE_CHECKING, Protocol
 
 from . import zmtp
-from .spec import MIB
 
 if TYPE_CHECKING:
     from .front import Channel
@@ -19,6 +18,9 @@ if TYPE_CHECKING:
 MAX_PEERS = 256
 #: Bytes for one client that are not left for the end of the loop's turn.
 FLUSH_SIZE = 64 * 1024
+#: Bytes that wait for one client before the kernel waits as well. What is on its way when a cell is answered should be
+#: little: nbclient drops what it has not read four seconds later.
+WRITE_BUFFER = 128 * 1024
 
 
 class LocalPeer(Protocol):
@@ -66,7 +68,7 @@ class Peer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        transport.set_write_buffer_limits(high=MIB)
+        transport.set_write_buffer_limits(high=WRITE_BUFFER)
         channel = self.channel
         if len(channel.peers) >= MAX_PEERS:
             transport.abort()

@@ -68,12 +68,12 @@ class Serving:
             raise AssertionError(f"it did not end:\n{self.log.read_text()[-4000:]}") from None
         return rest
 
-    def run(self, *arguments: str, stdin: bytes | None = None, timeout: float = 60) -> Ran:
+    def run(self, *arguments: str, stdin: bytes | None = None, timeout: float = 200) -> Ran:
         """Run ``jupyter agentbox`` with these arguments, where it finds this server by itself."""
         return run(self.env, *arguments, stdin=stdin, timeout=timeout)
 
 
-def run(env: Env, *arguments: str, stdin: bytes | None = None, timeout: float = 60, **variables: str) -> Ran:
+def run(env: Env, *arguments: str, stdin: bytes | None = None, timeout: float = 200, **variables: str) -> Ran:
     """Run ``jupyter agentbox`` to its end."""
     answer = subprocess.run(
         [sys.executable, "-m", "jupyter_agentbox.cli", *arguments],
@@ -108,7 +108,7 @@ print(json.dumps(found))
 """
 
 
-def run_all(env: Env, *commands: tuple[str, ...], timeout: float = 60) -> list[Ran]:
+def run_all(env: Env, *commands: tuple[str, ...], timeout: float = 200) -> list[Ran]:
     """Run ``jupyter agentbox`` once for each of the commands, which is quicker than to start it for each."""
     answer = subprocess.run(
         [sys.executable, "-c", _FORKING, json.dumps(commands)],

@@ -99,7 +99,7 @@ class Env:
         """Write the configuration of sandboxes, which holds in every client."""
         (self.config_dir / "jupyter_agentbox_config.json").write_text(json.dumps(config))
 
-    def run(self, *command: str | Path, timeout: float = 100, check: bool = True, **options: Any) -> Run:
+    def run(self, *command: str | Path, timeout: float = 200, check: bool = True, **options: Any) -> Run:
         """Run a program of the environment to its end.
 
         Raises
@@ -166,7 +166,7 @@ class Env:
         log = self.state_dir / "audit.sqlite"
         return log.exists() and name.removeprefix("agentbox-").encode() in log.read_bytes()
 
-    def assert_clean(self, timeout: float = 2 * LEASE + 10) -> None:
+    def assert_clean(self, timeout: float = 2 * LEASE + 60) -> None:
         """Fail if anything of a sandbox is left when the lease is over."""
         deadline = time.monotonic() + timeout
         while (left := self.leaks()) and time.monotonic() < deadline:
@@ -220,7 +220,7 @@ class Server:
         self.http.trust_env = False
         self.http.headers["Authorization"] = f"token {self.token}"
 
-    def wait_ready(self, timeout: float = 60) -> None:
+    def wait_ready(self, timeout: float = 150) -> None:
         """Wait until it answers."""
 
         def is_ready() -> bool:
@@ -235,7 +235,7 @@ class Server:
         """Return the address of a path."""
         return f"http://127.0.0.1:{self.port}/{path}"
 
-    def call(self, method: str, path: str, body: Any = None, timeout: float = 60) -> Any:
+    def call(self, method: str, path: str, body: Any = None, timeout: float = 150) -> Any:
         """Make one REST call; return the decoded answer."""
         answer = self.http.request(method, self.url(path), json=body, timeout=timeout)
         assert answer.ok, f"{method} {path}: {answer.status_code} {answer.text}\n{self.log.read_text()[-4000:]}"
@@ -333,7 +333,7 @@ class KernelClient:
                    "allow_stdin": allow_stdin, "stop_on_error": True}  # fmt: skip
         return self.send("shell", "execute_request", content)
 
-    def finish(self, request: str, *, answers: Sequence[str] = (), timeout: float = 60) -> Result:
+    def finish(self, request: str, *, answers: Sequence[str] = (), timeout: float = 150) -> Result:
         """Collect what a request brings until it is done or its kernel is dead."""
         result, replies, is_idle = Result(), list(answers), False
         deadline = time.monotonic() + timeout
@@ -355,11 +355,11 @@ class KernelClient:
                 result.outputs.append(message)
         return result
 
-    def execute(self, code: str, *, answers: Sequence[str] = (), timeout: float = 60) -> Result:
+    def execute(self, code: str, *, answers: Sequence[str] = (), timeout: float = 150) -> Result:
         """Run code to its end."""
         return self.finish(self.start(code, allow_stdin=bool(answers)), answers=answers, timeout=timeout)
 
-    def check(self, code: str, *, timeout: float = 60) -> str:
+    def check(self, code: str, *, timeout: float = 150) -> str:
         """Run code that must succeed; return its stdout."""
         result = self.execute(code, timeout=timeout)
         assert result.reply.get("status") == "ok", f"{code!r}: {result}"

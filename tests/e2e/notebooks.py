@@ -24,6 +24,8 @@ CELLS = [
 ]
 
 Client = Callable[[Env, Path], str]
+#: nbclient drops what it has not read four seconds after a cell's end, which is little on a machine that is shared.
+PATIENCE = ("--ExecutePreprocessor.iopub_timeout=60",)
 
 
 def make(folder: Path, cells: list[str] | None = None, name: str = "book.ipynb") -> Path:
@@ -59,7 +61,7 @@ def sources(path: Path) -> list[str]:
 
 
 def nbconvert(env: Env, book: Path) -> str:
-    env.run("jupyter-nbconvert", "--to", "notebook", "--execute", "--output", "out.ipynb",
+    env.run("jupyter-nbconvert", "--to", "notebook", "--execute", "--output", "out.ipynb", *PATIENCE,
             book.relative_to(env.work), timeout=280)  # fmt: skip
     return read(book.with_name("out.ipynb"))
 
