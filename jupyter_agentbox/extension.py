@@ -51,6 +51,9 @@ class AgentboxExtension(ExtensionApp):
         """Build what serves the handlers. A broken configuration is told by each call, and keeps no server down."""
         assert self.serverapp is not None
         self._service: Service | None = None
+        # What the page knows without a request: a server without this extension is asked nothing.
+        page = self.serverapp.web_app.settings.setdefault("page_config_data", {})
+        page.update(agentbox="failed", agentboxNote="")
         self._observer: Observer | None = None
         guard(self.serverapp, self.terminals)
         IOLoop.current().add_callback(guard, self.serverapp, self.terminals)  # once more when all others are loaded
@@ -58,6 +61,7 @@ class AgentboxExtension(ExtensionApp):
             policy = Policy(parent=self.serverapp)
         except AgentboxError as error:
             self.log.error("jupyter_agentbox serves nothing: %s", error)
+            page["agentboxNote"] = str(error)
             return
         sessions = Sessions(policy)
         gateway_url = self._gateway_url()
@@ -66,6 +70,7 @@ class AgentboxExtension(ExtensionApp):
                 "jupyter_agentbox: kernels run at the gateway %s; sandboxes made here share none of them", gateway_url
             )
         self._service = self.settings["agentbox"] = Service(sessions, gateway_url)
+        page.update(agentbox="here" if gateway_url is None else "gateway", agentboxNote=gateway_url or "")
         if gateway_url is None:
             self._service.snapshots.start_kernel = partial(start_restored, self.serverapp)
         self._observer = Observer(sessions, self.serverapp.event_logger)

@@ -7,10 +7,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .errors import (
-    NotFound,
-)
+from .errors import AgentboxError, NotFound
 from .models import AskInfo, GrantInfo
+from .models.service import HostVerdict
 from .registry import Caller, SessionRegistry
 from .session import Session
 
@@ -32,16 +31,24 @@ class GrantedSessions(SessionRegistry):
         session.spec = sandbox.record.spec = replace(sandbox.spec, grant=grant)
         await asyncio.to_thread(sandbox.record.save, sandbox.directory)
 
-    async def grant(self, session_id: str, *, caller: Caller) -> GrantInfo:
-        """Tell what a sandbox may reach, and what it may be given."""
-        return await self._thread.run(self._grant(session_id, caller))
+    async def grant(self, session_id: str, host: str | None = None, *, caller: Caller) -> GrantInfo:
+        """Tell what a sandbox may reach, what it may be given, and of one host whether the caller may give it."""
+        return await self._thread.run(self._grant(session_id, host, caller))
 
-    async def _grant(self, session_id: str, caller: Caller) -> GrantInfo:
+    async def _grant(self, session_id: str, host: str | None, caller: Caller) -> GrantInfo:
         session = await self._started(self._find(session_id, caller))
         sandbox = session.running()
         grant = sandbox.gate.grant
         ceiling = self.policy.profile(sandbox.spec.profile).hosts
-        return GrantInfo(list(grant.hosts), list(grant.private_hosts), list(ceiling), grant.setting)
+        verdict = None
+        if host is not None:
+            try:
+                await asyncio.to_thread(self.policy.narrow_grant, sandbox.spec.profile, [host])
+                caller.check_unscoped("allow hosts")
+                verdict = HostVerdict(host, host in grant.hosts, True, "", None)
+            except AgentboxError as error:
+                verdict = HostVerdict(host, host in grant.hosts, False, str(error), error.setting)
+        return GrantInfo(list(grant.hosts), list(grant.private_hosts), list(ceiling), grant.setting, verdict)
 
     async def ask(self, session_id: str, host: str, why: str, *, caller: Caller) -> AskInfo:
         """Ask for a host: it is pending until a person decides, or allowed already.
@@ -62,7 +69,9 @@ class GrantedSessions(SessionRegistry):
         if host in sandbox.gate.grant.hosts:
             now = time.time()
             return AskInfo("", session.id, host, why, "allowed", now, now, None, "it is allowed already")
-        return session.ask(host, why)
+        asked = session.ask(host, why)
+        await self.audit().arecord("ask", sandbox.id, host=host, detail=caller.to_detail())
+        return asked
 
     async def asks(self, session_id: str | None = None, *, caller: Caller, state: str | None = None) -> Asks:
         """List what was asked for, of one sandbox or of all that the caller may see."""

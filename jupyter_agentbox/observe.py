@@ -32,6 +32,7 @@ SCHEMA_DIR = Path(__file__).parent / "event_schemas"
 _URL = "https://events.jupyter-agentbox.readthedocs.io/{name}"
 LIFECYCLE = _URL.format(name="lifecycle")
 EGRESS_EVENT = _URL.format(name="egress")
+ACTIVITY = _URL.format(name="activity")
 
 
 class Observer:
@@ -70,7 +71,8 @@ class Observer:
                 )
             elif event == "ended":
                 ENDS.labels(str(detail.get("cause", ""))).inc()
-            self._emit(LIFECYCLE, {"sandbox": sandbox, "event": event, "cause": str(detail.get("cause", ""))})
+            told = {name: str(detail.get(name) or "") for name in ("cause", "kernel_id", "message", "setting")}
+            self._emit(LIFECYCLE, {"sandbox": sandbox, "event": event, **told})
         elif kind == "egress":
             is_allowed = bool(columns.get("is_allowed"))
             EGRESS.labels("allowed" if is_allowed else "denied").inc()
@@ -87,6 +89,9 @@ class Observer:
         elif kind == "call":
             outcome = "denied" if columns.get("is_allowed") is False else "failed" if columns.get("reason") else "ok"
             CALLS.labels(str(detail.get("tool", "")), outcome).observe(columns.get("duration") or 0)
+        if kind in ("call", "ask", "grant", "token"):
+            # Whoever may know more reads the audit log.
+            self._emit(ACTIVITY, {"sandbox": sandbox, "kind": kind})
 
     def _emit(self, schema: str, data: dict[str, Any]) -> None:
         if self._events is not None:

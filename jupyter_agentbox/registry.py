@@ -25,6 +25,7 @@ from .errors import (
 from .link import LinkThread
 from .manager import SandboxManager
 from .models import SandboxFilters, SandboxInfo, SandboxRequest
+from .models.sandboxes import CallInfo
 from .policy import Policy
 from .session import Session
 from .tokens import Scope, Verb
@@ -205,7 +206,10 @@ class SessionRegistry:
             It was there; the error says why it ended.
         """
         session = await self._thread.run(self._begin(session_id, tool, caller))
-        began = time.monotonic()
+        began, mark = time.monotonic(), object()
+        if tool is not None:
+            token = caller.scope.name if caller.scope is not None else None
+            session.calls[mark] = CallInfo(tool, caller.name, token, time.time())
         reason: str | None = "cancelled"
         try:
             yield session
@@ -214,6 +218,7 @@ class SessionRegistry:
             reason = type(error).__name__
             raise
         finally:
+            session.calls.pop(mark, None)
             self._thread.loop.call_soon_threadsafe(session.done)
             self._note(session, tool, caller, True, time.monotonic() - began, reason)
 

@@ -28,7 +28,7 @@ from .limits import find_breach
 from .link import Link, LinkThread, Stream, finished
 from .processes import Command, ExecResult, ProcessTable
 from .record import KernelRecord, Lock, ProcessRecord, Record
-from .runtimes import Handle, Runtime
+from .runtimes import Handle, Runtime, Usage
 from .snapshots import copy_tree
 from .spec import WORKSPACE, Cause, End, SandboxSpec
 
@@ -57,6 +57,8 @@ class Sandbox:
         Commands and background processes.
     end : End or None
         How it ended; readable from any thread.
+    measured : tuple of float and Usage, or None
+        When it was measured last, in seconds since the epoch, and what it used; readable from any thread.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Sandbox:
         self.kernels: dict[str, Kernel] = {}
         self.processes = ProcessTable(self, self._processes_changed)
         self.end: End | None = None
+        self.measured: tuple[float, Usage] | None = None
         self.gate = Gate(record.id, record.spec.grant, audit, on_refusal=on_refusal)
         self._runtime = runtime
         self._audit = audit
@@ -438,6 +441,7 @@ class Sandbox:
             if now - measured > MEASURE_INTERVAL and not freezer.is_frozen:
                 measured = now
                 usage = await asyncio.to_thread(self._runtime.usage, self._handle, self.directory)
+                self.measured = (time.time(), usage)
                 breach = find_breach(usage, self.spec)
                 if breach is not None:
                     await self._end(breach)
@@ -470,7 +474,11 @@ class Sandbox:
 
     async def _record_end(self, end: End) -> None:
         try:
-            await self._audit.arecord("lifecycle", self.id, detail={"event": "ended", "cause": end.cause.value})
+            detail = {
+                "event": "ended", "cause": end.cause.value, "kernel_id": self.spec.kernel_id,
+                "message": end.message[:500], "setting": end.setting or "",
+            }  # fmt: skip
+            await self._audit.arecord("lifecycle", self.id, detail=detail)
         except (AgentboxError, RuntimeError) as error:
             log.error("sandbox %s: its end could not be written to the audit log: %s", self.id, error)
 

@@ -20,6 +20,7 @@ import msgspec
 from .errors import Conflict, InvalidRequest, NotFound, PolicyRefused, SandboxEnded
 from .files import Folder
 from .models import TOOLS, AskInfo, EndInfo, KernelInfo, LimitsInfo, SandboxInfo, SandboxRequest, State
+from .models.sandboxes import CallInfo, UsageInfo
 from .sandbox import Sandbox
 from .spec import End, Limits, SandboxSpec
 
@@ -113,6 +114,8 @@ class Session:
         self.starting: asyncio.Task[None] | None = None
         self.parked: str | None = None
         self.asks: dict[str, AskInfo] = {}
+        #: Calls of tools that are on it now; from any thread.
+        self.calls: dict[object, CallInfo] = {}
         self._refusals: deque[Refusal] = deque(maxlen=MAX_REFUSALS)
         self._refused = 0
         self._folder: Folder | None = None
@@ -172,7 +175,16 @@ class Session:
             labels=self.labels,
             runtime=spec.runtime if spec is not None else "",
             isolation="gvisor",
+            usage=self._usage(),
+            calls=list(self.calls.values()),
         )
+
+    def _usage(self) -> UsageInfo | None:
+        measured = self.sandbox.measured if self.sandbox is not None and self.state == "running" else None
+        if measured is None:
+            return None
+        when, usage = measured
+        return UsageInfo(usage.memory, usage.cpu, usage.disk, when)
 
     def _end_info(self, end: End) -> EndInfo:
         return EndInfo(end.cause.value, end.exit_code, end.message, end.setting, self.ended_at or time.time())

@@ -315,7 +315,12 @@ class KernelSlot:
             return
         if self._kernel is not None and self._kernel.end is None:
             self.expect_end()
-        await self.manager.stop(self._sandbox, is_kept=True)
+        cause: Cause | End = Cause.STOPPED
+        if self._front is not None and not self._front.is_end_expected and self._kernel is not None:
+            # A kernel's end that nobody asked for is why its sandbox ends.
+            is_own = self._kernel in self._sandbox.kernels.values()
+            cause = (self._kernel.end if is_own else None) or cause
+        await self.manager.stop(self._sandbox, cause, is_kept=True)
         if self._kernel is not None and self._kernel.end is None:
             # The kernel's own watcher notices a moment later; poll() must not have to wait for it.
             self._kernel.ended(self._sandbox.end or End(Cause.STOPPED, 137, "it was stopped"))

@@ -22,6 +22,7 @@ from jupyter_agentbox.models import (
     SandboxPatch,
     SandboxRequest,
 )
+from jupyter_agentbox.models.service import GrantQuery
 from jupyter_agentbox.spec import MIB
 
 from .about import read_rows, row_bytes
@@ -80,10 +81,14 @@ async def delete_sandbox(call: Call) -> None:
 # -- egress ----------------------------------------------------------------------------------------
 
 
-@route("GET", "/sandboxes/{id}/egress", "read", answer=GrantInfo, is_poll=True)
+@route("GET", "/sandboxes/{id}/egress", "read", query=GrantQuery, answer=GrantInfo, is_poll=True)
 async def get_egress(call: Call) -> GrantInfo:
     """Tell what a sandbox may reach, and what it could be given."""
-    return await call.sessions.grant(call.id, caller=call.caller)
+    found = await call.sessions.grant(call.id, call.query.host, caller=call.caller)
+    if found.verdict is not None and found.verdict.may_allow and not await call.is_allowed("write"):
+        refused = msgspec.structs.replace(found.verdict, may_allow=False, message="you may not write here")
+        return msgspec.structs.replace(found, verdict=refused)
+    return found
 
 
 @route("GET", "/sandboxes/{id}/egress/log", "read", query=AuditFilters, answer=AuditRows, is_poll=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import requests
 import websocket
+from e2e.harness import wait_until
 
 from .conftest import Api, Make
 
@@ -119,6 +121,11 @@ def test_patching_and_asking_for_hosts(api: Api, make: Make) -> None:
     ask = api("POST", path + "/egress/asks", {"host": "github.com", "why": "to clone"})
     assert (ask.status_code, ask.json()["state"]) == (202, "pending")
     name = ask.json()["id"]
+    verdicts = [
+        api.ok("GET", path + "/egress", params={"host": host})["verdict"] for host in ("github.com", "x.example")
+    ]
+    assert [verdict["may_allow"] for verdict in verdicts] == [True, False]
+    assert (verdicts[1]["setting"], "x.example" in verdicts[1]["message"]) == ("Policy.allowed_hosts", True)
     assert api.ok("POST", path + "/egress/asks", {"host": "github.com"})["id"] == name
     assert name in [item["id"] for item in api.ok("GET", "/egress/asks")["asks"]]
     allowed = api.ok("POST", f"{path}/egress/asks/{name}", {"decision": "allow"})
@@ -217,6 +224,18 @@ def test_a_notebooks_sandbox_is_there_too(api: Api) -> None:
         ran = api.ok("POST", path + "/code", {"code": "shared + 1"})
         assert ran["result"]["data"]["text/plain"] == "42"
         assert api.ok("GET", "/sandboxes", params={"kernel_id": kernel.id})["sandboxes"][0]["id"] == info["id"]
+        usage = wait_until(lambda: api.ok("GET", path)["usage"], 10, "its use is measured")
+        assert 0 < usage["memory"] <= info["limits"]["memory"]
+        assert (usage["cpu"] > 0, abs(usage["time"] - time.time()) < 60) == (True, True)
+        kernel.start("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+        ended = {"event": "ended", "cause": "crashed", "kernel_id": kernel.id}
+        log = f"/audit?kind=lifecycle&since={time.time() - 60}"
+        wait_until(
+            lambda: any(row["detail"].items() >= ended.items() for row in api.ok("GET", log)["rows"]),
+            20,
+            "the cause of the kernel's end is its sandbox's",
+        )
+        wait_until(lambda: api.ok("GET", "/sandboxes", params={"kernel_id": kernel.id})["sandboxes"], 20, "it restarts")
         api.fails(409, "DELETE", path)
         api.fails(409, "PATCH", path, {"idle_timeout": 5})
         assert api.ok("PATCH", path, {"allowed_hosts": []})["allowed_hosts"] == []
@@ -245,6 +264,12 @@ def test_what_happens_is_counted_and_told(api: Api, make: Make) -> None:
     try:
         sandbox = make()
         api.ok("POST", sandbox + "/exec", {"command": "curl -s https://not-granted.example.org; true"})
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(api.ok, "POST", sandbox + "/exec", {"command": "sleep 3"})
+            calls = wait_until(lambda: api.ok("GET", sandbox)["calls"], 10, "a call is seen")
+            waiting.result()
+        assert [(call["tool"], call["token"]) for call in calls] == [("bash", None)]
+        assert api.ok("GET", sandbox)["calls"] == []
         api("DELETE", sandbox)
         told = []
         while not any(event.get("event") == "ended" for event in told):
@@ -253,6 +278,9 @@ def test_what_happens_is_counted_and_told(api: Api, make: Make) -> None:
         events.close()
     assert {name: counted(name) - before[name] >= 1 for name in names} == dict.fromkeys(names, True)
     assert "started" in [event.get("event") for event in told]
+    assert {event["kind"] for event in told if "kind" in event} == {"call"}
+    ended = next(event for event in told if event.get("event") == "ended")
+    assert (ended["message"], ended["kernel_id"]) == ("it was deleted", "")
     refused = [event for event in told if event.get("host") == "not-granted.example.org"]
     assert refused
     assert "Policy.allowed_hosts" in refused[0]["reason"]

@@ -645,7 +645,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Download a file of any size, or with a `Range` header a part of it */
+        /**
+         * Download a file of any size, or with a `Range` header a part of it
+         * @description With `digest` it is read once before, and the header `Content-Digest` says what SHA-256 must come.
+         */
         get: operations["download_file"];
         put?: never;
         post?: never;
@@ -2274,6 +2277,10 @@ export interface components {
             runtime: string;
             /** @enum {unknown} */
             isolation: "gvisor" | "none";
+            /** @description What it uses; null until it was measured, and of one that does not live. */
+            usage: components["schemas"]["UsageInfo"] | null;
+            /** @description Calls of tools that are on it now. */
+            calls: components["schemas"]["CallInfo"][];
         };
         /**
          * EndInfo
@@ -2310,6 +2317,33 @@ export interface components {
             state: "ended" | "parked" | "running" | "starting";
         };
         /**
+         * UsageInfo
+         * @description What it used when it was measured last, which is every two seconds while it is not frozen.
+         */
+        UsageInfo: {
+            /** @description Bytes. */
+            memory: number;
+            /** @description Seconds of processor time since its start. */
+            cpu: number;
+            /** @description Bytes. */
+            disk: number;
+            /** @description When, in seconds since the epoch. */
+            time: number;
+        };
+        /**
+         * CallInfo
+         * @description A call of a tool that is on it now.
+         */
+        CallInfo: {
+            tool: string;
+            /** @description Who calls. */
+            by: string;
+            /** @description Name of the token for this sandbox that it is made with. */
+            token: string | null;
+            /** @description Seconds since the epoch. */
+            since: number;
+        };
+        /**
          * SandboxList
          * @description Sandboxes, oldest first.
          */
@@ -2343,6 +2377,26 @@ export interface components {
             ceiling: string[];
             /** @description The setting behind it. */
             setting: string;
+            /**
+             * @description On the host that was asked about.
+             * @default null
+             */
+            verdict?: components["schemas"]["HostVerdict"] | null;
+        };
+        /**
+         * HostVerdict
+         * @description Whether a sandbox may be given a host.
+         */
+        HostVerdict: {
+            host: string;
+            /** @description It is among those that it may reach, in the same words. */
+            is_allowed: boolean;
+            /** @description The caller may allow it. */
+            may_allow: boolean;
+            /** @description Why not. */
+            message: string;
+            /** @description The administrator's setting that would change it. */
+            setting: string | null;
         };
         /**
          * AskRequest
@@ -3639,6 +3693,7 @@ export interface operations {
             query: {
                 /** @description Beneath the workspace, or `/workspace/...`. */
                 path: string;
+                digest?: boolean;
             };
             header?: {
                 Range?: string;
@@ -4018,7 +4073,10 @@ export interface operations {
     };
     get_egress: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description `name`, `*.name`, `name:port` or a preset. */
+                host?: string;
+            };
             header?: never;
             path: {
                 /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
