@@ -84,7 +84,8 @@ async def delete_sandbox(call: Call) -> None:
 @route("GET", "/sandboxes/{id}/egress", "read", query=GrantQuery, answer=GrantInfo, is_poll=True)
 async def get_egress(call: Call) -> GrantInfo:
     """Tell what a sandbox may reach, and what it could be given."""
-    found = await call.sessions.grant(call.id, call.query.host, caller=call.caller)
+    host = call.query.host if call.query is not None else None  # MCP asks about none
+    found = await call.sessions.grant(call.id, host, caller=call.caller)
     if found.verdict is not None and found.verdict.may_allow and not await call.is_allowed("write"):
         refused = msgspec.structs.replace(found.verdict, may_allow=False, message="you may not write here")
         return msgspec.structs.replace(found, verdict=refused)
