@@ -95,6 +95,8 @@ KEYS = {
     "is_root": "`true` needs `Policy.allow_root`",
     "env": "variables for code inside; proxies always lead to the egress gate",
     "mounts": "paths inside to host paths, read-only",
+    "preload": "modules that kernels started ahead have imported",
+    "pool_size": "kernels of it that a server has waiting; see `Policy.pool_size`",
 }
 
 
@@ -108,7 +110,11 @@ def make() -> str:
     page = HEAD + "\n".join(lines) + "\n"
     for owner in (Policy, RunscRuntime, AgentboxKernelSpecManager, AgentboxExtension, AgentboxTerminalManager):
         page += f"\n## {owner.__name__}\n"
-        traits = owner.class_own_traits(config=True)
+        traits = {
+            name: trait
+            for name, trait in owner.class_traits(config=True).items()
+            if trait.this_class is not None and trait.this_class.__module__.startswith("jupyter_agentbox.")
+        }
         for name, trait in traits.items():
             text = inspect.cleandoc(trait.help).replace("::\n", ":\n")
             page += f"\n### {owner.__name__}.{name}\n\n*{kind_of(trait)}*\n\n{text}\n"

@@ -21,6 +21,7 @@ from .policy import Policy
 from .runner import Runner
 from .sessions import Sessions
 from .terminals import guard
+from .warm import WarmStarts
 
 #: Seconds that the end of a server waits for its sandboxes to be gone; the sweeper takes what is left.
 STOP_TIMEOUT = 10.0
@@ -65,6 +66,7 @@ class AgentboxExtension(ExtensionApp):
             return
         sessions = Sessions(policy)
         gateway_url = self._gateway_url()
+        WarmStarts.is_keeping = gateway_url is None
         if gateway_url is not None:
             self.log.warning(
                 "jupyter_agentbox: kernels run at the gateway %s; sandboxes made here share none of them", gateway_url
@@ -129,6 +131,7 @@ class AgentboxExtension(ExtensionApp):
             await close_endpoints(self.serverapp.web_app.settings)
             if self.keep_sandboxes:
                 await leave_kernels()
+            await WarmStarts.aclose_all()
             await Runner.shared().aclose()
             self._service.parker.close()
             close = self._service.sessions.aclose(is_ended=not self.keep_sandboxes)

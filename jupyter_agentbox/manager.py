@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from jupyter_core.paths import jupyter_data_dir
 
 from .audit import AuditLog
+from .driver.embedded import Claim
 from .egress.gate import OnRefusal
 from .errors import InvalidRequest, NotFound, RuntimeUnavailable
 from .link import LinkThread
@@ -67,7 +68,8 @@ class Listed:
     created : float
         Seconds since the epoch.
     state : str
-        ``running``, ``orphaned`` (alive, its owner is gone) or ``ended``.
+        ``running``, ``pooled`` (waits for somebody who starts a kernel), ``orphaned`` (alive, its owner is gone) or
+        ``ended``.
     memory : int
         Bytes; 0 where it is not known.
     """
@@ -164,13 +166,18 @@ class SandboxManager:
         return Record(sandbox_id, self.runtime.name, spec, time.time(), spec.lease_timeout, os.getpid())
 
     async def _start(
-        self, record: Record, inherit: Sandbox | None, on_refusal: OnRefusal | None, saved: Path | None = None
+        self,
+        record: Record,
+        inherit: Sandbox | None,
+        on_refusal: OnRefusal | None,
+        saved: Path | None = None,
+        claim: Claim | None = None,
     ) -> Sandbox:
         await asyncio.to_thread(ensure_sweeper, self.state_dir)
         sandbox = Sandbox(record, self._directory(record.id), self.runtime, self.audit, on_refusal)
         self.sandboxes[record.id] = sandbox
         try:
-            await sandbox.start(inherit, saved)
+            await sandbox.start(inherit, saved, claim)
         except BaseException:
             del self.sandboxes[record.id]
             raise
@@ -179,7 +186,14 @@ class SandboxManager:
         return sandbox
 
     async def restore(
-        self, spec: SandboxSpec, record: Record, saved: Path, *, on_refusal: OnRefusal | None = None
+        self,
+        spec: SandboxSpec,
+        record: Record,
+        saved: Path,
+        *,
+        on_refusal: OnRefusal | None = None,
+        inherit: Sandbox | None = None,
+        claim: Claim | None = None,
     ) -> Sandbox:
         """Start a sandbox that goes on where another one was saved.
 
@@ -191,18 +205,72 @@ class SandboxManager:
             The other one's, from :meth:`Sandbox.checkpoint`.
         saved : Path
             What that has written.
+        on_refusal, inherit
+            See :meth:`create`.
+        claim : Claim, optional
+            Whose it becomes, where it was saved as it waited.
 
         Raises
         ------
         RuntimeUnavailable, RuntimeFailed, InvalidRequest
         """
-        return await self._thread.run(self._restore(spec, record, saved, on_refusal))
+        return await self._thread.run(self._restore(spec, record, saved, on_refusal, inherit, claim))
 
-    async def _restore(self, spec: SandboxSpec, then: Record, saved: Path, on_refusal: OnRefusal | None) -> Sandbox:
+    async def _restore(
+        self,
+        spec: SandboxSpec,
+        then: Record,
+        saved: Path,
+        on_refusal: OnRefusal | None,
+        inherit: Sandbox | None,
+        claim: Claim | None,
+    ) -> Sandbox:
         record = self._make_record(spec)
         record.kernels, record.processes, record.link = list(then.kernels), list(then.processes), then.link
         record.started_kernels = then.started_kernels
-        return await self._start(record, None, on_refusal, saved)
+        if claim is not None:
+            record.kernels = [
+                replace(k, key=claim.key, signature_scheme=claim.signature_scheme) for k in record.kernels
+            ]
+        return await self._start(record, inherit, on_refusal, saved, claim)
+
+    async def claim(
+        self,
+        record: Record,
+        spec: SandboxSpec,
+        claim: Claim,
+        *,
+        on_refusal: OnRefusal | None = None,
+        inherit: Sandbox | None = None,
+    ) -> Sandbox:
+        """Become the owner of a sandbox that waits, and have it become what the spec says. On the link's thread.
+
+        Parameters
+        ----------
+        record : Record
+            As it waits.
+        spec, claim
+            What it becomes, and whose its kernel does.
+        on_refusal, inherit
+            See :meth:`create`.
+
+        Raises
+        ------
+        RuntimeFailed
+            Somebody else has it, or it has ended, or it ended as it could not be claimed.
+        """
+        kernels = [replace(k, key=claim.key, signature_scheme=claim.signature_scheme) for k in record.kernels]
+        record = replace(record, spec=spec, kernels=kernels, lease_timeout=spec.lease_timeout, created=time.time())
+        sandbox = Sandbox(record, self._directory(record.id), self.runtime, self.audit, on_refusal)
+        self.sandboxes[record.id] = sandbox
+        try:
+            await sandbox.adopt(claim, inherit)
+        except BaseException:
+            del self.sandboxes[record.id]
+            raise
+        if inherit is not None:
+            await inherit.discard()
+        return sandbox
 
     async def adopt(self, sandbox_id: str, *, on_refusal: OnRefusal | None = None) -> Sandbox:
         """Take over a sandbox whose owner is gone, with its kernels running.
@@ -273,7 +341,7 @@ class SandboxManager:
                     runtime=record.runtime,
                     workspace=str(record.spec.workspace or directory / "work"),
                     created=record.created,
-                    state=("running" if is_owned(directory) else "orphaned") if is_alive else "ended",
+                    state=_state(record, directory) if is_alive else "ended",
                     memory=self.runtime.usage(handle, directory).memory if handle is not None and is_alive else 0,
                 )
             )
@@ -285,3 +353,10 @@ class SandboxManager:
             return self.sandboxes[sandbox_id]
         except KeyError:
             raise InvalidRequest(f"this process owns no sandbox {sandbox_id!r}", field="id") from None
+
+
+def _state(record: Record, directory: Path) -> str:
+    """Return the state of one that is alive."""
+    if record.spec.layout == "waiting":
+        return "pooled"
+    return "running" if is_owned(directory) else "orphaned"

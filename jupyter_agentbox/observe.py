@@ -20,6 +20,7 @@ from .sessions import Sessions
 STARTS = Histogram(
     "agentbox_start_seconds", "Time that sandboxes took to start", ["kind"], buckets=(0.1, 0.25, 0.5, 1, 2, 5, 10, 30)
 )
+HOW = Counter("agentbox_starts", "Starts of sandboxes: cold, off a template, or out of the pool", ["how"])
 RUNNING = Gauge("agentbox_sandboxes", "Sandboxes of this server that live")
 CALLS = Histogram(
     "agentbox_call_seconds", "Calls of tools and how long they took", ["tool", "outcome"],
@@ -69,6 +70,7 @@ class Observer:
                 STARTS.labels("notebook" if detail.get("kernel_id") else "session").observe(
                     columns.get("duration") or 0
                 )
+                HOW.labels(str(detail.get("how", ""))).inc()
             elif event == "ended":
                 ENDS.labels(str(detail.get("cause", ""))).inc()
             told = {name: str(detail.get(name) or "") for name in ("cause", "kernel_id", "message", "setting")}

@@ -27,7 +27,7 @@ from typing import Any
 
 from jupyter_core.paths import jupyter_data_dir
 from traitlets import Bool, Dict, Enum, Float, Int, List, TraitError, Unicode
-from traitlets.config import Config, LoggingConfigurable
+from traitlets.config import Config
 
 from .configfiles import file_config
 from .egress import PROXY_ENV, presets
@@ -45,11 +45,12 @@ from .profiles import (
     read_mounts,
     show,
 )
-from .spec import GIB, LIMIT_NAMES, Grant, Limits, Mount, SandboxSpec
+from .spec import GIB, LIMIT_NAMES, Grant, Limits, Mount, SandboxSpec, WarmStart
 from .traits import ByteSize, HostPatterns
+from .warmsettings import WarmSettings
 
 
-class Policy(LoggingConfigurable):
+class Policy(WarmSettings):
     """What sandboxes may use and reach at most, and the profiles to choose from.
 
     Parameters
@@ -85,7 +86,8 @@ class Policy(LoggingConfigurable):
         help="""Named sets of values that users choose from. Keys: ``memory``, ``cpus``, ``processes``, ``disk``,
         ``lease_timeout``, ``freeze_after``, ``allowed_hosts`` (within ``Policy.allowed_hosts``), ``private_hosts``,
         ``hidden_files`` (``[]`` shows all), ``workspace`` (``'folder'`` or ``'private'``), ``env``, ``mounts``,
-        ``root`` (an image directory), ``is_root``, ``runtime``. What a profile leaves out it has from Policy.
+        ``root`` (an image directory), ``is_root``, ``runtime``, ``preload`` (modules that templates have
+        imported), ``pool_size``. What a profile leaves out it has from Policy.
         Whoever may start a kernel may choose any profile. Example::
 
             c.Policy.profiles = {
@@ -317,6 +319,7 @@ class Policy(LoggingConfigurable):
             mounts=(*read_mounts(self.mounts), *values.get("mounts", ())),
             lease_timeout=values.get("lease_timeout", self.lease_timeout),
             freeze_after=values.get("freeze_after", self.freeze_after),
+            warm=WarmStart(Limits(**limits), values.get("preload", ()), values.get("pool_size", self.pool_size)),
         )
 
     def _profile_hosts(self, values: Mapping[str, Any], key: str, setting: str) -> tuple[str, ...]:
@@ -407,6 +410,7 @@ class Policy(LoggingConfigurable):
             kernel_id=kernel_id,
             owner=owner,
             runtime=profile.runtime,
+            warm=profile.warm if self.templates or profile.warm.pool_size else None,
         )
 
     def _narrow_limits(self, profile: Profile, asked: Mapping[str, Any]) -> Limits:

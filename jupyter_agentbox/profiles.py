@@ -16,7 +16,7 @@ from typing import Any
 
 from .egress import presets, rules
 from .errors import AgentboxError
-from .spec import GUEST_DIR, KIB, LIMIT_NAMES, MIB, WORKSPACE, Limits, Mount, format_size
+from .spec import GUEST_DIR, KIB, LIMIT_NAMES, MIB, WORKSPACE, Limits, Mount, WarmStart, format_size
 from .traits import parse_size
 
 log = logging.getLogger(__name__)
@@ -59,6 +59,8 @@ class Profile:
         Seconds.
     freeze_after : float
         Seconds; 0 for never.
+    warm : WarmStart
+        What its kernels that are started ahead have.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Profile:
     mounts: tuple[Mount, ...] = ()
     lease_timeout: float = 60.0
     freeze_after: float = 60.0
+    warm: WarmStart = field(default_factory=WarmStart)
 
 
 def _read_hosts(value: object) -> tuple[str, ...]:
@@ -121,6 +124,20 @@ def _read_count(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise ValueError(f"{value!r} is no whole number above 0")
     return value
+
+
+def _read_pool_size(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 100:
+        raise ValueError(f"{value!r} is no whole number from 0 to 100")
+    return value
+
+
+def _read_modules(value: object) -> tuple[str, ...]:
+    names = _read_texts(value)
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"{name!r} is no module's name")
+    return names
 
 
 def _read_flag(value: object) -> bool:
@@ -197,6 +214,8 @@ PROFILE_KEYS: Mapping[str, Callable[[object], Any]] = {
     "is_root": _read_flag,
     "env": _read_env,
     "mounts": read_mounts,
+    "preload": _read_modules,
+    "pool_size": _read_pool_size,
 }
 
 

@@ -33,6 +33,7 @@ from .manager import SandboxManager
 from .policy import Policy
 from .slot import KernelSlot
 from .spec import WORKSPACE, SandboxSpec
+from .warm import WarmStarts
 
 #: Seconds between two looks of :meth:`AgentboxProvisioner.wait`.
 WAIT_INTERVAL = 0.02
@@ -138,11 +139,13 @@ class AgentboxProvisioner(KernelProvisionerBase):
         if self._slot is not None:
             return
         session = getattr(self.parent, "session", None)
+        manager = SandboxManager.shared(policy.state_path, spec.runtime, config=policy.config)
         slot = self._slot = KernelSlot(
-            SandboxManager.shared(policy.state_path, spec.runtime, config=policy.config),
+            manager,
             key=session.key if session is not None else secrets.token_hex(16).encode(),
             signature_scheme=session.signature_scheme if session is not None else "hmac-sha256",
             log=self.log,
+            warm=WarmStarts.shared(manager, policy),
         )
         # After a failed autorestart Jupyter just drops us, with no last call.
         self._releaser = weakref.finalize(self, slot.release_later)

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from .audit import AuditLog
+from .claims import begin, put_in_place
 from .driver import Kernel
+from .driver.embedded import Claim
 from .egress.gate import Gate, OnRefusal
 from .errors import AgentboxError, InvalidRequest, LinkClosed, RuntimeFailed, SandboxEnded
 from .freezer import Freezer
@@ -27,7 +29,7 @@ from .guest.framing import MAX_PAYLOAD, OPEN
 from .limits import find_breach
 from .link import Link, LinkThread, Stream, finished
 from .processes import Command, ExecResult, ProcessTable
-from .record import KernelRecord, Lock, ProcessRecord, Record
+from .record import KernelRecord, Lock, ProcessRecord, Record, read_log_tail
 from .runtimes import Handle, Runtime, Usage
 from .snapshots import copy_tree
 from .spec import WORKSPACE, Cause, End, SandboxSpec
@@ -112,15 +114,17 @@ class Sandbox:
         """The host folder that is ``/workspace`` inside."""
         return self.spec.workspace or self.directory / "work"
 
-    async def start(self, inherit: Sandbox | None = None, saved: Path | None = None) -> None:
+    async def start(self, inherit: Sandbox | None, saved: Path | None = None, claim: Claim | None = None) -> None:
         """Start it and wait for its guest.
 
         Parameters
         ----------
-        inherit : Sandbox, optional
+        inherit : Sandbox or None
             An ended one whose private workspace becomes this one's.
         saved : Path, optional
             What :meth:`checkpoint` has written: it goes on from there, with the kernels and processes of its record.
+        claim : Claim, optional
+            Whose it becomes, where it was saved as it waited.
 
         Raises
         ------
@@ -134,24 +138,25 @@ class Sandbox:
                 self._link.listen()
                 self._handle = await asyncio.to_thread(self._runtime.start, self.id, self.spec, self.directory)
             else:
-                await asyncio.to_thread(self._copy_work, saved / "work", self.directory / "work")
+                work = saved / "work", self.directory / "work"
+                await asyncio.to_thread(copy_tree, *work, max_bytes=2 * self.spec.limits.disk)
                 self._link.listen(self.record.link)
                 arguments = (self.id, self.spec, self.directory, saved / "image")
                 self._handle = await asyncio.to_thread(self._runtime.restore, *arguments)
             self._save()
             await self._connected()
-            self._resume()
+            await self._resume(claim)
             self._begin_watch()
-            detail = {
-                "event": "started" if saved is None else "restored",
-                "profile": self.spec.profile,
-                "kernel_id": self.spec.kernel_id,
-            }
-            await self._audit.arecord("lifecycle", self.id, duration=time.monotonic() - began, detail=detail)
+            await self._record_start(began, "cold" if saved is None else "saved" if claim is None else "template")
         except BaseException:
             self.end = self.end or End(Cause.RUNTIME_FAILED, 1, "it did not start")
             await asyncio.shield(self._give_up(inherit))
             raise
+
+    async def _record_start(self, began: float, how: str) -> None:
+        event = {"saved": "restored", "adopted": "adopted"}.get(how, "started")
+        detail = {"event": event, "how": how, "profile": self.spec.profile, "kernel_id": self.spec.kernel_id}
+        await self._audit.arecord("lifecycle", self.id, duration=time.monotonic() - began, detail=detail)
 
     async def _give_up(self, inherit: Sandbox | None) -> None:
         await self.stop(is_kept=True)
@@ -159,16 +164,19 @@ class Sandbox:
             (self.directory / "work").rename(inherit.directory / "work")
         await self.discard()
 
-    async def adopt(self) -> None:
-        """Become the owner of one whose owner is gone; its kernels go on where they are.
+    async def adopt(self, claim: Claim | None = None, inherit: Sandbox | None = None) -> None:
+        """Become the owner of one whose owner is gone, its kernels go on where they are; or of one that waits.
 
         Raises
         ------
         RuntimeFailed
-            It has another owner, has ended, or does not answer. Nothing has changed.
+            It has another owner, has ended, or does not answer. Nothing has changed; one that waited is ended.
         """
         if not self._lock.acquire():
             raise RuntimeFailed(f"sandbox {self.id} belongs to another process")
+        if claim is not None:
+            begin(self.record, self.directory, self._lock)
+        began = time.monotonic()
         try:
             if self._handle is None or not self._runtime.is_alive(self._handle):
                 raise RuntimeFailed(f"sandbox {self.id} has ended")
@@ -176,30 +184,39 @@ class Sandbox:
             self._link.listen()
             # Its owner may have ended when it was frozen, or while it was saved.
             self._runtime.thaw(self._handle)
-            await asyncio.to_thread(self._runtime.recover, self.id, self.directory)
+            if claim is None:
+                await asyncio.to_thread(self._runtime.recover, self.id, self.directory)
+            else:
+                self._inherit(inherit)
+                await asyncio.to_thread(self._runtime.claim, self._handle, self.id, self.spec, self.directory)
             await self._connected()
+            await self._resume(claim)
             self._save()
-            self._resume()
             self._begin_watch()
-            await self._audit.arecord("lifecycle", self.id, detail={"event": "adopted"})
+            await self._record_start(began, "adopted" if claim is None else "pool")
         except BaseException:
-            await self.leave()
+            await (self.leave() if claim is None else asyncio.shield(self._give_up(inherit)))
             raise
 
-    async def leave(self) -> None:
-        """Own it no longer, and let it live: for its lease it waits for another owner."""
-        self._is_stopping = Cause.STOPPED
-        if self._freezer is not None:
+    async def leave(self, *, is_waiting: bool = False) -> None:
+        """Own it no longer, and let it live: for its lease it waits for another owner, or frozen, to be claimed."""
+        if is_waiting and self._handle is not None:
+            await asyncio.gather(*(kernel.hang_up() for kernel in self.kernels.values()))
+            self._runtime.freeze(self._handle)
+        elif self._freezer is not None:
             self._freezer.thaw()  # it watches over its own lease
+        self._is_stopping = Cause.STOPPED
         self._link.close("its owner has left")
         await self.gate.aclose()
         self._lock.release()
 
-    def _resume(self) -> None:
+    async def _resume(self, claim: Claim | None = None) -> None:
         """Go on with what runs in it already."""
+        if claim is not None:
+            await put_in_place(self._link, claim, self._runtime.read_covered(self.directory), self.spec.lease_timeout)
         for known in self.record.kernels:
             self.kernels[known.name] = kernel = Kernel(self, known.name)
-            kernel.resume(known.driver)
+            kernel.resume(known.driver, claim)
         self.processes.resume(self.record.processes)
 
     async def checkpoint(self, staged: Path) -> bytes:
@@ -226,9 +243,9 @@ class Sandbox:
         assert self._handle is not None
         handle = self._handle
         private = self.directory / "work"
-        copy = None
+        copy: Any = None
         if self.spec.workspace is None and await asyncio.to_thread(lambda: any(private.iterdir())):
-            copy = functools.partial(self._copy_work, private, staged / "work")
+            copy = functools.partial(copy_tree, private, staged / "work", max_bytes=2 * self.spec.limits.disk)
 
         async with self._checkpointing:
             kernels = [kernel for kernel in self.kernels.values() if kernel.end is None]
@@ -243,9 +260,6 @@ class Sandbox:
                 self._link.resume()
                 for kernel in kernels:
                     kernel.redial()
-
-    def _copy_work(self, source: Path, target: Path) -> None:
-        copy_tree(source, target, max_bytes=2 * self.spec.limits.disk)
 
     async def _connected(self) -> None:
         assert self._handle is not None
@@ -262,15 +276,8 @@ class Sandbox:
             pass
         finally:
             wait.cancel()
-        raise RuntimeFailed(f"the sandbox started and ended before it was ready. Its log says: {self._log_tail()}")
-
-    def _log_tail(self) -> str:
-        try:
-            with open(self.directory / "log", "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - 2000))
-                return file.read().decode("utf-8", "replace").strip() or "nothing"
-        except OSError:
-            return "nothing"
+        words = read_log_tail(self.directory)
+        raise RuntimeFailed(f"the sandbox started and ended before it was ready. Its log says: {words}")
 
     def clean_up_with(self, directory: Path) -> None:
         """Have the sweep remove ``directory``, one of a front's, when it removes this sandbox."""
@@ -387,12 +394,13 @@ class Sandbox:
         if not self._lock.acquire():
             raise RuntimeFailed(f"somebody else holds {self.directory}")
         (self.directory / "link").mkdir(mode=0o700)
-        old = inherit.directory / "work" if inherit is not None else None
-        if old is not None and old.is_dir():
-            old.rename(self.directory / "work")
-        else:
-            (self.directory / "work").mkdir(mode=0o700)
+        (self.directory / "work").mkdir(mode=0o700)
+        self._inherit(inherit)
         self._save()
+
+    def _inherit(self, other: Sandbox | None) -> None:
+        if other is not None and (other.directory / "work").is_dir():
+            (other.directory / "work").rename(self.directory / "work")  # in place of an empty one
 
     def _save(self) -> None:
         self.record.owner_pid = os.getpid()

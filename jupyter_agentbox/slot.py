@@ -27,6 +27,8 @@ from .manager import SandboxManager
 from .record import KernelRecord, Record
 from .sandbox import Sandbox
 from .spec import WORKSPACE, Cause, End, SandboxSpec
+from .templates import Wish
+from .warm import WarmStarts
 
 #: Seconds that a signal may wait for a guest that does not read.
 SIGNAL_TIMEOUT = 5.0
@@ -64,6 +66,8 @@ class KernelSlot:
         The session's; the same over restarts.
     log : logger
         Where ends are told.
+    warm : WarmStarts, optional
+        What a start takes a kernel from that was started ahead.
 
     Attributes
     ----------
@@ -76,9 +80,18 @@ class KernelSlot:
     _all: ClassVar[weakref.WeakSet[KernelSlot]] = weakref.WeakSet()
     _all_lock: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, manager: SandboxManager, *, key: bytes, signature_scheme: str, log: Any = None) -> None:
+    def __init__(
+        self,
+        manager: SandboxManager,
+        *,
+        key: bytes,
+        signature_scheme: str,
+        log: Any = None,
+        warm: WarmStarts | None = None,
+    ) -> None:
         self.end: End | None = None
         self.manager = manager
+        self._warm = warm
         self._key = key
         self._signature_scheme = signature_scheme
         self._log = log or logging.getLogger(__name__)
@@ -149,10 +162,8 @@ class KernelSlot:
                     key=self._key, signature_scheme=self._signature_scheme, log=self._log
                 )
                 front.restarting()
-                self._sandbox = await self.manager.create(spec, inherit=self._sandbox, on_refusal=front.refusal)
-                kernel = await self._sandbox.start_kernel(
-                    argv, spec.env, WORKSPACE, key=self._key.decode(), signature_scheme=self._signature_scheme
-                )
+                kernel = await self._start_warm(spec, argv, front) or await self._start_cold(spec, argv, front)
+                assert self._sandbox is not None
             except BaseException:
                 self.manager.starting.release()
                 await asyncio.shield(self._release() if is_first else self._stop())
@@ -161,6 +172,23 @@ class KernelSlot:
             self.end = None
             self._hold(kernel, front, self._sandbox)
             return self._connection_info(front)
+
+    async def _start_cold(self, spec: SandboxSpec, argv: Sequence[str], front: Front) -> Kernel:
+        self._sandbox = await self.manager.create(spec, inherit=self._sandbox, on_refusal=front.refusal)
+        return await self._sandbox.start_kernel(
+            argv, spec.env, WORKSPACE, key=self._key.decode(), signature_scheme=self._signature_scheme
+        )
+
+    async def _start_warm(self, spec: SandboxSpec, argv: Sequence[str], front: Front) -> Kernel | None:
+        """Go on with a kernel that was started ahead; None where there is none for this one."""
+        if self._warm is None:
+            return None
+        wish = Wish(spec, argv, self._key.decode(), self._signature_scheme, front.refusal, self._sandbox)
+        sandbox = await self._warm.start(wish)
+        if sandbox is None:
+            return None
+        self._sandbox = sandbox
+        return next(iter(sandbox.kernels.values()))
 
     async def _make_way(self, kernel: Kernel) -> None:
         """Let the next one start once this kernel is ready, or takes unusually long."""

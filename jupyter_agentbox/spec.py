@@ -31,6 +31,8 @@ HOME = "/home/user"
 USER_ID = 1000
 #: Directory that only the guest can enter: the link, its own program, connection files.
 GUEST_DIR = "/run/agentbox"
+#: Beneath which a sandbox that waited is given its work folder.
+CLAIM_DIR = f"{GUEST_DIR}/claim"
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,25 @@ class Grant:
 
 
 @dataclass(frozen=True)
+class WarmStart:
+    """What a kernel that was started ahead has to have for a sandbox to go on from it.
+
+    Parameters
+    ----------
+    limits : Limits
+        The profile's: those that it is started with, and can be narrowed from.
+    preload : tuple of str
+        Modules that it has imported.
+    pool_size : int
+        How many of its kind are to wait in a server's pool.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    preload: tuple[str, ...] = ()
+    pool_size: int = 0
+
+
+@dataclass(frozen=True)
 class SandboxSpec:
     """All that is decided about a sandbox before it starts. Made by ``Policy.resolve`` only.
 
@@ -135,6 +156,11 @@ class SandboxSpec:
         Root directory of the server whose notebook's kernel it is: its successor takes it back. Empty for others.
     runtime : str
         Name of the runtime that must isolate it; no other will do.
+    layout : str
+        ``plain``; ``waiting`` for one that is made before anybody asked for it, without a workspace; ``claimed`` for
+        what it is once somebody has, and for its copies.
+    warm : WarmStart or None
+        What it needs to start warm; None where it must start cold.
     """
 
     profile: str = "default"
@@ -155,6 +181,8 @@ class SandboxSpec:
     owner: str = ""
     origin: str = ""
     runtime: str = "runsc"
+    layout: str = "plain"
+    warm: WarmStart | None = None
 
 
 class Cause(str, enum.Enum):

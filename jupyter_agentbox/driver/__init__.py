@@ -20,7 +20,7 @@ from jupyter_agentbox.guest.framing import MessageReader, ProtocolError, load_js
 from jupyter_agentbox.link import LinkThread, Stream
 from jupyter_agentbox.spec import MIB, Cause, End
 
-from .embedded import Embedded
+from .embedded import Claim, Embedded
 from .relay import Relay
 
 if TYPE_CHECKING:
@@ -116,10 +116,13 @@ class Kernel:
             }
         )
 
-    def resume(self, driver: str) -> None:
-        """Go on with one that an earlier owner started: what it said meanwhile comes first."""
+    def resume(self, driver: str, claim: Claim | None = None) -> None:
+        """Go on with one that an earlier owner started: what it said meanwhile comes first.
+
+        With a `claim` it has waited for somebody, and becomes theirs before it reads anything.
+        """
         self.is_ready = True
-        self._driver = Embedded(self) if driver == "embedded" else Relay(self)
+        self._driver = Embedded(self, claim) if driver == "embedded" else Relay(self)
         self._open({})
 
     def _open(self, header: dict[str, Any]) -> None:

@@ -20,7 +20,8 @@ import secrets
 import struct
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,11 +48,36 @@ HANG_UP_TIMEOUT = 10.0
 _TAKEN = struct.Struct("<Q")
 
 
-class Embedded:
-    """The FIFOs of one kernel."""
+@dataclass(frozen=True)
+class Claim:
+    """Whose a kernel becomes that has waited.
 
-    def __init__(self, kernel: Kernel) -> None:
+    Parameters
+    ----------
+    key, signature_scheme : str
+        The session's.
+    env : mapping of str to str
+        Its whole environment.
+    rlimits : mapping of str to int
+        Its resource limits, no more than it has; names without the prefix.
+    """
+
+    key: str
+    signature_scheme: str
+    env: Mapping[str, str]
+    rlimits: Mapping[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a value that JSON can hold."""
+        return {**vars(self), "env": dict(self.env), "rlimits": dict(self.rlimits)}
+
+
+class Embedded:
+    """The FIFOs of one kernel. One that waited becomes that of a claim with the first of them."""
+
+    def __init__(self, kernel: Kernel, claim: Claim | None = None) -> None:
         self._kernel = kernel
+        self._claim = claim
         self._directory = kernel.sandbox.directory / "link"
         self._record = Taken(kernel.sandbox.directory / f"{kernel.name}.taken")
         self._loop = LinkThread.instance().loop
@@ -80,7 +106,9 @@ class Embedded:
             acks = Acks(self._writers[f"{channel}-read"], room // 4)
             LinkThread.instance().spawn(self._carry(index, reader, acks))
         taken = self._record.all() if self._record.is_known else None
-        self._kernel.request({"fifos": self._name, "taken": taken, "room": rooms})
+        claim, self._claim = self._claim, None
+        given = {} if claim is None else {"claim": claim.to_dict()}
+        self._kernel.request({"fifos": self._name, "taken": taken, "room": rooms, **given})
 
     def _make(self, channel: str, flags: int) -> int:
         path = self._directory / f"{self._name}-{channel}"

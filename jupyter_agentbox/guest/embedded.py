@@ -29,6 +29,7 @@ from ipykernel.kernelapp import IPKernelApp
 from tornado.ioloop import IOLoop
 from zmq.eventloop.zmqstream import ZMQStream
 
+from .embedded_claim import claim
 from .embedded_shells import Shells
 from .embedded_streams import Frame, Output, Publisher, Receiver, Stream
 from .fifos import Sender
@@ -37,6 +38,8 @@ from .fifos import Sender
 FIFOS = ("shell", "stdin", "control", "said-read", "answers-read", "said", "answers")
 #: Bytes kept while no owner is there.
 SAID_LIMIT, ANSWERS_LIMIT = 64 * 1024 * 1024, 4 * 1024 * 1024
+#: Longest order of PID 1's, bytes: that of a claim has the whole environment.
+ORDER_SIZE = 128 * 1024
 
 
 class DebuggerShell:
@@ -90,7 +93,8 @@ class DebugpyStream(ZMQStream):
 class Owners:
     """Takes the FIFOs of one owner after another from PID 1, and gives them up when told to."""
 
-    def __init__(self, receivers: list[Receiver], senders: list[Sender]) -> None:
+    def __init__(self, app: Any, receivers: list[Receiver], senders: list[Sender]) -> None:
+        self._app = app
         self._receivers = receivers
         self._senders = senders
         self._sock = socket.socket(fileno=3)
@@ -103,7 +107,7 @@ class Owners:
 
     def take_order(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Wait for an order of PID 1's, and do it."""
-        data, fds, _, _ = socket.recv_fds(self._sock, 4096, len(FIFOS))
+        data, fds, _, _ = socket.recv_fds(self._sock, ORDER_SIZE, len(FIFOS))
         order = json.loads(data) if data else {}
         if not data and loop is not None:
             loop.remove_reader(self._sock)
@@ -114,6 +118,8 @@ class Owners:
             sender.detach()
             if order.get("taken"):
                 sender.forget(order["taken"][index])
+        if "claim" in order:
+            claim(self._app, order["claim"])
         if len(fds) == len(FIFOS):
             for receiver, fd in zip(self._receivers, fds[:3], strict=True):
                 receiver.attach(fd)
@@ -178,7 +184,7 @@ class EmbeddedApp(IPKernelApp):
         self.stdin_socket.receiver.on_message = self.stdin_socket._ready.append
         self.control_socket = Stream("control", answers, control)
         receivers = [stream.receiver for stream in (self.shell_socket, self.stdin_socket, self.control_socket)]
-        self._owners = Owners(receivers, [said, answers])
+        self._owners = Owners(self, receivers, [said, answers])
         self._owners.take_order()
         self.configure_tornado_logger()
         self.iopub_thread = Publisher(Stream("iopub", said, main), self.session)

@@ -36,7 +36,7 @@ MAX_MESSAGE = 128 * 1024 * 1024
 #: FIFOs of an embedded kernel, those that it reads first; as in its own program, which cannot be imported here.
 READ_FIFOS = ("shell", "stdin", "control", "said-read", "answers-read")
 WRITTEN_FIFOS = ("said", "answers")
-EMBEDDED_MODULES = ("fifos", "embedded_streams", "embedded_shells", "embedded")
+EMBEDDED_MODULES = ("fifos", "embedded_claim", "embedded_streams", "embedded_shells", "embedded")
 LINK_DIR = "/run/agentbox/link"
 _DIAL_INTERVAL = 0.01
 _READ_SIZE = 256 * 1024
@@ -48,7 +48,8 @@ class Kernel:
     To the host: JSON messages ``{"event": "connected", "channel": ...}``, ``{"event": "exited", "code", "signal"}``,
     ``{"event": "failed", "message"}``, ``{"event": "dropped", "channel", "count"}`` and ``{"event": "hung up"}``. From
     the host: ``{"signal": n}``; for an embedded kernel ``{"fifos": name, "taken", "room"}`` and ``{"hang_up": true}``
-    too. An EOF from the host ends the kernel; the loss of the owner does not.
+    too, the first of which has a ``claim`` for one that waited (:mod:`.embedded_claim`). An EOF from the host ends the
+    kernel; the loss of the owner does not.
     """
 
     def __init__(self, loop: Loop, processes: Processes, stream: Stream) -> None:
@@ -150,7 +151,8 @@ class Kernel:
             for name in (*READ_FIFOS, *WRITTEN_FIFOS):
                 flags = os.O_WRONLY if name in WRITTEN_FIFOS else os.O_RDONLY
                 fds.append(os.open(f"{LINK_DIR}/{request['fifos']}-{name}", flags | os.O_NONBLOCK))
-            self._order({"taken": request["taken"], "room": request["room"]}, fds)
+            claim = {"claim": request["claim"]} if request.get("claim") else {}
+            self._order({"taken": request["taken"], "room": request["room"], **claim}, fds)
         except OSError:
             pass  # that owner is gone, and another one will ask
         finally:

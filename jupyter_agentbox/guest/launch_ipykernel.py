@@ -18,7 +18,7 @@ def load_embedded() -> None:
     package = types.ModuleType("_agentbox")
     package.__path__ = []
     sys.modules[package.__name__] = package
-    for fd, name in enumerate(("fifos", "embedded_streams", "embedded_shells", "embedded"), 4):
+    for fd, name in enumerate(("fifos", "embedded_claim", "embedded_streams", "embedded_shells", "embedded"), 4):
         with open(fd, encoding="utf-8") as file:
             source = file.read()
         module = types.ModuleType(f"_agentbox.{name}")

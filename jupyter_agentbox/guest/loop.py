@@ -246,7 +246,7 @@ class Link:
             return
         self._close_files()
         self._drop()
-        self.loop.later(REDIAL_INTERVAL, self.dial)
+        self.loop.later(0, self.dial)
 
     def _drop(self) -> None:
         self.connection = None

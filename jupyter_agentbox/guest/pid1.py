@@ -1,7 +1,7 @@
 """PID 1 of a sandbox: finds its owner on the link, does what the owner asks, and ends with its lease.
 
 ``AGENTBOX_GUEST`` holds its settings as JSON: ``lease`` (seconds without an owner until it ends itself),
-``uid`` and ``gid`` of user code.
+``uid`` and ``gid`` of user code, and ``is_waiting`` where it is to be claimed first (:mod:`.claim`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from .claim import Claim
+
 #: Seconds that programs have between SIGTERM and SIGKILL when the sandbox is told to end.
 TERM_TIMEOUT = 2.0
 LINK_DIR = "/run/agentbox/link"
@@ -37,6 +39,7 @@ class Guest:
         self.kernels: dict[str, Kernel] = {}
         self.jobs: dict[str, Job] = {}
         self._lease = settings["lease"]
+        self._claim = self._wait() if settings.get("is_waiting") else None
         self._lease_timer = self.loop.later(self._lease, self.end)
         self.link = Link(self.loop, LINK_DIR, self._stream_opened, self._owner_found, self._owner_lost)
         self.egress = Egress(self.loop, self.link)
@@ -65,6 +68,14 @@ class Guest:
         self.loop.cancel(self._lease_timer)
         self._lease_timer = self.loop.later(self._lease, self.end)
 
+    def _wait(self) -> Claim:
+        from .claim import Claim  # not for others: what it imports takes a while
+
+        return Claim(self._set_lease, self.end)
+
+    def _set_lease(self, lease: float) -> None:
+        self._lease = lease
+
     def _stream_opened(self, stream: Stream) -> None:
         kind = stream.header.get("kind")
         if kind in ("process", "stdin"):
@@ -73,6 +84,8 @@ class Guest:
             open_kernel(self.loop, self.processes, self.kernels, stream)
         elif kind == "connect":
             open_connection(self.loop, stream)
+        elif kind == "claim" and self._claim is not None:
+            self._claim.open(stream)
         elif kind == "suspend":
             self.link.suspend(str(stream.header.get("token")))
         elif kind == "load":

@@ -180,6 +180,17 @@ class Runtime(LoggingConfigurable, metaclass=_Meta):  # type: ignore[metaclass]
         """Start a sandbox from what :meth:`checkpoint` has saved; see :meth:`start`. Any number may have one image."""
         raise RuntimeUnavailable(f"the runtime {self.name!r} keeps no snapshots of live kernels")
 
+    def claim(self, handle: Handle, sandbox_id: str, spec: SandboxSpec, directory: Path) -> None:
+        """Give one of the layout ``waiting`` the limits and the folder of whoever claims it.
+
+        Raises RuntimeUnavailable, RuntimeFailed, InvalidRequest; it is to be ended then.
+        """
+        raise RuntimeUnavailable(f"the runtime {self.name!r} has no sandboxes that wait")
+
+    def read_covered(self, directory: Path) -> list[tuple[str, bool]]:
+        """Return the hidden entries of the folder of one of the layout ``claimed``, and whether each is a folder."""
+        return []
+
     @abc.abstractmethod
     def check(self) -> list[Check]:
         """Try out what the runtime needs of this machine."""

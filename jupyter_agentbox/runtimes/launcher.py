@@ -28,6 +28,8 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 
 PR_SET_NO_NEW_PRIVS = 38
 SYS_MOUNT_SETATTR = 442
 AT_FDCWD, AT_RECURSIVE = -100, 0x8000
+SYS_OPEN_TREE, SYS_MOVE_MOUNT = 428, 429
+OPEN_TREE_CLONE, MOVE_MOUNT_EMPTY_PATHS = 1, 0x04 | 0x40
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 
 #: How far the search for hidden entries below the top level of a workspace goes.
@@ -196,14 +198,14 @@ def cover(handle: int, stage: str) -> None:
 
 
 def mount_workspace(
-    stage: str, source: str, device: int, inode: int, patterns: list[str], is_writable: bool
+    stage: str, path: str, source: str, device: int, inode: int, patterns: list[str], is_writable: bool
 ) -> list[tuple[str, bool]]:
-    """Bind the workspace at ``<stage>/workspace`` with its hidden entries covered, and return what was covered.
+    """Bind the workspace at ``<stage>/<path>`` with its hidden entries covered, and return what was covered.
 
     The folder that the parent has judged is known by device and inode: one that was put in its place since is refused.
     """
     covered: list[tuple[str, bool]] = []
-    target = stage + "/workspace"
+    target = stage + "/" + path
     handle = open_without_links(source)
     found = os.fstat(handle)
     if (found.st_dev, found.st_ino) != (device, inode) or not stat.S_ISDIR(found.st_mode):
@@ -290,6 +292,7 @@ def build(stage: str, plan: "list[tuple[Any, ...]]") -> None:
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     mount("tmpfs", stage, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=16m,nr_inodes=16k")
     masks = ""
+    covered: list[tuple[str, bool]] = []
     for step, path, *rest in plan:
         target = stage + "/" + path
         if step == "folder":
@@ -315,7 +318,12 @@ def build(stage: str, plan: "list[tuple[Any, ...]]") -> None:
             mount(source, target, None, MS_BIND | MS_REC)
             restrict(target, is_writable)
         elif step == "workspace":
-            masks = make_masks(stage, mount_workspace(stage, *rest))
+            covered = mount_workspace(stage, path, *rest)
+            masks = make_masks(stage, covered) if path == "workspace" else ""
+        elif step == "covered":
+            with open(path, "wb") as raw:
+                for name, is_folder in covered:
+                    raw.write((b"d" if is_folder else b"f") + os.fsencode(name) + b"\0")
         elif step == "config":
             with open(path, "w") as file:
                 file.write(rest[0].replace(',"@masks@"', masks))
@@ -325,8 +333,43 @@ def build(stage: str, plan: "list[tuple[Any, ...]]") -> None:
     mount(None, stage, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
 
+def join(pid: int, start_time: int, target: str) -> "Callable[[str], None]":
+    """Enter the user namespace of a running sandbox, with mounts of our own; returns what moves a tree into its view.
+
+    Parameters
+    ----------
+    pid, start_time : int
+        The process that has the sandbox's view of the host's files.
+    target : str
+        Where in that view.
+    """
+    namespaces = [os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY) for kind in ("user", "mnt")]
+    check(libc.setns(namespaces[0], CLONE_NEWUSER), "setns")
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    check(libc.unshare(CLONE_NEWNS), "unshare")
+    place = os.open(f"/proc/{pid}/root{target}", os.O_PATH | os.O_DIRECTORY)
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        if int(file.read().rpartition(b")")[2].split()[19]) != start_time:
+            raise ProcessLookupError(errno.ESRCH, "the sandbox has ended", str(pid))
+
+    def move(source: str) -> None:
+        flags = OPEN_TREE_CLONE | AT_RECURSIVE | os.O_CLOEXEC
+        tree = libc.syscall(SYS_OPEN_TREE, AT_FDCWD, os.fsencode(source), flags)
+        check(tree, source)
+        check(libc.setns(namespaces[1], CLONE_NEWNS), "setns")
+        check(libc.syscall(SYS_MOVE_MOUNT, tree, b"", place, b"", MOVE_MOUNT_EMPTY_PATHS), target)
+
+    return move
+
+
 def main() -> None:
     config = marshal.load(sys.stdin.buffer)
+    if config["join"]:
+        move = join(*config["join"])
+        build(config["stage"], config["plan"])
+        move(config["stage"] + "/claim/work")
+        return
     for path in config["cgroups"]:
         with open(path, "w") as file:
             file.write("0")

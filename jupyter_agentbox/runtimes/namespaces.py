@@ -156,6 +156,9 @@ class Launch:
         Stay on this many processors; 0 leaves the affinity alone.
     file_size : int
         Bytes that no file of these processes may grow over; 0 leaves it open.
+    join : (int, int, str), optional
+        Run nothing, and move what the plan made at ``claim/work`` into the view of a running sandbox: pid and start
+        time of a process of it, and where.
     """
 
     command: Sequence[str]
@@ -165,6 +168,7 @@ class Launch:
     cgroups: Sequence[str] = ()
     processors: int = 0
     file_size: int = 0
+    join: tuple[int, int, str] | None = None
 
 
 def run(launch: Launch, log: Path, timeout: float) -> int:
@@ -187,6 +191,7 @@ def run(launch: Launch, log: Path, timeout: float) -> int:
         "command": list(launch.command),
         "stage": str(launch.stage) if launch.stage else "",
         "plan": launch.plan,
+        "join": launch.join,
         "cgroups": list(launch.cgroups),
         "processors": launch.processors,
         "may_set_groups": launch.maps.may_set_groups,

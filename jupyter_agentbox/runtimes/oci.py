@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jupyter_agentbox.spec import GUEST_DIR, HOME, MIB, WORKSPACE, Limits, SandboxSpec
+from jupyter_agentbox.spec import CLAIM_DIR, GUEST_DIR, HOME, MIB, WORKSPACE, Limits, SandboxSpec
 
 from .rootfs import HOSTNAME
 
@@ -56,7 +56,12 @@ def make_config(
     """
     rlimits = make_rlimits(spec.limits)
     guest = {"lease": spec.lease_timeout, "uid": user, "gid": user, "home": HOME, "rlimits": rlimits}
+    if spec.layout == "waiting":
+        guest["is_waiting"] = True
     capabilities = sorted(ROOT_CAPABILITIES if spec.is_root else GUEST_CAPABILITIES)
+    if spec.layout == "waiting":
+        # The guest's alone, until the claim, before which no user's code runs: to mount, and to give that up.
+        capabilities += ["CAP_SETPCAP", "CAP_SYS_ADMIN"]
     # The name is a label for people who look at the process list from inside; what runs is the same for all.
     process = {
         "terminal": False,
@@ -80,7 +85,12 @@ def make_config(
             _mount("/proc", "proc", "proc", ["nosuid", "nodev", "noexec"]),
             _mount("/sys", "sysfs", "sysfs", ["nosuid", "nodev", "noexec", "ro"]),
             _mount("/dev/shm", "tmpfs", "tmpfs", ["nosuid", "nodev", f"size={shm}", "mode=1777"]),
-            _mount(WORKSPACE, "bind", str(stage / "workspace"), ["rbind", mode, "nosuid", "nodev"]),
+            _mount(
+                WORKSPACE if spec.layout == "plain" else CLAIM_DIR,
+                "bind",
+                str(stage / ("workspace" if spec.layout == "plain" else "claim")),
+                ["rbind", mode, "nosuid", "nodev"],
+            ),
             # What is written to the root stays in the layer above it; what is meant to be kept is mounted by itself.
             *(
                 _mount(item.target, "bind", f"{stage}/root{item.target}", ["rbind", "rw", "nosuid", "nodev"])

@@ -13,7 +13,8 @@ Steps, with paths relative to the stage::
     ("file", path, text)
     ("link", path, target)
     ("bind", path, source, is_writable)
-    ("workspace", "", source, device, inode, patterns, is_writable)
+    ("workspace", path, source, device, inode, patterns, is_writable)
+    ("covered", absolute path)             the hidden entries of the workspace, for whoever claims the sandbox
     ("config", absolute path, text)        the OCI configuration, to which the masks of hidden entries are added
 """
 
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_agentbox.errors import InvalidRequest
-from jupyter_agentbox.spec import GUEST_DIR, HOME, USER_ID, WORKSPACE, SandboxSpec
+from jupyter_agentbox.spec import CLAIM_DIR, GUEST_DIR, HOME, USER_ID, WORKSPACE, SandboxSpec
 
 from .launcher import make_matcher
 
@@ -95,11 +96,34 @@ def make_plan(
     for item in spec.mounts:
         steps += _bind_once(steps, item.target, str(item.source), item.is_writable)
     steps.append(("bind", f"root{GUEST_DIR}/guest", str(guest), False))
+    if spec.layout != "plain":
+        # The folder comes in beneath a mount, since what lies on a mount's own root is seen by none who has it open.
+        steps += [
+            ("folder", "claim/work", 0o755, 0),
+            ("folder", f"root{CLAIM_DIR}", 0o700, 0),
+            ("file", f"root{GUEST_DIR}/nothing", ""),
+        ]
+    if spec.layout != "waiting":
+        steps.append(_show_workspace(spec, workspace, is_private))
+    return steps
+
+
+def make_claim_plan(spec: SandboxSpec, workspace: Path, *, is_private: bool) -> list[Step]:
+    """List the steps that make the workspace alone, to be given to a sandbox that waited; see :func:`make_plan`."""
+    return [
+        ("folder", "claim/work", 0o755, 0),
+        ("folder", "empty", 0o555, 0),
+        ("file", "nothing", ""),
+        _show_workspace(spec, workspace, is_private),
+    ]
+
+
+def _show_workspace(spec: SandboxSpec, workspace: Path, is_private: bool) -> Step:
     found = workspace.stat()
     patterns = [] if is_private else list(spec.hidden)
     is_writable = getattr(spec, "workspace_mode", "rw") == "rw"
-    steps.append(("workspace", "", str(workspace), found.st_dev, found.st_ino, patterns, is_writable))
-    return steps
+    path = "workspace" if spec.layout == "plain" else "claim/work"
+    return ("workspace", path, str(workspace), found.st_dev, found.st_ino, patterns, is_writable)
 
 
 def _make_folders(user: int) -> list[Step]:

@@ -25,7 +25,7 @@ from typing import ClassVar
 from traitlets import Enum, Float, Unicode
 
 from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
-from jupyter_agentbox.spec import GIB, Cause, End, Limits, SandboxSpec, format_size
+from jupyter_agentbox.spec import CLAIM_DIR, GIB, Cause, End, Limits, SandboxSpec, format_size
 from jupyter_agentbox.sweep import (
     find_processes,
     get_runtime_directories,
@@ -44,6 +44,8 @@ MIN_VERSION = 20230904
 INSTALL_REMEDY = "jupyter agentbox setup"
 #: A file of a sandbox's directory that is there while all inside stands still.
 PAUSED = "paused"
+#: And of its bundle: the hidden entries of the work folder.
+COVERED = "covered"
 _PYTHONS = (Path("/usr/bin/python3"), Path(sys.executable))
 
 
@@ -173,6 +175,28 @@ class RunscRuntime(Runtime):
         """Start one from a checkpoint."""
         return self.launch(sandbox_id, spec, directory, ["restore", "-detach", "--image-path", str(image)])
 
+    def claim(self, handle: Handle, sandbox_id: str, spec: SandboxSpec, directory: Path) -> None:
+        """Set its control groups anew, and mount the folder where the sandbox sees it."""
+        self._check_limits(spec)
+        workspace = self._check_workspace(spec, directory)
+        if self._make_maps(spec, workspace).user != handle.user:
+            raise RuntimeFailed("the work folder belongs to somebody else than the sandbox that waits is for")
+        cgroups.detect(self.cgroup_parent).create(sandbox_id, spec.limits)
+        plan = rootfs.make_claim_plan(spec, workspace, is_private=spec.workspace is None)
+        plan.append(("covered", str(directory / "bundle" / COVERED)))
+        view = next((found for found in handle.helpers if _is_gofer(found[0])), None)
+        if view is None:
+            raise RuntimeFailed("the sandbox that waits has no process that shows it files")
+        maps = namespaces.IdMaps((), (), handle.user, True, True)
+        launch = namespaces.Launch([], maps, directory / "stage", plan, join=(*view, f"{CLAIM_DIR}/work"))
+        if namespaces.run(launch, directory / "log", self.start_timeout):
+            raise RuntimeFailed(f"the work folder was not mounted: {namespaces.read_tail(directory / 'log')}")
+
+    def read_covered(self, directory: Path) -> list[tuple[str, bool]]:
+        """Return what the launcher wrote down."""
+        items = (directory / "bundle" / COVERED).read_bytes().split(b"\0")
+        return [(os.fsdecode(item[1:]), item[:1] == b"d") for item in items if item]
+
     def check(self) -> list[Check]:
         """Try runsc, its namespaces, limits, link, checkpoint and restore in real sandboxes."""
         from .checks import check_runsc  # only doctor needs it
@@ -214,23 +238,9 @@ class RunscRuntime(Runtime):
         """Build the surroundings and run one runsc command that makes a detached sandbox."""
         runsc = self.find_runsc()
         is_private = spec.workspace is None
-        if spec.workspace is None:
-            workspace = directory / "work"
-            workspace.mkdir(mode=0o700, exist_ok=True)
-        else:
-            own = [Path(self.state_dir)] if self.state_dir else []
-            workspace = rootfs.check_workspace(
-                spec.workspace, spec.hidden, (*own, directory, *get_runtime_directories())
-            )
+        workspace = self._check_workspace(spec, directory)
         found = cgroups.detect(self.cgroup_parent)
-        missing = {name: reason for name, reason in found.enforceable().items() if reason}
-        for name, reason in missing.items():
-            if name not in spec.accept_unenforced:
-                raise RuntimeUnavailable(
-                    f"the {name} limit cannot be enforced: {reason}. Remedy: {cgroups.REMEDY}; or accept it by adding"
-                    f" {name!r} to Policy.accept_unenforced",
-                    setting="Policy.accept_unenforced",
-                )
+        missing = self._check_limits(spec)
         maps = self._make_maps(spec, workspace)
         python, prefix = rootfs.find_guest_python()
         if spec.root:
@@ -250,6 +260,8 @@ class RunscRuntime(Runtime):
             )
             config = oci.make_config(spec, stage=stage, link=directory / "link", python=python, user=maps.user)
             # The launcher adds the masks: what there is to hide is known only when it looks.
+            if spec.layout == "claimed":
+                plan.append(("covered", str(bundle / COVERED)))
             plan.append(("config", str(bundle / "config.json"), json.dumps(config, separators=(",", ":"))))
             # Written down first: a sweep must find them even if this process ends in mid-start.
             (bundle / "cgroups").write_text("\n".join(found.name(sandbox_id)))
@@ -281,6 +293,26 @@ class RunscRuntime(Runtime):
             remove_cgroups(groups)
             self._remove_own(directory)
             raise
+
+    def _check_workspace(self, spec: SandboxSpec, directory: Path) -> Path:
+        if spec.workspace is None:
+            workspace = directory / "work"
+            workspace.mkdir(mode=0o700, exist_ok=True)
+            return workspace
+        own = [Path(self.state_dir)] if self.state_dir else []
+        return rootfs.check_workspace(spec.workspace, spec.hidden, (*own, directory, *get_runtime_directories()))
+
+    def _check_limits(self, spec: SandboxSpec) -> dict[str, str]:
+        """Return why which limits are not enforced. Raises RuntimeUnavailable where that was not accepted."""
+        missing = {name: reason for name, reason in self.enforceable().items() if reason}
+        for name, reason in missing.items():
+            if name not in spec.accept_unenforced:
+                raise RuntimeUnavailable(
+                    f"the {name} limit cannot be enforced: {reason}. Remedy: {cgroups.REMEDY}; or accept it by adding"
+                    f" {name!r} to Policy.accept_unenforced",
+                    setting="Policy.accept_unenforced",
+                )
+        return missing
 
     def _make_maps(self, spec: SandboxSpec, workspace: Path) -> namespaces.IdMaps:
         uid, gid = os.geteuid(), os.getegid()
@@ -336,6 +368,12 @@ def bound_file_size(limits: Limits) -> int:
     memory needs one step of headroom, since pages in use are not all side by side.
     """
     return max(-(-limits.disk // GIB), -(-limits.memory // GIB) + 1) * GIB
+
+
+def _is_gofer(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"runsc-gofer\0")
+    return False
 
 
 def _hash_processor() -> str:

@@ -97,6 +97,8 @@ class Env:
 
     def configure(self, config: dict[str, dict[str, Any]]) -> None:
         """Write the configuration of sandboxes, which holds in every client."""
+        # Servers make templates in the background, which is of no use to the tests of other things.
+        config = {**config, "Policy": {"templates": False, **config.get("Policy", {})}}
         (self.config_dir / "jupyter_agentbox_config.json").write_text(json.dumps(config))
 
     def run(self, *command: str | Path, timeout: float = 200, check: bool = True, **options: Any) -> Run:

@@ -48,7 +48,7 @@ def test_the_view_of_the_host_is_short(host: Path) -> None:
     links = [step[1:] for step in steps if step[0] == "link"]
     assert links == [("root/bin", "usr/bin"), ("root/etc/localtime", "/usr/share/zoneinfo/Etc/UTC")]
     found = (host.parent / "ws").stat()
-    assert steps[-1] == ("workspace", "", f"{host.parent}/ws", found.st_dev, found.st_ino, [".*"], True)
+    assert steps[-1] == ("workspace", "workspace", f"{host.parent}/ws", found.st_dev, found.st_ino, [".*"], True)
 
 
 def test_what_is_made_up_names_nobody(host: Path) -> None:

@@ -1,0 +1,179 @@
+"""Measure starts beside those of a bare kernel: ``python -m benchmarks.start``.
+
+From the wish for a kernel to its first reply, by the same client: cold, off a template, out of a pool; and with pandas
+imported. The rounds are interleaved, so that what else the machine does hits all alike. Exits with 1 if a target is
+missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jupyter_agentbox import warm
+from jupyter_agentbox.linkthread import LinkThread
+from jupyter_agentbox.manager import SandboxManager
+from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.warm import WarmStarts
+
+from . import kernels
+from .__main__ import machine
+
+SPAWN_TIMEOUT = 120.0
+
+
+@dataclass(frozen=True)
+class Start:
+    """One way to start.
+
+    Parameters
+    ----------
+    name : str
+    kernel : str
+        Kernelspec.
+    beside : str
+        The bare start that it is compared with.
+    target : float
+        The most that the ratio may be; 0 where there is none.
+    code : str
+        The first cell.
+    policy : dict
+        Settings.
+    """
+
+    name: str
+    kernel: str = "agentbox"
+    beside: str = "bare"
+    target: float = 0.0
+    code: str = "1"
+    policy: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_template(self) -> bool:
+        """Whether it goes on from one."""
+        return bool(self.policy.get("templates", True)) and self.kernel == "agentbox"
+
+
+PANDAS = "import pandas"
+STARTS = [
+    Start("bare", "python3"),
+    Start("cold", target=2.5, policy={"templates": False}),
+    Start("template", target=0.9),
+    Start("pool", target=0.15, policy={"pool_size": 1}),
+    Start("bare, pandas", "python3", code=PANDAS),
+    Start("cold, pandas", beside="bare, pandas", code=PANDAS, policy={"templates": False}),
+    Start(
+        "template, pandas", beside="bare, pandas", target=0.4, code=PANDAS,
+        policy={"profiles": {"default": {"preload": ["pandas"]}}},
+    ),
+]  # fmt: skip
+
+
+def enter(folder: Path, start: Start) -> None:
+    """Have the next kernel start with these settings, in a registry of its own."""
+    base = folder / start.name.replace(", ", "-")
+    base.mkdir(exist_ok=True)
+    (base / "jupyter_agentbox_config.json").write_text(json.dumps({"Policy": start.policy}))
+    os.environ["JUPYTER_CONFIG_DIR"] = str(base)
+    os.environ["JUPYTER_DATA_DIR"] = str(base)
+
+
+def find_warm() -> WarmStarts:
+    """Return the warm starts of the present settings."""
+    policy = Policy()
+    return WarmStarts.shared(SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config), policy)
+
+
+def run(start: Start) -> float:
+    """Seconds from the wish for a kernel to its first reply."""
+    subject = kernels.Subject(start.name, start.kernel)
+    begin = time.perf_counter()
+    with kernels.running(subject) as kernel:
+        kernel.execute(start.code)
+        return time.perf_counter() - begin
+
+
+def prepare(start: Start) -> None:
+    """Fill the page cache, and make what the start goes on from; not counted."""
+    warm.MAKING_DELAY = 0.0
+    WarmStarts.is_keeping = start.has_template
+    run(start)
+    if start.has_template:
+        wait_for(lambda: bool(find_warm().templates.list()), f"a template for {start.name}")
+        run(start)
+
+
+def wait_for(condition: Any, what: str) -> None:
+    """Wait until it is so."""
+    deadline = time.monotonic() + SPAWN_TIMEOUT
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {SPAWN_TIMEOUT:g} s: {what}")
+        time.sleep(0.05)
+
+
+def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
+    """Take all samples, by name."""
+    samples: dict[str, list[float]] = defaultdict(list)
+    for start in STARTS:
+        enter(folder, start)
+        prepare(start)
+    for _ in range(rounds):
+        for start in STARTS:
+            enter(folder, start)
+            if "pool_size" in start.policy:
+                wait_for(lambda: find_warm().keeper.waiting > 0, "a kernel in the pool")
+                time.sleep(0.2)
+            samples[start.name].append(run(start))
+    return samples
+
+
+def table(samples: dict[str, list[float]]) -> tuple[str, bool]:
+    """Return the Markdown table, and whether every target is met."""
+    lines = ["| start | median (range), s | beside | ratio | target | |", "|---|---|---|---|---|---|"]
+    are_met = True
+    for start in STARTS:
+        values = samples[start.name]
+        median = statistics.median(values)
+        text = f"{median:.3f} ({min(values):.3f} to {max(values):.3f})"
+        if start.kernel != "agentbox":
+            lines.append(f"| {start.name} | {text} | | 1.0 | | |")
+            continue
+        ratio = median / statistics.median(samples[start.beside])
+        is_met = not start.target or ratio <= start.target
+        are_met &= is_met
+        target, verdict = (f"{start.target}x", "met" if is_met else "MISSED") if start.target else ("", "")
+        lines.append(f"| {start.name} | {text} | {start.beside} | {ratio:.2f}x | {target} | {verdict} |")
+    return "\n".join(lines), are_met
+
+
+def main() -> int:
+    """Run the benchmark; the exit code says whether the targets are met."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.start", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7, help="starts of each kind (default: %(default)s)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="ab") as name:
+        folder = Path(name)
+        os.environ["JUPYTER_RUNTIME_DIR"] = f"{folder}/runtime"
+        os.mkdir(os.environ["JUPYTER_RUNTIME_DIR"], 0o700)
+        work = folder / "work"
+        work.mkdir()
+        os.chdir(work)
+        try:
+            text, are_met = table(measure(folder, options.rounds))
+        finally:
+            LinkThread.instance().submit(WarmStarts.aclose_all()).result(30)
+    print(f"\n{machine()}\n\n{text}")
+    return 0 if are_met else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,89 @@
+"""The host's side of a claim: what a sandbox that waited is told before any code of its new owner's runs.
+
+The guest's is :mod:`jupyter_agentbox.guest.claim`, the kernel's :mod:`jupyter_agentbox.guest.embedded_claim`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from .driver.embedded import Claim
+from .errors import LinkClosed, RuntimeFailed
+from .guest.framing import MessageReader, ProtocolError, load_json, pack_json
+from .link import Link
+from .record import Lock, Record
+from .spec import MIB
+
+#: Seconds that the guest may take to mount.
+TIMEOUT = 10.0
+#: Hidden entries in one message.
+BATCH = 50
+
+
+def begin(record: Record, directory: Path, lock: Lock) -> None:
+    """Write down that it waits no more, before anything is done to it: if we end now, nobody may have it after us.
+
+    Parameters
+    ----------
+    record : Record
+        What it becomes.
+    directory : Path
+        The sandbox's.
+    lock : Lock
+        Held; let go of after an error.
+
+    Raises
+    ------
+    RuntimeFailed
+        It waits no more. Nothing has changed.
+    """
+    try:
+        if Record.load(directory).spec.layout != "waiting":
+            raise RuntimeFailed(f"sandbox {record.id} waits no more")
+        # Without its kernel, which is nobody's to go on with before it was claimed.
+        replace(record, kernels=[], owner_pid=os.getpid()).save(directory)
+    except BaseException:
+        lock.release()
+        raise
+
+
+async def put_in_place(link: Link, claim: Claim, covered: list[tuple[str, bool]], lease: float) -> None:
+    """Have the guest put the work folder in its place, hide what is to be, and give up its right to mount.
+
+    Parameters
+    ----------
+    link : Link
+        Connected.
+    claim : Claim
+    covered : list of (str, bool)
+        The folder's hidden entries, and whether each is a folder.
+    lease : float
+        Seconds that the sandbox outlives its owner.
+
+    Raises
+    ------
+    RuntimeFailed
+        It did not; it is to be ended.
+    """
+    try:
+        await asyncio.wait_for(_ask(link, claim, covered, lease), TIMEOUT)
+    except (LinkClosed, ProtocolError, asyncio.TimeoutError, IndexError) as error:
+        raise RuntimeFailed(f"the sandbox that waited could not be claimed: {error}") from None
+
+
+async def _ask(link: Link, claim: Claim, covered: list[tuple[str, bool]], lease: float) -> None:
+    stream = link.open({"kind": "claim"})
+    try:
+        for start in range(0, len(covered), BATCH):
+            await stream.write(pack_json({"masks": covered[start : start + BATCH]}))
+        await stream.write(pack_json({"rlimits": dict(claim.rlimits), "lease": lease}))
+        reader = MessageReader(MIB)
+        while not (messages := reader.feed(await stream.read() or pack_json({}))):
+            pass
+        if load_json(messages[0][0]).get("ok") is not True:
+            raise LinkClosed("the guest refused")
+    finally:
+        stream.reset()

@@ -1,0 +1,273 @@
+"""Templates: snapshots of kernels right after their start, in which no code of anybody's has run.
+
+A start goes on from one, in a fraction of the time: with its own folder, environment, limits, hosts, keys and random
+numbers, which it is given before it reads its first request. Templates lie in the snapshot store, an owner's apart from
+another's. :mod:`~jupyter_agentbox.warminputs` says what each depends on, :mod:`~jupyter_agentbox.pool` has kernels that
+run already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .driver import Kernel
+from .driver.embedded import Claim
+from .egress.gate import OnRefusal
+from .errors import AgentboxError, Damaged, InvalidConfig, LinkClosed, NotFound, RuntimeFailed
+from .manager import SandboxManager
+from .messages import Signer, header_index, parse
+from .policy import Policy
+from .record import Record
+from .runtimes.oci import make_rlimits
+from .sandbox import Sandbox
+from .snapshots import Snapshot, SnapshotMeta, SnapshotStore
+from .spec import WORKSPACE, SandboxSpec
+from .warminputs import can_be_warm, find_inputs, make_key, waiting_spec
+
+log = logging.getLogger(__name__)
+
+#: Templates of one owner; the oldest make room.
+MAX_TEMPLATES = 8
+#: Seconds for a kernel to start and import what it is to.
+READY_TIMEOUT = 120.0
+#: Seconds that one in the making outlives its maker.
+LEASE = 30.0
+_SANDBOX = "template"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A kernel that somebody wants, and whom it is to be.
+
+    Parameters
+    ----------
+    spec : SandboxSpec
+    argv : sequence of str
+    key, signature_scheme : str
+        Of its session.
+    on_refusal : callable, optional
+    inherit : Sandbox, optional
+        See ``SandboxManager.create``.
+    """
+
+    spec: SandboxSpec
+    argv: Sequence[str]
+    key: str
+    signature_scheme: str
+    on_refusal: OnRefusal | None = None
+    inherit: Sandbox | None = None
+
+    @property
+    def claimed(self) -> SandboxSpec:
+        """The spec of a sandbox that waited and became this one."""
+        return replace(self.spec, layout="claimed")
+
+    @property
+    def claim(self) -> Claim:
+        """What its kernel is told."""
+        return Claim(self.key, self.signature_scheme, self.spec.env, make_rlimits(self.spec.limits))
+
+
+class Templates:
+    """The templates of one user. Coroutines run on the link's thread.
+
+    Parameters
+    ----------
+    manager : SandboxManager
+    policy : Policy
+    """
+
+    def __init__(self, manager: SandboxManager, policy: Policy) -> None:
+        self.manager = manager
+        self._policy = policy
+        self._store: SnapshotStore | None = None
+        self._mutex = threading.Lock()
+        self._owner = f"template/{getpass.getuser()}"
+
+    @property
+    def store(self) -> SnapshotStore:
+        """Where they are kept; made at first use. Raises InvalidConfig."""
+        with self._mutex:
+            if self._store is None:
+                policy = self._policy
+                policy.state_path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._store = SnapshotStore(
+                    policy.state_path,
+                    secret=policy.snapshot_secret(),
+                    max_bytes=policy.max_snapshot_bytes,
+                    max_count=MAX_TEMPLATES + 1,
+                )
+            return self._store
+
+    def inputs(self, spec: SandboxSpec, argv: Sequence[str]) -> dict[str, str] | None:
+        """Return what such a kernel depends on; None where it can only start cold. Blocks."""
+        if not can_be_warm(spec, argv):
+            return None
+        try:
+            return find_inputs(spec, argv, self.manager.runtime.fingerprint(spec))
+        except AgentboxError:
+            return None  # this runtime can't restore
+
+    def list(self) -> list[Snapshot]:
+        """Return all, oldest first. Blocks."""
+        if not (self._policy.state_path / "snapshots").is_dir():
+            return []
+        return sorted(self.store.list(self._owner), key=lambda item: item.meta.created)
+
+    def find(self, key: str) -> Snapshot | None:
+        """Find the newest of that key. Blocks."""
+        return next((item for item in reversed(self.list()) if item.meta.name == key), None)
+
+    def remove(self, snapshot_id: str) -> None:
+        """Remove one; one that is gone is no error. Blocks."""
+        try:
+            self.store.delete(snapshot_id, self._owner)
+        except NotFound:
+            pass
+
+    async def start(self, wish: Wish, key: str) -> Sandbox | None:
+        """Start a kernel off the template of that key; None where there is none that works.
+
+        One that does not is removed: the start goes on cold, in no weaker isolation.
+
+        Raises
+        ------
+        AgentboxError
+            What would keep a cold start from succeeding too.
+        """
+        found = await asyncio.to_thread(self.find, key)
+        return None if found is None else await self._restore(found, wish.claimed, wish)
+
+    async def wait_off(self, found: Snapshot, spec: SandboxSpec) -> Sandbox | None:
+        """Start a sandbox that waits off a template; None where that fails, and then it is removed."""
+        return await self._restore(found, waiting_spec(spec, lease=LEASE))
+
+    async def _restore(self, found: Snapshot, spec: SandboxSpec, wish: Wish | None = None) -> Sandbox | None:
+        extra: dict[str, Any] = {}
+        if wish is not None:
+            extra = {"on_refusal": wish.on_refusal, "inherit": wish.inherit, "claim": wish.claim}
+        try:
+            record = Record.from_bytes(found.meta.record)
+            context = self.store.checkout(found.id, self._owner, verify="once")
+            files: Path = await asyncio.to_thread(context.__enter__)
+            try:
+                return await self.manager.restore(spec, record, files, **extra)
+            finally:
+                await asyncio.to_thread(context.__exit__, None, None, None)
+        except (Damaged, RuntimeFailed, LinkClosed, NotFound, ValueError) as error:
+            log.warning("a template failed and is removed; the kernel starts without it: %s", error)
+            await asyncio.to_thread(self.remove, found.id)
+            return None
+
+    async def make(self, spec: SandboxSpec, argv: Sequence[str]) -> Snapshot:
+        """Make the template of such kernels, in place of those of the same profile and program that fit no more.
+
+        Raises
+        ------
+        AgentboxError
+            It can't be had here, and why.
+        """
+        inputs = await asyncio.to_thread(self.inputs, spec, argv)
+        if inputs is None:
+            raise RuntimeFailed(f"kernels of profile {spec.profile!r} start cold: only those of Python, not as root")
+        staged = await asyncio.to_thread(self.store.stage)
+        try:
+            sandbox = await self.launch(spec, argv)
+            try:
+                record = await sandbox.checkpoint(staged)
+            finally:
+                await self.manager.stop(sandbox)
+            meta = SnapshotMeta(
+                sandbox=_SANDBOX,
+                owner=self._owner,
+                kind="template",
+                created=time.time(),
+                name=make_key(inputs),
+                note=spec.profile,
+                fingerprint=inputs,
+                record=record,
+            )
+            made = await asyncio.to_thread(self.store.commit, staged, meta)
+        except BaseException:
+            await asyncio.to_thread(self.store.discard, staged)
+            raise
+        await asyncio.to_thread(self._remove_others, made)
+        return made
+
+    def _remove_others(self, made: Snapshot) -> None:
+        """Remove what no start will ever fit again, and the oldest beyond the bound."""
+        mine = made.meta.fingerprint
+        others = [item for item in self.list() if item.id != made.id]
+        same = [
+            item
+            for item in others
+            if all(item.meta.fingerprint.get(name) == mine[name] for name in ("argv", "env", "profile", "mounts"))
+        ]
+        rest = [item for item in others if item not in same]
+        for item in [*same, *rest[: max(0, len(rest) + 1 - MAX_TEMPLATES)]]:
+            self.remove(item.id)
+
+    async def launch(self, spec: SandboxSpec, argv: Sequence[str]) -> Sandbox:
+        """Start a sandbox that waits, with its kernel ready. Raises AgentboxError; nothing is left then."""
+        waiting = waiting_spec(spec, lease=LEASE)
+        sandbox = await self.manager.create(waiting)
+        try:
+            handle = sandbox.record.handle or {}
+            if not handle.get("user"):
+                raise RuntimeFailed(
+                    "user code is uid 0 in sandboxes here, as this user has no subordinate ids; kernels start cold"
+                )
+            key = secrets.token_hex(16)
+            kernel = await sandbox.start_kernel(argv, waiting.env, WORKSPACE, key=key, signature_scheme="hmac-sha256")
+            await asyncio.wait_for(_warm_up(kernel, Signer(key.encode()), spec), READY_TIMEOUT)
+        except BaseException as error:
+            await asyncio.shield(self.manager.stop(sandbox))
+            if isinstance(error, asyncio.TimeoutError):
+                raise RuntimeFailed(f"the kernel was not ready within {READY_TIMEOUT:g} s") from None
+            raise
+        return sandbox
+
+
+async def _warm_up(kernel: Kernel, signer: Signer, spec: SandboxSpec) -> None:
+    """Have it import what is to be imported, and go once through what every cell goes through."""
+    assert spec.warm is not None
+    replies: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    async def heard(channel: str, frames: list[bytes]) -> None:
+        index = header_index(frames)
+        if channel == "shell" and index is not None and parse(frames[index]).get("msg_type") == "execute_reply":
+            replies.put_nowait(parse(frames[index + 3]))
+
+    kernel.on_message = heard
+    ended = asyncio.Event()
+    kernel.add_end_callback(ended.set)
+    for module in ("", *spec.warm.preload):
+        code = f"exec('import {module}', {{}})" if module else "None"
+        content = {
+            "code": code, "silent": True, "store_history": False, "user_expressions": {}, "allow_stdin": False,
+            "stop_on_error": False,
+        }  # fmt: skip
+        await kernel.send("shell", [b"warm", *signer.message(b"", "execute_request", content)[1:]])
+        answer, end = asyncio.ensure_future(replies.get()), asyncio.ensure_future(ended.wait())
+        try:
+            await asyncio.wait((answer, end), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise RuntimeFailed(f"the kernel ended before it was ready: {kernel.end and kernel.end.message}")
+            if answer.result().get("status") != "ok":
+                said = answer.result()
+                raise InvalidConfig(
+                    f"the module {module!r} can't be imported: {said.get('ename')}: {said.get('evalue')}"[:500],
+                    setting=f"Policy.profiles[{spec.profile!r}]['preload']",
+                )
+        finally:
+            answer.cancel()
+            end.cancel()

@@ -1,0 +1,115 @@
+"""Warm starts: a kernel is taken out of the pool, or goes on from a template, or starts cold.
+
+Any process takes what is there. Only a process that lives long, a server, makes more in the background: it *keeps*.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Sequence
+from typing import ClassVar
+
+from .errors import AgentboxError
+from .link import LinkThread
+from .manager import SandboxManager
+from .policy import Policy
+from .pool import Keeper, Pool
+from .sandbox import Sandbox
+from .spec import SandboxSpec
+from .templates import Templates, Wish
+from .warminputs import make_key
+
+log = logging.getLogger(__name__)
+
+#: Seconds that a new kernel has the machine to itself before a template of its kind is made.
+MAKING_DELAY = 10.0
+
+
+class WarmStarts:
+    """The warm starts of one manager's sandboxes. Coroutines run on the link's thread.
+
+    Parameters
+    ----------
+    manager : SandboxManager
+    policy : Policy
+    """
+
+    #: Whether this process makes templates and keeps a pool.
+    is_keeping: ClassVar[bool] = False
+    _shared: ClassVar[dict[int, WarmStarts]] = {}
+    _shared_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, manager: SandboxManager, policy: Policy) -> None:
+        self.templates = Templates(manager, policy)
+        self.pool = Pool(self.templates)
+        self.keeper = Keeper(self.templates, policy)
+        self._policy = policy
+        self._making: dict[str, asyncio.Task[None]] = {}
+
+    @classmethod
+    def shared(cls, manager: SandboxManager, policy: Policy) -> WarmStarts:
+        """Those of a manager that :meth:`SandboxManager.shared` returned."""
+        with cls._shared_lock:
+            found = cls._shared.get(id(manager))
+            if found is None:
+                found = cls._shared[id(manager)] = cls(manager, policy)
+            return found
+
+    async def start(self, wish: Wish) -> Sandbox | None:
+        """Start a kernel off what was started ahead; None where it has to start cold.
+
+        Raises
+        ------
+        AgentboxError
+            What would keep a cold start from succeeding too.
+        """
+        inputs = await asyncio.to_thread(self.templates.inputs, wish.spec, wish.argv)
+        if inputs is None:
+            return None
+        key = make_key(inputs)
+        sandbox = await self.pool.take(wish, key)
+        if sandbox is None and self._policy.templates:
+            sandbox = await self.templates.start(wish, key)
+            if sandbox is None:
+                self._make_later(key, wish.spec, wish.argv)
+        if self.is_keeping:
+            self.keeper.want(key, wish.spec, wish.argv)
+        return sandbox
+
+    def _make_later(self, key: str, spec: SandboxSpec, argv: Sequence[str]) -> None:
+        if not self.is_keeping or key in self._making:
+            return
+
+        async def make() -> None:
+            try:
+                await asyncio.sleep(MAKING_DELAY)
+                async with self.templates.manager.starting:
+                    made = await self.templates.make(spec, argv)
+                log.info("made a template of profile %s: %s", spec.profile, made.id)
+            except (AgentboxError, OSError) as error:
+                log.warning("no template was made of profile %s: %s", spec.profile, error)
+                return  # and not tried again by this process
+            self._making.pop(key, None)
+
+        self._making[key] = LinkThread.instance().loop.create_task(make())
+
+    @classmethod
+    async def aclose_all(cls) -> None:
+        """End what waits in this process's pools, and make no more. From any event loop."""
+        cls.is_keeping = False
+        with cls._shared_lock:
+            found, cls._shared = list(cls._shared.values()), {}
+        await LinkThread.instance().run(_gather(found))
+
+    async def aclose(self) -> None:
+        """End what waits, and make no more."""
+        tasks = list(self._making.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, self.keeper.aclose(), return_exceptions=True)
+
+
+async def _gather(found: list[WarmStarts]) -> None:
+    await asyncio.gather(*(starts.aclose() for starts in found))

@@ -1,0 +1,156 @@
+"""What a kernel that was started ahead depends on: if any of it differs, another one is needed.
+
+Pure functions over a decided sandbox. What is not among the inputs is given to the kernel when it is claimed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from .driver import prepare_argv
+from .spec import LIMIT_NAMES, Grant, SandboxSpec
+
+#: Bytes of an environment that can be given to a kernel that waits.
+MAX_ENV = 48 * 1024
+#: Variables that Python, its kernel and the C library look at when they start.
+_EARLY = re.compile(
+    r"PYTHON.*|IPYTHON.*|JUPYTER_(?!SESSION).*|LD_.*|LC_.*|LANG|LANGUAGE|GLIBC_.*|MALLOC_.*|TZ|PATH|HOME|USER|LOGNAME"
+    r"|SHELL|TMPDIR|XDG_.*|MPL.*|PYDEVD_.*|ZMQ_.*|OPENBLAS_CORETYPE"
+)
+#: Those of one start, or one terminal, which nothing looks at before it runs code.
+_LATE = re.compile(r"JPY_SESSION_NAME|KERNEL_.*|TERM|COLORTERM|NO_COLOR")
+_CODE = ("guest", "driver/__init__.py", "runtimes/oci.py", "runtimes/rootfs.py", "warminputs.py", "templates.py")
+
+
+def can_be_warm(spec: SandboxSpec, argv: Sequence[str]) -> bool:
+    """Whether such a kernel can go on from one that was started ahead: an ipykernel that speaks to the host itself."""
+    return (
+        spec.warm is not None
+        and spec.driver == "auto"
+        and not spec.is_root
+        and prepare_argv(argv) != list(argv)
+        and len(json.dumps(dict(spec.env))) <= MAX_ENV
+        and not any(mount.is_writable for mount in spec.mounts)
+        and not (getattr(spec, "init", ()) or getattr(spec, "services", ()))
+        and all(getattr(spec.limits, name) <= getattr(spec.warm.limits, name) for name in LIMIT_NAMES)
+    )
+
+
+def waiting_spec(spec: SandboxSpec, *, lease: float) -> SandboxSpec:
+    """Return what a kernel is started ahead with: nothing of anybody's, and the most that its profile may have.
+
+    Parameters
+    ----------
+    spec : SandboxSpec
+        Of somebody's.
+    lease : float
+        Seconds that it waits without anybody looking after it.
+    """
+    assert spec.warm is not None
+    return replace(
+        spec,
+        limits=spec.warm.limits,
+        grant=Grant(),
+        workspace=None,
+        hidden=(),
+        env=early_environment(spec),
+        lease_timeout=lease,
+        freeze_after=0.0,
+        kernel_id="",
+        kernel_name="",
+        owner="",
+        origin="",
+        layout="waiting",
+    )
+
+
+def early_environment(spec: SandboxSpec) -> dict[str, str]:
+    """Return the variables that a kernel has to have from its start on.
+
+    Others, such as an administrator's passwords for a database, are never in what waits. Modules that are imported
+    ahead may look at any of them, so with those it is all but what differs from start to start.
+    """
+    assert spec.warm is not None
+    if spec.warm.preload:
+        return {name: value for name, value in spec.env.items() if not _LATE.fullmatch(name)}
+    return {name: value for name, value in spec.env.items() if _EARLY.fullmatch(name)}
+
+
+def find_inputs(spec: SandboxSpec, argv: Sequence[str], fingerprint: Mapping[str, str]) -> dict[str, str]:
+    """Return all that matters, as texts that can be compared. Blocks: it looks at the environment's files.
+
+    Parameters
+    ----------
+    spec, argv
+        Of somebody's kernel.
+    fingerprint : mapping
+        The runtime's.
+    """
+    assert spec.warm is not None
+    values = {
+        "code": _hash_code(),
+        "argv": list(argv),
+        "env": early_environment(spec),
+        "limits": vars(spec.warm.limits),
+        "preload": spec.warm.preload,
+        "profile": spec.profile,
+        "root": [str(spec.root), *(_stat(path) for path in _root_marks(spec.root))],
+        "mounts": [(item.target, str(item.source)) for item in spec.mounts],
+        "packages": _hash_packages(spec),
+        "runtime": spec.runtime,
+    }
+    return {**fingerprint, **{name: _hash(value) for name, value in values.items()}}
+
+
+def make_key(inputs: Mapping[str, str]) -> str:
+    """Return the name of what has these inputs."""
+    return _hash(dict(inputs))
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _stat(path: Path | str) -> str:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return "none"
+    return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"
+
+
+def _hash_code() -> str:
+    own = Path(__file__).parent
+    files: list[Path] = []
+    for name in _CODE:
+        files += sorted((own / name).glob("*.py")) if (own / name).is_dir() else [own / name]
+    return _hash([(str(path), _stat(path)) for path in files])
+
+
+def _root_marks(root: Path | None) -> Iterator[Path]:
+    if root is not None:
+        for name in (".", "usr", "usr/bin", "usr/lib", "etc", "usr/lib/python3/dist-packages", "usr/local/lib"):
+            yield root / name
+
+
+def _hash_packages(spec: SandboxSpec) -> str:
+    """Return a hash of which packages are installed: an installation makes, renames or touches these directories."""
+    bases = (
+        [spec.root / "usr", spec.root / "usr/local"] if spec.root is not None else [Path("/usr"), Path("/usr/local")]
+    )
+    seen: list[tuple[str, str]] = []
+    for base in (*(item.source for item in spec.mounts), *bases):
+        seen.append((str(base), _stat(base / "pyvenv.cfg")))
+        for folder in (base, *sorted(base.glob("lib/python3*/*-packages"))):
+            with suppress(OSError), os.scandir(folder) as entries:
+                names = sorted(item.name for item in entries if item.name.endswith((".dist-info", ".egg-info", ".pth")))
+                seen += [(name, _stat(folder / name)) for name in names]
+                seen.append((str(folder), _stat(folder)))
+    return _hash(seen)
