@@ -1,7 +1,7 @@
 """What makes sandboxes: the contract that every runtime keeps, and the values it speaks in.
 
 Words: a *runtime* starts, judges and ends sandboxes; a *handle* is all that another process needs to do the same to a
-sandbox that it did not start. The contract's test suite is ``tests/runtimes/contract.py``. Runtimes are found by
+sandbox that it did not start. The contract's test suite is :mod:`jupyter_agentbox.testing`. Runtimes are found by
 the entry points of the group ``jupyter_agentbox.runtimes``.
 
 A runtime holds no asyncio object. Its methods block, each has a hard timeout, and
@@ -15,7 +15,7 @@ import abc
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from traitlets.config import LoggingConfigurable
 
@@ -40,6 +40,8 @@ class Handle:
         Control group directories made for it.
     user : int
         Inner id of user code.
+    engine, container : str
+        Address of the engine that runs it, and its id there; empty where there is none.
     """
 
     runtime: str
@@ -48,6 +50,8 @@ class Handle:
     helpers: tuple[tuple[int, int], ...] = ()
     cgroups: tuple[str, ...] = ()
     user: int = 0
+    engine: str = ""
+    container: str = ""
 
     @property
     def processes(self) -> tuple[tuple[int, int], ...]:
@@ -68,6 +72,8 @@ class Handle:
             helpers=tuple((int(pid), int(start)) for pid, start in data["helpers"]),
             cgroups=tuple(str(path) for path in data["cgroups"]),
             user=int(data["user"]),
+            engine=str(data.get("engine", "")),
+            container=str(data.get("container", "")),
         )
 
 
@@ -95,9 +101,18 @@ class _Meta(abc.ABCMeta, type(LoggingConfigurable)):  # type: ignore[misc]
 
 
 class Runtime(LoggingConfigurable, metaclass=_Meta):  # type: ignore[metaclass]
-    """Makes and ends sandboxes."""
+    """Makes and ends sandboxes.
+
+    Attributes
+    ----------
+    name : str
+        Its entry point's name.
+    isolation : str
+        What stands between code inside and the host's kernel: ``gvisor``, or ``none`` for the kernel itself.
+    """
 
     name: ClassVar[str]
+    isolation: ClassVar[Literal["gvisor", "none"]] = "gvisor"
 
     @abc.abstractmethod
     def start(self, sandbox_id: str, spec: SandboxSpec, directory: Path) -> Handle:
@@ -119,6 +134,10 @@ class Runtime(LoggingConfigurable, metaclass=_Meta):  # type: ignore[metaclass]
     @abc.abstractmethod
     def is_alive(self, handle: Handle) -> bool:
         """Tell whether the sandbox runs. Cheap, never blocks."""
+
+    def is_reachable(self) -> bool:
+        """Tell whether what runs the sandboxes answered when it was last asked. Cheap, never blocks."""
+        return True
 
     @abc.abstractmethod
     def usage(self, handle: Handle, directory: Path) -> Usage:

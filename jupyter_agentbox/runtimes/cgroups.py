@@ -228,6 +228,23 @@ def _read_words(path: Path) -> set[str]:
         return set()
 
 
+def find_of(
+    pid: int, *, mountinfo: Path = Path("/proc/self/mountinfo"), proc: Path = Path("/proc")
+) -> tuple[str, ...]:
+    """Return the directories of the groups that somebody else made for a process; none for those it shares with us."""
+    try:
+        mounts = _read_mounts(mountinfo.read_text())
+        groups, ours = _read_own((proc / f"{pid}/cgroup").read_text()), _read_own((proc / "self/cgroup").read_text())
+    except OSError:
+        return ()
+    places = [
+        _join(mounts[name][1], mounts[name][0], groups[name])
+        for name in ("memory", "cpu", "cpuacct", "pids", "")
+        if name in mounts and name in groups and groups[name] != ours.get(name)
+    ]
+    return tuple(dict.fromkeys(str(place) for place in places if place.is_dir()))
+
+
 # Counters
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from jupyter_agentbox.errors import RuntimeUnavailable
 from jupyter_agentbox.runtimes.runsc import RunscRuntime
 from jupyter_agentbox.spec import MIB, Limits, SandboxSpec
-
-from .box import STANDIN, Box
+from jupyter_agentbox.testing.box import STANDIN, Box
 
 home = Path.home()
 state_dir = home / "state"

@@ -12,8 +12,7 @@ from pathlib import Path
 from jupyter_agentbox.runtimes.runsc import RunscRuntime
 from jupyter_agentbox.spec import MIB, Limits, SandboxSpec
 from jupyter_agentbox.sweep import ensure_sweeper
-
-from .box import STANDIN, Box
+from jupyter_agentbox.testing.box import STANDIN, Box
 
 state_dir, lease = Path(sys.argv[1]), float(sys.argv[2])
 runtime = RunscRuntime(state_dir=str(state_dir), guest_dir=str(STANDIN))

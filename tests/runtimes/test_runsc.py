@@ -20,9 +20,9 @@ from jupyter_agentbox.runtimes import Handle, Runtime
 from jupyter_agentbox.runtimes.runsc import RunscRuntime
 from jupyter_agentbox.spec import MIB, SandboxSpec
 from jupyter_agentbox.sweep import find_processes, is_running
-
-from .box import STANDIN, Box
-from .contract import MakeBox, RuntimeContract
+from jupyter_agentbox.testing.box import STANDIN, Box
+from jupyter_agentbox.testing.contract import MakeBox, RuntimeContract
+from jupyter_agentbox.testing.escapes import EscapeContract
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -114,6 +114,15 @@ class TestRunsc(RuntimeContract):
         checks = {check.name: check for check in runtime.check()}
         assert {"runsc", "user namespaces", "sandbox", "link", "checkpoint and restore"} <= set(checks)
         assert not [check for check in checks.values() if not check.is_ok]
+
+
+class TestRunscEscapes(EscapeContract):
+    """Isolation, from inside."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def runtime(cls, state_dir: Path) -> Runtime:
+        return RunscRuntime(state_dir=str(state_dir), guest_dir=str(STANDIN))
 
 
 @pytest.fixture

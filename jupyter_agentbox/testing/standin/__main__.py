@@ -14,7 +14,7 @@ config = json.loads(os.environ["AGENTBOX_GUEST"])
 LINK = "/run/agentbox/link"
 
 
-def open_link():
+def open_link() -> tuple[int, int]:
     while True:
         try:
             up = os.open(LINK + "/up", os.O_WRONLY | os.O_NONBLOCK)
@@ -23,7 +23,7 @@ def open_link():
             time.sleep(0.02)
 
 
-def run(line):
+def run(line: str) -> bytes:
     who, _, command = line.partition(" ")
     if who == "quit":
         sys.exit(0)

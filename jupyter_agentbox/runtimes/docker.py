@@ -1,0 +1,360 @@
+"""Sandboxes as containers of Docker, with gVisor as their runtime.
+
+The same sandbox as :mod:`.runsc` makes, as near as Docker comes to it: no network, the link's two FIFOs, a read-only
+view of the host, the same ids inside. :mod:`.docker_config` says what is asked of the engine, :mod:`.docker_engine`
+asks, :mod:`.docker_enter` is what the container runs first. ``docs/runtimes.md`` tells what differs.
+
+Whether a sandbox lives is told by its process on this machine, never by the engine: one that hangs, restarts or is gone
+makes no sandbox look dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+from traitlets import Float, Unicode
+
+from jupyter_agentbox.errors import AgentboxError, InvalidRequest, RuntimeFailed, RuntimeUnavailable
+from jupyter_agentbox.spec import Cause, End, Limits, SandboxSpec, format_size
+from jupyter_agentbox.sweep import (
+    get_runtime_directories,
+    is_running,
+    kill_processes,
+    read_start_time,
+    remove_tree,
+    send_signal,
+)
+
+from . import Check, Handle, Runtime, Usage, cgroups, docker_config, namespaces, rootfs
+from .docker_engine import Engine, EngineRuntime
+from .launcher import find_hidden, make_matcher
+from .runsc import _measure_file, _measure_tree
+
+_ENTER = Path(__file__).with_name("docker_enter.py")
+#: Seconds that the answer to a question about the engine is believed.
+RUNTIME_INTERVAL, PING_INTERVAL = 60.0, 2.0
+#: Seconds that the engine may take to say that it is there.
+PING_TIMEOUT = 2.0
+
+
+class DockerRuntime(Runtime):
+    """Runs sandboxes as containers of Docker under gVisor."""
+
+    name: ClassVar[str] = "docker"
+
+    host = Unicode(
+        "",
+        help="Address of Docker's engine, a UNIX socket of this machine: ``unix:///run/user/1000/docker.sock``. Empty"
+        " takes ``DOCKER_HOST``, or else Docker's own default.",
+    ).tag(config=True)
+    engine_runtime = Unicode(
+        "", help="Name of gVisor's runtime in Docker's engine; empty finds one that has the flags needed."
+    ).tag(config=True)
+    start_timeout = Float(30.0, help="Seconds after which a start has failed.").tag(config=True)
+    engine_timeout = Float(10.0, help="Seconds after which the engine is taken not to answer.").tag(config=True)
+    state_dir = Unicode("", help="Directory of all sandboxes; never shown inside one. Set by the manager.").tag(
+        config=True
+    )
+    guest_dir = Unicode(str(Path(__file__).parents[1] / "guest"), help="Directory of the program that is PID 1 inside.")
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.engine = Engine(self.host, self.engine_timeout)
+        self._found: tuple[float, EngineRuntime] | None = None
+        self._pinged, self._is_answering = 0.0, True
+        self._pinging = threading.Lock()
+        self._out_of_memory: set[str] = set()
+        self._has_tidied = False
+
+    # The contract
+
+    def start(self, sandbox_id: str, spec: SandboxSpec, directory: Path) -> Handle:
+        """Start a sandbox; see :meth:`.Runtime.start`."""
+        if spec.is_root:
+            raise RuntimeUnavailable(
+                f"the runtime {self.name!r} has a read-only root, so code cannot be root there; use the runtime runsc",
+                setting="Policy.profiles",
+            )
+        workspace = self._find_workspace(spec, directory)
+        deadline = time.monotonic() + self.start_timeout
+        kind = self.find_engine_runtime()
+        (directory / "log").touch(0o600)
+        own = directory / "docker"
+        container = ""
+        try:
+            body = self._make_container(sandbox_id, spec, directory, workspace, kind)
+            self._tidy()
+            container = self.engine.create(f"agentbox-{sandbox_id}", body, self.start_timeout)
+            self.engine.start(container, max(1.0, deadline - time.monotonic()))
+            return self._make_handle(container, directory)
+        except BaseException:
+            if container:
+                with contextlib.suppress(AgentboxError):
+                    self._keep_log(container, directory)
+                with contextlib.suppress(AgentboxError):
+                    self.engine.remove(container)
+            self.engine.forget_images()
+            self._found = None
+            remove_tree(own)
+            raise
+
+    def is_alive(self, handle: Handle) -> bool:
+        """Tell whether the sandbox runs, by its process: the engine is not asked."""
+        if not is_running(handle.pid, handle.start_time):
+            return False
+        if cgroups.read_oom_kills(handle.cgroups):
+            self._out_of_memory.add(handle.container)
+            return False
+        return True
+
+    def is_reachable(self) -> bool:
+        """Tell whether the engine answered when it was last asked."""
+        return self._is_answering
+
+    def usage(self, handle: Handle, directory: Path) -> Usage:
+        """Measure memory and processor time by control groups, and the work folder's disk.
+
+        All else that can be written lies in memory.
+        """
+        self._ping()
+        if not self.is_alive(handle):
+            return Usage(0, 0.0, 0)
+        memory, cpu = cgroups.read_memory(handle.cgroups) or 0, cgroups.read_cpu(handle.cgroups) or 0.0
+        return Usage(memory, cpu, _measure_tree(directory / "work") + _measure_file(directory / "log"))
+
+    def why_ended(self, handle: Handle, limits: Limits, directory: Path) -> End:
+        """Tell why it ended: what the engine and the counters say of memory, then the log, else it was killed."""
+        state: dict[str, Any] = {}
+        removed = False
+        words = ""
+        with contextlib.suppress(AgentboxError):
+            found = self.engine.inspect(handle.container)
+            removed = found is None
+            if found is not None:
+                state = found.get("State") or {}
+                self._keep_log(handle.container, directory)
+                words = namespaces.read_tail(directory / "log", 64_000)
+        if handle.container in self._out_of_memory or state.get("OOMKilled"):
+            return End(
+                Cause.OUT_OF_MEMORY,
+                137,
+                f"out of memory (limit {format_size(limits.memory)})",
+                "limits.memory of the profile, Policy.max_memory",
+            )
+        for sign in ("panic:", "fatal error:"):
+            if sign in words:
+                return End(Cause.CRASHED, 1, f"it crashed: {words[words.index(sign) :][:200]}")
+        if removed:
+            return End(Cause.KILLED, 137, "its container was removed by somebody else")
+        return End(Cause.KILLED, 137, "the container was ended from outside")
+
+    def freeze(self, handle: Handle) -> bool:
+        """Stop gVisor's own process, where this user may: Docker's own pause leaves it running."""
+        return send_signal(handle.pid, handle.start_time, signal.SIGSTOP)
+
+    def thaw(self, handle: Handle) -> None:
+        """Let gVisor's process go on."""
+        send_signal(handle.pid, handle.start_time, signal.SIGCONT)
+
+    def kill(self, handle: Handle, timeout: float = 10.0) -> None:
+        """End it and wait until its process is gone: directly where this user may, and else by the engine."""
+        if not is_running(handle.pid, handle.start_time):
+            return
+        deadline = time.monotonic() + timeout
+        if os.geteuid():
+            with contextlib.suppress(AgentboxError):
+                self.engine.kill(handle.container)
+        else:
+            kill_processes(handle.processes, timeout)
+        while is_running(handle.pid, handle.start_time):
+            if time.monotonic() > deadline:
+                raise RuntimeFailed(f"process {handle.pid} of the sandbox is still there {timeout:g} s after its end")
+            time.sleep(0.01)
+
+    def remove(self, handle: Handle, directory: Path) -> None:
+        """Remove the container and our own part of ``directory``.
+
+        Where the engine does not answer, the container, in which nothing runs any more, is removed at a later start.
+        """
+        try:
+            self.engine.remove(handle.container, is_over=True)
+        except AgentboxError as error:
+            self._has_tidied = False
+            self.log.warning("container %s is left until Docker's engine answers: %s", handle.container[:12], error)
+        self._out_of_memory.discard(handle.container)
+        with contextlib.suppress(OSError):
+            remove_tree(directory / "docker")
+
+    def check(self) -> list[Check]:
+        """Try the engine, its runtime and a real sandbox."""
+        from .docker_checks import check_docker  # only doctor needs it
+
+        return check_docker(self)
+
+    # How
+
+    def find_engine_runtime(self) -> EngineRuntime:
+        """Return the engine's runtime to use. Raises RuntimeUnavailable, RuntimeFailed."""
+        if self._found is None or time.monotonic() - self._found[0] > RUNTIME_INTERVAL:
+            self._found = time.monotonic(), self.engine.find_gvisor(self.engine_runtime)
+        return self._found[1]
+
+    def _find_workspace(self, spec: SandboxSpec, directory: Path) -> Path:
+        if spec.workspace is None:
+            workspace = directory / "work"
+            workspace.mkdir(mode=0o700, exist_ok=True)
+            return workspace
+        own = [Path(self.state_dir)] if self.state_dir else []
+        return rootfs.check_workspace(spec.workspace, spec.hidden, (*own, directory, *get_runtime_directories()))
+
+    def _make_container(
+        self, sandbox_id: str, spec: SandboxSpec, directory: Path, workspace: Path, kind: EngineRuntime
+    ) -> dict[str, Any]:
+        """Decide all that is asked of the engine, and have it hold the image."""
+        found = workspace.stat()
+        spare = (namespaces.NOBODY, namespaces.NOBODY)
+        maps = namespaces.make_id_maps(os.geteuid(), os.getegid(), owner=(found.st_uid, found.st_gid), spare=spare)
+        python, prefix = rootfs.find_guest_python()
+        is_private = spec.workspace is None
+        steps = rootfs.make_plan(
+            spec,
+            guest=Path(self.guest_dir),
+            workspace=workspace,
+            is_private=is_private,
+            user=maps.user,
+            python=prefix,
+        )
+        own = directory / "docker"
+        own.mkdir(mode=0o700, exist_ok=True)
+        texts = {path.rpartition("/")[2]: rest[0] for step, path, *rest in steps if step == "file"}
+        for name in (*docker_config.DOCKERS_OWN, "nothing"):
+            (own / name).write_text(texts.get(name, ""))
+            (own / name).chmod(0o444)
+        hidden = [] if is_private else list(_find_hidden(workspace, spec))
+        return docker_config.make_container(
+            spec,
+            image=self.engine.ensure_image(docker_config.make_image(steps, maps)),
+            runtime=kind.name,
+            python="/usr/bin/python3" if spec.root else python,
+            maps=maps,
+            mounts=docker_config.make_mounts(steps, hidden, own, directory / "link"),
+            labels=docker_config.make_labels(sandbox_id, spec, self.state_dir),
+            enter=_ENTER.read_text(encoding="utf-8"),
+            is_isolated=self.isolation == "gvisor",
+            filter_steps=self._make_filter(),
+        )
+
+    def _make_filter(self) -> bytes:
+        """Return the filter of system calls that is set inside; none where gVisor is the kernel."""
+        return b""
+
+    def _make_handle(self, container: str, directory: Path) -> Handle:
+        found = self.engine.inspect(container) or {}
+        pid = int((found.get("State") or {}).get("Pid") or 0)
+        start_time = read_start_time(pid) if pid else None
+        if start_time is None:
+            self._keep_log(container, directory)
+            words = namespaces.read_tail(directory / "log")
+            raise RuntimeFailed(f"the sandbox ended at once: {words or 'its log is empty'}")
+        return Handle(
+            self.name,
+            pid,
+            start_time,
+            cgroups=cgroups.find_of(pid),
+            user=1000,
+            engine=self.engine.host,
+            container=container,
+        )
+
+    def _keep_log(self, container: str, directory: Path) -> None:
+        with open(directory / "log", "wb") as file:
+            file.write(self.engine.read_log(container))
+
+    def _ping(self) -> None:
+        """Ask the engine whether it is there, now and then, and never twice at a time."""
+        if time.monotonic() - self._pinged < PING_INTERVAL or not self._pinging.acquire(blocking=False):
+            return
+        try:
+            is_answering = self.engine.ping(PING_TIMEOUT)
+            if is_answering != self._is_answering:
+                said = "answers again" if is_answering else "does not answer; its sandboxes go on"
+                self.log.warning("Docker's engine at %s %s", self.engine.host, said)
+            self._is_answering = is_answering
+            self._pinged = time.monotonic()
+        finally:
+            self._pinging.release()
+
+    def _tidy(self) -> None:
+        """Remove the containers of sandboxes of this state directory that are no more, once in a while."""
+        if self._has_tidied or not self.state_dir:
+            return
+        self._has_tidied = True
+        label = docker_config.LABEL
+        for item in self.engine.list(f"{label}=sandbox", f"{label}.state-dir={self.state_dir}"):
+            sandbox_id = item["Labels"].get(f"{label}.sandbox", "")
+            if sandbox_id and not (Path(self.state_dir) / "sandboxes" / sandbox_id).exists():
+                self.engine.remove(item["Id"])
+
+
+class DockerRuncRuntime(DockerRuntime):
+    """Runs sandboxes as plain containers: **not isolated by gVisor**, for where policy names it, and never instead.
+
+    The host's own kernel serves the code inside. It says so at each start, and in everything that tells of a sandbox.
+    """
+
+    name: ClassVar[str] = "docker-runc"
+    isolation = "none"
+
+    def start(self, sandbox_id: str, spec: SandboxSpec, directory: Path) -> Handle:
+        """Start one, and say what it is not."""
+        self.log.warning("sandbox %s is NOT isolated by gVisor: policy has the runtime %s", sandbox_id, self.name)
+        return super().start(sandbox_id, spec, directory)
+
+    def freeze(self, handle: Handle) -> bool:
+        """Freeze nothing: there is no one process whose stop stops them all."""
+        return False
+
+    def find_engine_runtime(self) -> EngineRuntime:
+        """Return the engine's runtime of plain containers."""
+        wanted = self.engine_runtime or "runc"
+        for found in self.engine.runtimes():
+            if found.name == wanted:
+                return found
+        raise RuntimeUnavailable(
+            f"Docker's engine knows no runtime {wanted!r}", setting=f"{type(self).__name__}.engine_runtime"
+        )
+
+    def _make_filter(self) -> bytes:
+        return docker_config.make_namespace_filter(os.uname().machine)
+
+
+def _find_hidden(workspace: Path, spec: SandboxSpec) -> Iterator[tuple[str, bool]]:
+    """List what is to be covered.
+
+    A symbolic link is left: nothing can be mounted on it, and it leads nowhere but inside. On a FIFO gVisor would wait
+    for ever for its other end.
+    """
+    for name in find_hidden(str(workspace), make_matcher(list(spec.hidden))) if spec.hidden else ():
+        try:
+            mode = (workspace / name).lstat().st_mode
+        except FileNotFoundError:
+            continue
+        if stat.S_ISDIR(mode) or stat.S_ISREG(mode):
+            yield name, stat.S_ISDIR(mode)
+        elif not stat.S_ISLNK(mode):
+            raise InvalidRequest(
+                f"the hidden entry {name!r} of the work folder is neither a file nor a folder, and the runtime docker"
+                " cannot cover it; remove it, or use the runtime runsc",
+                field="workspace",
+            )
+
+
+__all__ = ["DockerRuncRuntime", "DockerRuntime"]

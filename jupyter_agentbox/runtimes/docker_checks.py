@@ -1,0 +1,97 @@
+"""What ``jupyter agentbox doctor`` tries of the Docker runtime: the engine, its runtimes, and a real sandbox."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jupyter_agentbox.errors import AgentboxError, RuntimeFailed, RuntimeUnavailable
+from jupyter_agentbox.spec import MIB, Limits, SandboxSpec
+
+from . import Check
+from .checks import PROBE, PROBE_TIMEOUT, _make_fifo, _wait_for_hello
+from .docker_engine import SETUP_REMEDY
+
+if TYPE_CHECKING:
+    from .docker import DockerRuntime
+
+START_REMEDY = "apt-get install docker.io, and start it: systemctl start docker"
+
+
+def check_docker(runtime: DockerRuntime) -> list[Check]:
+    """Return what was found, in an order in which each needs the ones before it."""
+    name = "docker engine"
+    try:
+        about = runtime.engine.get("/version")
+        checks = [Check(name, True, f"{runtime.engine.host}, Docker {about.get('Version', 'of unknown version')}")]
+    except RuntimeFailed as error:
+        return [Check(name, False, str(error), "systemctl restart docker")]
+    except AgentboxError as error:
+        return [Check(name, False, str(error), START_REMEDY)]
+    name = "docker runtime"
+    try:
+        found = runtime.find_engine_runtime()
+    except AgentboxError as error:
+        return [*checks, Check(name, False, str(error), SETUP_REMEDY)]
+    if runtime.isolation == "gvisor":
+        checks.append(Check(name, True, f"{found.name} is {found.path}, with the flags that sandboxes need"))
+    else:
+        checks.append(Check(name, True, f"{found.name} is {found.path}: NOT ISOLATED BY GVISOR, as policy has it"))
+    checks += _check_live_restore(runtime)
+    checks.append(_check_sandbox(runtime))
+    return checks
+
+
+def _check_live_restore(runtime: DockerRuntime) -> Iterator[Check]:
+    if not runtime.engine.get("/info").get("LiveRestoreEnabled"):
+        message = "is off, so sandboxes end when Docker's engine is restarted; set it in /etc/docker/daemon.json"
+        yield Check("docker live-restore", True, message)
+
+
+@contextmanager
+def _probe(runtime: DockerRuntime) -> Iterator[tuple[DockerRuntime, Path]]:
+    base = Path(tempfile.mkdtemp(prefix="agentbox-check-"))
+    try:
+        for name in ("guest", "link"):
+            (base / name).mkdir(mode=0o700)
+        (base / "guest" / "__main__.py").write_text(PROBE)
+        yield (
+            type(runtime)(
+                host=runtime.engine.host,
+                engine_runtime=runtime.engine_runtime,
+                guest_dir=str(base / "guest"),
+                start_timeout=PROBE_TIMEOUT,
+                engine_timeout=runtime.engine_timeout,
+            ),
+            base,
+        )
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def _check_sandbox(runtime: DockerRuntime) -> Check:
+    name = "docker sandbox"
+    with _probe(runtime) as (probe, base):
+        up = _make_fifo(base / "link")
+        handle = None
+        try:
+            started = time.monotonic()
+            spec = SandboxSpec(limits=replace(Limits(), memory=512 * MIB, cpus=1.0))
+            handle = probe.start(f"check-{os.getpid()}", spec, base)
+            _wait_for_hello(up)
+            return Check(name, True, f"starts and dials in {time.monotonic() - started:.2f} s")
+        except (AgentboxError, OSError) as error:
+            remedy = SETUP_REMEDY if isinstance(error, RuntimeUnavailable) else ""
+            return Check(name, False, str(error), remedy)
+        finally:
+            os.close(up)
+            if handle is not None:
+                probe.kill(handle)
+                probe.remove(handle, base)

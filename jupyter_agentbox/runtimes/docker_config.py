@@ -1,0 +1,323 @@
+"""Turn a decided sandbox into what Docker's API takes: pure functions, tested by comparing whole results.
+
+What :mod:`.rootfs` plans becomes an image of folders, links and made files (:func:`make_image`), which is the same for
+all sandboxes that look alike, and read-only binds (:func:`make_mounts`). What can be written is the work folder, and
+file systems in memory, each with a size.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import struct
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jupyter_agentbox.errors import InvalidRequest, RuntimeUnavailable
+from jupyter_agentbox.spec import GUEST_DIR, HOME, MIB, WORKSPACE, Limits, SandboxSpec
+
+from . import cgroups, oci
+from .launcher import CLONE_NEWUSER
+from .namespaces import IdMaps
+from .rootfs import HOSTNAME, Step
+
+#: Of every container, image and label that is ours.
+LABEL = "jupyter-agentbox"
+REPOSITORY = "jupyter-agentbox"
+#: Numbers of the capabilities that the guest keeps inside of its user namespace.
+CAPABILITIES = {
+    "CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_FSETID": 4, "CAP_KILL": 5, "CAP_SETGID": 6,
+    "CAP_SETUID": 7, "CAP_NET_BIND_SERVICE": 10, "CAP_SYS_CHROOT": 18, "CAP_SETFCAP": 31,
+}  # fmt: skip
+#: What the container's root needs to make the guest's user namespace; nothing inside has it afterwards.
+CONTAINER_CAPABILITIES = ("SETGID", "SETUID")
+#: Docker writes these itself, unless something is mounted there.
+DOCKERS_OWN = ("resolv.conf", "hosts", "hostname")
+#: Of a work folder: more hidden files than this are refused, since each takes gVisor a connection.
+MAX_HIDDEN_FILES, MAX_HIDDEN = 100, 2_000
+#: Calls that nobody inside needs, for where Linux itself serves them.
+REFUSED_CALLS = (
+    "acct", "add_key", "bpf", "clock_adjtime", "clock_settime", "delete_module", "finit_module", "fsconfig", "fsmount",
+    "fsopen", "fspick", "init_module", "io_uring_enter", "io_uring_register", "io_uring_setup", "ioperm", "iopl",
+    "kcmp", "kexec_file_load", "kexec_load", "keyctl", "lookup_dcookie", "mbind", "migrate_pages", "mount",
+    "mount_setattr", "move_mount", "move_pages", "name_to_handle_at", "nfsservctl", "open_by_handle_at", "open_tree",
+    "perf_event_open", "personality", "pivot_root", "process_vm_readv", "process_vm_writev", "ptrace", "quotactl",
+    "quotactl_fd", "reboot", "request_key", "setns", "settimeofday", "swapoff", "swapon", "syslog", "umount", "umount2",
+    "userfaultfd", "vhangup",
+)  # fmt: skip
+#: Calls that set a file's mode: which argument it is, and which the flags without whose O_CREAT there is none.
+_MODE_ARGUMENTS = {
+    "chmod": (1, None), "fchmod": (1, None), "fchmodat": (2, None), "fchmodat2": (2, None), "creat": (1, None),
+    "mknod": (1, None), "mknodat": (2, None), "open": (2, 1), "openat": (3, 2),
+}  # fmt: skip
+_O_CREAT = 0o100
+#: By machine: the audit number of its architecture, and the numbers of unshare, clone and clone3.
+_NAMESPACE_CALLS = {"x86_64": (0xC000003E, 272, 56, 435), "aarch64": (0xC00000B7, 97, 220, 435)}
+
+
+def make_image(steps: Sequence[Step], maps: IdMaps) -> bytes:
+    """Return the image as a tar archive, the same bytes for the same steps.
+
+    Parameters
+    ----------
+    steps : list
+        From :func:`.rootfs.make_plan`.
+    maps : IdMaps
+        Who the owners are.
+    """
+    outer = {inner: (uid, gid) for (inner, uid, _), (_, gid, _) in zip(maps.uids, maps.gids, strict=False)}
+    data = io.BytesIO()
+    made: set[str] = set()
+    with tarfile.open(fileobj=data, mode="w", format=tarfile.PAX_FORMAT) as archive:
+
+        def add(path: str, kind: bytes, mode: int, owner: int = 0, target: str = "", text: str = "") -> None:
+            if path in made or path in ("", "."):
+                return
+            add(str(Path(path).parent), tarfile.DIRTYPE, 0o755)
+            made.add(path)
+            item = tarfile.TarInfo(path)
+            item.type, item.mode, item.linkname, item.size = kind, mode, target, len(text.encode())
+            item.uid, item.gid = outer[owner]
+            archive.addfile(item, io.BytesIO(text.encode()))
+
+        for step, path, *rest in steps:
+            name = path.removeprefix("root/")
+            if not path.startswith("root/") or f"/{name}".startswith("/run/"):
+                continue
+            if step == "folder":
+                add(name, tarfile.DIRTYPE, rest[0], rest[1])
+            elif step == "file":
+                add(name, tarfile.REGTYPE, 0o644, text=rest[0])
+            elif step == "link":
+                add(name, tarfile.SYMTYPE, 0o777, target=rest[0])
+            elif step == "bind":
+                add(name, tarfile.DIRTYPE if Path(rest[0]).is_dir() else tarfile.REGTYPE, 0o755)
+    return data.getvalue()
+
+
+def make_mounts(
+    steps: Sequence[Step], hidden: Sequence[tuple[str, bool]], own: Path, link: Path
+) -> list[dict[str, Any]]:
+    """Return Docker's mounts of binds, of the work folder with its hidden entries covered, and of the link.
+
+    Parameters
+    ----------
+    steps : list
+        From :func:`.rootfs.make_plan`.
+    hidden : list of (str, bool)
+        Relative paths of the entries of the work folder to cover, and whether each is a directory.
+    own : Path
+        Directory that holds the files of :data:`DOCKERS_OWN` and an empty one, ``nothing``.
+    link : Path
+        Directory of the link's two FIFOs.
+    """
+    mounts = [_bind(f"/etc/{name}", own / name) for name in DOCKERS_OWN]
+    for step, path, *rest in steps:
+        if step == "bind":
+            mounts.append(_bind(path.removeprefix("root"), rest[0], is_writable=rest[1]))
+        elif step == "workspace":
+            mounts.append(_bind(WORKSPACE, rest[0], is_writable=rest[-1]))
+    files = 0
+    for name, is_folder in hidden:
+        files += not is_folder
+        if files > MAX_HIDDEN_FILES:
+            raise InvalidRequest(
+                f"the work folder has more than {MAX_HIDDEN_FILES} hidden files, which the runtime docker cannot"
+                " cover; put the notebook into a folder of its own, or use the runtime runsc",
+                field="workspace",
+            )
+        target = f"{WORKSPACE}/{name}"
+        if is_folder:
+            options = {"SizeBytes": 4096, "Mode": 0o555}
+            mounts.append({"Type": "tmpfs", "Target": target, "ReadOnly": True, "TmpfsOptions": options})
+        else:
+            mounts.append(_bind(target, own / "nothing"))
+    mounts.append(_bind(f"{GUEST_DIR}/link", link, is_writable=True))
+    return mounts
+
+
+def _bind(target: str, source: Path | str, *, is_writable: bool = False) -> dict[str, Any]:
+    # Recursive, as what is mounted beneath belongs to it; private, so that what is mounted later does not.
+    return {
+        "Type": "bind",
+        "Source": str(source),
+        "Target": target,
+        "ReadOnly": not is_writable,
+        "BindOptions": {"Propagation": "rprivate"},
+    }
+
+
+def make_tmpfs(limits: Limits, maps: IdMaps) -> dict[str, str]:
+    """Return the file systems in memory, and their options. What they hold counts as the sandbox's memory."""
+    uids, gids = ({inner: outer for inner, outer, _ in entries} for entries in (maps.uids, maps.gids))
+    size = min(limits.disk, limits.memory // 2)
+    shared = min(limits.memory // 2, 2048 * MIB)
+    user = f"uid={uids[maps.user]},gid={gids[maps.user]}"
+    guest = f"uid={uids[0]},gid={gids[0]}"
+    common = "rw,nosuid,nodev,exec"  # Docker itself would add noexec
+    return {
+        "/tmp": f"{common},mode=1777,size={size}",
+        "/var/tmp": f"{common},mode=1777,size={size}",
+        HOME: f"{common},mode=755,size={size},{user}",
+        "/dev/shm": f"{common},mode=1777,size={shared}",
+        "/run": f"{common},mode=755,size={MIB},{guest}",
+        GUEST_DIR: f"{common},mode=700,size={MIB},{guest}",
+        "/sys/fs/cgroup": "ro,nosuid,nodev,noexec,mode=555,size=4k",  # or else Docker shows control groups there
+    }
+
+
+def make_seccomp(*, is_isolated: bool) -> dict[str, Any]:
+    """Return the filter of system calls: no set-user-id file can be made, since files outside are the user's.
+
+    Without gVisor it is also what keeps code from parts of Linux that it does not need.
+    """
+    rules: list[dict[str, Any]] = []
+    for name, (mode, flags) in _MODE_ARGUMENTS.items():
+        for bit in (0o4000, 0o2000):
+            arguments = [_masked(mode, bit)] + ([] if flags is None else [_masked(flags, _O_CREAT)])
+            rules.append({"names": [name], "action": "SCMP_ACT_ERRNO", "args": arguments})
+    if not is_isolated:
+        rules.append({"names": list(REFUSED_CALLS), "action": "SCMP_ACT_ERRNO", "args": []})
+    return {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": rules}
+
+
+def _masked(index: int, bits: int) -> dict[str, Any]:
+    return {"index": index, "value": bits, "valueTwo": bits, "op": "SCMP_CMP_MASKED_EQ"}
+
+
+def make_namespace_filter(machine: str) -> bytes:
+    """Return the program, in Linux's own form, that refuses to make user namespaces: in one, code has more of Linux.
+
+    Where the machine is not known there is none.
+    """
+    if machine not in _NAMESPACE_CALLS:
+        raise RuntimeUnavailable(f"no filter of system calls is known for {machine}; use a runtime with gVisor")
+    audit, unshare, clone, clone3 = _NAMESPACE_CALLS[machine]
+
+    def step(code: int, yes: int, no: int, value: int) -> bytes:
+        return struct.pack("=HBBI", code, yes, no, value)
+
+    load, equal, any_bit, end = 0x20, 0x15, 0x45, 0x06
+    allow, kill, refused, unknown = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+    return b"".join(
+        [
+            step(load, 0, 0, 4),
+            step(equal, 1, 0, audit),
+            step(end, 0, 0, kill),
+            step(load, 0, 0, 0),
+            step(equal, 0, 1, unshare),
+            step(end, 0, 0, refused),
+            step(equal, 0, 1, clone3),  # whose flags are out of sight; C libraries then take the older call
+            step(end, 0, 0, unknown),
+            step(equal, 0, 3, clone),
+            step(load, 0, 0, 16),
+            step(any_bit, 0, 1, CLONE_NEWUSER),
+            step(end, 0, 0, refused),
+            step(end, 0, 0, allow),
+        ]
+    )
+
+
+def make_labels(sandbox_id: str, spec: SandboxSpec, state_dir: str) -> dict[str, str]:
+    """Return the labels of a container: whose it is, and for how long it may outlive that."""
+    return {
+        LABEL: "sandbox",
+        f"{LABEL}.sandbox": sandbox_id,
+        f"{LABEL}.owner": spec.owner,
+        f"{LABEL}.lease": f"{spec.lease_timeout:g}",
+        f"{LABEL}.state-dir": state_dir,
+    }
+
+
+def make_container(
+    spec: SandboxSpec,
+    *,
+    image: str,
+    runtime: str,
+    python: str,
+    maps: IdMaps,
+    mounts: Sequence[Mapping[str, Any]],
+    labels: Mapping[str, str],
+    enter: str,
+    is_isolated: bool = True,
+    filter_steps: bytes = b"",
+) -> dict[str, Any]:
+    """Return the body of ``POST /containers/create``.
+
+    Parameters
+    ----------
+    spec : SandboxSpec
+        What was decided.
+    image, runtime : str
+        The image's name, and the runtime's in the engine.
+    python : str
+        Interpreter inside.
+    maps : IdMaps
+        Of the user namespace that is made inside.
+    mounts, labels
+        From :func:`make_mounts` and :func:`make_labels`.
+    enter : str
+        Text of :mod:`.docker_enter`.
+    is_isolated : bool
+        gVisor is the kernel.
+    filter_steps : bytes
+        Filter of system calls to set once the user namespace is there.
+    """
+    rlimits = oci.make_rlimits(spec.limits)
+    guest = {"lease": spec.lease_timeout, "uid": maps.user, "gid": maps.user, "home": HOME, "rlimits": rlimits}
+    settings = {
+        "uid_map": _map_text(maps.uids),
+        "gid_map": _map_text(maps.gids),
+        "capabilities": [CAPABILITIES[name] for name in oci.GUEST_CAPABILITIES],
+        "folders": [(f"{HOME}/.cache", 0o755, maps.user), ("/tmp/.X11-unix", 0o1777, 0)],
+        "filter": filter_steps.hex(),
+        "arguments": ["--lease", f"{spec.lease_timeout:g}"],
+    }
+    limits = spec.limits
+    seccomp = json.dumps(make_seccomp(is_isolated=is_isolated), separators=(",", ":"))
+    return {
+        "Image": image,
+        "Entrypoint": [python, "-I", "-S", "-B", "-c", enter],
+        "Cmd": [f"{GUEST_DIR}/guest", json.dumps(settings, separators=(",", ":"))],
+        "Env": ["PATH=/usr/bin:/bin", f"AGENTBOX_GUEST={json.dumps(guest)}"],
+        "User": "0:0",
+        "WorkingDir": "/",
+        "Hostname": HOSTNAME,
+        "NetworkDisabled": True,
+        "Labels": dict(labels),
+        "HostConfig": {
+            "Runtime": runtime,
+            "NetworkMode": "none",
+            "IpcMode": "none",
+            "Memory": limits.memory,
+            "MemorySwap": limits.memory,
+            "CpuPeriod": cgroups.CPU_PERIOD,
+            "CpuQuota": max(1000, round(limits.cpus * cgroups.CPU_PERIOD)),
+            # A backstop behind the limit inside: gVisor has processes and threads of its own.
+            "PidsLimit": limits.processes * cgroups.TASKS_PER_PROCESS + cgroups.TASKS_BASE
+            if is_isolated
+            else limits.processes,
+            "ReadonlyRootfs": True,
+            "CapDrop": ["ALL"],
+            "CapAdd": list(CONTAINER_CAPABILITIES),
+            "SecurityOpt": ["no-new-privileges", f"seccomp={seccomp}"],
+            "MaskedPaths": list(oci.MASKED),
+            "ReadonlyPaths": list(oci.READ_ONLY),
+            "Ulimits": [{"Name": name.lower(), "Soft": value, "Hard": value} for name, value in rlimits.items()],
+            "Tmpfs": make_tmpfs(limits, maps),
+            "Mounts": list(mounts),
+            "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m", "max-file": "1"}},
+            "RestartPolicy": {"Name": "no"},
+            "AutoRemove": False,
+        },
+    }
+
+
+def _map_text(entries: Sequence[tuple[int, int, int]]) -> str:
+    return "".join(f"{inner} {outer} {count}\n" for inner, outer, count in entries)
+
+
+__all__ = ["LABEL", "make_container", "make_image", "make_labels", "make_mounts"]

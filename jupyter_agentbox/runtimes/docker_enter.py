@@ -1,0 +1,92 @@
+"""PID 1 of a container before it is the guest: gives up what the container gives, and then runs the guest.
+
+Docker has no id maps of a sandbox's own. So the container's root, whose rights end in gVisor's own kernel, makes a user
+namespace *inside*, with the maps that :mod:`.namespaces` decides for every runtime: the guest is an id that owns
+nothing, and user code is the owner of the work folder. Nothing is left outside of that namespace, and no way back into
+it. Passed to the interpreter as text (``-c``), so standard library only; its one argument is JSON.
+"""
+
+import ctypes
+import json
+import os
+import struct
+import sys
+
+CLONE_NEWUSER = 0x10000000
+PR_CAPBSET_DROP, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 24, 22, 2
+CAPABILITY_VERSION = 0x20080522
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def check(result: int, what: str) -> None:
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), what)
+
+
+def enter_namespace(uid_map: str, gid_map: str) -> None:
+    """Become root of a user namespace; a child that stays behind writes its maps, which takes rights outside of it."""
+    ready, tell = os.pipe()
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            os.read(ready, 1)
+            for name, text in (("uid_map", uid_map), ("gid_map", gid_map)):
+                with open(f"/proc/{os.getppid()}/{name}", "w") as file:
+                    file.write(text)
+            status = 0
+        finally:
+            os._exit(status)
+    check(libc.unshare(CLONE_NEWUSER), "unshare")
+    os.write(tell, b"u")
+    if os.waitpid(child, 0)[1]:
+        raise OSError("the id maps could not be written")
+    os.close(ready)
+    os.close(tell)
+    os.setresgid(0, 0, 0)
+    os.setgroups([])
+    os.setresuid(0, 0, 0)
+
+
+def make_folders(folders: "list[tuple[str, int, int]]") -> None:
+    """Make directories in the empty file systems: path, mode and owner."""
+    for path, mode, owner in folders:
+        os.setresgid(owner, owner, 0)
+        os.setresuid(owner, owner, 0)
+        os.makedirs(path, exist_ok=True)
+        os.chmod(path, mode)
+        os.setresuid(0, 0, 0)
+        os.setresgid(0, 0, 0)
+
+
+def keep_capabilities(kept: "list[int]") -> None:
+    """Give up all but these, for this program and all that it starts."""
+    with open("/proc/sys/kernel/cap_last_cap") as file:
+        last = int(file.read())
+    for number in range(last + 1):
+        if number not in kept:
+            check(libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0), f"capability {number}")
+    mask = sum(1 << number for number in kept)
+    header = struct.pack("=Ii", CAPABILITY_VERSION, 0)
+    check(libc.capset(header, struct.pack("=6I", mask, mask, 0, 0, 0, 0)), "capset")
+
+
+def main(program: str, settings: str) -> None:
+    what = json.loads(settings)
+    enter_namespace(what["uid_map"], what["gid_map"])
+    make_folders(what["folders"])
+    keep_capabilities(what["capabilities"])
+    if what["filter"]:
+        words = bytes.fromhex(what["filter"])
+        steps = ctypes.create_string_buffer(words, len(words))
+        described = struct.pack("@HP", len(words) // 8, ctypes.addressof(steps))
+        check(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, described, 0, 0), "seccomp")
+    sys.argv = [program, *what["arguments"]]
+    with open(program + "/__main__.py", encoding="utf-8") as file:
+        code = compile(file.read(), program + "/__main__.py", "exec")
+    exec(code, {"__name__": "__main__", "__file__": program + "/__main__.py", "__builtins__": __builtins__})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])
