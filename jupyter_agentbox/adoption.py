@@ -4,6 +4,8 @@ Whoever starts within the lease of the sandboxes, with the same root directory, 
 (:meth:`.manager.SandboxManager.orphans`); starting a kernel of such an id makes the provisioner go on with it. The
 server's list of sessions, which ties notebooks to kernels, is kept beside the sandboxes for the same purpose.
 
+Those that were parked are taken back parked.
+
 A kernel that is a fork of another one is started in the same way, under a new id.
 """
 
@@ -20,7 +22,10 @@ from jupyter_server.serverapp import ServerApp
 
 from .errors import Conflict
 from .manager import SandboxManager
+from .parking import Parker
 from .policy import Policy
+from .record import Lock
+from .runtimes import Handle
 from .slot import KernelSlot, Restoration
 
 #: Seconds that a server's start waits for the kernels it takes back.
@@ -38,8 +43,8 @@ def keep_sessions(server: ServerApp, policy: Policy) -> None:
         manager.database_filepath = str(directory / f"sessions-{name}.db")
 
 
-async def take_back(server: ServerApp, policy: Policy) -> list[str]:
-    """Take back all kernels that an earlier server of this root directory left.
+async def take_back(server: ServerApp, policy: Policy, parker: Parker) -> list[str]:
+    """Take back all kernels that an earlier server of this root directory left, living or parked.
 
     Returns
     -------
@@ -62,8 +67,28 @@ async def take_back(server: ServerApp, policy: Policy) -> list[str]:
             return None
         return kernel_id
 
-    found = await asyncio.gather(*(start(record.spec.kernel_id, record.spec.kernel_name) for record in records))
+    parked = {item.spec.kernel_id: item for item in await parker.recover_kernels(str(kernels.root_dir))}
+    KernelSlot.waiting.update(parked)
+    names = {record.spec.kernel_id: record.spec.kernel_name for record in records}
+    names.update({kernel_id: item.spec.kernel_name for kernel_id, item in parked.items()})
+    found = await asyncio.gather(*(start(kernel_id, name) for kernel_id, name in names.items()))
+    for kernel_id, item in parked.items():
+        slot = KernelSlot.find(kernel_id=kernel_id)
+        if KernelSlot.waiting.pop(kernel_id, None) is not None and slot is not None and slot.sandbox is not None:
+            # The earlier one ended between two steps, and it lives.
+            await parker.sessions.on_thread(item.woken(slot.sandbox))
+    # Where a restore was cut off there are two of an id. One has been taken; the other must never be.
+    await asyncio.to_thread(_end_twins, manager, {kernel_id for kernel_id in found if kernel_id is not None})
     return [kernel_id for kernel_id in found if kernel_id is not None]
+
+
+def _end_twins(manager: SandboxManager, kernel_ids: set[str]) -> None:
+    for record in manager.orphans():
+        if record.spec.kernel_id in kernel_ids and record.handle is not None:
+            lock = Lock(manager.state_dir / "sandboxes" / record.id)
+            if lock.acquire():
+                manager.runtime.kill(Handle.from_dict(record.handle))
+                lock.release()  # the sweeper removes what is left of it
 
 
 async def start_restored(server: ServerApp, restoration: Restoration) -> str:

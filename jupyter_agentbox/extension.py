@@ -16,7 +16,9 @@ from .errors import AgentboxError
 from .handlers import make_all
 from .handlers.mcp import close_endpoints
 from .handlers.service import Service
+from .magics import Magics
 from .observe import Observer
+from .parking import Parker
 from .policy import Policy
 from .runner import Runner
 from .sessions import Sessions
@@ -75,17 +77,21 @@ class AgentboxExtension(ExtensionApp):
         page.update(agentbox="here" if gateway_url is None else "gateway", agentboxNote=gateway_url or "")
         if gateway_url is None:
             self._service.snapshots.start_kernel = partial(start_restored, self.serverapp)
+            self._service.parker.start()
+        if gateway_url is None:
+            loop: Any = IOLoop.current()
+            Magics.share(policy, Magics(self._service.snapshots, sessions, loop.asyncio_loop))
         self._observer = Observer(sessions, self.serverapp.event_logger)
         if gateway_url is None and self.keep_sandboxes:
             keep_sessions(self.serverapp, policy)
-            self._take_back_kernels(policy)
+            self._take_back_kernels(policy, self._service.parker)
 
-    def _take_back_kernels(self, policy: Policy) -> None:
+    def _take_back_kernels(self, policy: Policy, parker: Parker) -> None:
         """Have the kernels back before the first request asks for them."""
 
         async def take_back_all() -> None:
             assert self.serverapp is not None
-            if found := await take_back(self.serverapp, policy):
+            if found := await take_back(self.serverapp, policy, parker):
                 self.log.info("jupyter_agentbox: took back %d kernels: %s", len(found), ", ".join(found))
 
         _before_serving(take_back_all)

@@ -49,7 +49,7 @@ class Freezer:
         self._link = link
         self._is_busy = is_busy
         self._timeout = timeout
-        self._quiet_since = time.monotonic()
+        self._quiet_since = self._used = time.monotonic()
         link.on_write = self.thaw
 
     def thaw(self) -> None:
@@ -63,15 +63,23 @@ class Freezer:
         """Freeze it, if it has been quiet for long enough and nothing runs in it. To be called now and then."""
         if self.is_frozen or not self._timeout:
             return
+        used = max(self._link.last_active, self._quiet_since)
+        if await self.is_quiet_for(self._timeout):
+            self.is_frozen = self._runtime.freeze(self._handle)
+            self._used = used
+
+    async def is_quiet_for(self, timeout: float) -> bool:
+        """Whether nothing has run in it for so many seconds, to be asked now and then."""
+        if self.is_frozen:
+            return time.monotonic() - self._used >= timeout
         quiet = time.monotonic() - max(self._link.last_active, self._quiet_since)
-        if self._is_busy() or quiet < self._timeout:
-            return
+        if self._is_busy() or quiet < timeout:
+            return False
         self._quiet_since = time.monotonic()  # asking is no use, and is not repeated at once
         if not await self._is_still():
-            return
+            return False
         await asyncio.sleep(SETTLE_TIME)
-        if not self._is_busy():
-            self.is_frozen = self._runtime.freeze(self._handle)
+        return not self._is_busy()
 
     async def _is_still(self) -> bool:
         """Ask the guest whether nothing but kernels is there, and whether they used no processor for a second."""

@@ -17,16 +17,16 @@ import asyncio
 import logging
 import os
 import shutil
-import socket
-from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from . import zmtp
+from .channels import Channel
 from .endpoints import make_directory
 from .errors import AgentboxError
-from .messages import RunningCell, Signer
+from .hostcells import HostCell, read_host_cell
+from .messages import Request, RunningCell, Signer, header_index, parse
 from .peers import LocalPeer, Peer
 from .spec import MIB, Cause, End
 
@@ -38,13 +38,15 @@ CHANNELS = (
     ("hb", 4, b"REP"),
     ("control", 5, b"ROUTER"),
 )
-MAX_SUBSCRIPTIONS = 256
-MAX_QUEUED = 1000
-MAX_QUEUED_BYTES = 16 * MIB
 MAX_REFUSALS_A_CELL = 5
 MAX_NOTICE = 2000
 
+#: Seconds without a word after which a cell that never began, such as one with a wrong signature, is waited for no
+#: more; and that a reply may come later than the news that its cell is over.
+QUIET_TIME, REPLY_GRACE = 3.0, 0.05
+
 OnMessage = Callable[[str, list[bytes]], Awaitable[None]]
+OnCommand = Callable[[str, str], Awaitable[str]]
 
 
 class Kernel(Protocol):
@@ -59,121 +61,26 @@ class Kernel(Protocol):
     async def send(self, channel: str, frames: list[bytes]) -> None: ...
 
 
+@dataclass(frozen=True)
+class Parking:
+    """Whom a front tells what clients want of a kernel that was saved to the disk.
+
+    Parameters
+    ----------
+    on_wanted : callable
+        Something was sent to it, and waits.
+    on_shutdown : callable
+        It was asked to end.
+    """
+
+    on_wanted: Callable[[], None]
+    on_shutdown: Callable[[], None]
+
+
 def end_notice(end: End) -> str:
     """Make the sentence that tells a person why a kernel ended, and what to do about it."""
     remedy = f". Raise {end.setting} to allow more" if end.setting else ""
     return f"the kernel ended: {end.message}{remedy}"
-
-
-class Channel:
-    """One endpoint: its clients, and what they sent that the kernel has not taken yet."""
-
-    def __init__(self, front: Front, name: str, port: int, socket_type: bytes) -> None:
-        self.front = front
-        self.name = name
-        self.socket_type = socket_type
-        self.path = front.directory / f"s-{port}"
-        self.alias = front.directory / f"k-{port}"
-        self.peers: set[Peer] = set()
-        self.by_identity: dict[bytes, Peer] = {}
-        self.is_paused = False
-        self.on_frames: Callable[[Peer, list[bytes]], None] = {
-            b"ROUTER": self._enqueue,
-            b"XPUB": self._subscribe,
-            b"REP": self._beat,
-        }[socket_type]
-        self._queue: deque[list[bytes]] = deque()
-        self._queued_bytes = 0
-        self._wake = asyncio.Event()
-        self._server: asyncio.Server | None = None
-
-    async def open(self) -> None:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        listener.bind(str(self.path))
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: Peer(self), sock=listener)
-        self.link()
-
-    def link(self) -> None:
-        """Make the address that clients are told.
-
-        KernelManager removes "its" ipc files at every restart: what it removes is this alias, not the socket.
-        """
-        with suppress(FileExistsError):
-            self.alias.symlink_to(self.path.name)
-
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for peer in list(self.peers):
-            peer.transport.abort()
-
-    def _enqueue(self, peer: Peer | LocalPeer, frames: list[bytes]) -> None:
-        if self.name != "stdin":
-            self.front.cell.saw_request(frames, peer.identity)
-            # A console says so and leaves, with no word to its kernel manager.
-            self.front.is_end_expected |= self.front.cell.is_shutdown_asked
-        self._queue.append([peer.identity, *frames])
-        self._queued_bytes += sum(map(len, frames))
-        self._wake.set()
-        if not self.is_paused and (len(self._queue) > MAX_QUEUED or self._queued_bytes > MAX_QUEUED_BYTES):
-            self._pause(True)
-
-    def _pause(self, is_paused: bool) -> None:
-        self.is_paused = is_paused
-        for peer in self.peers:
-            if not peer.transport.is_closing():
-                (peer.transport.pause_reading if is_paused else peer.transport.resume_reading)()
-
-    def _subscribe(self, peer: Peer, frames: list[bytes]) -> None:
-        topic = frames[0][1:]
-        if frames[0][:1] == b"\x01" and len(peer.topics) < MAX_SUBSCRIPTIONS:
-            peer.topics.append(topic)
-            # Clients that know it wait for this before their first request. The kernel cannot say it to
-            # them: its one subscriber is the driver.
-            subscription = topic.decode("utf-8", "replace")
-            welcome = self.front.signer.message(topic, "iopub_welcome", {"subscription": subscription})
-            peer.write(zmtp.encode(welcome))
-        elif frames[0][:1] == b"\x00" and topic in peer.topics:
-            peer.topics.remove(topic)
-
-    def _beat(self, peer: Peer, frames: list[bytes]) -> None:
-        if self.front.is_alive:
-            peer.write(zmtp.encode(frames))
-
-    async def pump(self, kernel: Kernel) -> None:
-        """Hand the kernel what clients send, for as long as it is the one attached."""
-        while True:
-            while not self._queue:
-                self._wake.clear()
-                await self._wake.wait()
-            frames = self._queue.popleft()
-            self._queued_bytes -= sum(map(len, frames[1:]))
-            try:
-                await kernel.send(self.name, frames)
-            except AgentboxError as error:
-                self.front.log.debug("front: a message on %s was not delivered: %s", self.name, error)
-            if self.is_paused and len(self._queue) <= MAX_QUEUED // 2 and self._queued_bytes <= MAX_QUEUED_BYTES // 2:
-                self._pause(False)
-
-    def drop_queue(self) -> None:
-        self._queue.clear()
-        self._queued_bytes = 0
-        if self.is_paused:
-            self._pause(False)
-
-    async def publish(self, frames: list[bytes]) -> None:
-        """Send to every client that subscribed to the topic."""
-        topic, data = frames[0], zmtp.encode(frames)
-        for peer in list(self.peers):
-            if any(topic.startswith(wanted) for wanted in peer.topics):
-                await peer.deliver(data)
-
-    async def route(self, frames: list[bytes]) -> None:
-        """Send to the client whose identity is the first frame; nowhere when it has gone."""
-        peer = self.by_identity.get(frames[0])
-        if peer is not None:
-            await peer.deliver(zmtp.encode(frames[1:]))
 
 
 class Front:
@@ -202,6 +109,9 @@ class Front:
         Counts the kernels attached.
     local_peers : dict of bytes to LocalPeer
         Clients in this process, by identity; see :meth:`join`.
+    on_command : coroutine function or None
+        Does what a cell for the host asks for: told name and argument, it returns what to show, or raises
+        AgentboxError. Without it such cells are the kernel's.
     """
 
     def __init__(
@@ -223,10 +133,13 @@ class Front:
         self.is_heard = False
         self.epoch = 0
         self.local_peers: dict[bytes, LocalPeer] = {}
+        self.on_command: OnCommand | None = None
+        self._is_free = asyncio.Event()
         self.directory, self._lock = make_directory()
         self._channels = {name: Channel(self, name, port, kind) for name, port, kind in CHANNELS}
         self._kernel: Kernel | None = None
         self._pumps: list[asyncio.Task[None]] = []
+        self._parking: Parking | None = None
         self._refusals: set[str] = set()
         self._refusals_of: bytes | None = None
         self._is_closed = False
@@ -264,12 +177,17 @@ class Front:
         self.is_end_expected = False
         self.is_heard = False
         self.epoch += 1
+        for channel in self._channels.values():
+            channel.see_again()
         kernel.on_message = lambda channel, frames: self._on_message(kernel, channel, frames)
         kernel.is_busy = lambda: kernel is not self._kernel or not self.is_heard or self.cell.is_working
         kernel.add_end_callback(lambda *_: self._on_end(kernel))
         if kernel.end is not None:
             self._on_end(kernel)
             return
+        self._start_pumps(kernel)
+
+    def _start_pumps(self, kernel: Kernel) -> None:
         loop = asyncio.get_running_loop()
         self._pumps = [
             loop.create_task(channel.pump(kernel))
@@ -278,16 +196,28 @@ class Front:
         ]
         self._tell_local_peers()
 
+    def ask(self) -> None:
+        """Ask the kernel for its state, as one that goes on from elsewhere says nothing by itself. Nobody is told."""
+        self._channels["shell"].put(b"\0agentbox", self.signer.message(b"", "kernel_info_request", {})[1:])
+
     def abort_pending(self) -> None:
-        """Answer the cells that the present kernel has not answered: another takes its place, and never will."""
+        """Answer the cells that the present kernel has not answered: another takes its place, and never will.
+
+        What it was not handed yet is for the other one.
+        """
+        waiting = {frame for frames in self._channels["shell"].waiting for frame in frames}
         for request in self.cell.pending:
-            for kind, content in (("execute_reply", {"status": "aborted"}), ("status", {"execution_state": "idle"})):
-                frames = self.signer.message(kind.encode(), kind, content, request.header)
-                peer = self._channels["shell"].by_identity.get(request.identity)
-                if kind == "status":
-                    self._show(frames)
-                elif peer is not None:
-                    peer.write(zmtp.encode(frames[1:]))
+            if request.header not in waiting:
+                self.conclude(request, {"status": "aborted"})
+
+    def conclude(self, request: Request, reply: dict[str, Any], *said: tuple[str, dict[str, Any]]) -> None:
+        """Answer a cell in the kernel's stead: what it put out, the reply, and that it is over."""
+        for kind, content in (*said, ("status", {"execution_state": "idle"})):
+            self._show(self.signer.message(kind.encode(), kind, content, request.header))
+        peer = self._channels["shell"].by_identity.get(request.identity)
+        if peer is not None:
+            frames = self.signer.message(b"", "execute_reply", reply, request.header)
+            peer.write(zmtp.encode(frames[1:]))
 
     @property
     def is_attached(self) -> bool:
@@ -315,8 +245,71 @@ class Front:
 
     def detach(self) -> None:
         """Take the kernel away. What clients send from here on waits for the next one."""
-        self._kernel = None
+        self._kernel = self._parking = None
         self._stop_pumps()
+
+    def hold(self) -> None:
+        """Let what clients send wait, until :meth:`resume`, :meth:`park` or another kernel. Only while none of it is
+        on its way: see ``cell.is_working``."""
+        for pump in self._pumps:
+            pump.cancel()
+        self._pumps = []
+
+    def resume(self) -> None:
+        """Hand on what waits after :meth:`hold`."""
+        if self._kernel is not None and self._kernel.end is None:
+            self._start_pumps(self._kernel)
+
+    # A kernel that was saved to the disk
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether the kernel is saved to the disk, and lives for all that clients see."""
+        return self._parking is not None
+
+    def park(self, parking: Parking) -> None:
+        """Take the kernel away until a client wants it. Meanwhile heartbeats are answered, and it is idle."""
+        self.detach()
+        self.is_alive = True
+        self._parking = parking
+        for channel in self._channels.values():
+            channel.see_again()
+        if any(channel.waiting for channel in self._channels.values()):
+            parking.on_wanted()
+
+    def answer_parked(self, channel: str, peer: Peer | LocalPeer, frames: list[bytes]) -> bool:
+        """Look at what a client sends to a parked kernel. What would end or interrupt it does not wake it.
+
+        Returns
+        -------
+        bool
+            Whether it is answered; else it is to wait for the kernel.
+        """
+        if self._parking is None or channel == "stdin":
+            return False
+        index = header_index(frames)
+        kind = parse(frames[index]).get("msg_type") if index is not None else None
+        if index is None or kind not in ("shutdown_request", "interrupt_request") or not isinstance(peer, Peer):
+            self._parking.on_wanted()
+            return False
+        if self.signer.is_signed(frames, index):
+            content: dict[str, Any] = {"status": "ok"}
+            if kind == "shutdown_request":
+                content |= {"restart": parse(frames[index + 3]).get("restart") is True}
+            reply = self.signer.message(b"", str(kind).replace("request", "reply"), content, frames[index])
+            peer.write(zmtp.encode([*frames[: index - 2], *reply[1:]]))
+            if kind == "shutdown_request":
+                self._parking.on_shutdown()
+        return True
+
+    def refuse_waiting(self, sentence: str) -> None:
+        """Tell those who wait for a parked kernel that it does not come, and why."""
+        content = {"ename": "AgentboxError", "evalue": sentence, "traceback": [f"agentbox: {sentence}"]}
+        for request in self.cell.pending:
+            self.conclude(request, {"status": "error", "execution_count": 0, **content}, ("error", content))
+        self.cell.clear()
+        for channel in self._channels.values():
+            channel.drop_queue()
 
     def _stop_pumps(self) -> None:
         self.is_alive = False
@@ -353,13 +346,72 @@ class Front:
         if channel == "iopub":
             self.is_heard = True
             self.cell.saw_output(frames)
+            self._is_free.set()
             for peer in list(self.local_peers.values()):
                 peer.on_message(channel, frames)
             await self._channels["iopub"].publish(frames)
         elif channel in ("shell", "control", "stdin") and frames[0] in self.local_peers:
+            self.cell.saw_reply(frames)
             self.local_peers[frames[0]].on_message(channel, frames[1:])
         elif channel in ("shell", "control", "stdin"):
+            is_failure = channel == "shell" and self.cell.saw_reply(frames)
             await self._channels[channel].route(frames)
+            if is_failure and self._is_host_cell_next:
+                self._channels["shell"].abort_waiting()
+
+    # Cells for the host
+
+    def read_host_cell(self, identity: bytes, frames: list[bytes]) -> HostCell | None:
+        """Read a message that is a cell for the host, signed by a client that is none of this process; None if not."""
+        if self.on_command is None or identity in self.local_peers:
+            return None
+        cell = read_host_cell(identity, frames)
+        index = header_index(frames)
+        return cell if cell is not None and index is not None and self.signer.is_signed(frames, index) else None
+
+    @property
+    def _is_host_cell_next(self) -> bool:
+        waiting = self._channels["shell"].waiting
+        return bool(waiting) and self.read_host_cell(waiting[0][0], waiting[0][1:]) is not None
+
+    async def wait_idle(self) -> None:
+        """Wait until the kernel has answered the cells that it was handed."""
+        handed = {request.header for request in self.cell.pending}
+        is_late = False
+        while handed & {request.header for request in self.cell.pending} and not is_late:
+            self._is_free.clear()
+            try:
+                await asyncio.wait_for(self._is_free.wait(), QUIET_TIME)
+            except asyncio.TimeoutError:
+                is_late = self.cell.header is None
+        if handed:
+            await asyncio.sleep(REPLY_GRACE)
+
+    async def answer(self, cell: HostCell) -> None:
+        """Do what a cell for the host asks for, and answer as a kernel would."""
+        assert self.on_command is not None
+        request, count = cell.request, self.cell.count
+        self._show(self.signer.message(b"status", "status", {"execution_state": "busy"}, request.header))
+        if not cell.is_silent:
+            content = {"code": cell.code, "execution_count": count}
+            self._show(self.signer.message(b"execute_input", "execute_input", content, request.header))
+        try:
+            text = await self.on_command(cell.name, cell.argument)
+        except Exception as error:
+            if not isinstance(error, AgentboxError):
+                self.log.error("%%%s failed", cell.name, exc_info=error)
+                error = AgentboxError("an error of the server's own; its log says more")
+            failure = {
+                "ename": type(error).__name__, "evalue": str(error), "traceback": [f"%{cell.name}: {error}"],
+            }  # fmt: skip
+            said = () if cell.is_silent else (("error", failure),)
+            self.conclude(request, {"status": "error", "execution_count": count, **failure}, *said)
+            if request.stops:
+                self._channels["shell"].abort_waiting()
+            return
+        reply = {"status": "ok", "execution_count": count, "user_expressions": {}, "payload": []}
+        shown = () if cell.is_silent else (("stream", {"name": "stdout", "text": text}),)
+        self.conclude(request, reply, *shown)
 
     def stream_message(self, text: str, name: str = "stderr") -> list[bytes]:
         """Make the frames of a stream message, as output of the running cell."""

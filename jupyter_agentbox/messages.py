@@ -71,15 +71,22 @@ class Signer:
             "version": "5.4",
         }
         signed = [json.dumps(header).encode(), parent, b"{}", json.dumps(content).encode()]
-        signature = hmac.new(self._key, b"".join(signed), self._digest).hexdigest() if self._key else ""
-        return [topic, DELIMITER, signature.encode(), *signed]
+        return [topic, DELIMITER, self._sign(signed), *signed]
+
+    def is_signed(self, frames: Sequence[bytes], index: int) -> bool:
+        """Whether a message, whose header is at that index, was made by somebody who has the key."""
+        return hmac.compare_digest(frames[index - 1], self._sign(frames[index : index + 4]))
+
+    def _sign(self, frames: Sequence[bytes]) -> bytes:
+        return hmac.new(self._key, b"".join(frames), self._digest).hexdigest().encode() if self._key else b""
 
 
 class Request(NamedTuple):
-    """An execute request as its client sent it: who, and its header."""
+    """An execute request as its client sent it: who, its header, and whether its failure aborts those behind it."""
 
     identity: bytes
     header: bytes
+    stops: bool = True
 
 
 class RunningCell:
@@ -91,11 +98,15 @@ class RunningCell:
         The header of the running request as its client sent it, or None when the kernel is idle.
     is_shutdown_asked : bool
         A client asked the kernel to shut down.
+    count : int
+        The kernel's own count of what it has run, as far as it was heard.
     """
 
     def __init__(self) -> None:
         self.header: bytes | None = None
         self.is_shutdown_asked = False
+        self.count = 0
+        self._last: tuple[str, Request] | None = None
         self._unanswered = 0
         self._is_idle = False
         self._pending: OrderedDict[str, Request] = OrderedDict()
@@ -125,9 +136,19 @@ class RunningCell:
         header = parse(frames[index])
         self.is_shutdown_asked |= header.get("msg_type") == "shutdown_request"
         if header.get("msg_type") == "execute_request" and isinstance(header.get("msg_id"), str):
-            self._pending[header["msg_id"]] = Request(identity, frames[index])
+            stops = parse(frames[index + 3]).get("stop_on_error") is not False
+            self._pending[header["msg_id"]] = Request(identity, frames[index], stops)
             if len(self._pending) > MAX_PENDING:
                 self._pending.popitem(last=False)
+
+    def withdraw(self, frames: Sequence[bytes]) -> Request | None:
+        """Forget an execute request that will not be sent on; None, and nothing is forgotten, for any other message."""
+        index = header_index(frames)
+        request_id = parse(frames[index]).get("msg_id") if index is not None else None
+        found = self._pending.pop(request_id, None) if isinstance(request_id, str) else None
+        if found is not None:
+            self._unanswered = max(0, self._unanswered - 1)
+        return found
 
     def saw_output(self, frames: Sequence[bytes]) -> None:
         """Look at what the kernel sends on iopub."""
@@ -146,9 +167,25 @@ class RunningCell:
         if state == "busy" and request in self._pending:
             self._running, self.header = request, self._pending[request].header
         elif state == "idle":
-            self._pending.pop(request, None)
+            if request in self._pending:
+                self._last = request, self._pending.pop(request)
             if request == self._running:
                 self._running, self.header = "", None
+
+    def saw_reply(self, frames: Sequence[bytes]) -> bool:
+        """Look at what the kernel sends on shell; whether it is a failure that aborts the cells behind it."""
+        index = header_index(frames)
+        if index is None or b'"execute_reply"' not in frames[index][:MAX_HEADER]:
+            return False
+        reply = parse(frames[index + 3])
+        if type(reply.get("execution_count")) is int:
+            self.count = reply["execution_count"]
+        request_id = parse(frames[index + 1]).get("msg_id")
+        request = self._pending.get(request_id) if isinstance(request_id, str) else None
+        if request is None and self._last is not None and self._last[0] == request_id:
+            request = self._last[1]
+        status = reply.get("status") or parse(frames[index + 2]).get("status")
+        return status == "error" and request is not None and request.stops
 
     def clear(self) -> None:
         """Forget all: the kernel is gone."""

@@ -136,7 +136,7 @@ def _operation(route: Route, references: dict[type, Any], components: dict[str, 
         "responses": _responses(route, references),
     }
     if route.takes_scope:
-        operation["security"] = [{"token": []}, {"cookie": []}, {"scoped": [route.action]}]
+        operation["security"] = [{"token": []}, {"cookie": []}, {"scoped": [route.right]}]
     if route.description:
         operation["description"] = re.sub(r"(?<!\n)\n(?!\n)", " ", route.description)
     if route.tool is not None:

@@ -1,7 +1,11 @@
-"""Parked sessions: saved to the disk, using neither memory nor processor, until their next use wakes them.
+"""Parked sandboxes: saved to the disk, using neither memory nor processor, until their next use wakes them.
 
-A parked session is a snapshot of kind ``park``, and a lock in the state directory that the server which knows it holds;
-the next server takes over those whose lock is free. All on the link's thread.
+What is parked is a snapshot of kind ``park``, and a lock in the state directory that the server which knows it holds;
+the next server takes over those whose lock is free. It is saved before the sandbox ends, and removed after the woken
+one was written down: there is one of the two at every moment, and where there are both, the living one wins.
+
+Sessions are woken by calls. A notebook's kernel is woken by whatever a client sends it as well: its
+:mod:`~jupyter_agentbox.slot` keeps the endpoints meanwhile. All on the link's thread.
 """
 
 from __future__ import annotations
@@ -9,23 +13,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 
 from .errors import AgentboxError, Conflict
 from .models import SnapshotRequest
-from .record import Lock
+from .record import KernelRecord, Lock
+from .sandbox import Sandbox
 from .session import Session
 from .sessions import Sessions
-from .snapshotting import Snapshots, read_saved
-from .spec import Cause, End
+from .slot import KernelSlot, Parked, Restoration
+from .snapshots import Snapshot
+from .snapshotting import Saved, Snapshots, read_saved
+from .spec import Cause, End, SandboxSpec
+from .tokens import TokenStore
 
 log = logging.getLogger(__name__)
 
+#: Seconds between two looks for kernels in which nothing runs, at most.
+LOOK_INTERVAL = 5.0
+
 # A method of the store is called `list`.
 Found = list[Session]
+Kernels = list[Parked]
 
 
 class Parker:
-    """Parks and wakes the sessions of one server.
+    """Parks and wakes the sandboxes of one server.
 
     Parameters
     ----------
@@ -34,41 +49,70 @@ class Parker:
     """
 
     def __init__(self, sessions: Sessions, snapshots: Snapshots) -> None:
-        self._snapshots = snapshots
+        self.sessions = sessions
+        self.snapshots = snapshots
         self._directory = sessions.policy.state_path / "parked"
+        self._tokens = TokenStore(sessions.policy.state_path)
         self._locks: dict[str, Lock] = {}
+        self._watching: asyncio.Task[None] | None = None
         sessions.parking = self
+
+    # -- sessions, and kernels by their sessions -------------------------------------------------
 
     async def park(self, session: Session) -> None:
         """Save it to the disk and free what it uses. Raises Conflict while it is in use."""
         sandbox = session.running()
         _check_unused(session)
-        snapshot = await self._snapshots.save(session, SnapshotRequest(), kind="park")
+        if session.kind == "notebook":
+            slot = KernelSlot.find(sandbox_id=sandbox.id)
+            if slot is None:
+                raise Conflict("its kernel is none of this server's")
+            await slot.park(lambda sandbox: self._save_kernel(session, sandbox))
+            session.lie_down(slot.parked)
+            return
+        snapshot = await self._save(session, sandbox)
+        session.close()
+        session.sandbox, session.parked = None, snapshot.id
+        manager = self.snapshots.manager_of(sandbox.spec)
+        await manager.stop(sandbox, End(Cause.STOPPED, 0, "it was parked"))
+
+    async def _save(self, session: Session, sandbox: Sandbox) -> Snapshot:
+        snapshot = await self.snapshots.save(session, SnapshotRequest(), kind="park")
         try:
             _check_unused(session)
             session.running()
             if not self._take_lock(snapshot.id):
                 raise Conflict(f"sandbox {session.id!r} was parked by another server at the same moment")
         except AgentboxError:
-            await asyncio.to_thread(self._snapshots.store.delete, snapshot.id, session.owner)
+            await asyncio.to_thread(self.snapshots.store.delete, snapshot.id, session.owner)
             raise
-        session.close()
-        session.sandbox, session.parked = None, snapshot.id
-        manager = self._snapshots.manager_of(sandbox.spec)
-        await manager.stop(sandbox, End(Cause.STOPPED, 0, "it was parked"))
+        await self._carry(sandbox.id, snapshot.id)
+        return snapshot
+
+    async def _save_kernel(self, session: Session, sandbox: Sandbox) -> Parked:
+        snapshot = await self._save(session, sandbox)
+        return self._parked(snapshot, read_saved(snapshot))
 
     async def wake(self, session: Session) -> None:
         """Start it again where it was, with its own ids. It stays parked when that fails."""
         assert session.parked is not None
-        snapshot = await asyncio.to_thread(self._snapshots.store.get, session.parked, session.owner)
+        if session.kind == "notebook":
+            slot = KernelSlot.find(sandbox_id=session.id)
+            if slot is None:
+                raise Conflict("the kernel was shut down")
+            await slot.wake()
+            session.running()
+            return
+        snapshot = await asyncio.to_thread(self.snapshots.store.get, session.parked, session.owner)
         saved = read_saved(snapshot)
-        spec = await self._snapshots.renew(session, snapshot, saved)
-        manager = self._snapshots.manager_of(spec)
-        async with self._snapshots.checked_out(snapshot) as files, manager.starting:
+        spec = await self.snapshots.renew(session, snapshot, saved)
+        manager = self.snapshots.manager_of(spec)
+        async with self.snapshots.checked_out(snapshot) as files, manager.starting:
             sandbox = await manager.restore(spec, saved.record, files)
         session.attach(sandbox)
         await asyncio.to_thread(session.save)
-        await self._snapshots.note(sandbox, "woken", snapshot)
+        await self.snapshots.note(sandbox, "woken", snapshot)
+        await self._carry(snapshot.id, sandbox.id)
         await self.forget(session)
         session.touch()
 
@@ -76,26 +120,88 @@ class Parker:
         """Remove what was saved."""
         snapshot_id, session.parked = session.parked, None
         if snapshot_id is not None:
-            await asyncio.to_thread(self._snapshots.store.delete, snapshot_id, session.owner)
-            self._drop_lock(snapshot_id)
+            if session.sandbox is not None:
+                await self._carry(snapshot_id, session.sandbox.id)
+            await self.remove(snapshot_id, session.owner)
+
+    async def remove(self, snapshot_id: str, owner: str) -> None:
+        """Remove what was saved, and the tokens for it."""
+        await asyncio.to_thread(self.snapshots.store.delete, snapshot_id, owner)
+        self._drop_lock(snapshot_id)
+
+    async def _carry(self, old: str, new: str) -> None:
+        await asyncio.to_thread(self._tokens.carry, old, new)
+
+    # -- what an earlier server left -------------------------------------------------------------
 
     async def recover(self) -> Found:
         """Make the sessions again that an earlier server has parked, and clear away what it left half done."""
-        await asyncio.to_thread(self._snapshots.store.sweep)
         found = []
-        for snapshot in await asyncio.to_thread(self._snapshots.store.list):
-            if snapshot.meta.kind != "park" or snapshot.id in self._locks:
-                continue
-            try:
-                record = read_saved(snapshot).session
-            except AgentboxError as error:
-                log.warning("a parked sandbox is not taken back: %s", error)
-                continue
-            if record is not None and self._take_lock(snapshot.id):
-                session = Session.of(record)
+        for snapshot, saved in await self._find_left():
+            if saved.session is not None and self._take_lock(snapshot.id):
+                session = Session.of(saved.session)
                 session.parked = snapshot.id
                 found.append(session)
         return found
+
+    async def recover_kernels(self, origin: str) -> Kernels:
+        """Take over the kernels that an earlier server of a root directory has parked. From any event loop."""
+        return await self.sessions.on_thread(self._recover_kernels(origin))
+
+    async def _recover_kernels(self, origin: str) -> Kernels:
+        found: dict[str, _ParkedKernel] = {}
+        for snapshot, saved in await self._find_left():
+            record = saved.record
+            is_kernel = saved.session is None and record.main_kernel is not None
+            if is_kernel and record.spec.origin == origin and self._take_lock(snapshot.id):
+                older = found.pop(record.spec.kernel_id, None)
+                if older is not None:
+                    await older.forget()
+                found[record.spec.kernel_id] = self._parked(snapshot, saved)
+        return list(found.values())
+
+    async def _find_left(self) -> list[tuple[Snapshot, Saved]]:
+        """Return what is parked and nobody's, oldest first."""
+        await asyncio.to_thread(self.snapshots.store.sweep)
+        found = []
+        for snapshot in await asyncio.to_thread(self.snapshots.store.list):
+            if snapshot.meta.kind == "park" and snapshot.id not in self._locks:
+                try:
+                    found.append((snapshot, read_saved(snapshot)))
+                except AgentboxError as error:
+                    log.warning("a parked sandbox is not taken back: %s", error)
+        return found
+
+    def _parked(self, snapshot: Snapshot, saved: Saved) -> _ParkedKernel:
+        kernel = saved.record.main_kernel
+        assert kernel is not None
+        return _ParkedKernel(self, snapshot.id, snapshot.meta.owner, saved.record.id, saved.record.spec, kernel)
+
+    # -- idle kernels ----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Park kernels in which nothing runs, if policy says so. From any thread."""
+        if self.sessions.policy.park_kernels_after:
+            asyncio.run_coroutine_threadsafe(self._start(), self.sessions.loop)
+
+    async def _start(self) -> None:
+        self._watching = self._watching or asyncio.ensure_future(self._watch())
+
+    async def _watch(self) -> None:
+        after = self.sessions.policy.park_kernels_after
+        while True:
+            await asyncio.sleep(min(LOOK_INTERVAL, after / 4))
+            for session in self.sessions.notebooks():
+                if session.state != "running" or session.uses or session.sandbox is None:
+                    continue
+                try:
+                    if await session.sandbox.is_quiet_for(after):
+                        await self.park(session)
+                except AgentboxError as error:
+                    # Better alive than lost; it is tried again when it has been quiet for as long once more.
+                    log.warning("kernel of sandbox %s was not parked, and lives on: %s", session.id, error)
+
+    # -- locks -----------------------------------------------------------------------------------
 
     def _take_lock(self, snapshot_id: str) -> bool:
         directory = self._directory / snapshot_id
@@ -113,10 +219,55 @@ class Parker:
             lock.release()
 
     def close(self) -> None:
-        """Let go of those that are parked, for a successor to take over."""
+        """Let go of those that are parked, for a successor to take over. From any thread."""
+        if self._watching is not None:
+            self.sessions.loop.call_soon_threadsafe(self._watching.cancel)
         locks, self._locks = self._locks, {}
         for lock in locks.values():
             lock.release()
+
+
+@dataclass(frozen=True)
+class _ParkedKernel:
+    """See :class:`~jupyter_agentbox.saved.Parked`."""
+
+    parker: Parker
+    snapshot_id: str
+    owner: str
+    sandbox_id: str
+    spec: SandboxSpec
+    kernel: KernelRecord
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Restoration]:
+        snapshots = self.parker.snapshots
+        snapshot = await asyncio.to_thread(snapshots.store.get, self.snapshot_id, self.owner)
+        saved = read_saved(snapshot)
+        session = Session("", self.owner, saved.request, kind="notebook")
+        # Package clients are asked, and all bytes verified, at the same time.
+        renewal = asyncio.ensure_future(snapshots.renew(session, snapshot, saved))
+        try:
+            async with snapshots.checked_out(snapshot) as files:
+                yield Restoration(await renewal, saved.record, files)
+        finally:
+            renewal.cancel()
+            await asyncio.wait([renewal])
+            if not renewal.cancelled():
+                renewal.exception()  # looked at: where the checkout failed, nobody else will
+
+    async def woken(self, sandbox: Sandbox) -> None:
+        self.parker.sessions.moved(self.sandbox_id, sandbox)
+        await asyncio.to_thread(TokenStore(self.parker.sessions.policy.state_path).carry, self.snapshot_id, sandbox.id)
+        detail = {"event": "woken", "snapshot": self.snapshot_id, "name": ""}
+        with suppress(AgentboxError):
+            await self.parker.sessions.audit().arecord("lifecycle", sandbox.id, detail=detail)
+        await self.forget()
+
+    async def forget(self) -> None:
+        try:
+            await self.parker.remove(self.snapshot_id, self.owner)
+        except AgentboxError as error:
+            log.error("what kernel %s was parked as was not removed: %s", self.spec.kernel_id, error)
 
 
 def _check_unused(session: Session) -> None:

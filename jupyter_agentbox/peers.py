@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from . import zmtp
 
 if TYPE_CHECKING:
-    from .front import Channel
+    from .channels import Channel
 
 MAX_PEERS = 256
 #: Bytes for one client that are not left for the end of the loop's turn.

@@ -141,6 +141,15 @@ class Policy(WarmSettings):
         printed, no connection is open and no processor time was used; a thread in the kernel's background that only
         waits stands still, too. 0 never freezes.""",
     ).tag(config=True)
+    park_kernels_after = Float(
+        0.0,
+        help="""Seconds after which a notebook's kernel in which nothing runs, as for ``freeze_after``, is parked: saved
+        to the disk, its memory freed. Whatever is sent to it wakes it. 0 parks only by hand.""",
+    ).tag(config=True)
+    magics = Bool(
+        True,
+        help="A cell may be ``%snapshot``, ``%restore``, ``%snapshots`` or ``%fork`` alone, which acts on its kernel.",
+    ).tag(config=True)
     kernel_driver = Enum(
         ("auto", "relay"),
         "auto",
@@ -238,6 +247,8 @@ class Policy(WarmSettings):
             read({key: getattr(self, f"max_{key}")}, PROFILE_KEYS, f"Policy.max_{key}", InvalidConfig)
         own = {name: getattr(self, name) for name in ("hidden_files", "mounts", "env", "lease_timeout", "freeze_after")}
         read(own, PROFILE_KEYS, "Policy", InvalidConfig)
+        own = {"freeze_after": self.park_kernels_after}
+        read(own, PROFILE_KEYS, "Policy.park_kernels_after", InvalidConfig)
         for name in ("idle_timeout", "max_idle_timeout", "max_life", "max_token_life"):
             read({"lease_timeout": getattr(self, name)}, PROFILE_KEYS, f"Policy.{name}", InvalidConfig)
         for name in self.profile_names():

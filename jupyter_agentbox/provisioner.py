@@ -29,6 +29,7 @@ from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 
 from .errors import AgentboxError, InvalidRequest
 from .link import LinkThread
+from .magics import install as install_magics
 from .manager import SandboxManager
 from .policy import Policy
 from .slot import KernelSlot
@@ -147,6 +148,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
             log=self.log,
             warm=WarmStarts.shared(manager, policy),
         )
+        install_magics(slot, policy)
         # After a failed autorestart Jupyter just drops us, with no last call.
         self._releaser = weakref.finalize(self, slot.release_later)
         self._releaser.atexit = False
@@ -162,8 +164,10 @@ class AgentboxProvisioner(KernelProvisionerBase):
         if self._slot is None or self._spec is None:
             raise InvalidRequest("pre_launch comes before launch_kernel")
         info: Any = None
-        if self._slot.sandbox is None:
-            info = await self._restore(self._slot) or await self._adopt(self._slot)
+        if self._slot.sandbox is None and self._slot.parked is None:
+            info = (
+                await self._restore(self._slot) or await self._adopt(self._slot) or await self._take_parked(self._slot)
+            )
         if info is None:
             info = await LinkThread.instance().run(self._slot.start(self._spec, cmd))
         self._is_running = True
@@ -193,6 +197,12 @@ class AgentboxProvisioner(KernelProvisionerBase):
                 except AgentboxError as error:
                     self.log.warning("kernel %s could not be taken back and starts anew: %s", self.kernel_id, error)
         return None
+
+    async def _take_parked(self, slot: KernelSlot) -> dict[str, Any] | None:
+        """Go on with the kernel of this id that an earlier server of the same root directory parked, if one is."""
+        assert self._spec is not None
+        parked = KernelSlot.waiting.pop(self._spec.kernel_id, None)
+        return await LinkThread.instance().run(slot.take_over(parked)) if parked is not None else None
 
     # Life
 

@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import getpass
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from .audit import AuditLog
 from .errors import (
@@ -27,9 +27,12 @@ from .manager import SandboxManager
 from .models import SandboxFilters, SandboxInfo, SandboxRequest
 from .models.sandboxes import CallInfo
 from .policy import Policy
+from .sandbox import Sandbox
 from .session import Session
+from .slot import KernelSlot
 from .tokens import Scope, Verb
 
+T = TypeVar("T")
 # A method below is called `list`.
 Infos = list[SandboxInfo]
 Found = list[Session]
@@ -148,8 +151,28 @@ class SessionRegistry:
     def _all(self) -> Found:
         return [*self._sessions.values(), *self._find_notebooks().values()]
 
+    def notebooks(self) -> Found:
+        """Return those of this process's kernels. On the link's thread."""
+        return list(self._find_notebooks().values())
+
+    def moved(self, old_id: str, sandbox: Sandbox) -> None:
+        """A notebook's kernel goes on in another sandbox, and its session with it. On the link's thread."""
+        session = self._notebooks.pop(old_id, None)
+        if session is not None:
+            session.follow(sandbox)
+            self._notebooks[sandbox.id] = session
+
+    async def on_thread(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await work on the link's thread, from any event loop."""
+        return await self._thread.run(work)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """That of the link's thread."""
+        return self._thread.loop
+
     def _find_notebooks(self) -> dict[str, Session]:
-        """Return the sandboxes of this process's kernels, by their ids."""
+        """Return the sandboxes of this process's kernels, by their ids; of a parked one by that of the last."""
         own = {session.sandbox.id for session in self._sessions.values() if session.sandbox is not None}
         found = {}
         for manager in SandboxManager.all_shared(self.policy.state_path):
@@ -163,6 +186,16 @@ class SessionRegistry:
                     session.blocked_commands = tuple(self.policy.blocked_commands)
                     session.attach(sandbox)
                 found[sandbox.id] = session
+        for slot in KernelSlot.all():
+            parked = slot.parked
+            if parked is not None and slot.manager.state_dir == self.policy.state_path:
+                session = self._notebooks.get(parked.sandbox_id)
+                if session is None:
+                    session = Session(parked.sandbox_id, self.server_owner, SandboxRequest(), kind="notebook")
+                    session.blocked_commands = tuple(self.policy.blocked_commands)
+                if session.parked is None:
+                    session.lie_down(parked)
+                found[parked.sandbox_id] = session
         for sandbox_id in self._notebooks.keys() - found.keys():
             self._notebooks[sandbox_id].close()
         self._notebooks = found
@@ -170,7 +203,7 @@ class SessionRegistry:
 
     def _is_visible(self, session: Session, caller: Caller) -> bool:
         if caller.scope is not None:
-            return session.sandbox is not None and session.sandbox.id == caller.scope.sandbox
+            return caller.scope.sandbox in (session.parked, *session.places)
         if caller.is_admin or (session.kind == "notebook" and caller.has_kernels):
             return True
         return session.kind == "session" and session.owner == caller.name
@@ -182,10 +215,11 @@ class SessionRegistry:
         if session is not None and self._is_visible(session, caller):
             return session
         for other in self._all():
-            sandbox = other.sandbox
-            is_named = other.id == session_id or (
-                sandbox is not None and session_id in (sandbox.id, sandbox.spec.kernel_id)
-            )
+            sandbox, spec = other.sandbox, other.spec
+            is_named = session_id in (
+                other.id, sandbox.id if sandbox is not None else None, (spec.kernel_id or None) if spec else None
+            )  # fmt: skip
+            is_named = is_named or (caller.scope is not None and session_id == caller.scope.sandbox)
             if is_named and self._is_visible(other, caller):
                 return other
         raise NotFound(f"there is no sandbox {session_id[:64]!r}")

@@ -64,12 +64,7 @@ class Sandbox:
     """
 
     def __init__(
-        self,
-        record: Record,
-        directory: Path,
-        runtime: Runtime,
-        audit: AuditLog,
-        on_refusal: OnRefusal | None = None,
+        self, record: Record, directory: Path, runtime: Runtime, audit: AuditLog, on_refusal: OnRefusal | None = None
     ) -> None:
         self.record = record
         self.directory = directory
@@ -427,6 +422,10 @@ class Sandbox:
             or self.gate.is_busy
             or any(kernel.is_busy() for kernel in list(self.kernels.values()) if kernel.end is None)
         )
+
+    async def is_quiet_for(self, timeout: float) -> bool:
+        """Whether nothing has run in it for so many seconds; see :mod:`~jupyter_agentbox.freezer`."""
+        return self.end is None and self._freezer is not None and await self._freezer.is_quiet_for(timeout)
 
     def _begin_watch(self) -> None:
         assert self._handle is not None

@@ -22,11 +22,14 @@ from .files import Folder
 from .models import TOOLS, AskInfo, EndInfo, KernelInfo, LimitsInfo, SandboxInfo, SandboxRequest, State
 from .models.sandboxes import CallInfo, UsageInfo
 from .sandbox import Sandbox
+from .saved import Parked
 from .spec import End, Limits, SandboxSpec
 
 #: Refusals of the gate, and hosts asked for, that a session remembers.
 MAX_REFUSALS = 100
 MAX_ASKS = 100
+#: Sandboxes that a session remembers that it had.
+MAX_PLACES = 16
 SESSION_FILE = "session.json"
 
 
@@ -113,6 +116,8 @@ class Session:
         self.blocked_commands: tuple[str, ...] = tuple(request.blocked_commands)
         self.starting: asyncio.Task[None] | None = None
         self.parked: str | None = None
+        #: Ids of what it has been, the present sandbox last: calls with a token go by them.
+        self.places: deque[str] = deque(maxlen=MAX_PLACES)
         self.asks: dict[str, AskInfo] = {}
         #: Calls of tools that are on it now; from any thread.
         self.calls: dict[object, CallInfo] = {}
@@ -165,7 +170,7 @@ class Session:
             max_life=self.max_life,
             limits=_limits_info(spec.limits) if spec is not None else None,
             allowed_hosts=list(sandbox.gate.grant.hosts) if sandbox is not None else [],
-            kernels=list(self._kernels()) if sandbox is not None else [],
+            kernels=list(self._kernels()),
             workspace=workspace,
             tenant=request.tenant,
             tools=self.tools,
@@ -190,10 +195,12 @@ class Session:
         return EndInfo(end.cause.value, end.exit_code, end.message, end.setting, self.ended_at or time.time())
 
     def _kernels(self) -> Iterator[KernelInfo]:
-        assert self.sandbox is not None
-        for name, kernel in self.sandbox.kernels.items():
+        if self.parked is not None and self.kind == "notebook" and self.spec is not None:
+            yield KernelInfo(self.spec.kernel_id, "parked")
+        for name, kernel in self.sandbox.kernels.items() if self.sandbox is not None else ():
             state: State = "ended" if kernel.end is not None else "running" if kernel.is_ready else "starting"
-            yield KernelInfo(self.sandbox.spec.kernel_id or name, state)
+            assert self.spec is not None
+            yield KernelInfo(self.spec.kernel_id or name, state)
 
     # -- use -----------------------------------------------------------------------------------
 
@@ -262,6 +269,7 @@ class Session:
         """Take a sandbox as its own, and hear of its refusals beside whoever hears of them already."""
         self.sandbox = sandbox
         self.spec = sandbox.spec
+        self.places.append(sandbox.id)
         told = sandbox.gate.on_refusal
 
         def on_refusal(host: str, port: int, sentence: str) -> None:
@@ -271,6 +279,19 @@ class Session:
                 told(host, port, sentence)
 
         sandbox.gate.on_refusal = on_refusal
+
+    def lie_down(self, parked: Parked | None) -> None:
+        """A notebook's: its kernel was parked, if it is not awake again already."""
+        if parked is not None:
+            self.close()
+            self.sandbox, self.spec, self.parked = None, parked.spec, parked.snapshot_id
+            self.places.append(parked.snapshot_id)
+
+    def follow(self, sandbox: Sandbox) -> None:
+        """A notebook's: its kernel goes on in another sandbox, from where it was."""
+        self.close()
+        self.id, self.created, self.parked, self.end = sandbox.id, sandbox.record.created, None, None
+        self.attach(sandbox)
 
     @property
     def refusal_count(self) -> int:

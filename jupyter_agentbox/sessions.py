@@ -34,6 +34,7 @@ from .sandbox import Sandbox
 from .session import SESSION_FILE, Session, check_request
 from .spec import Cause, End, SandboxSpec, format_size
 from .tenants import Tenant
+from .tokens import TokenStore
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +144,8 @@ class Sessions(GrantedSessions):
                 f"{caller.name} has {own} sandboxes, and may have no more at a time",
                 setting="Policy.max_sandboxes_per_owner",
             )
-        if len(alive) + len(self._find_notebooks()) >= self.policy.max_sandboxes:
+        notebooks = [session for session in self.notebooks() if session.state != "parked"]
+        if len(alive) + len(notebooks) >= self.policy.max_sandboxes:
             raise LimitReached(
                 f"this server has {self.policy.max_sandboxes} sandboxes, and may have no more at a time",
                 setting="Policy.max_sandboxes",
@@ -187,6 +189,7 @@ class Sessions(GrantedSessions):
         await asyncio.to_thread(session.save)
         self._thread.spawn(self._watch(session, sandbox))
         if old is not None:
+            await asyncio.to_thread(TokenStore(self.policy.state_path).carry, old.id, sandbox.id)
             await self._remove(old)
 
     async def _start(self, session: Session, start: Start | None = None) -> None:
@@ -298,19 +301,19 @@ class Sessions(GrantedSessions):
             if self.parking is None:
                 raise Conflict(f"sandbox {session.id!r} is parked, and this server wakes none")
             await self.parking.wake(session)
-            assert session.sandbox is not None
-            self._thread.spawn(self._watch(session, session.sandbox))
+            if session.kind == "session" and session.sandbox is not None:
+                self._thread.spawn(self._watch(session, session.sandbox))
         finally:
             session.starting = None
 
     async def park(self, session_id: str, *, caller: Caller) -> SandboxInfo:
-        """Save a session to the disk, and free what it uses. Raises Conflict while it is in use, or a notebook's."""
+        """Save a sandbox to the disk, and free what it uses. Raises Conflict while it is in use."""
         return await self._thread.run(self._park(session_id, caller))
 
     async def _park(self, session_id: str, caller: Caller) -> SandboxInfo:
         session = self._find(session_id, caller)
-        if session.kind == "notebook" or self.parking is None:
-            raise Conflict("only sandboxes that agents and programs made can be parked")
+        if self.parking is None:
+            raise Conflict("this server parks no sandboxes")
         if session.state != "parked":
             await finished(self.parking.park(session))
         return session.info()

@@ -15,19 +15,22 @@ import signal
 import threading
 import weakref
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from .driver import Kernel
 from .errors import AgentboxError, LinkClosed, RuntimeFailed
-from .front import Front, end_notice
+from .front import Front, OnCommand, end_notice
 from .link import LinkThread
 from .manager import SandboxManager
+from .parkable import Parkable
 from .record import KernelRecord, Record
 from .sandbox import Sandbox
+from .saved import Parked as Parked
+from .saved import Restoration as Restoration
 from .spec import WORKSPACE, Cause, End, SandboxSpec
 from .templates import Wish
+from .tokens import TokenStore
 from .warm import WarmStarts
 
 #: Seconds that a signal may wait for a guest that does not read.
@@ -38,24 +41,7 @@ READY_TIMEOUT, READY_INTERVAL = 20.0, 0.02
 EXIT_TIMEOUT = 8.0
 
 
-@dataclass(frozen=True)
-class Restoration:
-    """What a kernel that is about to be started goes on from.
-
-    Parameters
-    ----------
-    spec : SandboxSpec
-        For its sandbox, as policy has it now.
-    record, saved
-        See ``SandboxManager.restore``.
-    """
-
-    spec: SandboxSpec
-    record: Record
-    saved: Path
-
-
-class KernelSlot:
+class KernelSlot(Parkable):
     """Holds a kernel id's front and its present sandbox.
 
     Parameters
@@ -73,10 +59,14 @@ class KernelSlot:
     ----------
     end : End or None
         How the present kernel ended, or None while there is one. Nothing has ended before the first start.
+    on_command : coroutine function or None
+        See :class:`~jupyter_agentbox.front.Front`; to be set before the first start.
     """
 
     #: By ids of kernels that go on from a snapshot when Jupyter starts them, which is taken out then.
     restorations: ClassVar[dict[str, Restoration]] = {}
+    #: By ids of kernels that an earlier server parked, until Jupyter starts them.
+    waiting: ClassVar[dict[str, Parked]] = {}
     _all: ClassVar[weakref.WeakSet[KernelSlot]] = weakref.WeakSet()
     _all_lock: ClassVar[threading.Lock] = threading.Lock()
 
@@ -90,6 +80,7 @@ class KernelSlot:
         warm: WarmStarts | None = None,
     ) -> None:
         self.end: End | None = None
+        self.on_command: OnCommand | None = None
         self.manager = manager
         self._warm = warm
         self._key = key
@@ -98,6 +89,7 @@ class KernelSlot:
         self._front: Front | None = None
         self._sandbox: Sandbox | None = None
         self._kernel: Kernel | None = None
+        self._parked = self._waking = None
         # One start, stop or release at a time: Jupyter's calls overlap when a user is impatient.
         self._lock = asyncio.Lock()
         with KernelSlot._all_lock:
@@ -106,13 +98,19 @@ class KernelSlot:
     @classmethod
     def find(cls, *, kernel_id: str | None = None, sandbox_id: str | None = None) -> KernelSlot | None:
         """Find the slot of a kernel id, or the one that a sandbox is in; None where this process has none."""
-        with cls._all_lock:
-            slots = list(cls._all)
-        for slot in slots:
-            sandbox = slot.sandbox
+        for slot in cls.all():
+            sandbox, parked = slot.sandbox, slot.parked
             if sandbox is not None and (sandbox.id == sandbox_id or sandbox.spec.kernel_id == (kernel_id or None)):
                 return slot
+            if parked is not None and (parked.sandbox_id == sandbox_id or parked.spec.kernel_id == (kernel_id or None)):
+                return slot
         return None
+
+    @classmethod
+    def all(cls) -> list[KernelSlot]:
+        """The slots of this process. From any thread."""
+        with cls._all_lock:
+            return list(cls._all)
 
     @classmethod
     async def leave_all(cls) -> None:
@@ -156,11 +154,10 @@ class KernelSlot:
         async with self._lock:
             is_first = self._front is None
             await self._stop()
+            await self._take_files_back()
             await self.manager.starting.acquire()
             try:
-                front = self._front = self._front or await Front.open(
-                    key=self._key, signature_scheme=self._signature_scheme, log=self._log
-                )
+                front = self._front = self._front or await self._open_front(self._key, self._signature_scheme)
                 front.restarting()
                 kernel = await self._start_warm(spec, argv, front) or await self._start_cold(spec, argv, front)
                 assert self._sandbox is not None
@@ -189,6 +186,11 @@ class KernelSlot:
             return None
         self._sandbox = sandbox
         return next(iter(sandbox.kernels.values()))
+
+    async def _open_front(self, key: bytes, signature_scheme: str) -> Front:
+        front = await Front.open(key=key, signature_scheme=signature_scheme, log=self._log)
+        front.on_command = self.on_command
+        return front
 
     async def _make_way(self, kernel: Kernel) -> None:
         """Let the next one start once this kernel is ready, or takes unusually long."""
@@ -220,7 +222,7 @@ class KernelSlot:
         """
         async with self._lock:
             known = _main_kernel(record)
-            front = await Front.open(key=known.key.encode(), signature_scheme=known.signature_scheme, log=self._log)
+            front = await self._open_front(known.key.encode(), known.signature_scheme)
             try:
                 sandbox = await self.manager.adopt(record.id, on_refusal=front.refusal)
             except BaseException:
@@ -229,6 +231,7 @@ class KernelSlot:
             self._key, self._signature_scheme = known.key.encode(), known.signature_scheme
             self._front, self._sandbox, self.end = front, sandbox, None
             self._hold(sandbox.kernels[known.name], front, sandbox)
+            front.ask()
             return self._connection_info(front)
 
     async def restore(self, spec: SandboxSpec, record: Record, saved: Path) -> dict[str, Any]:
@@ -252,34 +255,39 @@ class KernelSlot:
             It did not start. What was there goes on.
         """
         async with self._lock:
-            known = _main_kernel(record)
-            front = self._front
-            if front is None or self._key.decode() != known.key:
-                front = await Front.open(key=known.key.encode(), signature_scheme=known.signature_scheme, log=self._log)
-            try:
-                async with self.manager.starting:
-                    sandbox = await self.manager.restore(spec, record, saved, on_refusal=front.refusal)
-            except BaseException:
-                if front is not self._front:
-                    front.close()
-                raise
-            old_sandbox, old_front = self._sandbox, self._front
-            if old_front is front:
-                front.abort_pending()
-            self._key, self._signature_scheme = known.key.encode(), known.signature_scheme
-            self._front, self._sandbox, self.end = front, sandbox, None
-            self._hold(sandbox.kernels[known.name], front, sandbox)
-            if old_sandbox is not None:
-                await self.manager.stop(old_sandbox)
-            if old_front is not None and old_front is not front:
-                old_front.close()
-            return self._connection_info(front)
+            return await self._restore(Restoration(spec, record, saved))
+
+    async def _restore(self, found: Restoration) -> dict[str, Any]:
+        known = _main_kernel(found.record)
+        front = self._front
+        if front is None or self._key.decode() != known.key:
+            front = await self._open_front(known.key.encode(), known.signature_scheme)
+        try:
+            async with self.manager.starting:
+                sandbox = await self.manager.restore(found.spec, found.record, found.saved, on_refusal=front.refusal)
+        except BaseException:
+            if front is not self._front:
+                front.close()
+            raise
+        old_sandbox, old_front = self._sandbox, self._front
+        if old_front is front:
+            front.abort_pending()
+        self._key, self._signature_scheme = known.key.encode(), known.signature_scheme
+        self._front, self._sandbox, self.end = front, sandbox, None
+        self._hold(sandbox.kernels[known.name], front, sandbox)
+        front.ask()
+        if old_sandbox is not None:
+            await asyncio.to_thread(TokenStore(self.manager.state_dir).carry, old_sandbox.id, sandbox.id)
+            await self.manager.stop(old_sandbox)
+        if old_front is not None and old_front is not front:
+            old_front.close()
+        return self._connection_info(front)
 
     async def leave(self) -> None:
         """Let go of the kernel, which lives on and waits for a successor of this process."""
         async with self._lock:
             sandbox, self._sandbox, self._kernel = self._sandbox, None, None
-            front, self._front = self._front, None
+            front, self._front, self._parked = self._front, None, None
             if front is not None:
                 front.is_end_expected = True
                 front.detach()
@@ -339,6 +347,10 @@ class KernelSlot:
             await self._release()
 
     async def _stop(self) -> None:
+        if self.parked is not None:
+            self.end = End(Cause.STOPPED, 137, "it was stopped")
+            if self._front is not None:
+                self._front.detach()
         if self._sandbox is None:
             return
         if self._kernel is not None and self._kernel.end is None:
@@ -358,6 +370,9 @@ class KernelSlot:
         sandbox, self._sandbox, self._kernel = self._sandbox, None, None
         if sandbox is not None:
             await self.manager.stop(sandbox)
+        parked, self._parked = self._parked, None
+        if parked is not None:
+            await parked.forget()
         front, self._front = self._front, None
         if front is not None:
             front.close()

@@ -223,11 +223,7 @@ class Snapshots:
             async with self.checked_out(snapshot) as files:
                 slot = KernelSlot.find(sandbox_id=old.id) if session.kind == "notebook" else None
                 if slot is not None:
-                    await self._thread.run(
-                        slot.restore(replace(spec, kernel_id=old.spec.kernel_id), saved.record, files)
-                    )
-                    sandbox = slot.sandbox
-                    assert sandbox is not None
+                    sandbox = await self._thread.run(self._put_back(slot, spec, saved.record, files))
                 else:
                     manager = self.manager_of(spec)
                     sandbox = await manager.restore(spec, saved.record, files)
@@ -235,6 +231,15 @@ class Snapshots:
             self._latest[snapshot.meta.owner, snapshot.meta.sandbox] = snapshot.id
             await self.note(sandbox, "restored", snapshot)
             return await self._sessions.get(sandbox.id if slot is not None else session.id, caller=caller)
+
+    async def _put_back(self, slot: KernelSlot, spec: SandboxSpec, record: Record, files: Path) -> Sandbox:
+        old = slot.sandbox
+        if old is None:
+            raise Conflict("the kernel was parked or shut down meanwhile")
+        await slot.restore(replace(spec, kernel_id=old.spec.kernel_id), record, files)
+        assert slot.sandbox is not None
+        self._sessions.moved(old.id, slot.sandbox)
+        return slot.sandbox
 
     async def renew(self, session: Session, snapshot: Snapshot, saved: Saved) -> SandboxSpec:
         """Decide about the sandbox that goes on from a snapshot. Raises Conflict, PolicyRefused."""

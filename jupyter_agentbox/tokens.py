@@ -2,8 +2,9 @@
 
 A token is ``agentbox_<payload>.<signature>``: JSON and its HMAC-SHA256, both in base64url. The key is a file of the
 state directory. Each token has a record in its sandbox's directory, without which it is none: a token is revoked by
-removing its record, in every process at once, and ends with its sandbox, whose directory goes. Removing the key ends
-all of them.
+removing its record, in every process at once, and ends with its sandbox, whose directory goes. Where a sandbox goes on
+as another one, after a restore or while it is parked, the record is moved to that one's directory: it is the live one,
+never one of a snapshot, so what was revoked stays so. Removing the key ends all of them.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ import msgspec
 
 from .errors import AgentboxError, InvalidConfig, LimitReached, NotAuthenticated, NotFound, PolicyRefused
 
-Verb = Literal["read", "write", "execute"]
-#: What a token can be for, the actions of the REST API's routes.
-VERBS: tuple[Verb, ...] = ("read", "write", "execute")
+Verb = Literal["read", "write", "execute", "restore"]
+#: What a token can be for: the actions of the REST API's routes, and to take its sandbox back to a snapshot.
+VERBS: tuple[Verb, ...] = ("read", "write", "execute", "restore")
 PREFIX = "agentbox_"
 #: Seconds that a token lives unless another time is asked for.
 DEFAULT_LIFE = 3600.0
@@ -35,7 +36,11 @@ MAX_LENGTH = 512
 #: Tokens of one sandbox at a time.
 MAX_TOKENS = 100
 _KEY_SIZE = 32
+#: How often a record is looked for that is nowhere: it may be moved from one place to the other meanwhile.
+_LOOKS = 3
 _MAX_RECORD = 16 * 1024
+# A method of the store is called `list`.
+Paths = list[Path]
 _TEXT = re.compile(PREFIX + r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]{43})")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
@@ -48,7 +53,8 @@ class TokenRecord(msgspec.Struct, frozen=True):
     id, name : str
         Made up here; chosen by its maker.
     sandbox, owner : str
-        Id of the sandbox in the state directory, and whose sandbox it is.
+        Id of the sandbox in the state directory, or of what it is parked as, and whose sandbox it is. In the record on
+        the disk it is the sandbox that the token was made for; where the record lies says which it is now.
     verbs : tuple of str
         Of :data:`VERBS`.
     created, expires : float
@@ -121,20 +127,40 @@ class TokenStore:
         """Return the tokens of one sandbox, or of all, oldest first. Those that have expired are removed."""
         base = self._state_dir / "sandboxes"
         found = []
-        for path in base.glob("*/tokens/*.json") if sandbox is None else self._path(sandbox, "x").parent.glob("*.json"):
+        if sandbox is None:
+            places = [*base.glob("*/tokens/*.json"), *(self._state_dir / "parked").glob("*/tokens/*.json")]
+        else:
+            places = [path for place in self._places(sandbox) for path in place.glob("*.json")]
+        for path in places:
             record = _read(path)
             if record is not None and record.expires > time.time():
-                found.append(record)
+                found.append(_at(record, path))
             else:
                 path.unlink(missing_ok=True)
         return sorted(found, key=lambda record: record.created)
 
     def revoke(self, sandbox: str, token_id: str) -> None:
         """End a token. Raises NotFound."""
+        for place in {self._path(sandbox, token_id).parent, *self._places(sandbox)}:
+            with contextlib.suppress(OSError):
+                (place / f"{token_id}.json").unlink()
+                return
+        raise NotFound(f"there is no token {token_id[:64]!r}")
+
+    def carry(self, old: str, new: str) -> None:
+        """Have the tokens of a sandbox good for the one that it goes on as, or for what it is parked as: ids of both.
+
+        A token that is revoked meanwhile stays so: records are moved, never written again.
+        """
+        source, target = self._places(old)[0], self._places(new)[0]
         try:
-            self._path(sandbox, token_id).unlink()
-        except OSError:
-            raise NotFound(f"there is no token {token_id[:64]!r}") from None
+            source.rename(target)
+        except FileNotFoundError:
+            pass  # it had none
+        except OSError:  # the new one has some already
+            for path in source.glob("*.json"):
+                with contextlib.suppress(FileNotFoundError):
+                    path.rename(target / path.name)
 
     def authenticate(self, text: str) -> Scope:
         """Say what a token stands for.
@@ -152,14 +178,39 @@ class TokenStore:
         payload = msgspec.json.decode(_decode(found[1]), type=_Payload)
         if payload.e <= time.time():
             raise NotAuthenticated("the token has expired", setting="Policy.max_token_life")
-        record = _read(self._path(payload.s, payload.i))
-        if record is None or (record.id, record.sandbox) != (payload.i, payload.s):
-            raise NotAuthenticated("the token was revoked, or its sandbox has ended")
-        return record
+        for _ in range(_LOOKS):  # it may be moved between two looks
+            path = self._find(payload.s, payload.i)
+            record = _read(path) if path is not None else None
+            if record is not None and (record.id, record.sandbox) == (payload.i, payload.s):
+                assert path is not None
+                return _at(record, path)
+        raise NotAuthenticated("the token was revoked, or its sandbox has ended")
 
     def is_valid(self, scope: Scope) -> bool:
         """Whether what a token stood for still holds."""
-        return scope.expires > time.time() and self._path(scope.sandbox, scope.id).exists()
+        is_there = any(self._find(scope.sandbox, scope.id) is not None for _ in range(_LOOKS))
+        return is_there and scope.expires > time.time()
+
+    def _places(self, sandbox: str) -> Paths:
+        """Return where the records of a sandbox's tokens are: the directory of what it is parked as first."""
+        if not _NAME.fullmatch(sandbox):
+            raise NotFound(f"there is no sandbox {sandbox[:64]!r}")
+        parked, living = (self._state_dir / kind / sandbox for kind in ("parked", "sandboxes"))
+        return [parked / "tokens", living / "tokens"] if parked.is_dir() else [living / "tokens"]
+
+    def _find(self, sandbox: str, token_id: str) -> Path | None:
+        """Find a token's record: with the sandbox, or wherever that has gone on since."""
+        name = f"{token_id}.json"
+        for place in self._places(sandbox):
+            if (place / name).exists():
+                return place / name
+        for kind in ("sandboxes", "parked"):
+            with contextlib.suppress(OSError), os.scandir(self._state_dir / kind) as entries:
+                for entry in entries:
+                    path = Path(entry.path, "tokens", name)
+                    if path.exists():
+                        return path
+        return None
 
     def _path(self, sandbox: str, token_id: str) -> Path:
         if not (_NAME.fullmatch(sandbox) and _NAME.fullmatch(token_id)):
@@ -218,6 +269,11 @@ def _read(path: Path) -> TokenRecord | None:
             return msgspec.json.decode(file.read(_MAX_RECORD), type=TokenRecord)
     except (OSError, msgspec.MsgspecError):
         return None
+
+
+def _at(record: TokenRecord, path: Path) -> TokenRecord:
+    """Say of a record where its token is good now."""
+    return msgspec.structs.replace(record, sandbox=path.parent.parent.name)
 
 
 def _write_new(path: Path, data: bytes) -> None:

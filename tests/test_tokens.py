@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from jupyter_agentbox.errors import (
@@ -149,6 +150,36 @@ def test_a_record_that_was_changed_or_moved_is_none(state: Path, store: TokenSto
     with pytest.raises(NotAuthenticated):
         store.authenticate(text)
     assert store.authenticate(other).id == second.id
+
+
+def test_a_token_goes_on_with_its_sandbox_and_one_that_was_revoked_stays_so(
+    state: Path, store: TokenStore, make: Make
+) -> None:
+    (text, record), (other, second) = make(), make()
+    (state / "parked" / ("a" * 20)).mkdir(parents=True)
+    scope = store.authenticate(text)
+    for place in ("a" * 20, "two", "a" * 20, "one"):
+        store.carry(scope.sandbox, place)
+        before, scope = scope, store.authenticate(text)
+        assert scope == msgspec.structs.replace(record, sandbox=place)
+        assert store.is_valid(before), "a call that goes on meanwhile has its right"
+        assert [item.sandbox for item in store.list(place)] == [item.sandbox for item in store.list()] == [place] * 2
+    store.revoke("one", second.id)
+    store.carry("one", "two")
+    with pytest.raises(NotAuthenticated):
+        store.authenticate(other)
+    with pytest.raises(NotFound):
+        store.revoke("one", record.id)
+    assert store.authenticate(text).sandbox == "two"
+    store.carry("one", "two")
+    assert store.authenticate(text).sandbox == "two", "one had none to carry"
+    third, _ = make()
+    store.carry("one", "two")
+    assert {store.authenticate(each).sandbox for each in (text, third)} == {"two"}
+    shutil.rmtree(state / "sandboxes/two")
+    assert not store.is_valid(scope)
+    with pytest.raises(NotAuthenticated):
+        store.authenticate(text)
 
 
 def test_processes_that_make_the_key_at_once_agree(state: Path) -> None:

@@ -32,6 +32,8 @@ _COMMANDS = {
     "snapshots": (f"{__name__}.snapshots.SnapshotsCommand", "List a running server's snapshots."),
     "restore": (f"{__name__}.snapshots.RestoreCommand", "Take a sandbox back to a snapshot: undo."),
     "fork": (f"{__name__}.snapshots.ForkCommand", "Start another sandbox that goes on where one is, or was saved."),
+    "park": (f"{__name__}.snapshots.ParkCommand", "Save sandboxes to the disk and free their memory, until used."),
+    "wake": (f"{__name__}.snapshots.WakeCommand", "Wake parked sandboxes before their next use."),
     "delete-snapshot": (f"{__name__}.snapshots.DeleteSnapshotCommand", "Remove snapshots of a running server."),
     "stop": (f"{__name__}.remote.StopCommand", "End sandboxes of a running server."),
     "list": (f"{__name__}.machine.ListCommand", "List the sandboxes."),

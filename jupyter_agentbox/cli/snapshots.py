@@ -1,14 +1,15 @@
-"""Commands on snapshots of a running server: snapshot, snapshots, restore, fork and delete-snapshot."""
+"""Commands on saved sandboxes of a running server: snapshot, snapshots, restore, fork, delete-snapshot, park, wake."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 
 import msgspec
 from traitlets import Bool, Unicode
 
-from jupyter_agentbox.client import Client
+from jupyter_agentbox.client import Client, Sandbox
 from jupyter_agentbox.errors import InvalidRequest
 from jupyter_agentbox.spec import format_size
 
@@ -107,6 +108,42 @@ class ForkCommand(RemoteCommand):
         box = self.sandbox(client, self.extra_args[0])
         print(box.fork(self.fork_id or None, snapshot=self.snapshot or None, keep=True).id)
         return 0
+
+
+class ParkCommand(RemoteCommand):
+    """Save sandboxes to the disk and free their memory. Their next use wakes them, and takes a little longer.
+
+    ID is that of a sandbox, or of a notebook's kernel, whose notebook may stay open: any message wakes it.
+    """
+
+    name = "jupyter agentbox park"
+    description = __doc__ or ""
+    examples = "jupyter agentbox park demo"
+    argument = "ID..."
+
+    def do(self, client: Client) -> int:
+        """Park them."""
+        return self._each(client, "parked", lambda box: box.park())
+
+    def _each(self, client: Client, done: str, work: Callable[[Sandbox], object]) -> int:
+        if not self.extra_args:
+            raise InvalidRequest("name one or more sandboxes; `jupyter agentbox ps` lists them")
+        for name in self.extra_args:
+            work(self.sandbox(client, name))
+            print(f"{done} {name}")
+        return 0
+
+
+class WakeCommand(ParkCommand):
+    """Wake parked sandboxes before their next use."""
+
+    name = "jupyter agentbox wake"
+    description = __doc__ or ""
+    examples = "jupyter agentbox wake demo"
+
+    def do(self, client: Client) -> int:
+        """Wake them."""
+        return self._each(client, "woke", lambda box: box.wake())
 
 
 class DeleteSnapshotCommand(RemoteCommand):

@@ -45,7 +45,7 @@ class TokenCreateCommand(Command):
     examples = "TOKEN=$(jupyter agentbox token create demo --verbs=read,execute --life=600)"
     argument = "SANDBOX"
     aliases = _CREATE_ALIASES
-    verbs = Unicode("read", help="What it is for: read, write, execute, with commas between.").tag(config=True)
+    verbs = Unicode("read", help="What it is for: read, write, execute, restore, with commas between.").tag(config=True)
     life = Unicode(help="Seconds until it expires; an hour unless given.").tag(config=True)
     token_name = Unicode("agent", help="Name to tell it by.").tag(config=True)
 

@@ -103,8 +103,8 @@ class AgentboxHandler(TokenMixin, APIHandler):
     async def _check_right(self, route: Route) -> None:
         if self.current_user is None:
             raise web.HTTPError(403)
-        if not await is_allowed(self, route.action):
-            raise web.HTTPError(403, f"You may not {route.action} on {RESOURCE}")
+        if not await is_allowed(self, route.right):
+            raise web.HTTPError(403, f"You may not {route.right} on {RESOURCE}")
         self._check_scope(route)
 
     def _check_scope(self, route: Route) -> None:
@@ -180,7 +180,7 @@ class AgentboxHandler(TokenMixin, APIHandler):
             params=params,
             query=self._read_query(route),
             body=self._read_body(route),
-            caller=await caller_of(self, route.action),
+            caller=await caller_of(self, route.right),
             is_allowed=partial(is_allowed, self),
             sessions=self.service.sessions,
             headers=self.request.headers,

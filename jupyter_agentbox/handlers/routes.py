@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
+from jupyter_agentbox.tokens import Verb
+
 if TYPE_CHECKING:
     from .call import Call
 
@@ -55,6 +57,8 @@ class Route:
         Bytes of a JSON body.
     is_open : bool
         Any token for one sandbox may call it, though it is of none: it tells nothing of sandboxes.
+    token_verb : str, optional
+        The verb of tokens that it takes, where that is not the action.
     is_owners : bool
         No token for one sandbox may call it: it changes the terms that the sandbox is under.
     """
@@ -73,7 +77,13 @@ class Route:
     is_poll: bool = False
     max_body: int = 1024 * 1024
     is_open: bool = False
+    token_verb: Verb | None = None
     is_owners: bool = False
+
+    @property
+    def right(self) -> Verb:
+        """What :func:`~jupyter_agentbox.handlers.identity.is_allowed` is asked for it."""
+        return self.token_verb or self.action
 
     @property
     def takes_scope(self) -> bool:

@@ -37,13 +37,13 @@ async def list_snapshots(call: Call) -> SnapshotList:
 
 @route(
     "POST", "/sandboxes/{id}/restore", "execute", body=RestoreRequest, answer=SandboxInfo, errors=(409,),
-    tool="restore", is_owners=True,
+    tool="restore", token_verb="restore",
 )  # fmt: skip
 async def restore_sandbox(call: Call) -> SandboxInfo:
     """Take a sandbox back to one of its snapshots: undo.
 
-    Its id, its kernels' ids and endpoints stay; a notebook goes on with the variables of then. Tokens for it end. What
-    policy does not allow any more is not restored.
+    Its id, its kernels' ids and endpoints stay; a notebook goes on with the variables of then. Tokens for it stay as
+    they are now. What policy does not allow any more is not restored.
     """
     return await call.snapshots.restore(call.id, call.body.snapshot, caller=call.caller)
 

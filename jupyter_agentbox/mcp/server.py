@@ -106,7 +106,7 @@ def make_server(access_of: Callable[[Any], Access]) -> Server[Any]:
 async def usable(access: Access) -> list[Tool]:
     """Return the tools that the caller may use at all: what its rights and its token cover."""
     verbs = [verb for verb in VERBS if await access.is_allowed(verb)]
-    found = [tool for tool in TOOLS.values() if tool.route.action in verbs]
+    found = [tool for tool in TOOLS.values() if tool.route.right in verbs]
     if not verbs or (scope := (await access.caller(verbs[0])).scope) is None:
         return found
     try:

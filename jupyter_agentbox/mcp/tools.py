@@ -62,7 +62,7 @@ class Access:
     caller : coroutine function
         Says who calls and is about to do what.
     is_allowed : coroutine function
-        Asks whether the caller may ``read``, ``write`` or ``execute``.
+        Asks whether the caller may ``read``, ``write``, ``execute`` or ``restore``.
     gone : Event
         Set when the client has gone, and its call with it.
     """
@@ -98,9 +98,9 @@ class Turn:
     ) -> Call:
         """Make a call of an operation that is on no sandbox."""
         route = _ROUTES[operation]
-        if not await self.access.is_allowed(route.action):
-            raise NotAuthorized(f"you may not {route.action} on sandboxes here")
-        caller = await self.access.caller(route.action)
+        if not await self.access.is_allowed(route.right):
+            raise NotAuthorized(f"you may not {route.right} on sandboxes here")
+        caller = await self.access.caller(route.right)
         if route.is_owners:
             caller.check_unscoped("change the terms that the sandbox is under")
         return Call(

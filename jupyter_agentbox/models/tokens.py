@@ -15,14 +15,15 @@ class TokenRequest(Body, frozen=True):
     Parameters
     ----------
     verbs : list of str
-        What its holder may do in the sandbox: `read`, `write`, `execute`. None that its maker may not.
+        What its holder may do in the sandbox: `read`, `write`, `execute`, and `restore`, which takes it back to one of
+        its snapshots. None that its maker may not; who may `execute` may give `restore`.
     name : str
         To tell it by.
     life : float, optional
         Seconds until it expires; an hour unless given.
     """
 
-    verbs: Annotated[list[Literal["read", "write", "execute"]], Meta(min_length=1, max_length=3)]
+    verbs: Annotated[list[Literal["read", "write", "execute", "restore"]], Meta(min_length=1, max_length=4)]
     name: Name = "agent"
     life: Seconds | None = None
 
@@ -42,7 +43,7 @@ class TokenInfo(Answer, frozen=True):
     name: str
     sandbox_id: str
     owner: str
-    verbs: list[Literal["read", "write", "execute"]]
+    verbs: list[Literal["read", "write", "execute", "restore"]]
     created: float
     expires: float
     made_by: str

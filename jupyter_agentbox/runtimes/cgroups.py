@@ -228,9 +228,7 @@ def _read_words(path: Path) -> set[str]:
         return set()
 
 
-def find_of(
-    pid: int, *, mountinfo: Path = Path("/proc/self/mountinfo"), proc: Path = Path("/proc")
-) -> tuple[str, ...]:
+def find_of(pid: int, *, mountinfo: Path = Path("/proc/self/mountinfo"), proc: Path = Path("/proc")) -> tuple[str, ...]:
     """Return the directories of the groups that somebody else made for a process; none for those it shares with us."""
     try:
         mounts = _read_mounts(mountinfo.read_text())

@@ -240,11 +240,12 @@ class OwnerFolder:
         """
         heads, damaged = self.heads()
         autos = [head.id for head in heads if head.meta.kind == "auto" and not head.meta.name]
-        over = max(0, len(heads) + len(damaged) + 1 - max_count)
+        count = sum(head.meta.kind in ("user", "auto") for head in heads) + len(damaged)
+        over = max(0, count + 1 - max_count)
         hint = f"; {len(damaged)} of them can't be read any more" if damaged else ""
         if over > len(autos):
             raise LimitReached(
-                f"there are {len(heads) + len(damaged)} snapshots, and may be {max_count}{hint}: delete one",
+                f"there are {count} snapshots, and may be {max_count}{hint}: delete one",
                 setting="Policy.max_snapshots",
             )
         if disk_usage(self.packs, self.snapshots) <= max_bytes and not over:

@@ -11,6 +11,7 @@ import re
 import secrets
 import shutil
 import stat
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -45,7 +46,7 @@ class SnapshotStore:
     max_bytes : int
         Most bytes on the disk for one owner, and of one snapshot as restored.
     max_count : int
-        Most snapshots of one owner.
+        Most snapshots of one owner, without what is parked and templates.
     """
 
     def __init__(self, state_dir: Path, *, secret: bytes | None = None, max_bytes: int, max_count: int) -> None:
@@ -173,7 +174,9 @@ class SnapshotStore:
             dropped=dict(walk.dropped),
         )
         folder.write_parts(new, head, table)
-        return folder.choose_dropped(table, new, max_bytes=self._max_bytes, max_count=self._max_count)
+        # Those that are parked, and templates, are bounded by the room that they take.
+        max_count = self._max_count if meta.kind in ("user", "auto") else sys.maxsize
+        return folder.choose_dropped(table, new, max_bytes=self._max_bytes, max_count=max_count)
 
     # -- ending --------------------------------------------------------------------------------
 

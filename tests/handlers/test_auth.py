@@ -151,7 +151,7 @@ def test_nobody_comes_in(api: Api, place: Place) -> None:
 
 def test_a_token_for_another_sandbox_opens_nothing_of_this_one(api: Api, place: Place, box: str) -> None:
     before = state_of(api, place)
-    token = api.ok("POST", box + "/tokens", {"verbs": ["read", "write", "execute"]})["token"]
+    token = api.ok("POST", box + "/tokens", {"verbs": ["read", "write", "execute", "restore"]})["token"]
     headers = {"Authorization": f"Bearer {token}"}
     harmless = {"get_health", "list_tools", "get_openapi"}
     for route, answer in walk(api, place, TABLE, headers=headers):

@@ -226,6 +226,35 @@ def test_a_token_ends_with_its_sandbox_and_is_not_the_next_ones(api: Api, make: 
     assert agent.fails(401, "GET", path)["reason"] == "unauthenticated"
 
 
+def test_an_agent_undoes_what_it_did_with_a_token_for_that(api: Api, make: Make) -> None:
+    path, other = make(), make()
+    made = api.ok("POST", f"{path}/tokens", {"verbs": ["read", "execute", "restore"], "name": "undoer"})
+    agent, plain = Holder(api, made["token"]), give(api, path, ["read", "write", "execute"])
+    revoked = api.ok("POST", f"{path}/tokens", {"verbs": ["read"]})
+    foreign = api.ok("POST", other + "/snapshots", {})["id"]
+    agent.ok("POST", path + "/code", {"code": "x = 'then'"})
+    saved = agent.ok("POST", path + "/snapshots", {"name": "then"})["id"]
+    agent.ok("POST", path + "/code", {"code": "x = 'later'"})
+    # The record that is live goes on, never one of the snapshot's time.
+    assert api("DELETE", f"{path}/tokens/{revoked['info']['id']}").status_code == 204
+    assert plain.fails(403, "POST", path + "/restore", {"snapshot": saved})["reason"] == "forbidden"
+    agent.fails(404, "POST", path + "/restore", {"snapshot": foreign})
+    agent.fails(404, "POST", other + "/restore", {"snapshot": foreign})
+    agent.fails(403, "POST", path + "/fork", {"snapshot": saved})
+    for _ in range(2):
+        assert agent.ok("POST", path + "/restore", {"snapshot": saved})["state"] == "running"
+        assert agent.ok("POST", path + "/code", {"code": "x"})["result"]["data"]["text/plain"] == "'then'"
+    plain.ok("GET", path)
+    Holder(api, revoked["token"]).fails(401, "GET", path)
+    agent.ok("POST", path + "/park")
+    assert agent.ok("POST", path + "/code", {"code": "x"})["result"]["data"]["text/plain"] == "'then'"
+    assert made["info"]["id"] in [item["id"] for item in api.ok("GET", path + "/tokens")["tokens"]]
+    assert api("DELETE", f"{path}/tokens/{made['info']['id']}").status_code == 204
+    agent.fails(401, "GET", path)
+    for snapshot in (saved, foreign):
+        assert api("DELETE", f"/snapshots/{snapshot}").status_code == 204
+
+
 def test_a_token_from_the_shell_is_good_at_the_server(api: Api, own: str) -> None:
     env, program = api.server.env, "jupyter-agentbox"
     lines = env.run(program, "token", "create", "scoped", "--verbs=read,execute", "--life=60").output.splitlines()

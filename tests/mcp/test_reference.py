@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "mcp.md"
 
 def test_the_page_names_every_tool() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
-    assert rows == [(tool.name, tool.route.action, tool.description) for tool in TOOLS.values()]
+    assert rows == [(tool.name, tool.route.right, tool.description) for tool in TOOLS.values()]
 
 
 def test_tools_are_described_and_bounded(endpoint: Endpoint) -> None:

@@ -989,7 +989,7 @@ export interface paths {
         put?: never;
         /**
          * Take a sandbox back to one of its snapshots: undo
-         * @description Its id, its kernels' ids and endpoints stay; a notebook goes on with the variables of then. Tokens for it end. What policy does not allow any more is not restored.
+         * @description Its id, its kernels' ids and endpoints stay; a notebook goes on with the variables of then. Tokens for it stay as they are now. What policy does not allow any more is not restored.
          */
         post: operations["restore_sandbox"];
         delete?: never;
@@ -2572,8 +2572,8 @@ export interface components {
          * @description What a token is to be for.
          */
         TokenRequest: {
-            /** @description What its holder may do in the sandbox: `read`, `write`, `execute`. None that its maker may not. */
-            verbs: ("execute" | "read" | "write")[];
+            /** @description What its holder may do in the sandbox: `read`, `write`, `execute`, and `restore`, which takes it back to one of its snapshots. None that its maker may not; who may `execute` may give `restore`. */
+            verbs: ("execute" | "read" | "restore" | "write")[];
             /**
              * @description Letters, digits, `.`, `_`, `-`.
              * @default agent
@@ -2605,7 +2605,7 @@ export interface components {
             sandbox_id: string;
             /** @description Whose sandbox it is, and who made the token. */
             owner: string;
-            verbs: ("execute" | "read" | "write")[];
+            verbs: ("execute" | "read" | "restore" | "write")[];
             created: number;
             expires: number;
             /** @description Whose sandbox it is, and who made the token. */

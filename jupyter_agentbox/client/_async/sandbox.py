@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Literal
@@ -168,8 +168,7 @@ class AsyncSandbox:
             Raise CommandFailed unless it ends with status 0.
         """
         body = _request(command, workdir, env, stdin, user, timeout, max_output, encoding)
-        path = f"{self._path}/exec"
-        result = await self._connection.call("POST", path, ExecAnswer, body=body, timeout=timeout)
+        result = await self._connection.call("POST", f"{self._path}/exec", ExecAnswer, body=body, timeout=timeout)
         if check and (result.exit_code != 0 or result.timed_out):
             raise CommandFailed(result)
         return result
@@ -225,8 +224,7 @@ class AsyncSandbox:
 
     async def process(self, id: str) -> AsyncProcess:
         """Return one of them. Raises NotFound."""
-        path = f"{self._path}/processes/{segment(id)}"
-        return self._process(await self._connection.call("GET", path, ProcessAnswer))
+        return self._process(await self._connection.call("GET", f"{self._path}/processes/{segment(id)}", ProcessAnswer))
 
     def _process(self, info: ProcessAnswer) -> AsyncProcess:
         return AsyncProcess(self._connection, self._path, info)
@@ -402,7 +400,7 @@ class AsyncSandbox:
     # -- tokens ----------------------------------------------------------------------------------
 
     async def create_token(
-        self, *verbs: Literal["read", "write", "execute"], name: str = "agent", life: float | None = None
+        self, *verbs: Literal["read", "write", "execute", "restore"], name: str = "agent", life: float | None = None
     ) -> TokenMade:
         """Make a token for this sandbox alone, which ends with it. Its text is told once."""
         body = TokenRequest(verbs=list(verbs), name=name, life=life)
@@ -420,8 +418,8 @@ class AsyncSandbox:
 
     async def take_snapshot(self, name: str = "", note: str = "") -> SnapshotInfo:
         """Save it as it is, while it goes on."""
-        body = SnapshotRequest(name=name, note=note)
-        return await self._connection.call("POST", f"{self._path}/snapshots", SnapshotInfo, body=body, timeout=_LONG)
+        path, body = f"{self._path}/snapshots", SnapshotRequest(name=name, note=note)
+        return await self._connection.call("POST", path, SnapshotInfo, body=body, timeout=_LONG)
 
     async def snapshots(self) -> list[SnapshotInfo]:
         """List its snapshots, the oldest first."""
@@ -429,9 +427,7 @@ class AsyncSandbox:
 
     async def restore(self, snapshot: str) -> SandboxInfo:
         """Take it back to one of its snapshots."""
-        body = RestoreRequest(snapshot=snapshot)
-        self.info = await self._connection.call("POST", f"{self._path}/restore", SandboxInfo, body=body, timeout=_LONG)
-        return self.info
+        return await self._change("restore", RestoreRequest(snapshot=snapshot))
 
     async def fork(
         self,
@@ -442,18 +438,25 @@ class AsyncSandbox:
         as_kernel: bool = False,
         keep: bool = False,
     ) -> AsyncSandbox:
-        """Start another sandbox off it as it is now, or off one of its snapshots; a ``with`` ends it unless kept.
+        """Start another sandbox off it as it is now, or off a snapshot of it; a ``with`` ends it unless kept.
 
-        Parameters
-        ----------
-        keep_seeds : bool
-            Its kernels' random generators are not seeded anew.
-        as_kernel : bool
-            Make a Jupyter kernel of a notebook's kernel; ``info.kernels[0].id`` names it. Jupyter ends it, no ``with``.
+        `keep_seeds` leaves random generators alone; `as_kernel` makes a Jupyter kernel, ``info.kernels[0].id``.
         """
         body = ForkRequest(id=id, snapshot=snapshot, keep_seeds=keep_seeds, as_kernel=as_kernel)
         info = await self._connection.call("POST", f"{self._path}/fork", SandboxInfo, body=body, timeout=_LONG)
         return AsyncSandbox(self._connection, info.id, info, is_kept=keep or as_kernel)
+
+    async def park(self) -> SandboxInfo:
+        """Save it to the disk and free its memory; its next use wakes it. Of a notebook's kernel, any message does."""
+        return await self._change("park")
+
+    async def wake(self) -> SandboxInfo:
+        """Wake it before its next use, if it is parked."""
+        return await self._change("wake")
+
+    async def _change(self, what: str, body: RestoreRequest | None = None) -> SandboxInfo:
+        self.info = await self._connection.call("POST", f"{self._path}/{what}", SandboxInfo, body=body, timeout=_LONG)
+        return self.info
 
     # -- the log ---------------------------------------------------------------------------------
 
@@ -464,9 +467,7 @@ class AsyncSandbox:
 
     async def export_audit(self, target: Path | BinaryIO, **filters: Any) -> Transferred:
         """Fetch what the audit log has of it, as JSON lines."""
-        chunks: AsyncGenerator[bytes, None] = self._connection.download(
-            f"{self._path}/audit/export", query=AuditFilters(**filters)
-        )
+        chunks = self._connection.download(f"{self._path}/audit/export", query=AuditFilters(**filters))
         return await save(chunks, target, None)
 
 

@@ -1,0 +1,219 @@
+"""What parked kernels take, and how soon one answers that a message wakes: ``python -m benchmarks.parked``.
+
+A server gets many kernels and parks them. Then some, each with a client that stays connected, are woken one at a
+time by a cell, and twenty at once. The exit status is 1 if a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import requests
+import websocket
+
+from jupyter_agentbox.snapshots.owner import disk_usage
+
+MB = 1_000_000
+#: What a figure may be at most.
+TARGETS = {
+    "one woken by a message, p50": 0.3,
+    "one woken by a message, p95": 0.5,
+    "twenty woken at once, the last": 5.0,
+    "disk for each, MB": 15.0,
+    "processes of all that are parked": 0.0,
+}
+
+
+class Server:
+    """A Jupyter server in a process of its own."""
+
+    def __init__(self, base: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.base, self.token = base, uuid.uuid4().hex
+        (base / "config").mkdir()
+        policy = {"max_snapshot_bytes": "100 GiB", "lease_timeout": 60.0, "freeze_after": 60.0}
+        (base / "config" / "jupyter_agentbox_config.json").write_text(json.dumps({"Policy": policy}))
+        self.http = requests.Session()
+        self.http.headers["Authorization"] = f"token {self.token}"
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        places = {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "run"}
+        variables = {**os.environ, **{name: str(self.base / place) for name, place in places.items()}}
+        command = [
+            sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root", f"--ServerApp.port={self.port}",
+            f"--IdentityProvider.token={self.token}", f"--ServerApp.root_dir={self.base}",
+            "--ServerApp.jpserver_extensions={'jupyter_agentbox': True}", "--AgentboxExtension.keep_sandboxes=False",
+        ]  # fmt: skip
+        with (self.base / "log").open("w") as log:
+            process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
+        try:
+            for _ in range(600):
+                with contextlib.suppress(requests.ConnectionError):
+                    if self.http.get(self.url("api"), timeout=5).ok:
+                        break
+                time.sleep(0.1)
+            self.pid = process.pid
+            yield
+        finally:
+            process.terminate()
+            try:
+                process.wait(300)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def url(self, path: str) -> str:
+        """Return the address of a path."""
+        return f"http://127.0.0.1:{self.port}/{path}"
+
+    def call(self, verb: str, path: str, body: Any = None) -> Any:
+        """Make a call that must succeed."""
+        answer = self.http.request(verb, self.url(path), json=body, timeout=300)
+        answer.raise_for_status()
+        return answer.json() if answer.content else None
+
+    def park(self, kernel_id: str) -> None:
+        """Park a kernel."""
+        self.call("POST", f"api/agentbox/sandboxes/{kernel_id}/park")
+
+    def memory(self) -> float:
+        """Return the resident memory of the server, MB."""
+        fields = dict(line.split(":", 1) for line in Path(f"/proc/{self.pid}/status").read_text().splitlines())
+        return int(fields["VmRSS"].split()[0]) * 1024 / MB
+
+    def processes(self) -> int:
+        """Count the processes of its sandboxes."""
+        return sum(
+            str(self.base).encode() in line and b"sandbox" in line and b"sweep.py" not in line
+            for line in _command_lines()
+        )
+
+
+def _command_lines() -> Iterator[bytes]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                yield (entry / "cmdline").read_bytes()
+
+
+class Client:
+    """A notebook's connection to its kernel."""
+
+    def __init__(self, server: Server, kernel_id: str) -> None:
+        self.id = kernel_id
+        address = server.url(f"api/kernels/{kernel_id}/channels").replace("http", "ws", 1)
+        header = [f"Authorization: token {server.token}"]
+        self._socket = websocket.create_connection(address, header=header, timeout=120)
+
+    def execute(self, code: str) -> float:
+        """Run a cell and return the seconds until its reply, which must be ok."""
+        header = {"msg_id": uuid.uuid4().hex, "msg_type": "execute_request", "session": "s", "username": "",
+                  "version": "5.3", "date": ""}  # fmt: skip
+        content = {"code": code, "silent": False, "store_history": True, "allow_stdin": False}
+        message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
+        began = time.perf_counter()
+        self._socket.send(json.dumps(message))
+        while True:
+            answer = json.loads(self._socket.recv())
+            if answer["msg_type"] == "execute_reply" and answer["parent_header"]["msg_id"] == header["msg_id"]:
+                assert answer["content"]["status"] == "ok", answer["content"]
+                return time.perf_counter() - began
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+
+def measure(server: Server, count: int, samples: int) -> dict[str, float]:
+    """Park `count` kernels, and wake some of them."""
+
+    def make(_: int) -> str:
+        kernel_id: str = server.call("POST", "api/kernels", {"name": "agentbox"})["id"]
+        client = Client(server, kernel_id)
+        client.execute("x = 41")
+        client.close()
+        server.park(kernel_id)
+        return kernel_id
+
+    began, before = time.perf_counter(), server.memory()
+    with ThreadPoolExecutor(2) as pool:
+        kernels = []
+        for number, kernel_id in enumerate(pool.map(make, range(count)), 1):
+            kernels.append(kernel_id)
+            if number % 50 == 0:
+                print(f"{number} are parked after {time.perf_counter() - began:.0f} s", flush=True)
+    state = server.base / "data" / "agentbox"
+    figures = {
+        "disk for each, MB": disk_usage(state / "snapshots", state / "parked") / MB / count,
+        "processes of all that are parked": server.processes(),
+        "memory of the server for each, MB": (server.memory() - before) / count,
+    }
+    chosen = random.Random(0).sample(kernels, min(count, samples))
+    times = sorted(wake_one(server, kernel_id) for kernel_id in chosen)
+    figures["one woken by a message, p50"] = times[len(times) // 2]
+    figures["one woken by a message, p95"] = times[int(0.95 * len(times))]
+
+    clients = [Client(server, kernel_id) for kernel_id in kernels[:20]]
+    for client in clients:
+        client.execute("x")
+        server.park(client.id)
+    with ThreadPoolExecutor(len(clients)) as pool:
+        times = list(pool.map(lambda client: client.execute("assert x == 41"), clients))
+    figures["twenty woken at once, the last"] = max(times)
+    for client in clients:
+        client.close()
+    return figures
+
+
+def wake_one(server: Server, kernel_id: str) -> float:
+    """Return the seconds that the reply of a cell takes that wakes the kernel."""
+    client = Client(server, kernel_id)  # to connect wakes it
+    client.execute("x")
+    server.park(kernel_id)
+    took = client.execute("assert x == 41")
+    client.close()
+    server.park(kernel_id)
+    return took
+
+
+def main() -> int:
+    """Print the figures with their targets."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kernels", type=int, default=1000, help="how many are parked")
+    parser.add_argument("--samples", type=int, default=40, help="how many are woken one at a time")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="parked") as directory:
+        server = Server(Path(directory))
+        with server.running():
+            figures = measure(server, options.kernels, options.samples)
+        server.http.close()
+    missed = 0
+    print(f"\n{options.kernels} parked kernels")
+    for name, value in figures.items():
+        target = TARGETS.get(name)
+        is_missed = target is not None and value > target
+        missed += is_missed
+        verdict = "" if target is None else f"target {target:g}: {'missed' if is_missed else 'met'}"
+        print(f"{name:40} {value:8.2f}  {verdict}".rstrip())
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

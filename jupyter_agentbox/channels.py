@@ -1,0 +1,184 @@
+"""One endpoint of a :mod:`~jupyter_agentbox.front`: its clients, and what they sent that no kernel has taken yet."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from . import zmtp
+from .errors import AgentboxError
+from .hostcells import HostCell
+from .peers import LocalPeer, Peer
+from .spec import MIB
+
+if TYPE_CHECKING:
+    from .front import Front, Kernel
+
+MAX_SUBSCRIPTIONS = 256
+MAX_QUEUED = 1000
+MAX_QUEUED_BYTES = 16 * MIB
+
+
+class Channel:
+    """One endpoint: its clients, and what they sent that the kernel has not taken yet."""
+
+    def __init__(self, front: Front, name: str, port: int, socket_type: bytes) -> None:
+        self.front = front
+        self.name = name
+        self.socket_type = socket_type
+        self.path = front.directory / f"s-{port}"
+        self.alias = front.directory / f"k-{port}"
+        self.peers: set[Peer] = set()
+        self.by_identity: dict[bytes, Peer] = {}
+        self.is_paused = False
+        self.on_frames: Callable[[Peer, list[bytes]], None] = {
+            b"ROUTER": self._enqueue,
+            b"XPUB": self._subscribe,
+            b"REP": self._beat,
+        }[socket_type]
+        self._queue: deque[list[bytes]] = deque()
+        self._queued_bytes = 0
+        self._wake = asyncio.Event()
+        self._server: asyncio.Server | None = None
+        self._answering: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        listener.bind(str(self.path))
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: Peer(self), sock=listener)
+        self.link()
+
+    def link(self) -> None:
+        """Make the address that clients are told.
+
+        KernelManager removes "its" ipc files at every restart: what it removes is this alias, not the socket.
+        """
+        with suppress(FileExistsError):
+            self.alias.symlink_to(self.path.name)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for peer in list(self.peers):
+            peer.transport.abort()
+
+    def _enqueue(self, peer: Peer | LocalPeer, frames: list[bytes]) -> None:
+        if not self.front.answer_parked(self.name, peer, frames):
+            self.put(peer.identity, frames)
+
+    def put(self, identity: bytes, frames: list[bytes]) -> None:
+        """Have a client's message wait for the kernel."""
+        self._see(identity, frames)
+        self._queue.append([identity, *frames])
+        self._queued_bytes += sum(map(len, frames))
+        self._wake.set()
+        if not self.is_paused and (len(self._queue) > MAX_QUEUED or self._queued_bytes > MAX_QUEUED_BYTES):
+            self._pause(True)
+
+    def _see(self, identity: bytes, frames: list[bytes]) -> None:
+        if self.name != "stdin" and self._read_host_cell(identity, frames) is None:
+            self.front.cell.saw_request(frames, identity)
+            # A console says so and leaves, with no word to its kernel manager.
+            self.front.is_end_expected |= self.front.cell.is_shutdown_asked
+
+    def _read_host_cell(self, identity: bytes, frames: list[bytes]) -> HostCell | None:
+        return self.front.read_host_cell(identity, frames) if self.name == "shell" else None
+
+    @property
+    def waiting(self) -> list[list[bytes]]:
+        """What clients sent and no kernel was handed: an identity, and a message."""
+        return list(self._queue)
+
+    def see_again(self) -> None:
+        """Another kernel will be handed what waits."""
+        for identity, *frames in self._queue:
+            self._see(identity, frames)
+
+    def _pause(self, is_paused: bool) -> None:
+        self.is_paused = is_paused
+        for peer in self.peers:
+            if not peer.transport.is_closing():
+                (peer.transport.pause_reading if is_paused else peer.transport.resume_reading)()
+
+    def _subscribe(self, peer: Peer, frames: list[bytes]) -> None:
+        topic = frames[0][1:]
+        if frames[0][:1] == b"\x01" and len(peer.topics) < MAX_SUBSCRIPTIONS:
+            peer.topics.append(topic)
+            # Clients that know it wait for this before their first request. The kernel cannot say it to
+            # them: its one subscriber is the driver.
+            subscription = topic.decode("utf-8", "replace")
+            welcome = self.front.signer.message(topic, "iopub_welcome", {"subscription": subscription})
+            peer.write(zmtp.encode(welcome))
+            if self.front.is_parked and b"status".startswith(topic):
+                idle = self.front.signer.message(b"status", "status", {"execution_state": "idle"})
+                peer.write(zmtp.encode(idle))
+        elif frames[0][:1] == b"\x00" and topic in peer.topics:
+            peer.topics.remove(topic)
+
+    def _beat(self, peer: Peer, frames: list[bytes]) -> None:
+        if self.front.is_alive:
+            peer.write(zmtp.encode(frames))
+
+    async def pump(self, kernel: Kernel) -> None:
+        """Hand the kernel what clients send, for as long as it is the one attached."""
+        while True:
+            if self._answering is not None:
+                await asyncio.wait([self._answering])  # whatever becomes of this pump
+                self._answering = None
+            while not self._queue:
+                self._wake.clear()
+                await self._wake.wait()
+            frames = self._queue[0]
+            cell = self._read_host_cell(frames[0], frames[1:])
+            if cell is not None:
+                await self.front.wait_idle()
+                if not self._queue or self._queue[0] is not frames:
+                    continue  # it was aborted
+            self._queue.popleft()
+            self._queued_bytes -= sum(map(len, frames[1:]))
+            if cell is not None:
+                self._answering = asyncio.ensure_future(self.front.answer(cell))
+                continue
+            try:
+                await kernel.send(self.name, frames)
+            except AgentboxError as error:
+                self.front.log.debug("front: a message on %s was not delivered: %s", self.name, error)
+            if self.is_paused and len(self._queue) <= MAX_QUEUED // 2 and self._queued_bytes <= MAX_QUEUED_BYTES // 2:
+                self._pause(False)
+
+    def abort_waiting(self) -> None:
+        """Answer the cells that wait as aborted, as the kernel does with its own when one before them fails."""
+        kept: deque[list[bytes]] = deque()
+        for frames in self._queue:
+            cell = self._read_host_cell(frames[0], frames[1:])
+            request = cell.request if cell is not None else self.front.cell.withdraw(frames[1:])
+            if request is None:
+                kept.append(frames)
+            else:
+                self.front.conclude(request, {"status": "aborted"})
+        self._queue = kept
+        self._queued_bytes = sum(sum(map(len, frames[1:])) for frames in kept)
+
+    def drop_queue(self) -> None:
+        self._queue.clear()
+        self._queued_bytes = 0
+        if self.is_paused:
+            self._pause(False)
+
+    async def publish(self, frames: list[bytes]) -> None:
+        """Send to every client that subscribed to the topic."""
+        topic, data = frames[0], zmtp.encode(frames)
+        for peer in list(self.peers):
+            if any(topic.startswith(wanted) for wanted in peer.topics):
+                await peer.deliver(data)
+
+    async def route(self, frames: list[bytes]) -> None:
+        """Send to the client whose identity is the first frame; nowhere when it has gone."""
+        peer = self.by_identity.get(frames[0])
+        if peer is not None:
+            await peer.deliver(zmtp.encode(frames[1:]))

@@ -1,0 +1,65 @@
+"""How a front knows a cell that is for the host and not for the kernel. :mod:`~jupyter_agentbox.magics` does them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .messages import Request, header_index, parse
+
+#: Bytes of the longest content of a request that is looked at.
+MAX_CONTENT = 8 * 1024
+_COMMAND = re.compile(r"%(snapshots|snapshot|restore|fork)(?:[ \t]+(.*))?")
+_COMMENTS = ("#", "//")
+
+
+class HostCell(NamedTuple):
+    """A cell for the host.
+
+    Parameters
+    ----------
+    request : Request
+        Who sent it, and its header.
+    code, name, argument : str
+        All of the cell; what is asked for.
+    is_silent : bool
+        Nothing is to be shown.
+    """
+
+    request: Request
+    code: str
+    name: str
+    argument: str
+    is_silent: bool
+
+
+def read_host_cell(identity: bytes, frames: Sequence[bytes]) -> HostCell | None:
+    """Read an execute request whose code is for the host; None for any other message.
+
+    Parameters
+    ----------
+    identity : bytes
+        Of the client.
+    frames : sequence of bytes
+        The message from what stands before the delimiter on. Its signature is the caller's to check.
+    """
+    index = header_index(frames)
+    if index is None or len(frames[index + 3]) > MAX_CONTENT or b"%" not in frames[index + 3]:
+        return None
+    if parse(frames[index]).get("msg_type") != "execute_request":
+        return None
+    content = parse(frames[index + 3])
+    code = content.get("code")
+    if not isinstance(code, str):
+        return None
+    lines = [line.strip() for line in code.splitlines()]
+    lines = [line for line in lines if line and not line.startswith(_COMMENTS)]
+    found = _COMMAND.fullmatch(lines[0]) if len(lines) == 1 else None
+    if found is None:
+        return None
+    argument = (found[2] or "").strip()
+    if len(argument) > 1 and argument[0] == argument[-1] and argument[0] in "'\"":
+        argument = argument[1:-1]
+    request = Request(identity, frames[index], content.get("stop_on_error") is not False)
+    return HostCell(request, code, found[1], argument, content.get("silent") is True)

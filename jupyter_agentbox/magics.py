@@ -1,0 +1,171 @@
+"""Cells that are for the host: ``%snapshot``, ``%restore``, ``%snapshots`` and ``%fork``, of a kernel of any language.
+
+A :mod:`~jupyter_agentbox.front` sees what its clients send. A cell that is nothing but one such line, beside blank
+ones and comments, is answered here and never reaches the kernel. So code inside has no way to ask for it, and what goes
+back in time does not take its own answer along. It comes after the cells before it, and those behind it wait.
+
+Code that is run over REST is left alone: agents have calls, and tokens, for the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import ClassVar
+
+from .errors import Conflict, InvalidRequest, NotFound
+from .link import LinkThread
+from .models import ForkRequest, SnapshotInfo, SnapshotRequest
+from .policy import Policy
+from .registry import Caller
+from .sessions import Sessions
+from .slot import KernelSlot
+from .snapshotting import Snapshots
+from .spec import format_size
+
+#: Most snapshots that ``%snapshots`` lists, the newest.
+MAX_LISTED = 50
+
+
+class Magics:
+    """Does what such cells ask for, for the kernels of one process that share a state directory.
+
+    Parameters
+    ----------
+    snapshots : Snapshots
+    loop : event loop, optional
+        Of the server that can start kernels; without one there are no forks.
+    """
+
+    _shared: ClassVar[dict[Path, Magics]] = {}
+
+    def __init__(self, snapshots: Snapshots, sessions: Sessions, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._snapshots = snapshots
+        self._loop = loop
+        self._caller = Caller(sessions.server_owner, has_kernels=True)
+
+    @classmethod
+    def share(cls, policy: Policy, magics: Magics) -> None:
+        """Have a server's serve all kernels of its state directory."""
+        cls._shared[policy.state_path] = magics
+
+    @classmethod
+    def of(cls, policy: Policy) -> Magics:
+        """The one of a state directory: its server's, or in a program without one an own."""
+        found = cls._shared.get(policy.state_path)
+        if found is None:
+            sessions = Sessions(policy)
+            found = cls._shared[policy.state_path] = cls(Snapshots(sessions), sessions)
+        return found
+
+    async def run(self, slot: KernelSlot, name: str, argument: str) -> str:
+        """Do it, and return what to show. On the link's thread.
+
+        Raises
+        ------
+        AgentboxError
+        """
+        sandbox = slot.sandbox
+        if sandbox is None:
+            raise Conflict("the kernel was shut down")
+        kernel_id = sandbox.spec.kernel_id
+        work: dict[str, Callable[[str, str], Awaitable[str]]] = {
+            "snapshot": self._snapshot,
+            "restore": self._restore,
+            "snapshots": self._list,
+            "fork": self._fork,
+        }
+        return await work[name](kernel_id, argument)
+
+    async def _snapshot(self, kernel_id: str, name: str) -> str:
+        if len(name) > 100 or not name.isprintable():
+            raise InvalidRequest("a snapshot's name has 100 printable characters at most", field="name")
+        taken = await self._snapshots.take(kernel_id, SnapshotRequest(name=name), caller=self._caller)
+        kept = "" if taken.is_folder_kept else ", without the files of the folder, which stay as they are"
+        return f"snapshot {_call(taken)}: {format_size(taken.size)}{kept}\n"
+
+    async def _restore(self, kernel_id: str, wanted: str) -> str:
+        found = await self._snapshots.list(kernel_id, caller=self._caller)
+        snapshot = choose(found, wanted)
+        await self._snapshots.restore(kernel_id, snapshot.id, caller=self._caller)
+        return f"back at snapshot {_call(snapshot)} of {_age(snapshot)} ago\n"
+
+    async def _list(self, kernel_id: str, argument: str) -> str:
+        _take_nothing("snapshots", argument)
+        found = await self._snapshots.list(kernel_id, caller=self._caller)
+        if not found:
+            return "there are no snapshots of this kernel; %snapshot takes one\n"
+        lines = [
+            f"{item.id}  {_age(item):>5} ago  {format_size(item.size):>10}  {item.name}".rstrip() for item in found
+        ]
+        left = [f"({len(lines) - MAX_LISTED} older ones)"] if len(lines) > MAX_LISTED else []
+        return "\n".join([*left, *lines[-MAX_LISTED:]]) + "\n"
+
+    async def _fork(self, kernel_id: str, argument: str) -> str:
+        _take_nothing("fork", argument)
+        if self._loop is None:
+            raise Conflict("only a kernel of a Jupyter server with this extension can be forked")
+        work = self._snapshots.fork(kernel_id, ForkRequest(as_kernel=True), caller=self._caller)
+        made = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        fork = made.kernels[0].id
+        return (
+            f"forked: kernel {fork} goes on from here. It is among the running kernels: in JupyterLab, right-click it "
+            "there and choose New Notebook for Kernel\n"
+        )
+
+
+def install(slot: KernelSlot, policy: Policy) -> None:
+    """Have a kernel's front answer such cells, unless policy turns them off."""
+    if policy.magics:
+        slot.on_command = lambda name, argument: _run(policy, slot, name, argument)
+
+
+async def _run(policy: Policy, slot: KernelSlot, name: str, argument: str) -> str:
+    magics = await asyncio.to_thread(Magics.of, policy)
+    return await LinkThread.instance().run(magics.run(slot, name, argument))
+
+
+def choose(found: list[SnapshotInfo], wanted: str) -> SnapshotInfo:
+    """Return the newest of that name, the one of that id or of an id that begins so, or the newest of all.
+
+    Parameters
+    ----------
+    found : list of SnapshotInfo
+        Oldest first.
+
+    Raises
+    ------
+    NotFound, InvalidRequest
+    """
+    if not wanted:
+        if not found:
+            raise NotFound("there are no snapshots of this kernel; %snapshot takes one")
+        return found[-1]
+    for item in reversed(found):
+        if wanted in (item.id, item.name):
+            return item
+    begun = [item for item in found if item.id.startswith(wanted)]
+    if len(begun) > 1:
+        raise InvalidRequest(f"{len(begun)} snapshots begin with {wanted[:100]!r}; %snapshots lists them")
+    if not begun:
+        raise NotFound(f"there is no snapshot {wanted[:100]!r} of this kernel; %snapshots lists them")
+    return begun[0]
+
+
+def _call(snapshot: SnapshotInfo) -> str:
+    return f"{snapshot.id} ({snapshot.name})" if snapshot.name else snapshot.id
+
+
+def _age(snapshot: SnapshotInfo) -> str:
+    seconds = max(0, int(time.time() - snapshot.created))
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
+
+
+def _take_nothing(name: str, argument: str) -> None:
+    if argument:
+        raise InvalidRequest(f"%{name} takes no argument")

@@ -1,0 +1,61 @@
+"""Kernels that are saved: what one is that lies parked, and what one goes on from."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from .record import KernelRecord, Record
+from .sandbox import Sandbox
+from .spec import SandboxSpec
+
+
+@dataclass(frozen=True)
+class Restoration:
+    """What a kernel that is about to be started goes on from.
+
+    Parameters
+    ----------
+    spec : SandboxSpec
+        For its sandbox, as policy has it now.
+    record, saved
+        See ``SandboxManager.restore``.
+    """
+
+    spec: SandboxSpec
+    record: Record
+    saved: Path
+
+
+class Parked(Protocol):
+    """A kernel that was saved to the disk, and ended; :mod:`~jupyter_agentbox.parking` makes them.
+
+    Parameters
+    ----------
+    snapshot_id, sandbox_id : str
+        Of what was saved, and of the sandbox that ended.
+    spec : SandboxSpec
+        What that was.
+    kernel : KernelRecord
+        The notebook's.
+    """
+
+    @property
+    def snapshot_id(self) -> str: ...
+    @property
+    def sandbox_id(self) -> str: ...
+    @property
+    def spec(self) -> SandboxSpec: ...
+    @property
+    def kernel(self) -> KernelRecord: ...
+
+    def opened(self) -> AbstractAsyncContextManager[Restoration]:
+        """Have what was saved at hand, as policy allows it now. Raises AgentboxError."""
+
+    async def woken(self, sandbox: Sandbox) -> None:
+        """It goes on in another sandbox: remove what was saved. Never fails."""
+
+    async def forget(self) -> None:
+        """Nobody wants it any more: remove what was saved. Never fails."""

@@ -1,0 +1,189 @@
+"""Notebooks' kernels that are parked: saved to the disk, alive for whoever looks, and woken by the first who speaks."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from e2e.harness import Env, KernelClient, Server, wait_until
+
+EXTENSION = "--ServerApp.jpserver_extensions={'jupyter_agentbox': True}"
+
+
+@pytest.fixture(scope="module")
+def server(make_env: Callable[..., Env]) -> Iterator[Server]:
+    env = make_env(config={"Policy": {"lease_timeout": 30.0, "max_sandboxes": 2}})
+    with env.server("server", EXTENSION, "--AgentboxExtension.keep_sandboxes=False") as running:
+        yield running
+
+
+@pytest.fixture
+def kernel(server: Server) -> Iterator[KernelClient]:
+    made = server.kernel()
+    yield made
+    if made.id in {item["id"] for item in server.call("GET", "api/kernels")}:
+        made.shutdown()
+
+
+def call(server: Server, verb: str, path: str, body: Any = None) -> Any:
+    return server.call(verb, f"api/agentbox/{path}", body)
+
+
+def park(kernel: KernelClient) -> None:
+    assert call(kernel.server, "POST", f"sandboxes/{kernel.id}/park")["state"] == "parked"
+    assert is_parked(kernel)
+
+
+def is_parked(kernel: KernelClient) -> bool:
+    info = call(kernel.server, "GET", f"sandboxes/{kernel.id}")
+    assert info["end"] is None
+    return bool(info["state"] == "parked")
+
+
+def saved(env: Env) -> list[Path]:
+    return [*env.state_dir.glob("parked/*"), *env.state_dir.glob("snapshots/owners/*/snapshots/*")]
+
+
+def state_of(kernel: KernelClient) -> str:
+    return str(kernel.server.call("GET", f"api/kernels/{kernel.id}")["execution_state"])
+
+
+def test_a_parked_kernel_takes_nothing_and_any_message_wakes_it(kernel: KernelClient) -> None:
+    server, env = kernel.server, kernel.server.env
+    kernel.check("x = 41\nopen('kept.txt', 'w').write('kept')\nopen('/tmp/layer', 'w').write('too')")
+    wait_until(lambda: state_of(kernel) == "idle", 10, "it is idle")
+    park(kernel)
+    assert env.sandboxes() == []
+    assert len([line for line in env.processes().values() if "jupyter-server" not in line]) == 0
+    (listed,) = call(server, "GET", "sandboxes?state=parked")["sandboxes"]
+    assert listed["kernels"] == [{"id": kernel.id, "state": "parked"}]
+    time.sleep(4)  # longer than what the restarter waits between two looks
+    assert state_of(kernel) == "idle"
+    kernel.interrupt()
+    assert is_parked(kernel), "there is nothing to interrupt"
+    assert kernel.check("print(x + 1, open('kept.txt').read(), open('/tmp/layer').read())") == "42 kept too\n"
+    assert not is_parked(kernel)
+    wait_until(lambda: not saved(env), 10, "what was saved is removed")
+    assert "restart" not in server.log.read_text()
+
+    park(kernel)
+    ran = call(server, "POST", f"sandboxes/{kernel.id}/code", {"code": "x"})
+    assert ran["result"]["data"]["text/plain"] == "41"
+    park(kernel)
+    ran = call(server, "POST", f"sandboxes/{kernel.id}/exec", {"command": "cat kept.txt"})
+    assert ran["stdout"] == "kept"
+    park(kernel)
+    assert call(server, "POST", f"sandboxes/{kernel.id}/wake")["state"] == "running"
+    park(kernel)
+    with ThreadPoolExecutor(3) as pool:
+        others = [KernelClient(server, kernel.id) for _ in range(3)]  # each asks for its state
+        assert list(pool.map(lambda client: client.check("print(x)"), others)) == ["41\n"] * 3
+    assert [item["state"] for item in call(server, "GET", "sandboxes")["sandboxes"]] == ["running"]
+
+
+def test_a_kernel_that_works_or_is_in_use_is_not_parked(kernel: KernelClient) -> None:
+    server = kernel.server
+    running = kernel.start("print('begun', flush=True)\nimport time; time.sleep(3)\ny = 1")
+    while kernel.receive(time.monotonic() + 30)["msg_type"] != "stream":
+        pass
+    answer = server.http.post(server.url(f"api/agentbox/sandboxes/{kernel.id}/park"), timeout=30)
+    assert (answer.status_code, answer.json()["reason"]) == (409, "conflict")
+    assert kernel.finish(running).reply["status"] == "ok"
+    assert kernel.check("print(y)") == "1\n"
+
+
+def test_it_counts_as_none_of_those_that_run(server: Server, kernel: KernelClient) -> None:
+    other = server.kernel()
+    refused = server.http.post(server.url("api/agentbox/sandboxes"), json={}, timeout=60)
+    assert (refused.status_code, refused.json()["reason"]) == (429, "limit_reached")
+    kernel.check("1")
+    park(kernel)
+    made = call(server, "POST", "sandboxes", {})
+    call(server, "DELETE", f"sandboxes/{made['id']}")
+    other.shutdown()
+
+
+def test_shutdown_removes_what_was_saved_and_restart_makes_a_fresh_kernel(kernel: KernelClient) -> None:
+    server, env = kernel.server, kernel.server.env
+    kernel.check("x = 1\nopen('kept.txt', 'w').write('kept')")
+    park(kernel)
+    kernel.restart()
+    assert kernel.check("print('x' in globals(), open('kept.txt').read())") == "False kept\n"
+    assert saved(env) == []
+    park(kernel)
+    began = time.monotonic()
+    server.call("DELETE", f"api/kernels/{kernel.id}")
+    assert time.monotonic() - began < 5, "it obeyed, and was not killed after a wait"
+    assert saved(env) == []
+    assert env.sandboxes() == []
+    events = [row["detail"]["event"] for row in call(server, "GET", "audit?kind=lifecycle&limit=3")["rows"]]
+    assert "woken" not in events
+
+
+def test_one_that_cannot_be_woken_says_why_and_stays(kernel: KernelClient) -> None:
+    env = kernel.server.env
+    kernel.check("x = 1")
+    park(kernel)
+    (image,) = env.state_dir.glob("snapshots/owners/*/snapshots/*/image")
+    moved = image.rename(image.parent.parent / ".moved")
+    answer = kernel.execute("x")
+    assert answer.reply["status"] == "error"
+    assert "could not be woken" in answer.reply["evalue"]
+    assert is_parked(kernel)
+    moved.rename(image)
+    assert kernel.check("print(x)") == "1\n"
+
+
+def test_a_token_is_good_again_for_the_sandbox_that_was_woken(kernel: KernelClient) -> None:
+    server, path = kernel.server, f"sandboxes/{kernel.id}"
+    kernel.check("x = 41")
+    made = [call(server, "POST", f"{path}/tokens", {"verbs": ["read", "execute"]}) for _ in range(2)]
+    headers = [{"Authorization": f"Bearer {item['token']}"} for item in made]
+    url = server.url(f"api/agentbox/{path}")
+    park(kernel)
+    assert requests.get(url, headers=headers[0], timeout=60).json()["state"] == "parked"
+    ran = requests.post(f"{url}/code", headers=headers[0], json={"code": "x"}, timeout=60)
+    assert ran.json()["result"]["data"]["text/plain"] == "41"
+    listed = call(server, "GET", f"{path}/tokens")["tokens"]
+    assert {item["id"] for item in listed} == {item["info"]["id"] for item in made}
+    call(server, "DELETE", f"{path}/tokens/{made[1]['info']['id']}")
+    park(kernel)
+    assert requests.get(url, headers=headers[1], timeout=60).status_code == 401
+    kernel.check("1")
+    assert requests.get(url, headers=headers[1], timeout=60).status_code == 401
+    assert requests.get(url, headers=headers[0], timeout=60).json()["state"] == "running"
+
+
+def test_an_idle_kernel_is_parked_by_policy_found_by_the_next_server_and_culled_asleep(agentbox_env: Env) -> None:
+    policy = {"lease_timeout": 120.0, "park_kernels_after": 2.0, "freeze_after": 1.0}
+    agentbox_env.configure({"Policy": policy})
+    first = Server(agentbox_env, "server", (EXTENSION,), {})
+    first.wait_ready()
+    kernel = first.kernel()
+    kernel.check("x = 41")
+    wait_until(lambda: is_parked(kernel), 40, "it is parked")
+    first.stop(signal.SIGKILL)
+
+    with agentbox_env.server("server", EXTENSION) as second:
+        assert [item["id"] for item in second.call("GET", "api/kernels")] == [kernel.id]
+        assert agentbox_env.sandboxes() == []
+        again = KernelClient(second, kernel.id)
+        assert again.check("print(x + 1)") == "42\n"
+        wait_until(lambda: is_parked(again), 40, "it is parked once more")
+        again.socket.close()
+
+    # Also by a server that ends in peace. What is culled is not woken for it.
+    cull = [f"--MappingKernelManager.cull_{name}" for name in ("idle_timeout=3", "interval=1")]
+    with agentbox_env.server("server", EXTENSION, *cull) as third:
+        assert [item["id"] for item in third.call("GET", "api/kernels")] == [kernel.id]
+        wait_until(lambda: not third.call("GET", "api/kernels"), 40, "it is culled")
+        assert saved(agentbox_env) == []
+        assert "woken" not in [
+            row["detail"]["event"] for row in call(third, "GET", "audit?kind=lifecycle&limit=2")["rows"]
+        ]
