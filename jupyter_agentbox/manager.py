@@ -69,7 +69,7 @@ class Listed:
         Seconds since the epoch.
     state : str
         ``running``, ``pooled`` (waits for somebody who starts a kernel), ``orphaned`` (alive, its owner is gone) or
-        ``ended``.
+        ``ended``; ``unknown`` where what runs it does not answer.
     memory : int
         Bytes; 0 where it is not known.
     """
@@ -109,6 +109,7 @@ class SandboxManager:
     def __init__(self, state_dir: Path, runtime: Runtime) -> None:
         self.state_dir = state_dir
         self.runtime = runtime
+        self._others: dict[str, Runtime] = {}
         self.sandboxes: dict[str, Sandbox] = {}
         self.starting = asyncio.Semaphore(MAX_STARTING)
         self._thread = LinkThread.instance()
@@ -286,7 +287,7 @@ class SandboxManager:
 
     async def _adopt(self, sandbox_id: str, on_refusal: OnRefusal | None) -> Sandbox:
         record = Record.load(self._directory(sandbox_id))
-        sandbox = Sandbox(record, self._directory(sandbox_id), self.runtime, self.audit, on_refusal)
+        sandbox = Sandbox(record, self._directory(sandbox_id), self._runtime_of(record), self.audit, on_refusal)
         await sandbox.adopt()
         await asyncio.to_thread(ensure_sweeper, self.state_dir)
         self.sandboxes[sandbox_id] = sandbox
@@ -341,11 +342,28 @@ class SandboxManager:
                     runtime=record.runtime,
                     workspace=str(record.spec.workspace or directory / "work"),
                     created=record.created,
-                    state=_state(record, directory) if is_alive else "ended",
+                    state=self._state(record, directory) if is_alive else "ended",
                     memory=self.runtime.usage(handle, directory).memory if handle is not None and is_alive else 0,
                 )
             )
         return sorted(found, key=lambda item: item.created)
+
+    def _state(self, record: Record, directory: Path) -> str:
+        # Of one that is alive. Who has no owner can be adopted, whether what runs it answers or not.
+        if record.spec.layout == "waiting":
+            return "pooled"
+        if not is_owned(directory):
+            return "orphaned"
+        return "running" if self._runtime_of(record).is_reachable() else "unknown"
+
+    def _runtime_of(self, record: Record) -> Runtime:
+        # Another profile's may be another one.
+        if record.runtime == self.runtime.name:
+            return self.runtime
+        if record.runtime not in self._others:
+            options = {"state_dir": str(self.state_dir), "config": self.runtime.config}
+            self._others[record.runtime] = load_runtime(record.runtime, **options)
+        return self._others[record.runtime]
 
     def get(self, sandbox_id: str) -> Sandbox:
         """A sandbox of this process. Raises InvalidRequest."""
@@ -353,10 +371,3 @@ class SandboxManager:
             return self.sandboxes[sandbox_id]
         except KeyError:
             raise InvalidRequest(f"this process owns no sandbox {sandbox_id!r}", field="id") from None
-
-
-def _state(record: Record, directory: Path) -> str:
-    """Return the state of one that is alive."""
-    if record.spec.layout == "waiting":
-        return "pooled"
-    return "running" if is_owned(directory) else "orphaned"

@@ -51,8 +51,8 @@ class Sandbox:
     ----------
     record : Record
         What is known of it, as in its state file.
-    directory : Path
-        Its own on the host, 0700.
+    directory, runtime : Path, Runtime
+        Its own on the host, 0700; and what runs it.
     kernels : dict of str to Kernel
         Those started in it, by their names inside.
     processes : ProcessTable
@@ -73,7 +73,7 @@ class Sandbox:
         self.end: End | None = None
         self.measured: tuple[float, Usage] | None = None
         self.gate = Gate(record.id, record.spec.grant, audit, on_refusal=on_refusal)
-        self._runtime = runtime
+        self.runtime = runtime
         self._audit = audit
         self._thread = LinkThread.instance()
         self._handle = Handle.from_dict(record.handle) if record.handle is not None else None
@@ -131,13 +131,13 @@ class Sandbox:
             self._make_directory(inherit)
             if saved is None:
                 self._link.listen()
-                self._handle = await asyncio.to_thread(self._runtime.start, self.id, self.spec, self.directory)
+                self._handle = await asyncio.to_thread(self.runtime.start, self.id, self.spec, self.directory)
             else:
                 work = saved / "work", self.directory / "work"
                 await asyncio.to_thread(copy_tree, *work, max_bytes=2 * self.spec.limits.disk)
                 self._link.listen(self.record.link)
                 arguments = (self.id, self.spec, self.directory, saved / "image")
-                self._handle = await asyncio.to_thread(self._runtime.restore, *arguments)
+                self._handle = await asyncio.to_thread(self.runtime.restore, *arguments)
             self._save()
             await self._connected()
             await self._resume(claim)
@@ -173,17 +173,17 @@ class Sandbox:
             begin(self.record, self.directory, self._lock)
         began = time.monotonic()
         try:
-            if self._handle is None or not self._runtime.is_alive(self._handle):
+            if self._handle is None or not self.runtime.is_alive(self._handle):
                 raise RuntimeFailed(f"sandbox {self.id} has ended")
             self._lock.renew()
             self._link.listen()
             # Its owner may have ended when it was frozen, or while it was saved.
-            self._runtime.thaw(self._handle)
+            self.runtime.thaw(self._handle)
             if claim is None:
-                await asyncio.to_thread(self._runtime.recover, self.id, self.directory)
+                await asyncio.to_thread(self.runtime.recover, self.id, self.directory)
             else:
                 self._inherit(inherit)
-                await asyncio.to_thread(self._runtime.claim, self._handle, self.id, self.spec, self.directory)
+                await asyncio.to_thread(self.runtime.claim, self._handle, self.id, self.spec, self.directory)
             await self._connected()
             await self._resume(claim)
             self._save()
@@ -197,7 +197,7 @@ class Sandbox:
         """Own it no longer, and let it live: for its lease it waits for another owner, or frozen, to be claimed."""
         if is_waiting and self._handle is not None:
             await asyncio.gather(*(kernel.hang_up() for kernel in self.kernels.values()))
-            self._runtime.freeze(self._handle)
+            self.runtime.freeze(self._handle)
         elif self._freezer is not None:
             self._freezer.thaw()  # it watches over its own lease
         self._is_stopping = Cause.STOPPED
@@ -208,7 +208,7 @@ class Sandbox:
     async def _resume(self, claim: Claim | None = None) -> None:
         """Go on with what runs in it already."""
         if claim is not None:
-            await put_in_place(self._link, claim, self._runtime.read_covered(self.directory), self.spec.lease_timeout)
+            await put_in_place(self._link, claim, self.runtime.read_covered(self.directory), self.spec.lease_timeout)
         for known in self.record.kernels:
             self.kernels[known.name] = kernel = Kernel(self, known.name)
             kernel.resume(known.driver, claim)
@@ -249,7 +249,7 @@ class Sandbox:
                 await self._link.suspend(SUSPEND_TIMEOUT)
                 arguments = (handle, self.id, self.directory, staged / "image", copy)
                 # The link's files must stay closed as long as gVisor saves.
-                await finished(asyncio.to_thread(self._runtime.checkpoint, *arguments))
+                await finished(asyncio.to_thread(self.runtime.checkpoint, *arguments))
                 return replace(self.record, link=self._link.number, handle=None, cleanup=[]).to_bytes()
             finally:
                 self._link.resume()
@@ -262,7 +262,7 @@ class Sandbox:
         try:
             while not wait.done():
                 await asyncio.wait([wait], timeout=WATCH_INTERVAL)
-                if not wait.done() and not self._runtime.is_alive(self._handle):
+                if not wait.done() and not self.runtime.is_alive(self._handle):
                     break
             if wait.done():
                 wait.result()
@@ -370,8 +370,8 @@ class Sandbox:
         self._link.close("the sandbox was stopped")
         await self.gate.aclose()
         if self._handle is not None:
-            await asyncio.to_thread(self._runtime.kill, self._handle)
-            await asyncio.to_thread(self._runtime.remove, self._handle, self.directory)
+            await asyncio.to_thread(self.runtime.kill, self._handle)
+            await asyncio.to_thread(self.runtime.remove, self._handle, self.directory)
         self._ended.set()
         if not is_kept:
             await self.discard()
@@ -429,7 +429,7 @@ class Sandbox:
 
     def _begin_watch(self) -> None:
         assert self._handle is not None
-        self._freezer = Freezer(self._runtime, self._handle, self._link, lambda: self.is_busy, self.spec.freeze_after)
+        self._freezer = Freezer(self.runtime, self._handle, self._link, lambda: self.is_busy, self.spec.freeze_after)
         self._thread.spawn(self._watch(self._freezer))
 
     async def _watch(self, freezer: Freezer) -> None:
@@ -441,13 +441,13 @@ class Sandbox:
             if now - renewed > self.spec.lease_timeout / 4:
                 renewed = now
                 self._lock.renew()
-            if not self._runtime.is_alive(self._handle):
+            if not self.runtime.is_alive(self._handle):
                 await self._find_end("the sandbox's process is gone")
                 return
             await freezer.look()
             if now - measured > MEASURE_INTERVAL and not freezer.is_frozen:
                 measured = now
-                usage = await asyncio.to_thread(self._runtime.usage, self._handle, self.directory)
+                usage = await asyncio.to_thread(self.runtime.usage, self._handle, self.directory)
                 self.measured = (time.time(), usage)
                 breach = find_breach(usage, self.spec)
                 if breach is not None:
@@ -459,16 +459,16 @@ class Sandbox:
         """The link or the process is gone: find out why, and clear up."""
         assert self._handle is not None
         for _ in range(100):
-            if not self._runtime.is_alive(self._handle):
+            if not self.runtime.is_alive(self._handle):
                 break
             await asyncio.sleep(0.02)
         if self._is_stopping is not None:
             return
-        if self._runtime.is_alive(self._handle):
+        if self.runtime.is_alive(self._handle):
             await self._end(End(Cause.CRASHED, 1, f"its guest failed: {reason}"))
         else:
             await self._end(
-                await asyncio.to_thread(self._runtime.why_ended, self._handle, self.spec.limits, self.directory)
+                await asyncio.to_thread(self.runtime.why_ended, self._handle, self.spec.limits, self.directory)
             )
 
     async def _end(self, end: End) -> None:

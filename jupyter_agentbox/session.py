@@ -139,6 +139,11 @@ class Session:
         return "running" if self.sandbox is not None and self.starting is None else "starting"
 
     @property
+    def is_reachable(self) -> bool:
+        """Whether what runs it answers; where not, nobody knows its state."""
+        return self.sandbox is None or self.sandbox.runtime.is_reachable()
+
+    @property
     def tools(self) -> list[str]:
         """The tools that may be used on it."""
         return list(TOOLS) if self.request.tools is None else list(self.request.tools)
@@ -162,7 +167,7 @@ class Session:
             kind=self.kind,
             owner=self.owner,
             profile=spec.profile if spec is not None else request.profile or "",
-            state=self.state,
+            state="unknown" if self.state == "running" and not self.is_reachable else self.state,
             end=self._end_info(end) if end is not None else None,
             created=self.created,
             last_used=self.last_used,
@@ -179,7 +184,7 @@ class Session:
             ports=list(request.ports),
             labels=self.labels,
             runtime=spec.runtime if spec is not None else "",
-            isolation="gvisor",
+            isolation=sandbox.runtime.isolation if sandbox is not None else "gvisor",
             usage=self._usage(),
             calls=list(self.calls.values()),
         )

@@ -394,7 +394,8 @@ class Sessions(GrantedSessions):
                 session = await asyncio.to_thread(Session.load, directory)
                 if session.key in self._sessions:
                     continue
-                sandbox = await manager.adopt(listed.id)
+                its = SandboxManager.shared(self.policy.state_path, listed.runtime, config=self.policy.config)
+                sandbox = await its.adopt(listed.id)
             except AgentboxError as error:
                 log.warning("sandbox %s is not taken back: %s", listed.id, error)
                 continue

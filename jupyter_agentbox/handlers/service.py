@@ -80,7 +80,7 @@ class Service:
             status="ok" if all(check.is_ok for check in checks) else "degraded",
             version=__version__,
             runtime=self.sessions.policy.runtime,
-            isolation="gvisor",
+            isolation=self.manager().runtime.isolation,
             sandboxes=await self.sessions.count(),
             checks=checks,
         )

@@ -35,6 +35,8 @@ TOOLS: dict[str, str] = {
 }
 
 State = Literal["starting", "running", "parked", "ended"]
+#: And where what runs it does not answer, so that nobody knows.
+SandboxState = Literal["starting", "running", "parked", "ended", "unknown"]
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

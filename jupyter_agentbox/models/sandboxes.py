@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from jupyter_agentbox.spec import WORKSPACE
 
-from .base import Answer, Body, HostName, Label, Name, Seconds, State
+from .base import Answer, Body, HostName, Label, Name, SandboxState, Seconds, State
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
 
@@ -220,7 +220,7 @@ class SandboxInfo(Answer, frozen=True):
     kind: Literal["session", "notebook"]
     owner: str
     profile: str
-    state: State
+    state: SandboxState
     end: EndInfo | None
     created: float
     last_used: float

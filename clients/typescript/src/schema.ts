@@ -2248,7 +2248,7 @@ export interface components {
             owner: string;
             profile: string;
             /** @enum {unknown} */
-            state: "ended" | "parked" | "running" | "starting";
+            state: "ended" | "parked" | "running" | "starting" | "unknown";
             /** @description Once it has ended. */
             end: components["schemas"]["EndInfo"] | null;
             created: number;

@@ -32,7 +32,7 @@ def run(line: str) -> bytes:
         command, shell=True, stdin=subprocess.DEVNULL, stdout=-1, stderr=-2, cwd="/workspace",
         env={"PATH": "/usr/bin:/bin", "HOME": config["home"]}, **ids,
     )  # fmt: skip
-    return result.stdout
+    return bytes(result.stdout)
 
 
 while True:
