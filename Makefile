@@ -39,7 +39,7 @@ endef
 	@echo "== Making a virtual environment in .venv"
 	@$(or $(PYTHON),python3) -m venv .venv
 
-.venv/installed: .venv/bin/python pyproject.toml
+.venv/installed: .venv/bin/python pyproject.toml jupyter_agentbox/labextension/package.json
 	@echo "== Installing jupyter_agentbox and what its tests need into .venv"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[test,dev]'
 	@touch $@

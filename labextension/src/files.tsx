@@ -1,0 +1,253 @@
+/** The files of a sandbox's workspace: browse, look at, upload and download. */
+import { PathExt } from '@jupyterlab/coreutils';
+import * as React from 'react';
+
+import { ROUTES } from '../../clients/typescript/src/index.js';
+import { useFetched } from './hooks.js';
+import type { Model } from './model.js';
+import type { Part } from './view.js';
+import { formatSize, idOf, type Info } from './words.js';
+
+/** Bytes: of an image that is shown, of text that is shown, and of a download, which is held in memory. */
+const MAX_IMAGE = 8 * 1024 * 1024;
+const MAX_TEXT = 64 * 1024;
+const MAX_DOWNLOAD = 512 * 1024 * 1024;
+// Not SVG: it is a document.
+const IMAGES: Record<string, string> = { '.png': 'image/png', '.jpg': 'image/jpeg', '.jpeg': 'image/jpeg', '.gif': 'image/gif', '.webp': 'image/webp' };
+
+/** Send a file with its progress, which `fetch` does not tell. */
+function upload(model: Model, info: Info, path: string, file: File, onProgress: (share: number) => void): Promise<void> {
+  const { baseUrl, token } = model.services.serverSettings;
+  const [verb, template] = ROUTES.upload_file;
+  const query = new URLSearchParams({ path, size: String(file.size) }).toString();
+  const request = new XMLHttpRequest();
+  request.open(verb, `${baseUrl}api/agentbox${template.replace('{id}', encodeURIComponent(idOf(info)))}?${query}`);
+  request.setRequestHeader('Content-Type', 'application/octet-stream');
+  if (token) {
+    request.setRequestHeader('Authorization', `token ${token}`);
+  }
+  const xsrf = /(?:^|; ?)_xsrf=([^;]*)/.exec(document.cookie)?.[1];
+  if (xsrf) {
+    request.setRequestHeader('X-XSRFToken', xsrf);
+  }
+  return new Promise((resolve, reject) => {
+    request.upload.onprogress = event => {
+      onProgress(event.total > 0 ? event.loaded / event.total : 0);
+    };
+    request.onload = () => {
+      if (request.status < 300) {
+        resolve();
+        return;
+      }
+      let message = `${request.status} ${request.statusText}`;
+      try {
+        message = (JSON.parse(request.responseText) as { message: string }).message;
+      } catch {
+        // Not from our server.
+      }
+      reject(new Error(message));
+    };
+    request.onerror = () => {
+      reject(new Error(model.trans.__('The server did not answer.')));
+    };
+    request.send(file);
+  });
+}
+
+/** Receive a file with its progress, and hand it to the browser. */
+async function download(model: Model, info: Info, path: string, onProgress: (share: number) => void): Promise<void> {
+  const response = await model.client.sandbox(idOf(info)).files.download(path);
+  const size = Number(response.headers.get('Content-Length') ?? 0);
+  if (size > MAX_DOWNLOAD) {
+    await response.body?.cancel();
+    throw new Error(model.trans.__('The file is larger than %1; get it over the REST API.', formatSize(MAX_DOWNLOAD)));
+  }
+  const parts: Uint8Array[] = [];
+  let count = 0;
+  const reader = response.body?.getReader();
+  for (let part = await reader?.read(); part?.value; part = await reader?.read()) {
+    parts.push(part.value);
+    count += part.value.length;
+    onProgress(size > 0 ? count / size : 0);
+  }
+  const address = URL.createObjectURL(new Blob(parts as BlobPart[], { type: 'application/octet-stream' }));
+  const link = document.createElement('a');
+  link.href = address;
+  link.download = PathExt.basename(path);
+  link.click();
+  setTimeout(() => {
+    URL.revokeObjectURL(address);
+  }, 60000);
+}
+
+interface Shown {
+  path: string;
+  text: string;
+  image: string;
+}
+
+async function preview(model: Model, info: Info, path: string, size: number): Promise<Shown> {
+  const { files } = model.client.sandbox(idOf(info));
+  const type = IMAGES[PathExt.extname(path).toLowerCase()];
+  if (type !== undefined && size <= MAX_IMAGE) {
+    const bytes = await (await files.download(path)).arrayBuffer();
+    return { path, text: '', image: URL.createObjectURL(new Blob([bytes], { type })) };
+  }
+  const content = await files.read(path, { length: MAX_TEXT });
+  const text = content.is_text && content.encoding === 'utf-8' ? content.data : model.trans.__('It is no text.');
+  return { path, text: content.truncated ? `${text}\n${model.trans.__('… there is more.')}` : text, image: '' };
+}
+
+export function Files({ info, model, actions }: Part): JSX.Element {
+  const { trans } = model;
+  const [folder, setFolder] = React.useState('.');
+  const [shown, setShown] = React.useState<Shown | null>(null);
+  const [work, setWork] = React.useState<{ name: string; share: number } | null>(null);
+  const [said, say] = React.useState('');
+  const [isOver, setOver] = React.useState(false);
+  const picker = React.useRef<HTMLInputElement>(null);
+  const { value, problem, again } = useFetched(() => model.client.sandbox(idOf(info)).files.list(folder), `${info.sandbox_id ?? ''} ${folder}`);
+  React.useEffect(
+    () => () => {
+      if (shown?.image) {
+        URL.revokeObjectURL(shown.image);
+      }
+    },
+    [shown]
+  );
+
+  const run = async (name: string, done: string, action: (onProgress: (share: number) => void) => Promise<void>): Promise<void> => {
+    setWork({ name, share: 0 });
+    try {
+      await action(share => {
+        setWork({ name, share });
+      });
+      say(done);
+    } catch (error) {
+      say((error as Error).message);
+      actions.tell(error);
+    }
+    setWork(null);
+  };
+  const send = async (files: FileList | null): Promise<void> => {
+    for (const file of files ?? []) {
+      const path = folder === '.' ? file.name : `${folder}/${file.name}`;
+      await run(file.name, trans.__('%1 is uploaded.', file.name), onProgress => upload(model, info, path, file, onProgress));
+    }
+    again();
+  };
+  const parts = folder === '.' ? [] : folder.split('/');
+  return (
+    <div
+      className={isOver ? 'ab-files ab-mod-over' : 'ab-files'}
+      onDragOver={event => {
+        event.preventDefault();
+        setOver(true);
+      }}
+      onDragLeave={() => {
+        setOver(false);
+      }}
+      onDrop={event => {
+        event.preventDefault();
+        event.stopPropagation();
+        setOver(false);
+        void send(event.dataTransfer.files);
+      }}
+    >
+      <nav aria-label={trans.__('Folder')} className="ab-row-actions">
+        <button type="button" className="ab-button" onClick={() => {
+          setFolder('.');
+        }}>
+          /workspace
+        </button>
+        {parts.map((part, index) => (
+          <button type="button" className="ab-button" key={index} onClick={() => {
+            setFolder(parts.slice(0, index + 1).join('/'));
+          }}>
+            {part}
+          </button>
+        ))}
+        <button type="button" className="ab-button ab-mod-right" onClick={() => picker.current?.click()}>
+          {trans.__('Upload…')}
+        </button>
+        <button type="button" className="ab-button" onClick={again}>
+          {trans.__('Refresh')}
+        </button>
+        <input ref={picker} type="file" multiple hidden aria-label={trans.__('Files to upload')} onChange={event => void send(event.target.files)} />
+      </nav>
+      <p className="ab-dim">{trans.__('Files can be dropped here.')}</p>
+      <p role="status" aria-live="polite">
+        {said || problem}
+      </p>
+      {work && (
+        <p>
+          <label>
+            {work.name} <progress value={work.share} max={1} />
+          </label>
+        </p>
+      )}
+      {value?.entries.length === 0 && <p>{trans.__('The folder is empty.')}</p>}
+      {!!value?.entries.length && (
+        <table className="ab-table">
+          <thead>
+            <tr>
+              <th scope="col">{trans.__('Name')}</th>
+              <th scope="col">{trans.__('Size')}</th>
+              <th scope="col">{trans.__('Changed')}</th>
+              <th scope="col">{trans.__('Action')}</th>
+            </tr>
+          </thead>
+          <tbody>
+            {value.entries.map(entry => {
+              const name = PathExt.basename(entry.path);
+              const isFolder = entry.kind === 'directory';
+              return (
+                <tr key={entry.path}>
+                  <th scope="row">
+                    <button
+                      type="button"
+                      className="ab-link"
+                      disabled={!isFolder && entry.kind !== 'file'}
+                      onClick={() => {
+                        if (isFolder) {
+                          setFolder(entry.path);
+                        } else {
+                          preview(model, info, entry.path, entry.size).then(setShown, (error: unknown) => {
+                            actions.tell(error);
+                          });
+                        }
+                      }}
+                    >
+                      {isFolder ? `${name}/` : name}
+                    </button>
+                  </th>
+                  <td>{entry.kind === 'file' ? formatSize(entry.size) : entry.kind}</td>
+                  <td>{new Date(entry.mtime * 1000).toLocaleString()}</td>
+                  <td>
+                    {entry.kind === 'file' && (
+                      <button
+                        type="button"
+                        className="ab-button"
+                        aria-label={trans.__('Download %1', name)}
+                        onClick={() => void run(name, trans.__('%1 is downloaded.', name), onProgress => download(model, info, entry.path, onProgress))}
+                      >
+                        {trans.__('Download')}
+                      </button>
+                    )}
+                  </td>
+                </tr>
+              );
+            })}
+          </tbody>
+        </table>
+      )}
+      {value?.truncated && <p>{trans.__('There are more files than are shown.')}</p>}
+      {shown && (
+        <section aria-label={trans.__('Preview of %1', shown.path)} className="ab-preview">
+          <h2>{shown.path}</h2>
+          {shown.image ? <img src={shown.image} alt={trans.__('The image %1', shown.path)} /> : <pre tabIndex={0}>{shown.text}</pre>}
+        </section>
+      )}
+    </div>
+  );
+}

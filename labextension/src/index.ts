@@ -1,0 +1,234 @@
+/** Sandboxes in JupyterLab: the plugin puts the views in their places. */
+import { ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from '@jupyterlab/application';
+import { ICommandPalette, MainAreaWidget, Notification } from '@jupyterlab/apputils';
+import { ILauncher } from '@jupyterlab/launcher';
+import { INotebookTracker, type NotebookPanel } from '@jupyterlab/notebook';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { IStatusBar } from '@jupyterlab/statusbar';
+import { Terminal } from '@jupyterlab/terminal';
+import { ITranslator, nullTranslator } from '@jupyterlab/translation';
+import { DisposableSet, type IDisposable } from '@lumino/disposable';
+
+import { Actions, type ActionName, type Tab } from './actions.js';
+import { Banner } from './banner.js';
+import { boxedIcon } from './icons.js';
+import { Indicator } from './indicator.js';
+import { Model } from './model.js';
+import { SandboxPanel } from './panel.js';
+import { Notices } from './reach.js';
+import { SandboxTerminal } from './terminal.js';
+import { SandboxView } from './view.js';
+import { idOf, type Info } from './words.js';
+
+const ID = 'jupyter-agentbox:plugin';
+
+const plugin: JupyterFrontEndPlugin<void> = {
+  id: ID,
+  description: 'Shows the sandboxes of kernels and agents.',
+  autoStart: true,
+  requires: [INotebookTracker],
+  optional: [ITranslator, ICommandPalette, ILauncher, IStatusBar, ISettingRegistry, ILayoutRestorer],
+  activate: (
+    app: JupyterFrontEnd,
+    tracker: INotebookTracker,
+    translator: ITranslator | null,
+    palette: ICommandPalette | null,
+    launcher: ILauncher | null,
+    statusBar: IStatusBar | null,
+    registry: ISettingRegistry | null,
+    restorer: ILayoutRestorer | null
+  ): void => {
+    const trans = (translator ?? nullTranslator).load('jupyter_agentbox');
+    const model = new Model(app.serviceManager, trans);
+    const actions = new Actions(app, model);
+    const wanted = { statusBar: true, toolbar: true, notices: true };
+    const onSettings: (() => void)[] = [];
+    if (registry) {
+      registry.load(ID).then(
+        settings => {
+          const read = (): void => {
+            for (const name of ['statusBar', 'toolbar', 'notices'] as const) {
+              wanted[name] = settings.get(name).composite !== false;
+            }
+            for (const callback of onSettings) {
+              callback();
+            }
+          };
+          settings.changed.connect(read);
+          read();
+        },
+        (error: unknown) => {
+          Notification.warning(trans.__('The settings of sandboxes were not read: %1', String(error)));
+        }
+      );
+    }
+
+    // -- views --------------------------------------------------------------------------------
+    const views = new Map<string, { widget: MainAreaWidget<SandboxView>; view: SandboxView }>();
+    actions.showView = (info: Info, tab: Tab): void => {
+      const key = idOf(info);
+      let found = views.get(key);
+      if (!found) {
+        const view = new SandboxView(model, actions, info);
+        const widget = new MainAreaWidget({ content: view });
+        widget.id = `jupyter-agentbox-view-${key}`;
+        widget.title.label = trans.__('Sandbox: %1', actions.name(info));
+        widget.title.icon = boxedIcon;
+        widget.title.closable = true;
+        widget.disposed.connect(() => {
+          views.delete(key);
+        });
+        views.set(key, (found = { widget, view }));
+      }
+      found.view.showTab(tab);
+      if (!found.widget.isAttached) {
+        app.shell.add(found.widget, 'main', { mode: 'split-right' });
+      }
+      app.shell.activateById(found.widget.id);
+    };
+    actions.showTerminal = (info: Info, name: string): void => {
+      const connection = new SandboxTerminal(model, idOf(info), name);
+      const content = new Terminal(connection, { theme: 'inherit', shutdownOnClose: true }, translator ?? nullTranslator);
+      const widget = new MainAreaWidget({ content, reveal: content.ready });
+      widget.id = `jupyter-agentbox-terminal-${info.sandbox_id ?? info.id}-${name}`;
+      content.title.icon = boxedIcon;
+      content.title.closable = true;
+      const title = trans.__('In the sandbox of %1', actions.name(info));
+      content.title.label = title;
+      // The widget puts a label of its own there once it is connected.
+      const keep = (): void => {
+        content.title.label = title;
+      };
+      connection.connectionStatusChanged.connect(() => {
+        setTimeout(keep);
+      });
+      app.shell.add(widget, 'main', { mode: 'split-bottom' });
+      app.shell.activateById(widget.id);
+    };
+    const panel = new SandboxPanel(model, actions);
+    app.shell.add(panel, 'left', { rank: 350, type: 'Sandboxes' });
+    restorer?.add(panel, panel.id);
+    new Notices(model, actions, () => wanted.notices);
+
+    // -- of a notebook ------------------------------------------------------------------------
+    const open = (info: Info): void => {
+      actions.showView(info, 'reach');
+    };
+    app.docRegistry.addWidgetExtension('Notebook', {
+      createNew(notebook: NotebookPanel): IDisposable {
+        const item = new Indicator(model, () => notebook, open, true);
+        const look = (): void => {
+          item.setHidden(!wanted.toolbar);
+        };
+        onSettings.push(look);
+        look();
+        notebook.toolbar.insertItem(10, 'agentbox', item);
+        const banner = new Banner(model, notebook);
+        notebook.contentHeader.addWidget(banner);
+        notebook.sessionContext.kernelChanged.connect(() => {
+          item.update();
+          model.refreshSoon();
+          watch();
+        });
+        notebook.sessionContext.statusChanged.connect((_sender, status) => {
+          if (status === 'busy' || status === 'idle') {
+            model.refreshSoon();
+          }
+        });
+        const all = DisposableSet.from([item, banner]);
+        notebook.disposed.connect(() => {
+          onSettings.splice(onSettings.indexOf(look), 1);
+        });
+        return all;
+      }
+    });
+    const watch = (): void => {
+      const kernel = tracker.currentWidget?.sessionContext.session?.kernel?.id ?? null;
+      if (kernel !== model.watched) {
+        model.watched = kernel;
+        model.refreshSoon();
+      }
+    };
+    tracker.currentChanged.connect(watch);
+    if (statusBar) {
+      const item = new Indicator(model, () => (app.shell.currentWidget === tracker.currentWidget ? tracker.currentWidget : null), open, false);
+      tracker.currentChanged.connect(() => {
+        item.update();
+      });
+      (app.shell.currentChanged ?? tracker.currentChanged).connect(() => {
+        item.update();
+      });
+      statusBar.registerStatusItem('jupyter-agentbox:status', { item, align: 'left', rank: 20 });
+      onSettings.push(() => {
+        item.setHidden(!wanted.statusBar);
+      });
+    }
+
+    // -- commands -----------------------------------------------------------------------------
+    const category = trans.__('Sandboxes');
+    const current = (): Info | undefined => model.find(tracker.currentWidget?.sessionContext.session?.kernel?.id);
+    app.commands.addCommand('agentbox:show', {
+      label: trans.__('Show Sandboxes'),
+      caption: trans.__('Show all sandboxes, of notebooks and agents'),
+      execute: () => {
+        app.shell.activateById(panel.id);
+        panel.node.querySelector<HTMLElement>('input')?.focus();
+      }
+    });
+    const ofNotebook: [string, ActionName, string][] = [
+      ['agentbox:details', 'details', trans.__('Show the Sandbox of This Notebook')],
+      ['agentbox:snapshot', 'snapshot', trans.__('Take a Snapshot of This Kernel…')],
+      ['agentbox:undo', 'restore', trans.__('Undo This Kernel to a Snapshot…')],
+      ['agentbox:fork', 'fork', trans.__('Fork This Kernel into a New Notebook')],
+      ['agentbox:terminal', 'terminal', trans.__('Open a Terminal in the Sandbox')],
+      ['agentbox:files', 'files', trans.__('Show the Files of the Sandbox')]
+    ];
+    for (const [command, action, label] of ofNotebook) {
+      app.commands.addCommand(command, {
+        label,
+        isEnabled: () => current() !== undefined,
+        execute: async () => {
+          const info = current();
+          if (info) {
+            await actions.run(action, info);
+          }
+        }
+      });
+    }
+    model.changed.connect(() => {
+      app.commands.notifyCommandChanged();
+    });
+    app.commands.addCommand('agentbox:new-notebook', {
+      label: args => app.serviceManager.kernelspecs.specs?.kernelspecs[String(args['kernelName'])]?.display_name ?? trans.__('Notebook in a Sandbox'),
+      caption: args => {
+        const stanza = model.stanza(String(args['kernelName'])) ?? {};
+        const said = ['image', 'profile', 'memory'].map(name => stanza[name]).filter(value => typeof value === 'string');
+        return [trans.__('A notebook whose kernel runs in a sandbox'), ...said].join(' · ');
+      },
+      icon: boxedIcon,
+      execute: args => app.commands.execute('notebook:create-new', { ...args })
+    });
+    for (const command of ['agentbox:show', ...ofNotebook.map(([name]) => name)]) {
+      palette?.addItem({ command, category });
+    }
+
+    // -- launcher -----------------------------------------------------------------------------
+    if (launcher) {
+      let tiles = new DisposableSet();
+      const specs = app.serviceManager.kernelspecs;
+      const fill = (): void => {
+        tiles.dispose();
+        tiles = new DisposableSet();
+        for (const kernelName of Object.keys(specs.specs?.kernelspecs ?? {})) {
+          if (model.mode !== 'absent' && model.isBoxedSpec(kernelName)) {
+            tiles.add(launcher.add({ command: 'agentbox:new-notebook', category, rank: 0, args: { kernelName } }));
+          }
+        }
+      };
+      specs.specsChanged.connect(fill);
+      void specs.ready.then(fill);
+    }
+  }
+};
+
+export default plugin;

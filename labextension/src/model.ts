@@ -1,0 +1,237 @@
+/** What the server tells of sandboxes, held for all views. Events refresh it; one notebook's use alone is polled. */
+import type { ServiceManager } from '@jupyterlab/services';
+import { PageConfig } from '@jupyterlab/coreutils';
+import { Signal, type ISignal } from '@lumino/signaling';
+
+import { AgentboxClient, type AgentboxError } from '../../clients/typescript/src/index.js';
+import { cpuShare, type Ending, type Info, type Trans, type Usage } from './words.js';
+
+/** `here`: as it should be. `gateway`: kernels run elsewhere. `failed`: bad configuration. `absent`: no extension. */
+export type Mode = 'here' | 'gateway' | 'failed' | 'absent';
+
+/** A connection that was refused. */
+export interface Refused {
+  sandbox: string;
+  host: string;
+  port: number;
+  reason: string;
+}
+
+/** Milliseconds: from an event to the question what is new, between two looks at a visible notebook's use, and at all. */
+const SETTLE = 300;
+const POLL = 5000;
+const POLL_ALL = 20000;
+const SCHEMA = 'https://events.jupyter-agentbox.readthedocs.io/';
+/** Ends that somebody asked for. */
+const MEANT = new Set(['stopped', '']);
+const MAX_ENDINGS = 100;
+
+export class Model {
+  readonly mode: Mode;
+  /** Address of the gateway, or what is wrong with the configuration. */
+  readonly note: string;
+  readonly client: AgentboxClient;
+  readonly endings = new Map<string, Ending>();
+  /** Id of the kernel of the notebook in front; its use is polled. */
+  watched: string | null = null;
+  /** Whether the list of all is on the screen. */
+  isListed = false;
+  /** Why the list could not be had. */
+  problem = '';
+
+  private readonly _changed = new Signal<this, void>(this);
+  private readonly _refused = new Signal<this, Refused>(this);
+  private readonly _touched = new Signal<this, string>(this);
+  private _infos: Info[] = [];
+  private _paths = new Map<string, string>();
+  private _busy = new Set<string>();
+  private _before = new Map<string, { last: Usage; share: number | undefined }>();
+  private _timer = 0;
+  private _looked = 0;
+
+  constructor(
+    readonly services: ServiceManager.IManager,
+    readonly trans: Trans
+  ) {
+    const mode = PageConfig.getOption('agentbox');
+    this.mode = mode === 'here' || mode === 'gateway' || mode === 'failed' ? mode : 'absent';
+    this.note = PageConfig.getOption('agentboxNote');
+    const { baseUrl, token } = services.serverSettings;
+    this.client = new AgentboxClient({ url: new URL(baseUrl, location.href).href, ...(token ? { token } : {}) });
+    if (this.mode !== 'here') {
+      return;
+    }
+    services.events.stream.connect((_, event) => {
+      this._onEvent(event as unknown as Record<string, string>);
+    });
+    services.sessions.runningChanged.connect(() => {
+      this._readSessions();
+      this.refreshSoon();
+    });
+    services.kernels.runningChanged.connect(() => {
+      this._readSessions();
+      this._changed.emit();
+    });
+    this._readSessions();
+    this.refreshSoon();
+    setInterval(() => {
+      void this._poll();
+    }, POLL);
+  }
+
+  /** Something is new. */
+  get changed(): ISignal<this, void> {
+    return this._changed;
+  }
+
+  /** A program was refused a connection. */
+  get refused(): ISignal<this, Refused> {
+    return this._refused;
+  }
+
+  /** Something was done to a sandbox, of which this is the `sandbox_id`; its log has more. */
+  get touched(): ISignal<this, string> {
+    return this._touched;
+  }
+
+  get infos(): readonly Info[] {
+    return this._infos;
+  }
+
+  /** Paths of notebooks by the ids of their kernels. */
+  get paths(): ReadonlyMap<string, string> {
+    return this._paths;
+  }
+
+  /** Find a sandbox by its id, its `sandbox_id` or that of a kernel in it. */
+  find(id: string | null | undefined): Info | undefined {
+    if (!id) {
+      return undefined;
+    }
+    return this._infos.find(info => info.sandbox_id === id || info.id === id || info.kernels.some(kernel => kernel.id === id));
+  }
+
+  /** Processors' worth of time that it uses. */
+  share(info: Info): number | undefined {
+    return this._before.get(info.sandbox_id ?? '')?.share;
+  }
+
+  /** Whether a cell runs in its notebook's kernel. */
+  isBusy(info: Info): boolean {
+    return info.kernels.some(kernel => this._busy.has(kernel.id));
+  }
+
+  /** Whether a kernelspec's kernels run in sandboxes. */
+  isBoxedSpec(name: string | undefined): boolean {
+    return this.stanza(name) !== undefined;
+  }
+
+  /** What a sandboxed kernelspec asks for. */
+  stanza(name: string | undefined): Record<string, unknown> | undefined {
+    const metadata = this.services.kernelspecs.specs?.kernelspecs[name ?? '']?.metadata as Record<string, unknown> | undefined;
+    const found = metadata?.['kernel_provisioner'] as { provisioner_name?: string; config?: Record<string, unknown> } | undefined;
+    return found?.provisioner_name === 'agentbox-provisioner' ? (found.config ?? {}) : undefined;
+  }
+
+  /** Ask what is new, once for all events of a moment. */
+  refreshSoon(): void {
+    if (this.mode === 'here' && this._timer === 0) {
+      this._timer = window.setTimeout(() => {
+        this._timer = 0;
+        void this.refresh();
+      }, SETTLE);
+    }
+  }
+
+  async refresh(): Promise<void> {
+    if (this.mode !== 'here') {
+      return;
+    }
+    this._looked = Date.now();
+    try {
+      this._take(await this.client.list());
+      this.problem = '';
+    } catch (error) {
+      this.problem = (error as AgentboxError).message;
+    }
+    this._changed.emit();
+  }
+
+  dismiss(kernel: string): void {
+    this.endings.delete(kernel);
+    this._changed.emit();
+  }
+
+  private _take(infos: Info[]): void {
+    this._infos = infos;
+    const before = this._before;
+    this._before = new Map();
+    for (const info of infos) {
+      if (info.sandbox_id && info.usage) {
+        const old = before.get(info.sandbox_id);
+        const share = old && old.last.time === info.usage.time ? old.share : cpuShare(old?.last, info.usage);
+        this._before.set(info.sandbox_id, { last: info.usage, share });
+      }
+    }
+  }
+
+  private async _poll(): Promise<void> {
+    if (document.hidden) {
+      return;
+    }
+    if ((this.isListed && Date.now() - this._looked > POLL_ALL) || (this.watched && this._infos.length < 20)) {
+      await this.refresh();
+    } else if (this.watched && this.find(this.watched)) {
+      try {
+        const own = await this.client.list({ kernel_id: this.watched });
+        const ids = new Set(own.map(info => info.sandbox_id));
+        this._take([...this._infos.filter(info => !ids.has(info.sandbox_id)), ...own]);
+        this._changed.emit();
+      } catch (error) {
+        this.problem = (error as AgentboxError).message;
+      }
+    }
+  }
+
+  private _readSessions(): void {
+    this._paths = new Map();
+    for (const session of this.services.sessions.running()) {
+      if (session.kernel) {
+        this._paths.set(session.kernel.id, session.path);
+      }
+    }
+    this._busy = new Set();
+    for (const kernel of this.services.kernels.running()) {
+      if (kernel.execution_state === 'busy') {
+        this._busy.add(kernel.id);
+      }
+    }
+  }
+
+  private _onEvent(event: Record<string, string>): void {
+    const schema = event['schema_id'] ?? '';
+    const sandbox = event['sandbox'];
+    if (!schema.startsWith(SCHEMA) || sandbox === undefined) {
+      return;
+    }
+    const [kind] = schema.slice(SCHEMA.length).split('/');
+    if (kind === 'egress') {
+      this._refused.emit({ sandbox, host: event['host'] ?? '', port: Number(event['port']), reason: event['reason'] ?? '' });
+    } else if (kind === 'lifecycle') {
+      const { kernel_id: kernel = '', cause = '', message = '', setting = '' } = event;
+      if (event['event'] === 'ended' && kernel && !MEANT.has(cause)) {
+        this.endings.set(kernel, { kernel, sandbox, cause, message, setting, time: Date.now() / 1000 });
+        for (const [oldest] of this.endings) {
+          if (this.endings.size <= MAX_ENDINGS) {
+            break;
+          }
+          this.endings.delete(oldest);
+        }
+      }
+    }
+    if (event['event'] !== 'ended') {
+      this._touched.emit(sandbox);
+    }
+    this.refreshSoon();
+  }
+}

@@ -1,0 +1,193 @@
+/** What a sandbox may reach, what it has reached and what it was refused. */
+import { Notification } from '@jupyterlab/apputils';
+import * as React from 'react';
+
+import type { AgentboxError } from '../../clients/typescript/src/index.js';
+import type { Actions } from './actions.js';
+import { useFetched, useSignal } from './hooks.js';
+import type { Model, Refused } from './model.js';
+import { countHosts } from './rows.js';
+import type { Part } from './view.js';
+import { formatSize, idOf, type Info } from './words.js';
+
+/** Let a sandbox reach one more host. Throws where policy does not let the caller. */
+export async function allow(model: Model, info: Info, host: string): Promise<void> {
+  const path = { id: idOf(info) };
+  const { hosts } = await model.client.call('get_egress', { path });
+  await model.client.call('patch_sandbox', { path, body: { allowed_hosts: [...hosts.filter(item => item !== host), host] } });
+  model.refreshSoon();
+}
+
+/** Tell of refused connections as they happen, once for each host of a sandbox. */
+export class Notices {
+  private readonly _told = new Set<string>();
+
+  constructor(
+    private readonly model: Model,
+    private readonly actions: Actions,
+    private readonly isWanted: () => boolean
+  ) {
+    model.refused.connect((_, refused) => {
+      void this._tell(refused);
+    });
+  }
+
+  private async _tell({ sandbox, host }: Refused): Promise<void> {
+    const { model } = this;
+    const { trans } = model;
+    const key = `${sandbox} ${host}`;
+    const info = model.find(sandbox);
+    if (!info || !this.isWanted() || this._told.has(key) || this._told.size > 1000) {
+      return;
+    }
+    this._told.add(key);
+    let verdict;
+    try {
+      ({ verdict } = await model.client.call('get_egress', { path: { id: idOf(info) }, query: { host } }));
+    } catch {
+      return; // it ended meanwhile
+    }
+    const name = this.actions.name(info);
+    if (!verdict?.may_allow) {
+      const ask = verdict?.setting
+        ? trans.__('Ask whoever runs this server to allow it (%1).', verdict.setting)
+        : trans.__('Ask whoever runs this server to allow it.');
+      Notification.warning(`${trans.__('A program in %1 wanted to reach %2, and was refused.', name, host)} ${ask}`, {
+        autoClose: false,
+        actions: [{ label: trans.__('Show'), callback: () => void this.actions.run('details', info) }]
+      });
+      return;
+    }
+    Notification.warning(trans.__('A program in %1 wanted to reach %2, and was refused.', name, host), {
+      autoClose: false,
+      actions: [
+        {
+          label: trans.__('Allow for this sandbox'),
+          displayType: 'accent',
+          callback: () => {
+            allow(model, info, host).then(
+              () => {
+                this._told.delete(key);
+                Notification.success(trans.__('%1 may reach %2 now. Run the cell again.', name, host), { autoClose: 5000 });
+              },
+              (error: unknown) => {
+                this.actions.tell(error);
+              }
+            );
+          }
+        },
+        { label: trans.__('Show'), callback: () => void this.actions.run('details', info) }
+      ]
+    });
+  }
+}
+
+export function Reach({ info, model, actions }: Part): JSX.Element {
+  const { trans } = model;
+  const { value, problem, again } = useFetched(async () => {
+    const path = { id: idOf(info) };
+    const [log, grant, asks] = await Promise.all([
+      model.client.call('get_egress_log', { path, query: { limit: 5000 } }),
+      info.state === 'running' ? model.client.call('get_egress', { path }) : undefined,
+      model.client.call('list_asks', { path })
+    ]);
+    const hosts = countHosts(log.rows);
+    return { hosts, grant, asks: asks.asks.filter(ask => ask.state === 'pending') };
+  }, `${info.sandbox_id ?? ''} ${info.state} ${info.allowed_hosts.join()}`);
+  useSignal(model.touched, sandbox => {
+    if (sandbox === info.sandbox_id) {
+      again();
+    }
+  });
+  const [said, say] = React.useState('');
+  if (!value) {
+    return <p role="status">{problem || trans.__('Loading…')}</p>;
+  }
+  const tryAllow = (host: string): void => {
+    allow(model, info, host).then(
+      () => {
+        say(trans.__('%1 is allowed for this sandbox.', host));
+      },
+      (error: unknown) => {
+        const { message, setting } = error as AgentboxError;
+        say(setting ? `${message}. ${trans.__('Ask whoever runs this server to allow it (%1).', setting)}` : message);
+      }
+    );
+  };
+  const decide = (ask: string, decision: 'allow' | 'deny'): void => {
+    model.client.call('decide_ask', { path: { id: idOf(info), ask }, body: { decision } }).then(again, (error: unknown) => {
+      actions.tell(error);
+    });
+  };
+  const granted = new Set(info.allowed_hosts);
+  return (
+    <>
+      <h2>{trans.__('May reach')}</h2>
+      <p>{info.allowed_hosts.join(', ') || trans.__('Nothing')}</p>
+      {value.grant && (
+        <p className="ab-dim">
+          {trans.__('At most: %1. This is set by %2.', value.grant.ceiling.join(', ') || trans.__('nothing'), value.grant.setting)}
+        </p>
+      )}
+      <p role="status" aria-live="polite">
+        {said}
+      </p>
+      {value.asks.map(ask => (
+        <div key={ask.id} className="ab-ask">
+          <span>{ask.why ? trans.__('An agent asks for %1: %2', ask.host, ask.why) : trans.__('An agent asks for %1', ask.host)}</span>
+          <button type="button" className="ab-button" onClick={() => {
+            decide(ask.id, 'allow');
+          }}>
+            {trans.__('Allow for this sandbox')}
+          </button>
+          <button type="button" className="ab-button" onClick={() => {
+            decide(ask.id, 'deny');
+          }}>
+            {trans.__('Deny')}
+          </button>
+        </div>
+      ))}
+      <h2>{trans.__('Asked for so far')}</h2>
+      {value.hosts.length === 0 && <p>{trans.__('No program has asked for a host yet.')}</p>}
+      {value.hosts.length > 0 && (
+        <table className="ab-table">
+          <thead>
+            <tr>
+              <th scope="col">{trans.__('Host')}</th>
+              <th scope="col">{trans.__('Allowed')}</th>
+              <th scope="col">{trans.__('Refused')}</th>
+              <th scope="col">{trans.__('Sent, received')}</th>
+              <th scope="col">{trans.__('Last')}</th>
+              <th scope="col">{trans.__('Action')}</th>
+            </tr>
+          </thead>
+          <tbody>
+            {value.hosts.map(item => (
+              <tr key={item.host} className={item.denied > 0 && !granted.has(item.host) ? 'ab-mod-refused' : ''} title={item.reason}>
+                <th scope="row">{item.host}</th>
+                <td>{item.allowed}</td>
+                <td>{item.denied}</td>
+                <td>{`${formatSize(item.bytesUp)}, ${formatSize(item.bytesDown)}`}</td>
+                <td>{new Date(item.last * 1000).toLocaleTimeString()}</td>
+                <td>
+                  {item.denied > 0 && !granted.has(item.host) && (
+                    <button
+                      type="button"
+                      className="ab-button"
+                      aria-label={trans.__('Allow %1 for this sandbox', item.host)}
+                      onClick={() => {
+                        tryAllow(item.host);
+                      }}
+                    >
+                      {trans.__('Allow for this sandbox')}
+                    </button>
+                  )}
+                </td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      )}
+    </>
+  );
+}

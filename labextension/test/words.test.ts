@@ -1,0 +1,104 @@
+import { strict as assert } from 'node:assert';
+import { test } from 'node:test';
+
+import { countHosts, findDriver, listDeeds, type Row } from '../src/rows.js';
+import { cpuShare, explain, fits, formatAge, formatCpu, formatReach, formatSize, idOf, nameOf, type Info, type Trans } from '../src/words.js';
+
+const fill = (text: string, values: (string | number)[]): string => text.replace(/%(\d)/g, (_, index: string) => String(values[Number(index) - 1]));
+const trans: Trans = {
+  __: (text, ...values) => fill(text, values),
+  _n: (one, many, count, ...values) => fill(count === 1 ? one : many, [count, ...values])
+};
+
+const info = {
+  id: 'box',
+  kind: 'session',
+  state: 'running',
+  profile: 'default',
+  runtime: 'runsc',
+  limits: { memory: 2 ** 32, cpus: 4, processes: 10, disk: 2 ** 30 },
+  labels: { task: 'report' },
+  kernels: [{ id: 'k1', state: 'running' }],
+  calls: []
+} as unknown as Info;
+const row = (values: Partial<Row>): Row => ({ kind: 'egress', host: null, detail: {}, time: 0, is_allowed: null, ...values }) as Row;
+
+test('sizes are written as people say them', () => {
+  const said = [0, 1023, 1024, 1536, 212 * 2 ** 20, 4 * 2 ** 30, 2 ** 30 - 1].map(formatSize);
+  assert.deepEqual(said, ['0 B', '1023 B', '1 KB', '1.5 KB', '212 MB', '4 GB', '1.0 GB']);
+});
+
+test('time spans are written by their largest unit', () => {
+  assert.deepEqual([-5, 59, 60, 7300, 86400, 200000].map(seconds => formatAge(seconds, trans)), ['0 s', '59 s', '1 min', '2 h', '1 day', '2 days']);
+});
+
+test('what may be reached is said in a few words', () => {
+  assert.equal(formatReach([], trans), 'can reach nothing');
+  assert.equal(formatReach(['pypi'], trans), 'can reach: pypi');
+  assert.equal(formatReach(['a', 'b', 'c'], trans), 'can reach: a and 2 more');
+  assert.equal(formatReach(['*'], trans), 'can reach every host');
+});
+
+test('the share of processors is that between two measurements', () => {
+  const before = { memory: 0, disk: 0, cpu: 1, time: 10 };
+  assert.equal(cpuShare(undefined, before), undefined);
+  assert.equal(cpuShare(before, before), undefined);
+  assert.equal(cpuShare(before, { ...before, cpu: 0, time: 12 }), undefined);
+  assert.equal(cpuShare(before, { ...before, cpu: 4, time: 12 }), 1.5);
+  assert.equal(formatCpu(1.5, info, trans), 'CPU 1.5 of 4');
+});
+
+test('every cause of an end has its sentence, with the setting that would change it', () => {
+  const causes = ['exited', 'killed', 'crashed', 'out_of_memory', 'disk_full', 'lease_over', 'stopped', 'idle', 'life_over', 'runtime_failed'];
+  const said = causes.map(cause => explain({ cause, message: '', setting: '' }, trans).why);
+  assert.equal(new Set(said).size, causes.length);
+  assert.match(explain({ cause: 'out_of_memory', message: '', setting: 'Policy.max_memory' }, trans).what, /Policy\.max_memory/);
+});
+
+test('names and ids are those of notebooks, where there are any', () => {
+  assert.equal(nameOf(info, new Map([['k1', 'a.ipynb']]), trans), 'a.ipynb');
+  assert.equal(nameOf(info, new Map(), trans), 'box');
+  assert.equal(idOf(info), 'box');
+  assert.equal(idOf({ ...info, kind: 'notebook' }), 'k1');
+});
+
+test('a filter finds words anywhere, and wants all of them', () => {
+  assert.equal(fits(info, 'a.ipynb', ''), true);
+  assert.equal(fits(info, 'a.ipynb', 'REPORT run'), true);
+  assert.equal(fits(info, 'a.ipynb', 'report parked'), false);
+});
+
+test('hosts are counted, those refused first', () => {
+  const rows = [
+    row({ host: 'a', is_allowed: true, time: 1 }),
+    row({ host: 'a', kind: 'egress_closed', bytes_up: 10, bytes_down: 20, time: 9 }),
+    row({ host: 'b', is_allowed: false, reason: 'no', time: 2 }),
+    row({ host: 'b', is_allowed: false, reason: 'still no', time: 3 }),
+    row({ kind: 'call', host: 'c' })
+  ];
+  const [b, a, ...rest] = countHosts(rows);
+  assert.deepEqual(rest, []);
+  assert.deepEqual(b, { host: 'b', allowed: 0, denied: 2, bytesUp: 0, bytesDown: 0, last: 3, reason: 'still no' });
+  assert.deepEqual(a, { host: 'a', allowed: 1, denied: 0, bytesUp: 10, bytesDown: 20, last: 9, reason: '' });
+});
+
+test('what was done is listed newest first, with the token that it was done with', () => {
+  const rows = [
+    row({ kind: 'call', time: 1, duration: 2, detail: { tool: 'bash', by: 'me' } }),
+    row({ kind: 'call', time: 2, reason: 'Conflict', detail: { tool: 'read', by: 'me', token_name: 'agent', extra: 1 } }),
+    row({ kind: 'grant' })
+  ];
+  assert.deepEqual(listDeeds(rows), [
+    { time: 2, tool: 'read', by: 'me', token: 'agent', duration: 0, problem: 'Conflict' },
+    { time: 1, tool: 'bash', by: 'me', token: '', duration: 2, problem: '' }
+  ]);
+});
+
+test('an agent drives before a person does', () => {
+  const call = { tool: 'run_code', by: 'me', token: null, since: 5 };
+  assert.deepEqual(findDriver(info, false), { kind: 'nobody' });
+  assert.deepEqual(findDriver(info, true), { kind: 'person' });
+  assert.deepEqual(findDriver({ ...info, calls: [call] }, true), { kind: 'program', name: 'me', tool: 'run_code', since: 5 });
+  const agents = [call, { ...call, token: 'helper' }];
+  assert.deepEqual(findDriver({ ...info, calls: agents }, true), { kind: 'agent', name: 'helper', tool: 'run_code', since: 5 });
+});

@@ -1,0 +1,364 @@
+"""JupyterLab's views of sandboxes, by clicks and keys in Chromium, on real gVisor.
+
+One server and one page serve all tests, which follow one another as a person's work does. What is looked at stands in
+the page; what must have come of it is asked of the server.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import requests
+from e2e.harness import Env, wait_until
+from playwright.sync_api import Browser, Route, expect
+
+from .conftest import PATIENCE, Lab, kernelspec
+
+pytestmark = pytest.mark.timeout(300)
+
+STATUS = "#jp-main-statusbar .ab-indicator"
+BANNER = ".ab-banner"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patience() -> Iterator[None]:
+    expect.set_options(timeout=PATIENCE)
+    yield
+    expect.set_options(timeout=5000)
+
+
+@pytest.fixture(scope="module")
+def lab(make_lab: Callable[..., Env], browser: Browser, npm_packages: Path) -> Iterator[Lab]:
+    env = make_lab(allowed_hosts=["allowed.test"])
+    kernelspec(env, "narrow", "Python (narrow)", allowed_hosts=[], memory="300 MiB")
+    with env.server("lab", "--AgentboxExtension.keep_sandboxes=False") as server:
+        lab = Lab(browser, server, npm_packages / "axe-core" / "axe.min.js")
+        yield lab
+        lab.page.close()
+    env.assert_clean()
+
+
+def test_a_notebook_tells_whether_it_is_boxed_and_what_it_uses(lab: Lab) -> None:
+    lab.write("plain.ipynb", "1", kernel="python3")
+    lab.write(
+        "boxed.ipynb",
+        "x = 1\nprint('ready')",
+        "print('x is', x)",
+        "x = 2\nprint('set')",
+        "import time; time.sleep(100)",
+    )
+    lab.open("plain.ipynb")
+    toolbar = lab.notebook.locator(".jp-Toolbar .ab-indicator")
+    expect(toolbar).to_have_text("Not in a sandbox")
+    expect(lab.page.locator(STATUS)).to_contain_text("code runs with all of your rights")
+    lab.open("boxed.ipynb")
+    lab.run_cell(0)
+    lab.output(0, "ready")
+    # Words, and an icon beside them, not a colour alone.
+    expect(toolbar).to_contain_text(re.compile(r"In a sandbox · \d+ MB of 4 GB"))
+    assert toolbar.locator("svg").count() == 1
+    status = re.compile(r"In a sandbox · default · \d+ MB of 4 GB · CPU \d\.\d of 4 · can reach: allowed\.test")
+    expect(lab.page.locator(STATUS)).to_have_text(status)
+    lab.check_access(STATUS, ".jp-Toolbar .ab-indicator")
+    lab.shoot("status")
+    lab.check_console()
+
+
+def test_snapshots_undo_and_fork(lab: Lab) -> None:
+    view = lab.show_view("Snapshots")
+    expect(view).to_contain_text("It does not keep open connections")
+    lab.press("Take a snapshot…", within=view)
+    lab.answer("Save", "before the change")
+    expect(view.get_by_role("listitem")).to_contain_text("before the change")
+    lab.run_cell(2)
+    lab.output(2, "set")
+    lab.press("Undo to here", within=view)
+    lab.answer("Undo to here")
+    expect(view).to_contain_text("It is back where “before the change” was taken.")
+    lab.run_cell(1)
+    lab.output(1, "x is 1")
+    lab.check_access(".ab-view")
+    lab.shoot("snapshots")
+    lab.press("Fork", within=view.get_by_role("listitem"))
+    lab.page.locator(".lm-TabBar-tab", has_text="boxed-Copy1.ipynb").wait_for()
+    fork = lab.kernel_of("boxed-Copy1.ipynb")
+    assert fork != lab.kernel_of("boxed.ipynb")
+    assert lab.api("POST", f"/sandboxes/{fork}/code", {"code": "x"})["result"]["data"]["text/plain"] == "1"
+    lab.page.locator(".lm-TabBar-tab", has_text="Sandbox:").click()
+    lab.press("Delete", within=view.get_by_role("listitem"))
+    lab.answer("Delete")
+    expect(view).to_contain_text("There is no snapshot yet.")
+    lab.server.call("DELETE", f"api/kernels/{fork}")
+    lab.check_console()
+
+
+def test_files_and_a_terminal(lab: Lab, tmp_path: Path) -> None:
+    lab.open("boxed.ipynb")
+    view = lab.show_view("Files")
+    (tmp_path / "sent.txt").write_text("sent from outside\n")
+    with lab.page.expect_file_chooser() as chooser:
+        lab.press("Upload…", within=view)
+    chooser.value.set_files(tmp_path / "sent.txt")
+    expect(view).to_contain_text("sent.txt is uploaded.")
+    assert (lab.server.env.work / "sent.txt").read_text() == "sent from outside\n"
+    lab.press("sent.txt", within=view)
+    expect(view.locator("pre")).to_have_text("sent from outside\n")
+    with lab.page.expect_download() as download:
+        lab.press("Download sent.txt", within=view)
+    assert download.value.path().read_text() == "sent from outside\n"
+    drop = lab.page.evaluate_handle(
+        "() => { const data = new DataTransfer(); data.items.add(new File(['dropped'], 'drop.txt')); return data; }"
+    )
+    view.locator(".ab-files").dispatch_event("drop", {"dataTransfer": drop})
+    expect(view).to_contain_text("drop.txt is uploaded.")
+    assert (lab.server.env.work / "drop.txt").read_text() == "dropped"
+    lab.check_access(".ab-view")
+    lab.shoot("files")
+    panel = lab.show_sandboxes()
+    panel.get_by_role("button", name="boxed.ipynb").click()
+    lab.press("Terminal", within=panel)
+    screen = lab.page.locator(".jp-Terminal .xterm-screen")
+    screen.click()
+    lab.page.keyboard.type("dmesg | grep -c gVisor > in-terminal.txt\n")
+    made = lab.server.env.work / "in-terminal.txt"
+    wait_until(lambda: made.exists() and made.read_text().strip(), 60, "the terminal runs what is typed")
+    assert int(made.read_text()) > 0
+    lab.shoot("terminal")
+    lab.page.locator(".lm-TabBar-tab", has_text="In the sandbox of").locator(".lm-TabBar-tabCloseIcon").click()
+    panel.get_by_role("button", name="boxed.ipynb").click()
+    lab.check_console()
+
+
+def test_agents_beside_people(lab: Lab) -> None:
+    kernel = lab.kernel_of("boxed.ipynb")
+    made = lab.api("POST", f"/sandboxes/{kernel}/tokens", {"verbs": ["read", "execute"], "name": "helper"})
+    view = lab.show_view("Who does what")
+    expect(view).to_contain_text("Nobody drives it now.")
+    expect(view.get_by_role("listitem")).to_contain_text("helper may read, execute")
+    headers = {"Authorization": f"Bearer {made['token']}"}
+    address = lab.server.url(f"api/agentbox/sandboxes/{kernel}/code")
+    with requests.Session() as agent:
+        agent.trust_env = False
+        body = {"code": "import time; time.sleep(600)", "timeout": 600}
+        with agent.post(f"{address}/stream", json=body, headers=headers, stream=True, timeout=60):
+            expect(view).to_contain_text("The agent with the token “helper” drives it now: run_code")
+            lab.check_access(".ab-view")
+            lab.shoot("agents")
+            lab.press("Revoke helper", within=view)
+            lab.answer("Revoke")
+            expect(view).to_contain_text("No agent has a token for this sandbox.")
+        assert agent.post(address, json={"code": "1"}, headers=headers, timeout=60).status_code == 401
+    expect(view.get_by_role("row", name=re.compile("run_code agent “helper”"))).to_be_visible()
+    lab.api("POST", f"/sandboxes/{kernel}/contexts/default/interrupt")
+    lab.close_view()
+    lab.run_cell(3)
+    view = lab.show_view("Who does what")
+    expect(view).to_contain_text("A person drives it now: a cell runs in the notebook.")
+    lab.close_view()
+    lab.server.call("POST", f"api/kernels/{kernel}/interrupt")
+    lab.check_console()
+
+
+def test_the_side_panel(lab: Lab) -> None:
+    panel = lab.show_sandboxes()
+    # It was made elsewhere: an event brings it.
+    lab.api("POST", "/sandboxes", {"id": "agents-own", "labels": {"task": "report"}})
+    row = panel.get_by_role("listitem").filter(has_text="agents-own")
+    expect(row).to_contain_text(re.compile(r"running · agent or program · age .* · idle .* · gVisor"))
+    expect(panel.get_by_role("listitem").filter(has_text="boxed.ipynb")).to_contain_text("notebook")
+    search = panel.get_by_role("searchbox")
+    search.fill("report running")
+    expect(panel.get_by_role("status")).to_have_text("1 sandbox")
+    lab.page.keyboard.press("ArrowDown")
+    lab.page.keyboard.press("Enter")
+    expect(row.locator(".ab-row-head")).to_have_attribute("aria-expanded", "true")
+    search.fill("")
+    lab.check_access(".ab-panel")
+    lab.shoot("sandboxes")
+    lab.press("Park", within=row)
+    expect(row).to_contain_text("parked")
+    lab.press("Wake", within=row)
+    expect(row).to_contain_text("running")
+    lab.press("Stop", within=row)
+    lab.answer("Stop")
+    expect(row).to_have_count(0)
+    kernel = lab.kernel_of("boxed.ipynb")
+    mine = panel.get_by_role("listitem").filter(has_text="boxed.ipynb").first
+    mine.locator(".ab-row-head").click()
+    before = lab.api("GET", f"/sandboxes/{kernel}")["sandbox_id"]
+    lab.press("Restart", within=mine)
+    lab.answer("Restart")
+
+    def is_new() -> bool:
+        found = lab.api("GET", f"/sandboxes?kernel_id={kernel}")["sandboxes"]
+        return bool(found) and found[0]["sandbox_id"] != before
+
+    wait_until(is_new, 60, "the kernel was restarted")
+    expect(lab.page.locator(BANNER)).to_have_count(0)
+    lab.check_console()
+
+
+def test_hundreds_of_rows_are_filtered_at_once(lab: Lab) -> None:
+    (info, *_) = lab.api("GET", "/sandboxes")["sandboxes"]
+    many = [{**info, "id": f"row-{n}", "sandbox_id": f"row-{n}", "kind": "session", "kernels": []} for n in range(400)]
+
+    def answer(route: Route) -> None:
+        route.fulfill(json={"sandboxes": many})
+
+    lab.page.route(re.compile(r"/api/agentbox/sandboxes(\?.*)?$"), answer)
+    try:
+        panel = lab.show_sandboxes()
+        lab.press("Refresh", within=panel)
+        expect(panel.get_by_role("status")).to_have_text("400 sandboxes")
+        took = lab.page.evaluate(
+            """async () => {
+                const input = document.querySelector('.ab-panel input');
+                const set = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set;
+                const began = performance.now();
+                for (const text of ['r', 'ro', 'row-39', '']) {
+                    set.call(input, text);
+                    input.dispatchEvent(new Event('input', {bubbles: true}));
+                    await new Promise(requestAnimationFrame);
+                }
+                return performance.now() - began;
+            }"""
+        )
+        assert took < 4000
+    finally:
+        lab.page.unroute(re.compile(r"/api/agentbox/sandboxes(\?.*)?$"))
+    lab.press("Refresh", within=panel)
+    lab.check_console()
+
+
+def test_what_is_refused_is_told_and_can_be_allowed(lab: Lab) -> None:
+    ask = (
+        "import urllib.request\ntry: urllib.request.urlopen('http://{0}/', timeout=20)\nexcept Exception as e: print(e)"
+    )
+    lab.write(
+        "narrow.ipynb", ask.format("allowed.test"), ask.format("elsewhere.test"), "bytearray(2**30)", kernel="narrow"
+    )
+    lab.open("narrow.ipynb")
+    expect(lab.page.locator(STATUS)).to_contain_text("can reach nothing")
+    lab.run_cell(0)
+    notice = lab.page.locator(".Toastify__toast", has_text="wanted to reach allowed.test")
+    expect(notice).to_contain_text("A program in narrow.ipynb wanted to reach allowed.test, and was refused.")
+    lab.shoot("notice")
+    lab.press("Allow for this sandbox", within=notice)
+    kernel = lab.kernel_of("narrow.ipynb")
+    wait_until(lambda: lab.api("GET", f"/sandboxes/{kernel}")["allowed_hosts"] == ["allowed.test"], 30, "it is allowed")
+    expect(lab.page.locator(STATUS)).to_contain_text("can reach: allowed.test")
+    lab.run_cell(1)
+    other = lab.page.locator(".Toastify__toast", has_text="elsewhere.test")
+    expect(other).to_contain_text("Ask whoever runs this server to allow it (Policy.allowed_hosts).")
+    assert other.get_by_role("button", name="Allow for this sandbox").count() == 0
+    lab.press("Show", within=other)
+    view = lab.page.locator(".ab-view")
+    row = view.get_by_role("row").filter(has_text="elsewhere.test")
+    expect(row.get_by_role("cell").nth(1)).to_have_text(re.compile("[1-9]"))
+    lab.press("Allow elsewhere.test for this sandbox", within=row)
+    expect(view).to_contain_text("Ask whoever runs this server to allow it (Policy.allowed_hosts).")
+    lab.api("PATCH", f"/sandboxes/{kernel}", {"allowed_hosts": []})
+    lab.api("POST", f"/sandboxes/{kernel}/egress/asks", {"host": "allowed.test", "why": "to read the news"})
+    expect(view).to_contain_text("An agent asks for allowed.test: to read the news")
+    lab.check_access(".ab-view")
+    lab.shoot("egress")
+    lab.press("Allow for this sandbox", within=view.locator(".ab-ask"))
+    wait_until(lambda: lab.api("GET", f"/sandboxes/{kernel}")["allowed_hosts"] == ["allowed.test"], 30, "it is allowed")
+    lab.close_view()
+    lab.check_console("403")  # the one that policy refused
+
+
+def test_why_a_kernel_died_stands_above_the_notebook(lab: Lab) -> None:
+    lab.run_cell(2)
+    banner = lab.page.locator(BANNER)
+    expect(banner).to_contain_text("The kernel ran out of memory. (out of memory (limit 300 MiB)")
+    expect(banner).to_contain_text("ask for more memory")
+    expect(banner).to_contain_text("Policy.max_memory")
+    lab.check_access(BANNER)
+    lab.shoot("died")
+    banner.get_by_role("button", name="Dismiss").press("Enter")
+    expect(banner).to_have_count(0)
+    lab.check_console()
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Dark High Contrast", "JupyterLab Light"])
+def test_every_theme_and_a_narrow_screen(lab: Lab, theme: str) -> None:
+    lab.page.get_by_role("menuitem", name="Settings", exact=True).click()
+    lab.page.locator(".lm-Menu-item", has_text="Theme").first.hover()
+    lab.page.locator(".lm-Menu-item").get_by_text(theme, exact=True).click()
+    expect(lab.page.locator("body")).to_have_attribute("data-jp-theme-name", theme)
+    name = theme.removeprefix("JupyterLab ").lower().replace(" ", "-")
+    panel = lab.show_sandboxes()
+    row = panel.locator(".ab-row-head", has_text="boxed.ipynb").first
+    if row.get_attribute("aria-expanded") == "false":
+        row.click()
+    for width in (1280, 800):
+        lab.page.set_viewport_size({"width": width, "height": 800})
+        for tab in ("What it reaches", "Snapshots", "Files", "Who does what"):
+            view = lab.show_view(tab)
+            expect(view.locator("[role=tabpanel]")).not_to_contain_text("Loading")
+            lab.check_access(".ab-view", ".ab-panel")
+        lab.shoot(f"{name}-{width}")
+        lab.close_view()
+    lab.page.set_viewport_size({"width": 1280, "height": 800})
+    lab.check_console()
+
+
+def test_launcher_palette_and_settings(lab: Lab) -> None:
+    lab.open()
+    section = lab.page.locator(".jp-Launcher-section", has=lab.page.get_by_text("Sandboxes", exact=True))
+    expect(section.locator(".jp-LauncherCard")).to_have_count(2)
+    card = section.locator(".jp-LauncherCard", has_text="Python (narrow)")
+    assert "300 MiB" in str(card.get_attribute("title"))
+    lab.shoot("launcher")
+    lab.page.keyboard.press("Control+Shift+C")
+    lab.page.locator(".lm-CommandPalette-input, #command-palette input, .jp-search-input input").last.fill(
+        "show sandboxes"
+    )
+    item = lab.page.locator(".lm-CommandPalette-item", has_text="Show Sandboxes")
+    expect(item).to_contain_text("Alt+Shift+B")
+    item.click()
+    lab.page.locator("#jupyter-agentbox-sandboxes").wait_for()
+    place = lab.server.url("lab/api/settings/jupyter-agentbox:plugin")
+    schema = lab.server.http.get(place, timeout=30).json()["schema"]
+    assert set(schema["properties"]) == {"statusBar", "toolbar", "notices"}
+    refused = lab.server.http.put(place, json={"raw": json.dumps({"statusBar": "maybe"})}, timeout=30)
+    assert refused.status_code >= 400
+    assert lab.server.http.put(place, json={"raw": json.dumps({"statusBar": False})}, timeout=30).ok
+    card.click()
+    expect(lab.notebook.locator(".jp-Toolbar .ab-indicator")).to_contain_text("In a sandbox")
+    lab.open("boxed.ipynb")
+    expect(lab.notebook.locator(".jp-Toolbar .ab-indicator")).to_contain_text("In a sandbox")
+    assert not lab.page.locator(STATUS).is_visible()
+    lab.check_console()
+
+
+def test_a_server_without_sandboxes_and_one_with_a_gateway(
+    lab: Lab, make_lab: Callable[..., Env], browser: Browser
+) -> None:
+    env = make_lab()
+    without = "--ServerApp.jpserver_extensions={'jupyter_agentbox': False}"
+    gateway = (f"--gateway-url={lab.server.url('')}", f"--GatewayClient.auth_token={lab.server.token}")
+    cases: list[tuple[tuple[str, ...], str]] = [
+        ((without,), "the package jupyter_agentbox is not installed there"),
+        (gateway, f"This server runs its kernels at the gateway {lab.server.url('').rstrip('/')}"),
+    ]
+    for arguments, words in cases:
+        with env.server("lab", *arguments) as server:
+            other = Lab(browser, server, lab.axe)
+            asked: list[str] = []
+            other.page.on("request", lambda request, asked=asked: asked.append(request.url))
+            other.open()
+            panel = other.show_sandboxes()
+            expect(panel.get_by_role("note")).to_contain_text(words)
+            other.check_access(".ab-panel")
+            other.shoot("gateway" if arguments is gateway else "absent")
+            time.sleep(1)
+            assert [url for url in asked if "/api/agentbox" in url] == []
+            other.check_console()
+            other.page.close()
