@@ -55,7 +55,7 @@ run: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/jupyter lab --no-browser $(if $(SUDO),,--allow-root) \
 		--ServerApp.root_dir="$(NOTEBOOKS)" \
 		--ServerApp.kernel_spec_manager_class=jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager \
-		--MultiKernelManager.default_kernel_name=agentbox $(ARGS)
+		--MultiKernelManager.default_kernel_name=agentbox --Policy.pool_size=1 $(ARGS)
 
 packages:
 	@$(call install_missing,tests/packages.txt)

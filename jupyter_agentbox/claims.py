@@ -10,6 +10,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from .audit import AuditLog
 from .driver.embedded import Claim
 from .errors import LinkClosed, RuntimeFailed
 from .guest.framing import MessageReader, ProtocolError, load_json, pack_json
@@ -87,3 +88,12 @@ async def _ask(link: Link, claim: Claim, covered: list[tuple[str, bool]], lease:
             raise LinkClosed("the guest refused")
     finally:
         stream.reset()
+
+
+async def record_start(audit: AuditLog, record: Record, duration: float, how: str) -> None:
+    """Tell the audit log how a sandbox started, after so many seconds: the row of a warm start is not waited for."""
+    event = {"saved": "restored", "adopted": "adopted"}.get(how, "started")
+    detail = {"event": event, "how": how, "profile": record.spec.profile, "kernel_id": record.spec.kernel_id}
+    row = audit.submit("lifecycle", record.id, duration=duration, detail=detail)
+    if how not in ("template", "pool"):
+        await asyncio.wrap_future(row)

@@ -20,10 +20,13 @@ from traitlets.config import Configurable
 from .egress import rules
 from .errors import AgentboxError
 from .kernelspecs import find_shadowed, is_sandboxed
-from .manager import load_runtime
+from .manager import SandboxManager, load_runtime
 from .policy import Policy
 from .profiles import expand
 from .runtimes import Check
+from .runtimes.namespaces import find_spare_ids
+from .spec import SandboxSpec
+from .templates import Templates
 
 MANAGER_CLASS = "jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager"
 
@@ -47,6 +50,7 @@ def examine(parent: Configurable | None = None) -> list[Check]:
         ("runtime", lambda: check_runtime(policy)),
         ("kernelspecs", check_kernelspecs),
         ("server", check_server),
+        ("warm starts", lambda: check_warm(policy)),
         ("egress", lambda: check_hosts(policy)),
     ):
         found += _safely(name, check)
@@ -127,6 +131,27 @@ def check_server() -> Iterator[Check]:
     else:
         message = "kernels outside of sandboxes are offered too; `jupyter agentbox setup --enforce` hides them"
         yield Check("server", True, message)
+
+
+def check_warm(policy: Policy) -> Iterator[Check]:
+    """Tell whether kernels start off templates and out of a pool, and if not, why they start cold."""
+    name, sizes = "warm starts", {profile: policy.profile(profile).warm.pool_size for profile in policy.profile_names()}
+    pools = ", ".join(f"{size} of {profile!r}" for profile, size in sizes.items() if size) or "none"
+    if not policy.templates:
+        yield Check(name, True, f"no templates, by Policy.templates; servers keep in their pools: {pools}")
+        return
+    manager = SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config)
+    try:
+        manager.runtime.fingerprint(SandboxSpec(runtime=policy.runtime))
+    except AgentboxError as error:
+        yield Check(name, True, f"kernels start cold, and none wait in pools: {error}")
+        return
+    if policy.runtime == "runsc" and find_spare_ids(os.geteuid()) is None:
+        yield Check(name, True, "kernels start cold: this user has no subordinate ids; see `subordinate ids`")
+        return
+    count = len(Templates(manager, policy).list())
+    made = f"{count} templates" if count else "no template yet: a server makes them, or `jupyter agentbox warm`"
+    yield Check(name, True, f"{made}; servers keep in their pools: {pools}")
 
 
 def check_hosts(policy: Policy) -> Iterator[Check]:

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 MARK = "pooled"
 #: Seconds between two looks of a keeper, between two at what the kernels depend on, and after a failure.
 LOOK_INTERVAL, INPUTS_INTERVAL, RETRY_INTERVAL = 2.0, 30.0, 60.0
+#: Seconds that a kernel which was just started has the machine to itself before the pool is filled again.
+FILL_DELAY = 3.0
 #: Seconds that one waits at most, and for which a kind that nobody has started is kept.
 MAX_AGE, MAX_UNUSED = 3600.0, 24 * 3600.0
 #: Memory that one is taken to need before any was measured, bytes.
@@ -146,8 +148,9 @@ class Keeper:
         """Take note that such a kernel was started: the next ones are to wait."""
         if self._is_closed or spec.warm is None or not spec.warm.pool_size:
             return
-        self._kinds.setdefault(key, _Kind(spec, argv, 0.0)).used = time.monotonic()
-        self._wake.set()
+        kind = self._kinds.setdefault(key, _Kind(spec, argv, 0.0))
+        kind.used = time.monotonic()
+        kind.pause_until = max(kind.pause_until, kind.used + FILL_DELAY)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._keep())
 
@@ -182,7 +185,7 @@ class Keeper:
                 del self._kinds[key]
             elif now >= kind.pause_until and self._has_room(key, kind):
                 await self._add(key, kind)
-                self._wake.set()
+                self._wake.set()  # for the next one at once
 
     def _still_waits(self, sandbox_id: str) -> bool:
         """Begin its lease anew, as nobody else does; false once somebody has taken it, or it has ended."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .audit import AuditLog
-from .claims import begin, put_in_place
+from .claims import begin, put_in_place, record_start
 from .driver import Kernel
 from .driver.embedded import Claim
 from .egress.gate import Gate, OnRefusal
@@ -142,16 +142,12 @@ class Sandbox:
             await self._connected()
             await self._resume(claim)
             self._begin_watch()
-            await self._record_start(began, "cold" if saved is None else "saved" if claim is None else "template")
+            how = "cold" if saved is None else "saved" if claim is None else "template"
+            await record_start(self._audit, self.record, time.monotonic() - began, how)
         except BaseException:
             self.end = self.end or End(Cause.RUNTIME_FAILED, 1, "it did not start")
             await asyncio.shield(self._give_up(inherit))
             raise
-
-    async def _record_start(self, began: float, how: str) -> None:
-        event = {"saved": "restored", "adopted": "adopted"}.get(how, "started")
-        detail = {"event": event, "how": how, "profile": self.spec.profile, "kernel_id": self.spec.kernel_id}
-        await self._audit.arecord("lifecycle", self.id, duration=time.monotonic() - began, detail=detail)
 
     async def _give_up(self, inherit: Sandbox | None) -> None:
         await self.stop(is_kept=True)
@@ -188,7 +184,8 @@ class Sandbox:
             await self._resume(claim)
             self._save()
             self._begin_watch()
-            await self._record_start(began, "adopted" if claim is None else "pool")
+            how = "adopted" if claim is None else "pool"
+            await record_start(self._audit, self.record, time.monotonic() - began, how)
         except BaseException:
             await (self.leave() if claim is None else asyncio.shield(self._give_up(inherit)))
             raise

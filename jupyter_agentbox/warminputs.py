@@ -10,7 +10,6 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -141,7 +140,7 @@ def _root_marks(root: Path | None) -> Iterator[Path]:
 
 
 def _hash_packages(spec: SandboxSpec) -> str:
-    """Return a hash of which packages are installed: an installation makes, renames or touches these directories."""
+    """Return a hash of which packages are installed: an installation makes and removes entries of these directories."""
     bases = (
         [spec.root / "usr", spec.root / "usr/local"] if spec.root is not None else [Path("/usr"), Path("/usr/local")]
     )
@@ -149,8 +148,5 @@ def _hash_packages(spec: SandboxSpec) -> str:
     for base in (*(item.source for item in spec.mounts), *bases):
         seen.append((str(base), _stat(base / "pyvenv.cfg")))
         for folder in (base, *sorted(base.glob("lib/python3*/*-packages"))):
-            with suppress(OSError), os.scandir(folder) as entries:
-                names = sorted(item.name for item in entries if item.name.endswith((".dist-info", ".egg-info", ".pth")))
-                seen += [(name, _stat(folder / name)) for name in names]
-                seen.append((str(folder), _stat(folder)))
+            seen += [(str(path), _stat(path)) for path in (folder, *sorted(folder.glob("*.pth")))]
     return _hash(seen)

@@ -36,6 +36,7 @@ _COMMANDS = {
     "wake": (f"{__name__}.snapshots.WakeCommand", "Wake parked sandboxes before their next use."),
     "delete-snapshot": (f"{__name__}.snapshots.DeleteSnapshotCommand", "Remove snapshots of a running server."),
     "stop": (f"{__name__}.remote.StopCommand", "End sandboxes of a running server."),
+    "warm": (f"{__name__}.warm.WarmCommand", "Make the templates that kernels start off in a fraction of the time."),
     "list": (f"{__name__}.machine.ListCommand", "List the sandboxes."),
     "prune": (f"{__name__}.machine.PruneCommand", "Remove what is left of sandboxes whose owner is gone."),
 }

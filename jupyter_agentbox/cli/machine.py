@@ -151,6 +151,8 @@ class ListCommand(Command):
         from jupyter_agentbox.policy import Policy
         from jupyter_agentbox.spec import format_size
 
+        from .warm import open_templates, write_templates
+
         policy = Policy(parent=self)
         is_there = (policy.state_path / "sandboxes").is_dir()
         manager = SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config) if is_there else None
@@ -166,6 +168,9 @@ class ListCommand(Command):
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+        if is_there:
+            print()
+            write_templates(open_templates(policy))
         return 0
 
 

@@ -9,6 +9,7 @@ processes are killed, and its directory holds all that runsc knows of it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -222,13 +223,9 @@ class RunscRuntime(Runtime):
 
     def read_version(self) -> str:
         """Return the release that ``runsc --version`` names. Raises RuntimeUnavailable or RuntimeFailed."""
-        try:
-            result = subprocess.run(
-                [self.find_runsc(), "--version"], capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL
-            )
-        except subprocess.TimeoutExpired:
-            raise RuntimeFailed("runsc --version did not answer within 10 s") from None
-        return (result.stdout.splitlines() or ["unknown"])[0].removeprefix("runsc version").strip()
+        path = self.find_runsc()
+        found = os.stat(path)
+        return _ask_version(path, found.st_ino, found.st_size, found.st_mtime_ns)
 
     def enforceable(self) -> dict[str, str | None]:
         """Tell for each limit why it cannot be enforced here; None where it can."""
@@ -370,12 +367,25 @@ def bound_file_size(limits: Limits) -> int:
     return max(-(-limits.disk // GIB), -(-limits.memory // GIB) + 1) * GIB
 
 
+@functools.lru_cache(maxsize=8)
+def _ask_version(path: str, *file: int) -> str:
+    """Run it, once for each file that it ever was."""
+    try:
+        result = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeFailed("runsc --version did not answer within 10 s") from None
+    return (result.stdout.splitlines() or ["unknown"])[0].removeprefix("runsc version").strip()
+
+
 def _is_gofer(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"runsc-gofer\0")
     return False
 
 
+@functools.lru_cache(maxsize=1)
 def _hash_processor() -> str:
     """Return a hash of the processor's features: code in memory may have been chosen by them."""
     with open("/proc/cpuinfo", "rb") as file:

@@ -1,0 +1,109 @@
+"""The command that makes templates ahead, and shows and removes them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from traitlets import Bool, Unicode
+
+from jupyter_agentbox.errors import AgentboxError, InvalidRequest
+from jupyter_agentbox.spec import format_size
+
+from .base import ALIASES, FLAGS, Command, format_age, write_table
+
+if TYPE_CHECKING:
+    from jupyter_agentbox.policy import Policy
+    from jupyter_agentbox.templates import Templates
+
+_ALIASES = {**ALIASES, "kernel": "WarmCommand.kernel"}
+_FLAGS = {
+    **FLAGS,
+    "remove": ({"WarmCommand": {"is_removing": True}}, "Remove all templates instead of making any."),
+    "list": ({"WarmCommand": {"is_listing": True}}, "List the templates that there are."),
+}
+
+
+class WarmCommand(Command):
+    """Make the templates that kernels start off in a fraction of the time: `jupyter agentbox warm`.
+
+    One for each profile named, or for the default one. One that is up to date is left as it is.
+    """
+
+    name = "jupyter agentbox warm"
+    description = __doc__ or ""
+    examples = "jupyter agentbox warm\njupyter agentbox warm default large\njupyter agentbox warm --list"
+    argument = "PROFILE"
+    aliases = _ALIASES
+    flags = _FLAGS
+    kernel = Unicode("agentbox", help="Kernelspec whose kernels they are for; one of Python's.").tag(config=True)
+    is_removing = Bool(False, help="Remove all.").tag(config=True)
+    is_listing = Bool(False, help="List them.").tag(config=True)
+
+    def run(self) -> int:
+        """Make them."""
+        from jupyter_agentbox.policy import Policy
+
+        policy = Policy(parent=self)
+        templates = open_templates(policy)
+        if self.is_listing:
+            write_templates(templates)
+            return 0
+        if self.is_removing:
+            for item in templates.list():
+                templates.remove(item.id)
+                print(f"removed {item.id}")
+            return 0
+        if not policy.templates:
+            raise AgentboxError("Policy.templates is off", setting="Policy.templates")
+        for profile in self.extra_args or [policy.default_profile]:
+            began = time.monotonic()
+            if (made := make_template(policy, templates, profile, self.kernel)) is None:
+                print(f"{profile}: up to date")
+            else:
+                print(f"{profile}: made in {time.monotonic() - began:.1f} s, {format_size(made)}")
+        return 0
+
+
+def open_templates(policy: Policy) -> Templates:
+    """Return the templates of this policy's state directory."""
+    from jupyter_agentbox.manager import SandboxManager
+    from jupyter_agentbox.templates import Templates
+
+    return Templates(SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config), policy)
+
+
+def make_template(policy: Policy, templates: Templates, profile: str, kernel: str) -> int | None:
+    """Make one, and return its size in bytes; None where there is one that fits. Raises AgentboxError."""
+    from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
+
+    from jupyter_agentbox.linkthread import LinkThread
+    from jupyter_agentbox.provisioner import resolve_program
+    from jupyter_agentbox.warminputs import make_key
+
+    try:
+        found = KernelSpecManager().get_kernel_spec(kernel)
+    except NoSuchKernel:
+        raise InvalidRequest(f"there is no kernelspec {kernel!r}", field="kernel") from None
+    executable = resolve_program(found.argv[0])
+    spec = policy.resolve(
+        {"profile": profile}, executable=executable, resource_dir=found.resource_dir or None, kernelspec_env=found.env
+    )
+    argv: Sequence[str] = [executable if spec.root is None else found.argv[0], *found.argv[1:]]
+    inputs = templates.inputs(spec, argv)
+    if inputs is not None and templates.find(make_key(inputs)) is not None:
+        return None
+
+    return LinkThread.instance().submit(templates.make(spec, argv)).result().size
+
+
+def write_templates(templates: Templates) -> None:
+    """Print a table of them; nothing where there are none."""
+    found = templates.list()
+    if found:
+        rows = [
+            (item.id, item.meta.note, format_age(time.time() - item.meta.created), format_size(item.size))
+            for item in found
+        ]
+        write_table([("TEMPLATE", "PROFILE", "AGE", "SIZE"), *rows])

@@ -1,0 +1,167 @@
+"""The pool: kernels that wait are taken once, by any process, as somebody's own, and nothing of them is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+from test_templates import ARGV, Place, Talk
+
+from jupyter_agentbox import pool as pools
+from jupyter_agentbox.errors import RuntimeFailed
+from jupyter_agentbox.pool import Keeper
+from jupyter_agentbox.record import Record
+from jupyter_agentbox.runtimes import Handle
+from jupyter_agentbox.spec import SandboxSpec
+from jupyter_agentbox.sweep import sweep
+from jupyter_agentbox.templates import Wish
+from jupyter_agentbox.warminputs import make_key
+
+
+class Kept(Place):
+    """A place with a pool that the test fills."""
+
+    def __init__(self, base: Path) -> None:
+        super().__init__(base, pool_size=1, lease_timeout=2.0)
+        self.keeper = Keeper(self.templates, self.policy)
+
+    def key(self, spec: SandboxSpec) -> str:
+        """Return the key of a kernel."""
+        inputs = self.templates.inputs(spec, ARGV)
+        assert inputs is not None
+        return make_key(inputs)
+
+    async def filled(self) -> Path:
+        """Wait until one waits, and return its directory."""
+        self.keeper.want(self.key(self.spec()), self.spec(), ARGV)
+        for _ in range(600):
+            if found := await asyncio.to_thread(self.warm.pool.find, self.key(self.spec())):
+                return found[0]
+            await asyncio.sleep(0.1)
+        raise AssertionError("nothing came to wait in the pool")
+
+
+@pytest.fixture(scope="module")
+def kept(has_runsc: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    """A place with a template and a pool, of which nothing may be left in the end."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(pools, "FILL_DELAY", 0.2)
+    made = Kept(tmp_path_factory.mktemp("kept"))
+    made.run(lambda: made.templates.make(made.spec(), ARGV))
+    try:
+        yield made
+    finally:
+        made.run(made.keeper.aclose)
+        patch.undo()
+    assert not list((made.policy.state_path / "sandboxes").iterdir())
+
+
+def test_what_waits_costs_no_processor_and_is_taken_as_somebodys_own(kept: Kept) -> None:
+    folder = kept.folder("taken")
+    (folder / ".env").write_text("secret")
+    (folder / "a.txt").write_text("mine")
+
+    async def work() -> None:
+        directory = await kept.filled()
+        record = Record.load(directory)
+        pid = Handle.from_dict(record.handle or {}).pid
+        assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        assert [item.state for item in kept.manager.list() if item.id == record.id] == ["pooled"]
+        assert record.spec.grant.hosts == ()
+        spec = kept.spec(folder, env={"KERNEL_MINE": "yes"}, processes=100)
+        sandbox = await kept.warm.pool.take(Wish(spec, ARGV, "own-key", "hmac-sha256"), kept.key(spec))
+        assert sandbox is not None
+        assert sandbox.id == record.id
+        try:
+            talk = Talk(sandbox, "own-key")
+            code = """
+import os, resource, json, subprocess
+print(json.dumps([open("a.txt").read(), os.getcwd(), os.environ["KERNEL_MINE"], os.path.getsize(".env"),
+    resource.getrlimit(resource.RLIMIT_NPROC)[0], subprocess.run(["mv", ".env", "x"], stderr=-3).returncode]))
+open("new.txt", "w").write("here")
+"""
+            said = json.loads(await talk.say(code))
+            assert said == ["mine", "/workspace", "yes", 0, 100, 1]
+            assert (folder / "new.txt").read_text() == "here"
+            assert sandbox.spec.grant.hosts == spec.grant.hosts != ()
+            assert [item.state for item in kept.manager.list() if item.id == record.id] == ["running"]
+            # Nobody gets it a second time.
+            with pytest.raises(RuntimeFailed):
+                await kept.manager.claim(record, spec, Wish(spec, ARGV, "k", "hmac-sha256").claim)
+        finally:
+            await kept.manager.stop(sandbox)
+
+    kept.run(work)
+
+
+def test_a_claimer_that_is_killed_in_the_midst_leaves_nothing(kept: Kept) -> None:
+    directory = kept.run(kept.filled)
+    program = f"""
+import asyncio, os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from jupyter_agentbox import sandbox
+from test_pool import ARGV, Kept, Wish
+async def stall(*arguments):
+    print("claimed", flush=True)
+    await asyncio.sleep(60)
+sandbox.put_in_place = stall
+kept = Kept(Path({str(kept.base)!r}))
+spec = kept.spec()
+kept.run(lambda: kept.warm.pool.take(Wish(spec, ARGV, "k", "hmac-sha256"), kept.key(spec)))
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"claimed\n"
+        process.send_signal(signal.SIGKILL)
+    record = Record.load(directory)
+    assert record.spec.layout == "claimed"
+    assert record.kernels == []
+    handle = Handle.from_dict(record.handle or {})
+    deadline = time.monotonic() + 30
+    while directory.exists() and time.monotonic() < deadline:
+        sweep(kept.policy.state_path)
+        time.sleep(0.2)
+    assert not directory.exists()
+    assert not kept.manager.runtime.is_alive(handle)
+
+
+def test_another_process_takes_from_the_pool_by_nbclient(kept: Kept) -> None:
+    directory = kept.run(kept.filled)
+    config = kept.folder("config")
+    settings = {"Policy": {"state_dir": str(kept.policy.state_path), "pool_size": 1, "lease_timeout": 2.0}}
+    (config / "jupyter_agentbox_config.json").write_text(json.dumps(settings))
+    work = kept.folder("book")
+    code = "import os; open('out.txt', 'w').write(os.getcwd())"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), work / "book.ipynb")
+    program = """
+import os, nbformat
+from nbclient import NotebookClient
+book = nbformat.read("book.ipynb", 4)
+NotebookClient(book, kernel_name="agentbox", timeout=60).execute()
+"""
+    env = {**os.environ, "JUPYTER_CONFIG_DIR": str(config), "JUPYTER_RUNTIME_DIR": str(config / "run")}
+    subprocess.run([sys.executable, "-c", program], cwd=work, env=env, check=True, timeout=90)
+    assert (work / "out.txt").read_text() == "/workspace"
+    assert not directory.exists()
+    rows = kept.manager.audit.query(kind="lifecycle", sandbox=directory.name)
+    assert "pool" in [(row.detail or {}).get("how") for row in rows]
+
+
+def test_what_waits_ends_when_a_package_is_installed(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = kept.run(kept.filled)
+    monkeypatch.setattr(kept.templates, "inputs", lambda spec, argv: {"packages": "others"})
+    kept.run(kept.keeper._drop_changed)
+    deadline = time.monotonic() + 60
+    while directory.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not directory.exists()
