@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -15,6 +16,10 @@ from .manager import SandboxManager
 from .sandbox import Sandbox
 from .saved import Parked, Restoration
 from .spec import Cause, End
+
+#: Seconds that a kernel which is to be parked has to come to an end with what it does: its last word comes after the
+#: reply.
+IDLE_GRACE = 1.0
 
 
 class Parkable(ABC):
@@ -58,8 +63,11 @@ class Parkable(ABC):
             kernel, front, sandbox = self._kernel, self._front, self._sandbox
             if kernel is None or front is None or sandbox is None or kernel.end is not None:
                 raise Conflict("there is no kernel that could be parked")
-            if any(other.is_busy() for other in sandbox.kernels.values() if other.end is None):
-                raise Conflict("code runs in the sandbox: wait for its end, or interrupt it")
+            deadline = time.monotonic() + IDLE_GRACE
+            while any(other.is_busy() for other in sandbox.kernels.values() if other.end is None):
+                if time.monotonic() > deadline:
+                    raise Conflict("code runs in the sandbox: wait for its end, or interrupt it")
+                await asyncio.sleep(IDLE_GRACE / 20)
             front.hold()
             try:
                 parked = await save(sandbox)

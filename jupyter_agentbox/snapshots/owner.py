@@ -6,6 +6,7 @@
         snapshots/<id>/head          what it is
         snapshots/<id>/table         where its chunks lie
         snapshots/<id>/image/        memory that is kept as it was written
+        snapshots/<id>/packed/       memory that is kept compressed
 
 A snapshot is there as soon as, and as long as, its directory has its name; one rename each makes and ends it. What
 has no name yet or no more is cleared away by whoever holds the lock next.

@@ -62,12 +62,22 @@ class Kept(msgspec.Struct, array_like=True):
     hashes: bytes
 
 
+class Packed(msgspec.Struct, array_like=True):
+    """One file of an image that is kept compressed: its name and size, and length and hash of each compressed MiB."""
+
+    name: str
+    size: int
+    lengths: list[int]
+    hashes: bytes
+
+
 class Table(msgspec.Struct):
     """Where everything of a snapshot lies. Number n of a chunk is its place in the columns plus 1; 0 is all zeros."""
 
     packs: list[str] = []
     image: list[File] = []
     kept: list[Kept] = []
+    packed: list[Packed] = []
     work: list[File] = []
     hashes: bytes = b""
     tags: bytes = b""
@@ -85,7 +95,7 @@ class Table(msgspec.Struct):
         """Read it. Raises Damaged, though what was authenticated should be well-formed."""
         try:
             raw = msgspec.msgpack.decode(data, type=_Raw)
-            table = cls(raw.packs, raw.image, raw.kept, raw.work, raw.hashes, raw.tags)
+            table = cls(raw.packs, raw.image, raw.kept, raw.packed, raw.work, raw.hashes, raw.tags)
             for name, code in (("pack_column", "I"), ("offsets", "Q"), ("lengths", "I"), ("refs", "I")):
                 column: array[int] = array(code)
                 column.frombytes(zlib.decompress(getattr(raw, name)))
@@ -108,6 +118,7 @@ class _Raw(msgspec.Struct):
     packs: list[str]
     image: list[File]
     kept: list[Kept]
+    packed: list[Packed]
     work: list[File]
     hashes: bytes
     tags: bytes

@@ -24,6 +24,8 @@ from jupyter_agentbox.sweep import remove_tree
 from . import transfer
 from .keys import load_keys
 from .owner import Head, OwnerFolder, folder_name, locked
+from .packed import pack as pack_file
+from .packed import unpack as unpack_file
 from .pages import BLOCK, PAGE, Kept, PackReader, PackWriter, Table, changed, hash_big, open_regular
 from .tree import Entry, Walk, Writer, disk_errors
 from .values import MAX_OWNER, Snapshot, SnapshotMeta, check_id, check_meta
@@ -142,7 +144,10 @@ class SnapshotStore:
     def _write(self, folder: OwnerFolder, snapshot_id: str, new: Path, staged: Path, meta: SnapshotMeta) -> list[str]:
         """Write a snapshot's parts; returns which others have to go for it."""
         pack, walk = folder.packs / snapshot_id, Walk(staged / "work")
-        is_kept = meta.kind in ("park", "template") and not self._keys.is_sealed
+        is_kept = meta.kind == "template" and not self._keys.is_sealed
+        is_packed = meta.kind == "park" and not self._keys.is_sealed
+        if is_packed:
+            (new / "packed").mkdir(mode=0o700)
         relatives = folder.relatives(meta)
         with PackWriter(pack, snapshot_id, self._keys, folder.hash_key, relatives, self._max_bytes) as writer:
             table = writer.table
@@ -151,6 +156,9 @@ class SnapshotStore:
                 if is_kept:
                     writer.count(facts.st_size)
                     table.kept.append(Kept(name, facts.st_size, hash_big(handle, facts.st_size, folder.hash_key)))
+                elif is_packed:
+                    writer.count(facts.st_size)
+                    table.packed.append(pack_file(handle, name, facts.st_size, new / "packed" / name, folder.hash_key))
                 else:
                     entry = Entry(os.fsencode(name), "f", 0o600, facts.st_mtime_ns, facts.st_size)
                     is_raw = name == PAGES
@@ -221,8 +229,8 @@ class SnapshotStore:
         ----------
         snapshot_id, owner : str
         verify : str
-            ``once``: memory that is kept as it was written (``park``, ``template``) is not read again if this process
-            has before and its inode, size and time of change are the same.
+            ``once``: memory that is kept as it was written (``template``) is not read again if this process has before
+            and its inode, size and time of change are the same.
 
         Raises
         ------
@@ -255,6 +263,9 @@ class SnapshotStore:
     def _lay_out(self, folder: OwnerFolder, snapshot_id: str, table: Table, path: Path, *, is_once: bool) -> None:
         for kept in table.kept:
             self._lay_out_kept(folder, folder.snapshots / snapshot_id / "image" / kept.name, kept, path, is_once)
+        for item in table.packed:
+            source = folder.snapshots / snapshot_id / "packed" / item.name
+            unpack_file(item, source, path / "image" / item.name, folder.hash_key, _part(item.name))
         with PackReader(table, folder.packs, self._keys, folder.hash_key) as reader:
             # Each with its own errors, so that the sentence says which part it was.
             for top, files in (("image", table.image), ("work", table.work)):

@@ -28,8 +28,9 @@ class SnapshotMeta(msgspec.Struct, frozen=True, kw_only=True):
     owner : str
         Whose it is. Nothing is shared between owners, and nobody sees what is another's.
     kind : str
-        ``user`` and ``auto`` share pages with their relatives. ``park`` and ``template`` keep their memory as it was
-        written, which takes more room and less time. An ``auto`` one without a name may be dropped for a newer one.
+        ``user`` and ``auto`` share pages with their relatives. ``park`` keeps its memory compressed. ``template`` keeps
+        it as it was written, which takes more room and less time. An ``auto`` one without a name may be dropped for a
+        newer one.
     created : float
         Seconds since the epoch.
     name, note : str
