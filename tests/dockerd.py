@@ -66,12 +66,11 @@ class Dockerd:
         assert self.process is not None
         self.process.send_signal(number)
 
-    def kill(self) -> None:
-        """End it as a crash would; its containers live on."""
-        self.signal(signal.SIGKILL)
+    def stop(self) -> None:
+        """End it as a restart does; its containers live on."""
+        self.signal(signal.SIGTERM)
         assert self.process is not None
-        self.process.wait(20)
-        (self.base / "pid").unlink(missing_ok=True)
+        self.process.wait(30)
 
     def close(self) -> None:
         """Remove what is left and end it."""

@@ -247,6 +247,7 @@ class DockerRuntime(Runtime):
             maps=maps,
             mounts=docker_config.make_mounts(steps, hidden, own, directory / "link"),
             labels=docker_config.make_labels(sandbox_id, spec, self.state_dir),
+            layers=docker_config.find_layers(steps),
             enter=_ENTER.read_text(encoding="utf-8"),
             is_isolated=self.isolation == "gvisor",
             filter_steps=self._make_filter(),

@@ -34,6 +34,8 @@ CAPABILITIES = {
 }  # fmt: skip
 #: What the container's root needs to make the guest's user namespace; nothing inside has it afterwards.
 CONTAINER_CAPABILITIES = ("SETGID", "SETUID")
+#: Open files where Linux counts them: every engine has as many.
+MAX_PLAIN_FILES = 4096
 #: Docker writes these itself, unless something is mounted there.
 DOCKERS_OWN = ("resolv.conf", "hosts", "hostname")
 #: Of a work folder: more hidden files than this are refused, since each takes gVisor a connection.
@@ -150,6 +152,22 @@ def _bind(target: str, source: Path | str, *, is_writable: bool = False) -> dict
     }
 
 
+def find_layers(steps: Sequence[Step]) -> list[str]:
+    """Return the directories, shown read-only, over which the container lays what can be written.
+
+    Not those in which something else is mounted, which would be hidden by that; nor a name that an option cannot hold.
+    """
+    places = [path.removeprefix("root") for step, path, *_ in steps if step == "bind"]
+    found = []
+    for step, path, *rest in steps:
+        place = path.removeprefix("root")
+        if step != "bind" or rest[1] or place.startswith(("/etc/", GUEST_DIR)) or not Path(rest[0]).is_dir():
+            continue
+        if not any(other.startswith(place + "/") for other in places) and not set(place) & set(",:\\"):
+            found.append(place)
+    return found
+
+
 def make_tmpfs(limits: Limits, maps: IdMaps) -> dict[str, str]:
     """Return the file systems in memory, and their options. What they hold counts as the sandbox's memory."""
     uids, gids = ({inner: outer for inner, outer, _ in entries} for entries in (maps.uids, maps.gids))
@@ -241,6 +259,7 @@ def make_container(
     maps: IdMaps,
     mounts: Sequence[Mapping[str, Any]],
     labels: Mapping[str, str],
+    layers: Sequence[str],
     enter: str,
     is_isolated: bool = True,
     filter_steps: bytes = b"",
@@ -259,6 +278,8 @@ def make_container(
         Of the user namespace that is made inside.
     mounts, labels
         From :func:`make_mounts` and :func:`make_labels`.
+    layers : list of str
+        From :func:`find_layers`.
     enter : str
         Text of :mod:`.docker_enter`.
     is_isolated : bool
@@ -267,12 +288,16 @@ def make_container(
         Filter of system calls to set once the user namespace is there.
     """
     rlimits = oci.make_rlimits(spec.limits)
+    if not is_isolated:  # what gVisor counts by itself; Linux would refuse more than the engine has
+        rlimits["NOFILE"] = MAX_PLAIN_FILES
     guest = {"lease": spec.lease_timeout, "uid": maps.user, "gid": maps.user, "home": HOME, "rlimits": rlimits}
     settings = {
         "uid_map": _map_text(maps.uids),
         "gid_map": _map_text(maps.gids),
         "capabilities": [CAPABILITIES[name] for name in oci.GUEST_CAPABILITIES],
         "folders": [(f"{HOME}/.cache", 0o755, maps.user), ("/tmp/.X11-unix", 0o1777, 0)],
+        "layers": list(layers) if is_isolated else [],  # Linux itself has it in no user namespace of every machine
+        "layer_size": min(spec.limits.disk, spec.limits.memory // 2),
         "filter": filter_steps.hex(),
         "arguments": ["--lease", f"{spec.lease_timeout:g}"],
     }
@@ -302,7 +327,8 @@ def make_container(
             else limits.processes,
             "ReadonlyRootfs": True,
             "CapDrop": ["ALL"],
-            "CapAdd": list(CONTAINER_CAPABILITIES),
+            # The third is what Linux asks of who maps uid 0 of outside.
+            "CapAdd": [*CONTAINER_CAPABILITIES, *([] if is_isolated else ["SETFCAP"])],
             "SecurityOpt": ["no-new-privileges", f"seccomp={seccomp}"],
             "MaskedPaths": list(oci.MASKED),
             "ReadonlyPaths": list(oci.READ_ONLY),

@@ -2,8 +2,9 @@
 
 Docker has no id maps of a sandbox's own. So the container's root, whose rights end in gVisor's own kernel, makes a user
 namespace *inside*, with the maps that :mod:`.namespaces` decides for every runtime: the guest is an id that owns
-nothing, and user code is the owner of the work folder. Nothing is left outside of that namespace, and no way back into
-it. Passed to the interpreter as text (``-c``), so standard library only; its one argument is JSON.
+nothing, and user code is the owner of the work folder. Nothing is left outside of that namespace, and no way back out
+of it. Over what is shown read-only it lays what can be written, in memory, for Docker has no such layer over binds.
+Passed to the interpreter as text (``-c``), so standard library only; its arguments are the guest's directory and JSON.
 """
 
 import ctypes
@@ -12,7 +13,9 @@ import os
 import struct
 import sys
 
-CLONE_NEWUSER = 0x10000000
+CLONE_NEWUSER, CLONE_NEWNS = 0x10000000, 0x00020000
+#: Where the layers lie, which only the guest can enter.
+LAYERS = "/run/agentbox/layers"
 PR_CAPBSET_DROP, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 24, 22, 2
 CAPABILITY_VERSION = 0x20080522
 
@@ -38,7 +41,7 @@ def enter_namespace(uid_map: str, gid_map: str) -> None:
             status = 0
         finally:
             os._exit(status)
-    check(libc.unshare(CLONE_NEWUSER), "unshare")
+    check(libc.unshare(CLONE_NEWUSER | CLONE_NEWNS), "unshare")
     os.write(tell, b"u")
     if os.waitpid(child, 0)[1]:
         raise OSError("the id maps could not be written")
@@ -60,6 +63,25 @@ def make_folders(folders: "list[tuple[str, int, int]]") -> None:
         os.setresgid(0, 0, 0)
 
 
+def mount(kind: str, target: str, options: str) -> None:
+    check(libc.mount(b"none", os.fsencode(target), kind.encode(), 0, os.fsencode(options)), target)
+
+
+def add_layers(paths: "list[str]", size: int) -> None:
+    """Let directories be written to, in memory of ``size`` bytes together; what is beneath stays as it is."""
+    os.mkdir(LAYERS, 0o700)
+    mount("tmpfs", LAYERS, f"mode=700,size={size}")
+    for number, path in enumerate(paths):
+        upper, work = f"{LAYERS}/{number}/upper", f"{LAYERS}/{number}/work"
+        os.makedirs(upper)
+        os.makedirs(work)
+        found = os.stat(path)
+        os.chmod(upper, found.st_mode & 0o7777)
+        if (found.st_uid, found.st_gid) != (0, 0):
+            os.chown(upper, found.st_uid, found.st_gid)
+        mount("overlay", path, f"lowerdir={path},upperdir={upper},workdir={work}")
+
+
 def keep_capabilities(kept: "list[int]") -> None:
     """Give up all but these, for this program and all that it starts."""
     with open("/proc/sys/kernel/cap_last_cap") as file:
@@ -76,6 +98,8 @@ def main(program: str, settings: str) -> None:
     what = json.loads(settings)
     enter_namespace(what["uid_map"], what["gid_map"])
     make_folders(what["folders"])
+    if what["layers"]:
+        add_layers(what["layers"], what["layer_size"])
     keep_capabilities(what["capabilities"])
     if what["filter"]:
         words = bytes.fromhex(what["filter"])

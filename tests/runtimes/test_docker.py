@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import nbformat
 import pytest
 from dockerd import Dockerd
+from e2e import notebooks
+from e2e.harness import Env, wait_until
 
+from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, RuntimeFailed, RuntimeUnavailable
 from jupyter_agentbox.runtimes import Runtime
-from jupyter_agentbox.runtimes.docker import DockerRuntime
-from jupyter_agentbox.testing.box import STANDIN
+from jupyter_agentbox.runtimes.docker import DockerRuncRuntime, DockerRuntime
+from jupyter_agentbox.runtimes.docker_engine import RUNTIME_NAME, Engine
+from jupyter_agentbox.runtimes.docker_setup import make_runtime, register
+from jupyter_agentbox.spec import MIB, Cause, Limits, SandboxSpec
+from jupyter_agentbox.testing.box import STANDIN, Box
 from jupyter_agentbox.testing.contract import RuntimeContract
 from jupyter_agentbox.testing.escapes import EscapeContract
+
+SPEC = SandboxSpec(limits=Limits(memory=512 * MIB, cpus=1.5, processes=40, disk=64 * MIB), owner="somebody")
 
 
 class TestDocker(RuntimeContract):
     """The contract."""
 
-    has_writable_system = False
     has_layer_in_memory = True
     covers_special = False
 
@@ -33,3 +51,253 @@ class TestDockerEscapes(EscapeContract):
     @classmethod
     def runtime(cls, dockerd: Dockerd, state_dir: Path) -> Runtime:
         return DockerRuntime(host=dockerd.host, state_dir=str(state_dir), guest_dir=str(STANDIN))
+
+
+class TestEngine:
+    """What is asked of the engine, and what happens when it fails."""
+
+    @pytest.fixture
+    def runtime(self, dockerd: Dockerd, tmp_path: Path) -> DockerRuntime:
+        return DockerRuntime(host=dockerd.host, state_dir=str(tmp_path / "state"), guest_dir=str(STANDIN))
+
+    @pytest.fixture
+    def box(self, runtime: DockerRuntime, tmp_path: Path) -> Iterator[Box]:
+        with Box(runtime, tmp_path / "state", f"{os.getpid()}-engine", SPEC) as box:
+            yield box
+
+    def test_a_container_has_all_that_confines_it(self, runtime: DockerRuntime, box: Box) -> None:
+        found = runtime.engine.inspect(box.handle.container)
+        assert found is not None
+        host = found["HostConfig"]
+        assert host["Runtime"] == RUNTIME_NAME
+        assert (host["NetworkMode"], host["IpcMode"]) == ("none", "none")
+        assert host["ReadonlyRootfs"]
+        assert not host["Privileged"]
+        assert host["CapDrop"] == ["ALL"]
+        assert "no-new-privileges" in host["SecurityOpt"]
+        assert host["Memory"] == host["MemorySwap"] == SPEC.limits.memory
+        assert host["CpuQuota"] == SPEC.limits.cpus * host["CpuPeriod"]
+        assert host["PidsLimit"] > SPEC.limits.processes
+        assert {"/tmp", "/home/user", "/run"} <= set(host["Tmpfs"])
+        writable = [mount["Target"] for mount in host["Mounts"] if not mount.get("ReadOnly")]
+        assert sorted(writable) == ["/run/agentbox/link", "/workspace"]
+        labels = found["Config"]["Labels"]
+        assert labels["jupyter-agentbox.sandbox"] == box.id
+        assert labels["jupyter-agentbox.owner"] == "somebody"
+        assert labels["jupyter-agentbox.lease"] == "60"
+        image = runtime.engine.get(f"/images/{found['Image']}/json")
+        assert image["Config"]["Labels"] == {"jupyter-agentbox": "root"}
+
+    def test_one_that_is_removed_behind_our_back_is_seen_at_once(self, runtime: DockerRuntime, box: Box) -> None:
+        runtime.engine.remove(box.handle.container)
+        deadline = time.monotonic() + 3
+        while runtime.is_alive(box.handle):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        end = runtime.why_ended(box.handle, SPEC.limits, box.directory)
+        assert (end.cause, end.message) == (Cause.KILLED, "its container was removed by somebody else")
+
+    def test_an_engine_that_hangs_harms_no_sandbox(self, runtime: DockerRuntime, box: Box, dockerd: Dockerd) -> None:
+        runtime.usage(box.handle, box.directory)
+        assert runtime.is_reachable()
+        dockerd.signal(signal.SIGSTOP)
+        try:
+            runtime._pinged = 0.0  # or else it is believed for a while
+            started = time.monotonic()
+            assert runtime.usage(box.handle, box.directory).memory > 0
+            assert time.monotonic() - started < 5
+            assert not runtime.is_reachable()
+            assert runtime.is_alive(box.handle)
+            assert box.run("echo fine") == "fine\n"
+            hasty = DockerRuntime(host=dockerd.host, engine_timeout=1.0, start_timeout=1.0)
+            with pytest.raises(RuntimeFailed, match="did not answer"):
+                hasty.engine.get("/info")
+            assert [check.is_ok for check in hasty.check()] == [False]
+        finally:
+            dockerd.signal(signal.SIGCONT)
+        runtime._pinged = 0.0
+        runtime.usage(box.handle, box.directory)
+        assert runtime.is_reachable()
+
+    def test_sandboxes_outlive_an_engine_that_is_restarted(
+        self, runtime: DockerRuntime, box: Box, dockerd: Dockerd, tmp_path: Path
+    ) -> None:
+        dockerd.stop()
+        try:
+            runtime._pinged = 0.0
+            runtime.usage(box.handle, box.directory)
+            assert not runtime.is_reachable()
+            assert runtime.is_alive(box.handle)
+            assert box.run("echo fine") == "fine\n"
+            with pytest.raises(RuntimeUnavailable, match="can't be reached"):
+                Box(DockerRuntime(host=dockerd.host), tmp_path / "state", "none", SPEC)
+        finally:
+            dockerd.start()
+        assert runtime.is_alive(box.handle)
+        assert box.run("echo again") == "again\n"
+        # Another process finds it by its handle alone.
+        successor = DockerRuntime(host=dockerd.host, state_dir=runtime.state_dir)
+        assert successor.is_alive(box.handle)
+        successor.kill(box.handle)
+        successor.remove(box.handle, box.directory)
+        assert runtime.engine.inspect(box.handle.container) is None
+
+    def test_what_a_dead_owner_left_is_tidied_up(self, runtime: DockerRuntime, tmp_path: Path) -> None:
+        state = tmp_path / "state"
+        with Box(runtime, state, "left", SPEC) as left:
+            shutil.rmtree(left.directory)  # as the sweep does, which knows nothing of containers
+            successor = DockerRuntime(host=runtime.host, state_dir=str(state), guest_dir=str(STANDIN))
+            with Box(successor, state, "next", SPEC) as box:
+                assert runtime.engine.inspect(left.handle.container) is None
+                assert successor.is_alive(box.handle)
+                left.directory.mkdir()
+
+    def test_what_this_runtime_cannot_do_is_refused_by_name(
+        self, runtime: DockerRuntime, box: Box, tmp_path: Path
+    ) -> None:
+        with pytest.raises(RuntimeUnavailable, match="'docker' keeps no snapshots"):
+            runtime.checkpoint(box.handle, box.id, box.directory, tmp_path)
+        with pytest.raises(RuntimeUnavailable, match="read-only root"):
+            runtime.start("root", replace(SPEC, is_root=True), tmp_path)
+        os.mkfifo(tmp_path / ".fifo")
+        with pytest.raises(InvalidRequest, match="neither a file nor a folder"):
+            Box(runtime, tmp_path / "state", "fifo", replace(SPEC, workspace=tmp_path, hidden=(".*", "state")))
+
+    def test_the_engine_must_have_gvisor_with_its_flags(self, dockerd: Dockerd) -> None:
+        engine = Engine(dockerd.host)
+        assert engine.find_gvisor().name == RUNTIME_NAME
+        with pytest.raises(RuntimeUnavailable, match="bare-runsc lacks --host-uds=none, --host-fifo=open"):
+            engine.find_gvisor("bare-runsc")
+        with pytest.raises(RuntimeUnavailable, match="is gVisor's runsc; register it by: jupyter agentbox setup"):
+            engine.find_gvisor("runc")
+        with pytest.raises(RuntimeUnavailable, match=r"knows no runtime 'crun', only .*runc"):
+            engine.find_gvisor("crun")
+
+    def test_an_engine_that_is_away_is_explained(self, tmp_path: Path) -> None:
+        with pytest.raises(RuntimeUnavailable, match="there is no such socket; is Docker installed"):
+            Engine(f"unix://{tmp_path}/none").get("/info")
+        with pytest.raises(RuntimeUnavailable, match="not reached by a UNIX socket"):
+            Engine("tcp://127.0.0.1:2375").get("/info")
+        (check,) = DockerRuntime(host=f"unix://{tmp_path}/none").check()
+        assert not check.is_ok
+        assert "docker.io" in check.remedy
+
+    def test_one_that_never_answers_is_given_up(self) -> None:
+        base = tempfile.mkdtemp(prefix="abd")
+        try:
+            with socket.socket(socket.AF_UNIX) as silent:
+                silent.bind(f"{base}/s")
+                silent.listen()
+                started = time.monotonic()
+                with pytest.raises(RuntimeFailed, match="did not answer in time"):
+                    Engine(f"unix://{base}/s", 0.5).get("/info")
+                assert time.monotonic() - started < 3
+        finally:
+            shutil.rmtree(base)
+
+    def test_the_doctor_tries_it_all(self, runtime: DockerRuntime) -> None:
+        checks = {check.name: check for check in runtime.check()}
+        assert set(checks) == {"docker engine", "docker runtime", "docker sandbox"}
+        assert all(check.is_ok for check in checks.values()), checks
+
+    def test_plain_containers_say_that_gvisor_does_not_isolate_them(
+        self, dockerd: Dockerd, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        runtime = DockerRuncRuntime(host=dockerd.host, state_dir=str(tmp_path / "state"), guest_dir=str(STANDIN))
+        assert runtime.isolation == "none"
+        with Box(runtime, tmp_path / "state", "plain", SPEC) as box:
+            assert "plain is NOT isolated by gVisor" in caplog.text
+            assert box.run("id -u; id -G").split() == ["1000", "1000"]
+            assert "gVisor" not in box.run("dmesg 2>&1")
+            assert box.run("grep -c . /proc/net/dev").strip() == "3"
+            for who in ("user", "root"):
+                tried = "mount -t tmpfs x /tmp; unshare -U true; echo $?; cat /etc/shadow; ls /root/.ssh; touch /usr/x"
+                said = box.run(f"({tried}) 2>/dev/null", who)
+                assert said.split() == ["1"]
+            box.run("touch made; chmod 6755 made")
+            assert not (box.directory / "work/made").stat().st_mode & 0o6000
+        assert any("NOT ISOLATED" in check.message for check in runtime.check())
+
+
+class TestSetup:
+    """``jupyter agentbox setup --docker``."""
+
+    def test_it_keeps_what_is_there_and_does_nothing_twice(self, tmp_path: Path) -> None:
+        path, said, ran = tmp_path / "docker/daemon.json", [], []
+
+        def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+            ran.append(command)
+            return subprocess.CompletedProcess(command, 0, "123\n", "")
+
+        path.parent.mkdir()
+        path.write_text('{"log-driver": "local", "runtimes": {"other": {"path": "/bin/other"}}}')
+        register("/usr/bin/runsc", say=said.append, is_dry=True, path=path, run=run)
+        assert RUNTIME_NAME not in path.read_text()
+        assert not ran
+        register("/usr/bin/runsc", say=said.append, path=path, run=run)
+        settings = json.loads(path.read_text())
+        assert settings["log-driver"] == "local"
+        assert settings["runtimes"]["other"] == {"path": "/bin/other"}
+        assert settings["runtimes"][RUNTIME_NAME] == make_runtime("/usr/bin/runsc")
+        assert ran == [["pidof", "dockerd"], ["kill", "-HUP", "123"]]
+        register("/usr/bin/runsc", say=said.append, path=path, run=run)
+        assert "already" in said[-1]
+        assert len(ran) == 2
+
+    def test_settings_that_cannot_be_read_are_left_alone(self, tmp_path: Path) -> None:
+        path = tmp_path / "daemon.json"
+        for text in ("{", "[]", '{"runtimes": []}'):
+            path.write_text(text)
+            with pytest.raises(InvalidConfig, match="left as they are"):
+                register("/usr/bin/runsc", say=lambda _: None, path=path)
+            assert path.read_text() == text
+
+
+class TestEndToEnd:
+    """Jupyter on the runtime, through its public faces."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def env(cls, make_env: Callable[..., Env], dockerd: Dockerd) -> Env:
+        policy = {"runtime": "docker", "allowed_runtimes": ["docker"], "lease_timeout": 5.0}
+        return make_env(config={"Policy": policy, "DockerRuntime": {"host": dockerd.host}})
+
+    def test_a_notebook_runs(self, env: Env) -> None:
+        cells = [
+            "import subprocess\nprint('gVisor' in subprocess.check_output(['dmesg'], text=True))",
+            "print('rows', len(open('data.csv').readlines()))\nopen('made', 'w').close()",
+            "%pip install -q --no-cache-dir peppercorn\nimport peppercorn\nprint('from a wheel', peppercorn.__name__)",
+        ]
+        book = notebooks.make(env.work / "docker", cells)
+        env.run("jupyter-nbconvert", "--to=notebook", "--execute", "--inplace", *notebooks.PATIENCE, str(book))
+        outputs = [output for cell in nbformat.read(book, 4).cells for output in cell.outputs]
+        said = notebooks.flat(outputs)
+        assert "True" in said
+        assert "rows 4" in said
+        assert "from a wheel peppercorn" in said
+        assert (book.parent / "made").exists()
+
+    def test_a_session_over_rest_outlives_a_hung_engine(self, env: Env, dockerd: Dockerd) -> None:
+        with env.server("server") as server:
+            health = server.call("GET", "api/agentbox/health")
+            assert (health["status"], health["runtime"], health["isolation"]) == ("ok", "docker", "gvisor")
+            made = server.call("POST", "api/agentbox/sandboxes", {"id": "one"})
+            assert (made["state"], made["runtime"], made["isolation"]) == ("running", "docker", "gvisor")
+            path = "api/agentbox/sandboxes/one"
+            server.call("POST", f"{path}/code", {"code": "x = 41"})
+            refused = server.http.post(server.url(f"{path}/snapshots"), json={}, timeout=30)
+            assert "keeps no snapshots" in refused.text
+            dockerd.signal(signal.SIGSTOP)
+            try:
+                wait_until(lambda: server.call("GET", path)["state"] == "unknown", 20, "its state is unknown")
+                ran = server.call("POST", f"{path}/code", {"code": "x + 1"})
+                assert "42" in json.dumps(ran)
+            finally:
+                dockerd.signal(signal.SIGCONT)
+            wait_until(lambda: server.call("GET", path)["state"] == "running", 20, "the engine answers again")
+            engine = Engine(dockerd.host)
+            (container,) = engine.list(f"jupyter-agentbox.sandbox={made['sandbox_id']}")
+            engine.remove(container["Id"])
+            wait_until(lambda: server.call("GET", path)["state"] == "ended", 3, "its end is seen")
+            assert server.call("GET", path)["end"]["cause"] == "killed"
+            server.call("DELETE", path)
