@@ -17,6 +17,7 @@ import asyncio
 import logging
 import os
 import shutil
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -143,6 +144,9 @@ class Front:
         self._refusals: set[str] = set()
         self._refusals_of: bytes | None = None
         self._is_closed = False
+        self._attached = 0.0
+        #: Of the channels that carry all others, those on which the kernel has said nothing yet since it was attached.
+        self._repeating: set[str] = set()
 
     @classmethod
     async def open(cls, **kwargs: Any) -> Front:
@@ -176,6 +180,8 @@ class Front:
         self.is_alive = True
         self.is_end_expected = False
         self.is_heard = False
+        self._attached = time.time()
+        self._repeating = {"control", "shell"} if self.epoch else set()
         self.epoch += 1
         for channel in self._channels.values():
             channel.see_again()
@@ -343,6 +349,8 @@ class Front:
     async def _on_message(self, kernel: Kernel, channel: str, frames: list[bytes]) -> None:
         if kernel is not self._kernel or not frames:
             return
+        if self._repeating:
+            frames = self._renew("control" if channel == "control" else "shell", frames)
         if channel == "iopub":
             self.is_heard = True
             self.cell.saw_output(frames)
@@ -412,6 +420,15 @@ class Front:
         reply = {"status": "ok", "execution_count": count, "user_expressions": {}, "payload": []}
         shown = () if cell.is_silent else (("stream", {"name": "stdout", "text": text}),)
         self.conclude(request, reply, *shown)
+
+    def _renew(self, source: str, frames: list[bytes]) -> list[bytes]:
+        """Tell what a kernel that goes on from a snapshot may have said before from what it says since."""
+        if source not in self._repeating:
+            return frames
+        renewed = self.signer.renew(frames, self._attached)
+        if renewed is None:
+            self._repeating.discard(source)
+        return renewed or frames
 
     def stream_message(self, text: str, name: str = "stderr") -> list[bytes]:
         """Make the frames of a stream message, as output of the running cell."""

@@ -80,6 +80,25 @@ class Signer:
     def _sign(self, frames: Sequence[bytes]) -> bytes:
         return hmac.new(self._key, b"".join(frames), self._digest).hexdigest().encode() if self._key else b""
 
+    def renew(self, frames: list[bytes], since: float) -> list[bytes] | None:
+        """Give a message an id of its own, if it was made before ``since``; None where it was made later.
+
+        A kernel that goes on from a snapshot says what it had in memory then, as it did before. Jupyter's clients raise
+        at a message that they have had, and hear nothing more on that channel. What was not signed well stays so.
+        """
+        index = header_index(frames)
+        header = parse(frames[index]) if index is not None else {}
+        try:
+            made = datetime.datetime.fromisoformat(str(header["date"]).replace("Z", "+00:00")).timestamp()
+        except (KeyError, ValueError, OverflowError):
+            return None
+        if index is None or made >= since:
+            return None
+        if not self.is_signed(frames, index):
+            return frames
+        signed = [json.dumps({**header, "msg_id": uuid.uuid4().hex}).encode(), *frames[index + 1 : index + 4]]
+        return [*frames[: index - 1], self._sign(signed), *signed, *frames[index + 4 :]]
+
 
 class Request(NamedTuple):
     """An execute request as its client sent it: who, its header, and whether its failure aborts those behind it."""

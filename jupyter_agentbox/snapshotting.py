@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from .errors import AgentboxError, Conflict, InvalidRequest, NotAuthorized, NotFound, RuntimeFailed
+from .errors import AgentboxError, Conflict, Damaged, InvalidRequest, NotAuthorized, NotFound, RuntimeFailed
 from .link import LinkThread, finished
 from .manager import SandboxManager
 from .models import ForkRequest, SandboxInfo, SandboxRequest, SnapshotInfo, SnapshotRequest
@@ -98,8 +98,10 @@ class Snapshots:
             Its owner has as many as policy allows.
         RuntimeUnavailable
             Its runtime keeps no snapshots.
+        Conflict
+            A program inside has something open that gVisor does not save; the sentence names it.
         RuntimeFailed
-            It could not be saved, as where a program inside has something open that gVisor does not save.
+            It could not be saved for another reason.
         """
 
         async def take() -> SnapshotInfo:
@@ -177,12 +179,22 @@ class Snapshots:
         return describe(await self.find(snapshot_id, caller))
 
     async def delete(self, snapshot_id: str, *, caller: Caller) -> None:
-        """Remove one; what others share with it stays. Raises NotFound."""
-        found = await self.find(snapshot_id, caller)
-        await asyncio.to_thread(self.store.delete, found.id, found.meta.owner)
+        """Remove one, of one's own also one that can't be read; what others share with it stays. Raises NotFound."""
+        try:
+            owner = (await self.find(snapshot_id, caller)).meta.owner
+        except Damaged:
+            owner = caller.name
+        await asyncio.to_thread(self.store.delete, snapshot_id, owner)
 
     async def find(self, snapshot_id: str, caller: Caller) -> Snapshot:
-        """Find one that the caller may use: its own, or one of a sandbox that it may see. Raises NotFound."""
+        """Find one that the caller may use: its own, or one of a sandbox that it may see.
+
+        Raises
+        ------
+        NotFound
+        Damaged
+            It is the caller's own, and what it is can't be read any more.
+        """
         for item in await asyncio.to_thread(self.store.list):
             if item.id == snapshot_id and item.meta.kind == "user":
                 if caller.scope is None and (caller.is_admin or item.meta.owner == caller.name):
@@ -191,6 +203,10 @@ class Snapshots:
                     info = await self._sessions.get(item.meta.sandbox, caller=caller)
                     if (info.owner, _label(info)) == (item.meta.owner, item.meta.sandbox):
                         return item
+        if caller.scope is None:
+            reason = (await asyncio.to_thread(self.store.damaged, caller.name)).get(snapshot_id)
+            if reason is not None:
+                raise Damaged(f"snapshot {snapshot_id} can only be deleted: {reason}", field="snapshot")
         raise NotFound(f"there is no snapshot {snapshot_id[:64]!r}", field="snapshot")
 
     # -- going back ------------------------------------------------------------------------------
@@ -202,11 +218,14 @@ class Snapshots:
         ------
         NotFound
         Conflict
-            It is no snapshot of this sandbox, or was taken where something was different.
+            It is no snapshot of this sandbox, or was taken where something was different, or a file that a program had
+            open is gone.
         PolicyRefused
             Policy allows such a sandbox no more.
         RuntimeFailed
-            It was changed on the disk, or did not start. The sandbox goes on as it was.
+            It did not start. The sandbox goes on as it was.
+        Damaged
+            It was changed on the disk, or cannot be read. The sandbox goes on as it was.
         """
         return await finished(self._restore(session_id, snapshot_id, caller))
 

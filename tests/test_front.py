@@ -476,6 +476,27 @@ def test_directories_of_killed_processes_go_and_live_ones_stay(front: Front, run
 # Messages
 
 
+def test_what_a_restored_kernel_repeats_gets_an_id_of_its_own() -> None:
+    """Jupyter's clients raise at a message that they have had, and are deaf from there on."""
+    session, signer = Session(key=b"secret"), Signer(b"secret")
+    frames = signer.message(b"topic", "stream", {"name": "stdout", "text": "x"})
+    frames.append(b"buffer")
+    session.deserialize(frames[2:])
+    with pytest.raises(ValueError, match="Duplicate"):
+        session.deserialize(frames[2:])
+    renewed = signer.renew(frames, time.time() + 60)
+    assert renewed is not None
+    message = session.deserialize(renewed[2:])
+    assert (message["content"]["text"], message["buffers"]) == ("x", [b"buffer"])
+    assert message["msg_id"] != json.loads(frames[3])["msg_id"]
+    assert signer.renew(frames, time.time() - 60) is None, "it is new"
+    forged = [*frames[:2], b"0" * 64, *frames[3:]]
+    assert signer.renew(forged, time.time() + 60) == forged, "nothing is signed that was not"
+    for header in (b"{}", b"x", b'{"date": 5}', b'{"date": "9999-99"}', b"[" * 5000):
+        assert signer.renew([*frames[:3], header, *frames[4:]], time.time() + 60) is None
+    assert signer.renew([b"x"], time.time()) is None
+
+
 def test_notices_are_signed_as_clients_expect() -> None:
     frames = Signer(KEY).message(b"stream.stderr", "stream", {"name": "stderr", "text": "é"}, b'{"msg_id": "p"}')
     session = Session(key=KEY, signature_scheme="hmac-sha256")

@@ -211,6 +211,7 @@ class Embedded:
             writer.close()
         for reader in self._readers:
             reader.close_if_unused()
+        self._record.close()  # there is no next owner to tell
         self._remove_names()
 
     def left(self) -> None:
@@ -393,6 +394,7 @@ class Taken:
         if self._map is not None:
             self._map.close()
             self._map = None
+            self.is_known = False
 
     def remove(self) -> None:
         """There will be no next owner."""

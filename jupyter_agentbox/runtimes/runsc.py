@@ -39,6 +39,7 @@ from jupyter_agentbox.sweep import (
 
 from . import Check, Handle, Runtime, Usage, cgroups, namespaces, oci, rootfs
 from .measure import list_open_files
+from .reasons import explain_restore, explain_save
 
 #: First release with the systrap platform as default and FIFOs of the host.
 MIN_VERSION = 20230904
@@ -163,6 +164,8 @@ class RunscRuntime(Runtime):
             if copy is not None:
                 copy()
             self.run_once(directory, "checkpoint", *options, sandbox_id, timeout=self.checkpoint_timeout)
+        except RuntimeFailed as error:
+            raise explain_save(error) from error
         finally:
             self.recover(sandbox_id, directory)
 
@@ -174,7 +177,10 @@ class RunscRuntime(Runtime):
 
     def restore(self, sandbox_id: str, spec: SandboxSpec, directory: Path, image: Path) -> Handle:
         """Start one from a checkpoint."""
-        return self.launch(sandbox_id, spec, directory, ["restore", "-detach", "--image-path", str(image)])
+        try:
+            return self.launch(sandbox_id, spec, directory, ["restore", "-detach", "--image-path", str(image)])
+        except RuntimeFailed as error:
+            raise explain_restore(error) from error
 
     def claim(self, handle: Handle, sandbox_id: str, spec: SandboxSpec, directory: Path) -> None:
         """Set its control groups anew, and mount the folder where the sandbox sees it."""

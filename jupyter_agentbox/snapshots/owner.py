@@ -227,9 +227,15 @@ class OwnerFolder:
         for part, data in (("head", msgspec.msgpack.encode(head)), ("table", table.encode())):
             write_new(folder / part, self.keys.protect(part, self.owner, head.id, data))
 
-    def publish(self, snapshot_id: str) -> None:
-        """Make the snapshot one."""
-        (self.snapshots / f"{_NEW}{snapshot_id}").rename(self.snapshots / snapshot_id)
+    def publish(self, snapshot_id: str, *, is_durable: bool) -> None:
+        """Make the snapshot one; a durable one when all of it is on the disk, and its name then, too."""
+        new, pack = self.snapshots / f"{_NEW}{snapshot_id}", self.packs / snapshot_id
+        if is_durable:
+            sync(*new.rglob("*"), new, *filter(Path.exists, [pack]), self.packs, self.path / "owner", self.path)
+            sync(self.path.parent)
+        new.rename(self.snapshots / snapshot_id)
+        if is_durable:
+            sync(self.snapshots)
 
     def choose_dropped(self, table: Table, new: Path, *, max_bytes: int, max_count: int) -> list[str]:
         """Return which automatic snapshots without a name have to go so that a new one fits, oldest first.
@@ -312,6 +318,16 @@ def _punch(handle: int, start: int, length: int) -> bool:
     libc = ctypes.CDLL(None, use_errno=True)
     arguments = (handle, _PUNCH_HOLE, ctypes.c_int64(start), ctypes.c_int64(length))
     return bool(libc.fallocate(*arguments) == 0)
+
+
+def sync(*paths: Path) -> None:
+    """Wait until files' bytes and directories' names are on the disk."""
+    for path in paths:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def disk_usage(*paths: Path) -> int:

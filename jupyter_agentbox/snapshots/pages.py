@@ -13,6 +13,7 @@ import os
 import stat
 import zlib
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
 from hashlib import blake2b
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 PAGE, BLOCK, BIG = 4096, 64 * 1024, 1024 * 1024
 HASH_SIZE = 16
+#: Packs of relatives that a snapshot may refer to. What it needs of others, it brings anew: so those can go, and
+#: to read the hundredth takes no more files than to read the tenth.
+MAX_PACKS = 24
 #: Chunks whose bytes are read or written at a time.
 _BATCH = 256
 _ZERO = {PAGE: bytes(PAGE), BLOCK: bytes(BLOCK)}
@@ -157,10 +161,13 @@ class PackWriter:
         self._cipher: AESGCM | None = keys.cipher("pack", pack_id) if keys.is_sealed else None
         self._tables = list(relatives)
         self._known: dict[bytes, int] = {}  # hash: which relative, and which chunk of its
+        shared = _choose_packs(self._tables)
         for index, table in reversed(list(enumerate(self._tables))):
             hashes, first = table.hashes, index << 32
-            for number in range(len(table.offsets)):
-                self._known[hashes[number * HASH_SIZE : (number + 1) * HASH_SIZE]] = first + number
+            is_shared = [pack in shared for pack in table.packs]
+            for number, pack in enumerate(table.pack_column):
+                if is_shared[pack]:
+                    self._known[hashes[number * HASH_SIZE : (number + 1) * HASH_SIZE]] = first + number
         self._numbers: dict[bytes, int] = {}
         self._packs: dict[str, int] = {}
         self._tags: list[bytes] = []
@@ -370,6 +377,15 @@ class PackReader:
         if len(stored) != expected or digest != table.hashes[number * HASH_SIZE : (number + 1) * HASH_SIZE]:
             raise changed(part)
         return stored
+
+
+def _choose_packs(tables: Iterable[Table]) -> set[str]:
+    """Return the packs that most of the tables' chunks lie in."""
+    counts: Counter[str] = Counter()
+    for table in tables:
+        for pack, count in Counter(table.pack_column).items():
+            counts[table.packs[pack]] += count
+    return set(sorted(counts, key=counts.__getitem__, reverse=True)[:MAX_PACKS])
 
 
 def changed(part: str) -> Damaged:

@@ -31,6 +31,8 @@ from .tree import Entry, Walk, Writer, disk_errors
 from .values import MAX_OWNER, Snapshot, SnapshotMeta, check_id, check_meta
 
 MAX_IMAGE_FILES = 16
+#: Kinds that are forced to the disk. Of the others, the sandbox that they were made of is there still.
+DURABLE = ("user", "park")
 #: The one file of an image that is raw pages.
 PAGES = "pages.img"
 _IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -104,7 +106,8 @@ class SnapshotStore:
     def commit(self, staged: Path, meta: SnapshotMeta) -> Snapshot:
         """Make a snapshot of what lies in a staged directory, which is gone then.
 
-        Killed at any moment, it has been made or it has not. If it raises, the directory is as it was.
+        Killed at any moment, it has been made or it has not. If it raises, the directory is as it was. What
+        somebody counts on (:data:`DURABLE`) is on the disk when this returns, and outlives a loss of power.
 
         Raises
         ------
@@ -134,7 +137,7 @@ class SnapshotStore:
                     (folder.packs / snapshot_id).unlink(missing_ok=True)
                     remove_tree(new)
                     raise
-                folder.publish(snapshot_id)
+                folder.publish(snapshot_id, is_durable=meta.kind in DURABLE)
                 if dropped:
                     folder.remove(dropped)
                 snapshots = folder.snapshots_of(folder.heads()[0])

@@ -140,3 +140,31 @@ def test_a_kill_before_each_step_of_commit_and_delete(tmp_path: Path) -> None:
                 break
         assert seen == {True, False}
         assert done.returncode == 0
+
+
+def test_what_somebody_counts_on_is_on_the_disk_before_it_has_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file and directory of it is forced there, the pack with the pages too; the directory of names comes last."""
+    synced: list[Path] = []
+
+    def note(handle: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{handle}")))
+
+    store = make_store(tmp_path / "state")
+    monkeypatch.setattr(os, "fsync", note)
+    made = put(store, make_pages(3), kind="user")
+    parked = put(store, make_pages(3), kind="park", parent=made.id)
+    (owner,) = (tmp_path / "state" / "snapshots" / "owners").iterdir()
+    for snapshot in (made, parked):
+        folder = owner / "snapshots" / f".new-{snapshot.id}"
+        expected = {folder, folder / "head", folder / "table", owner / "packs", owner, owner / "owner", owner.parent}
+        if snapshot is made:
+            expected.add(owner / "packs" / made.id)
+        else:
+            expected |= {folder / "image" / name for name in ("pages.img", "pages_meta.img", "checkpoint.img")}
+        upto = synced.index(owner / "snapshots")
+        assert expected <= set(synced[:upto]), expected - set(synced[:upto])
+        del synced[: upto + 1]
+    put(store, make_pages(4), kind="auto")
+    assert synced == [], "what a fork begins with is gone at once"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from jupyter_agentbox.snapshots import Snapshot
 from jupyter_agentbox.snapshots.owner import disk_usage
+from jupyter_agentbox.snapshots.pages import MAX_PACKS
 
 from .images import PAGE, make_pages, make_store, pages_of, put
 
@@ -105,3 +106,20 @@ def test_whatever_is_saved_and_deleted_the_others_are_whole(steps: list[Step], i
                 assert (path / "image" / "pages.img").read_bytes() == memory
                 assert (path / "image" / "checkpoint.img").read_bytes() == data * 2
                 assert (path / "work" / "f").read_bytes() == data
+
+
+def test_a_long_line_of_snapshots_needs_no_more_packs_than_a_short_one(tmp_path: Path) -> None:
+    """What a snapshot needs of many packs it brings anew, and those go with the snapshots that brought them."""
+    store = make_store(tmp_path / "state")
+    rng = random.Random(2)
+    pages = [rng.randbytes(PAGE) for _ in range(300)]
+    packs = tmp_path / "state" / "snapshots" / "owners"
+    made = put(store, b"".join(pages))
+    for _ in range(3 * MAX_PACKS):
+        for _ in range(3):
+            pages[rng.randrange(len(pages))] = rng.randbytes(PAGE)
+        previous, made = made, put(store, b"".join(pages), parent=made.id)
+        store.delete(previous.id, "ada")
+    assert len(list(packs.glob("*/packs/*"))) <= MAX_PACKS + 1
+    assert disk_usage(*packs.glob("*/packs")) < 2 * len(pages) * PAGE
+    assert pages_of(store, made) == b"".join(pages)
