@@ -16,6 +16,7 @@ from jupyter_agentbox.extension import AgentboxExtension
 from jupyter_agentbox.kernelspecs import AgentboxKernelSpecManager
 from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.profiles import PROFILE_KEYS, REQUEST_KEYS
+from jupyter_agentbox.runtimes.docker import DockerRuntime
 from jupyter_agentbox.runtimes.runsc import RunscRuntime
 from jupyter_agentbox.spec import format_size
 from jupyter_agentbox.terminals import AgentboxTerminalManager
@@ -108,7 +109,8 @@ def make() -> str:
         lines.append(f"| `{key}` | {marks[0]} | {marks[1]} | {text} |")
     assert set(KEYS) == {*REQUEST_KEYS, *PROFILE_KEYS}
     page = HEAD + "\n".join(lines) + "\n"
-    for owner in (Policy, RunscRuntime, AgentboxKernelSpecManager, AgentboxExtension, AgentboxTerminalManager):
+    jupyter = (AgentboxKernelSpecManager, AgentboxExtension, AgentboxTerminalManager)
+    for owner in (Policy, RunscRuntime, DockerRuntime, *jupyter):
         page += f"\n## {owner.__name__}\n"
         traits = {
             name: trait

@@ -6,11 +6,13 @@ kernelspecs, the Jupyter server's configuration and what may be reached.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
@@ -31,13 +33,15 @@ from .templates import Templates
 MANAGER_CLASS = "jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager"
 
 
-def examine(parent: Configurable | None = None) -> list[Check]:
+def examine(parent: Configurable | None = None, *, runtimes: Sequence[str] = ()) -> list[Check]:
     """Run every check. A check that fails unexpectedly is a finding itself, never an exception.
 
     Parameters
     ----------
     parent : Configurable, optional
         The application that asks, whose settings go above those of the files.
+    runtimes : list of str
+        Runtimes to try beside those that policy and its profiles name.
     """
     try:
         policy = Policy(parent=parent)
@@ -47,7 +51,7 @@ def examine(parent: Configurable | None = None) -> list[Check]:
     found = [Check("settings", True, f"profiles: {names}; runtime: {policy.runtime}")]
     for name, check in (
         ("state directory", lambda: check_state(policy.state_path)),
-        ("runtime", lambda: check_runtime(policy)),
+        *(("runtime", partial(check_runtime, policy, name)) for name in find_runtimes(policy, runtimes)),
         ("kernelspecs", check_kernelspecs),
         ("server", check_server),
         ("warm starts", lambda: check_warm(policy)),
@@ -70,9 +74,18 @@ def _safely(name: str, check: Callable[[], Iterator[Check]]) -> list[Check]:
         ]
 
 
-def check_runtime(policy: Policy) -> Iterator[Check]:
-    """Ask the runtime."""
-    runtime = load_runtime(policy.runtime, config=policy.config)
+def find_runtimes(policy: Policy, wanted: Sequence[str]) -> list[str]:
+    """Return the names of the runtimes in use, policy's own first."""
+    names = [policy.runtime]
+    for profile in policy.profile_names():
+        with contextlib.suppress(AgentboxError):  # said where profiles are checked
+            names.append(policy.profile(profile).runtime)
+    return list(dict.fromkeys([*names, *wanted]))
+
+
+def check_runtime(policy: Policy, name: str) -> Iterator[Check]:
+    """Ask a runtime."""
+    runtime = load_runtime(name, config=policy.config)
     if hasattr(runtime, "state_dir"):
         runtime.state_dir = str(policy.state_path)
     accepted = frozenset(policy.accept_unenforced)

@@ -205,6 +205,14 @@ class Setup:
         except (RuntimeUnavailable, OSError, subprocess.SubprocessError) as error:
             self.say(f"uidmap: not installed ({error}); code inside is then uid 0 there, without capabilities")
 
+    def register_in_docker(self) -> None:
+        """Add gVisor to the runtimes of Docker's engine. Raises RuntimeUnavailable, InvalidConfig."""
+        from .runtimes.docker_setup import register
+
+        found = find_runsc(self.configured, self.state_dir)
+        if found is not None:  # or else it was only said how to get it
+            register(found, say=self.say, is_dry=self.is_dry)
+
     def _get_package(self) -> None:
         """Install the distribution's package, if it has one that is new enough."""
         self._need_apt()

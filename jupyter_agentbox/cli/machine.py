@@ -18,9 +18,14 @@ _SETUP_FLAGS = {
     **FLAGS,
     "dry-run": ({"SetupCommand": {"is_dry": True}}, "Say what would be done, and do nothing."),
     "enforce": ({"SetupCommand": {"is_enforcing": True}}, "Make Jupyter servers offer sandboxed kernels only."),
+    "docker": ({"SetupCommand": {"has_docker": True}}, "Register gVisor in Docker's engine, for the runtime docker."),
     "yes": ({}, "Accepted for scripts; nothing is ever asked."),
 }
-_DOCTOR_FLAGS = {**FLAGS, "json": ({"DoctorCommand": {"is_json": True}}, "Print a JSON list instead of lines.")}
+_DOCTOR_FLAGS = {
+    **FLAGS,
+    "json": ({"DoctorCommand": {"is_json": True}}, "Print a JSON list instead of lines."),
+    "docker": ({"DoctorCommand": {"has_docker": True}}, "Try the runtime docker too, whether policy names it or not."),
+}
 _LIST_FLAGS = {**FLAGS, "json": ({"ListCommand": {"is_json": True}}, "Print a JSON list instead of a table.")}
 _KERNELSPEC_ALIASES = {
     **ALIASES,
@@ -46,6 +51,7 @@ class SetupCommand(Command):
         config=True
     )
     releases = Unicode(help="Address of gVisor's releases, for a mirror of them.").tag(config=True)
+    has_docker = Bool(False, help="Add gVisor to the runtimes of Docker's engine, and keep all else.").tag(config=True)
 
     def run(self) -> int:
         """Set the machine up."""
@@ -62,6 +68,8 @@ class SetupCommand(Command):
         )
         setup.get_runsc()
         setup.get_uidmap()
+        if self.has_docker:
+            setup.register_in_docker()
         if self.is_enforcing:
             print("server: offering sandboxed kernels only, and our own by default")
             if not self.is_dry:
@@ -85,6 +93,7 @@ class DoctorCommand(Command):
     examples = "jupyter agentbox doctor --json"
     flags = _DOCTOR_FLAGS
     is_json = Bool(False, help="Print a JSON list.").tag(config=True)
+    has_docker = Bool(False, help="Try the runtime docker too.").tag(config=True)
 
     def run(self) -> int:
         """Examine and print."""
@@ -92,7 +101,7 @@ class DoctorCommand(Command):
 
         from jupyter_agentbox.doctor import examine
 
-        found = examine(self)
+        found = examine(self, runtimes=("docker",) if self.has_docker else ())
         if self.is_json:
             print(json.dumps([asdict(check) for check in found], indent=2))
         else:

@@ -77,8 +77,10 @@ def add_layers(paths: "list[str]", size: int) -> None:
         os.makedirs(work)
         found = os.stat(path)
         os.chmod(upper, found.st_mode & 0o7777)
-        if (found.st_uid, found.st_gid) != (0, 0):
+        try:
             os.chown(upper, found.st_uid, found.st_gid)
+        except OSError:
+            pass  # it is somebody's who is nobody here
         mount("overlay", path, f"lowerdir={path},upperdir={upper},workdir={work}")
 
 

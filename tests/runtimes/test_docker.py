@@ -19,8 +19,11 @@ import pytest
 from dockerd import Dockerd
 from e2e import notebooks
 from e2e.harness import Env, wait_until
+from traitlets.config import Config
 
+from jupyter_agentbox.doctor import find_runtimes
 from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, RuntimeFailed, RuntimeUnavailable
+from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.runtimes import Runtime
 from jupyter_agentbox.runtimes.docker import DockerRuncRuntime, DockerRuntime
 from jupyter_agentbox.runtimes.docker_engine import RUNTIME_NAME, Engine
@@ -243,6 +246,17 @@ class TestSetup:
         register("/usr/bin/runsc", say=said.append, path=path, run=run)
         assert "already" in said[-1]
         assert len(ran) == 2
+
+    def test_the_doctor_looks_at_what_profiles_name_or_is_asked_for(self) -> None:
+        settings = {"profiles": {"boxed": {"runtime": "docker"}}, "allowed_runtimes": ["runsc", "docker"]}
+        assert find_runtimes(Policy(config=Config({"Policy": settings})), ()) == ["runsc", "docker"]
+        assert find_runtimes(Policy(config=Config({"Policy": {}})), ()) == ["runsc"]
+        assert find_runtimes(Policy(config=Config({"Policy": {}})), ("docker",)) == ["runsc", "docker"]
+
+    def test_plain_containers_need_policys_word(self) -> None:
+        policy = Policy(config=Config({"Policy": {"runtime": "docker-runc"}}))
+        with pytest.raises(InvalidConfig, match="'docker-runc', which Policy.allowed_runtimes lacks"):
+            policy.profile("default")
 
     def test_settings_that_cannot_be_read_are_left_alone(self, tmp_path: Path) -> None:
         path = tmp_path / "daemon.json"
