@@ -181,6 +181,16 @@ def environment_mounts(
     )
 
 
+def is_visible(path: str, root: Path | None, mounts: Sequence[Mount]) -> bool:
+    """Whether a certificate bundle of the host can be read inside at the same path."""
+    if root is not None:
+        return (root / path.lstrip("/")).exists()
+    shown = (*CERTIFICATE_DIRS, *(mount.target for mount in mounts if str(mount.source) == mount.target))
+    return (
+        os.path.exists(path) and is_beneath(os.path.abspath(path), shown) and is_beneath(os.path.realpath(path), shown)
+    )
+
+
 def user_packages(executable: str | None) -> str | None:
     """Return where ``pip install --user`` puts packages for `executable`, if that is the server's own interpreter.
 

@@ -253,6 +253,11 @@ class KernelClient:
         """Interrupt what the kernel runs, whoever sent it."""
         await self._send_signal(signal.SIGINT)
 
+    def request_interrupt(self) -> None:
+        """Ask the kernel by a message to interrupt what it runs: for those that a signal would end."""
+        if self.front.is_attached:
+            self.front.submit(self, "control", self._message("interrupt_request", {})[1])
+
     async def _wait_for_kernel(self, run: _Run) -> None:
         """Wait until a new kernel's outputs are heard; the first are lost if nobody is connected yet."""
         front, loop = self.front, asyncio.get_running_loop()

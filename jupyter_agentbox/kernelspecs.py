@@ -22,6 +22,7 @@ from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from traitlets import Set, Unicode
 
 from .errors import InvalidRequest, NotFound
+from .images import KernelEntry
 
 PROVISIONER_NAME = "agentbox-provisioner"
 OWN_NAME = "agentbox"
@@ -210,6 +211,41 @@ def install_twin(
         else:
             target.mkdir()
         return _install(target, name or f"{original_name}-agentbox", spec, prefix)
+
+
+def install_for_image(image: str, entry: KernelEntry, *, name: str | None = None, prefix: str | None = None) -> Path:
+    """Install a kernelspec for one of an image's kernels.
+
+    Parameters
+    ----------
+    image : str
+        The image's name; of several of that name a start takes the newest.
+    entry : KernelEntry
+    name : str, optional
+        ``agentbox-`` and the kernel's unless given.
+    prefix : str, optional
+        Install beneath it; for this user unless given.
+    """
+    spec = {
+        "argv": entry.argv,
+        "display_name": f"{entry.display_name} (sandboxed)",
+        "language": entry.languages[0],
+        "interrupt_mode": entry.interrupt_mode,
+        "metadata": {"kernel_provisioner": {"provisioner_name": PROVISIONER_NAME, "config": {"image": image}}},
+    }
+    with tempfile.TemporaryDirectory() as staging:
+        return _install(Path(staging), name or f"{OWN_NAME}-{entry.name}", spec, prefix)
+
+
+def find_image_of(name: str) -> str | None:
+    """Return the image that an installed kernelspec runs on; None if there is no such kernelspec or it names none."""
+    try:
+        spec = KernelSpecManager().get_kernel_spec(name)
+    except NoSuchKernel:
+        return None
+    stanza = spec.metadata.get("kernel_provisioner") or {}
+    found = stanza.get("config", {}).get("image") if isinstance(stanza, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def _install(staging: Path, name: str, spec: Mapping[str, Any], prefix: str | None) -> Path:

@@ -24,6 +24,7 @@ from .driver.embedded import Claim
 from .egress.gate import OnRefusal
 from .errors import InvalidRequest, NotFound, RuntimeUnavailable
 from .link import LinkThread
+from .preparation import prepare
 from .record import Record, is_owned
 from .runtimes import Handle, Runtime
 from .sandbox import Sandbox
@@ -160,7 +161,13 @@ class SandboxManager:
         return await self._thread.run(self._create(spec, inherit, on_refusal))
 
     async def _create(self, spec: SandboxSpec, inherit: Sandbox | None, on_refusal: OnRefusal | None) -> Sandbox:
-        return await self._start(self._make_record(spec), inherit, on_refusal)
+        sandbox = await self._start(self._make_record(spec), inherit, on_refusal)
+        try:
+            await prepare(sandbox)
+        except BaseException:
+            await asyncio.shield(self._stop(sandbox, Cause.RUNTIME_FAILED, False))
+            raise
+        return sandbox
 
     def _make_record(self, spec: SandboxSpec) -> Record:
         sandbox_id = uuid.uuid4().hex[:16]

@@ -67,8 +67,8 @@ def check_names(names: Iterable[str], manager: str = "pip", field: str = "packag
             )
 
 
-def make_command(request: InstallRequest) -> Command:
-    """Return what installs it. Raises InvalidRequest."""
+def make_command(request: InstallRequest, python: str = sys.executable) -> Command:
+    """Return what installs it, Python's packages for that interpreter. Raises InvalidRequest."""
     names = [name.strip() for name in request.packages]
     check_names(names, request.manager)
     if not names and request.requirements is None:
@@ -81,7 +81,7 @@ def make_command(request: InstallRequest) -> Command:
     if request.manager == "npm":
         verb = "update" if request.upgrade else "install"
         return Command(argv=["npm", verb, "--no-audit", "--no-fund", "--no-progress", "--", *names])
-    argv = [sys.executable, "-m", "pip", "install", "--no-input", "--progress-bar=off"]
+    argv = [python, "-m", "pip", "install", "--no-input", "--progress-bar=off"]
     if request.upgrade:
         argv.append("--upgrade")
     if request.requirements is not None:
@@ -102,8 +102,8 @@ async def install(session: Session, request: InstallRequest) -> AsyncIterator[Pr
     SandboxEnded, LinkClosed
         It ended meanwhile.
     """
-    command = make_command(request)
     sandbox = session.running()
+    command = make_command(request, sandbox.spec.python or sys.executable)
     refused_before = session.refusal_count
     began = time.monotonic()
     decoder = codecs.getincrementaldecoder("utf-8")("replace")

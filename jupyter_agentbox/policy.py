@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,9 +32,10 @@ from traitlets.config import Config
 
 from .configfiles import file_config
 from .egress import PROXY_ENV, presets
-from .environment import CERTIFICATE_DIRS, bin_dirs, environment_mounts, kernel_environment, user_packages
+from .environment import bin_dirs, environment_mounts, is_visible, kernel_environment, user_packages
 from .errors import InvalidConfig, InvalidRequest, PolicyRefused
-from .folders import check_mount, check_workspace, is_beneath, private_directories
+from .folders import check_mount, check_workspace, private_directories
+from .imagesettings import ImageSettings
 from .profiles import (
     PROFILE_KEYS,
     REQUEST_KEYS,
@@ -50,7 +52,7 @@ from .traits import ByteSize, HostPatterns
 from .warmsettings import WarmSettings
 
 
-class Policy(WarmSettings):
+class Policy(WarmSettings, ImageSettings):
     """What sandboxes may use and reach at most, and the profiles to choose from.
 
     Parameters
@@ -86,7 +88,9 @@ class Policy(WarmSettings):
         help="""Named sets of values that users choose from. Keys: ``memory``, ``cpus``, ``processes``, ``disk``,
         ``lease_timeout``, ``freeze_after``, ``allowed_hosts`` (within ``Policy.allowed_hosts``), ``private_hosts``,
         ``hidden_files`` (``[]`` shows all), ``workspace`` (``'folder'`` or ``'private'``), ``env``, ``mounts``,
-        ``root`` (an image directory), ``is_root``, ``runtime``, ``preload`` (modules that templates have
+        ``root`` (an image directory), ``is_root``, ``runtime``, ``image`` (a name),
+        ``python`` (an environment of the host's, read-only), ``init`` (lines for the shell that run first),
+        ``services`` (name: line, or ``{"line": ..., "ready": ...}``), ``preload`` (modules that templates have
         imported), ``pool_size``. What a profile leaves out it has from Policy.
         Whoever may start a kernel may choose any profile. Example::
 
@@ -330,6 +334,7 @@ class Policy(WarmSettings):
             mounts=(*read_mounts(self.mounts), *values.get("mounts", ())),
             lease_timeout=values.get("lease_timeout", self.lease_timeout),
             freeze_after=values.get("freeze_after", self.freeze_after),
+            **{key: values[key] for key in ("image", "python", "init", "services") if key in values},
             warm=WarmStart(Limits(**limits), values.get("preload", ()), values.get("pool_size", self.pool_size)),
         )
 
@@ -383,7 +388,9 @@ class Policy(WarmSettings):
             It asks for more than it may have; names field and setting.
         """
         asked = read(request or {}, REQUEST_KEYS, "the request for a sandbox", InvalidRequest)
-        profile = self.profile(asked.get("profile", self.default_profile))
+        profile = self.choose(self.profile(asked.get("profile", self.default_profile)), asked)
+        if profile.python != sys.executable and executable in (None, sys.executable):
+            executable = str(profile.python)
         limits = self._narrow_limits(profile, asked)
         hidden = tuple(dict.fromkeys((*profile.hidden, *asked.get("hidden_files", ()))))
         kept_private = (*private_directories(), self.state_path, *private)
@@ -392,7 +399,7 @@ class Policy(WarmSettings):
             folder, hidden = check_workspace(
                 Path(workspace), hidden, allowed=self.allowed_workspaces, private=kept_private
             )
-        packages = user_packages(executable)
+        packages = user_packages(executable) if profile.root is None else None
         mounts = self._mounts(profile, executable, resource_dir, kept_private)
         return SandboxSpec(
             profile=profile.name,
@@ -406,7 +413,7 @@ class Policy(WarmSettings):
                 os.environ,
                 limits=limits,
                 bin_dirs=bin_dirs(executable) if profile.root is None else (),
-                is_visible=lambda path: _is_visible(path, profile.root, mounts),
+                is_visible=lambda path: is_visible(path, profile.root, mounts),
                 passthrough=self.env_passthrough,
                 request=launch_env,
                 templates=kernelspec_env,
@@ -422,6 +429,11 @@ class Policy(WarmSettings):
             owner=owner,
             runtime=profile.runtime,
             warm=profile.warm if self.templates or profile.warm.pool_size else None,
+            image=profile.image or "",
+            python=str(profile.python),
+            kernels=profile.kernels,
+            init=profile.init,
+            services=profile.services,
         )
 
     def _narrow_limits(self, profile: Profile, asked: Mapping[str, Any]) -> Limits:
@@ -486,13 +498,3 @@ class Policy(WarmSettings):
         found = environment_mounts(executable, private=private, resource_dir=directory)
         taken = {mount.target for mount in profile.mounts}
         return (*(mount for mount in found if mount.target not in taken), *profile.mounts)
-
-
-def _is_visible(path: str, root: Path | None, mounts: Sequence[Mount]) -> bool:
-    """Whether a certificate bundle of the host can be read inside at the same path."""
-    if root is not None:
-        return (root / path.lstrip("/")).exists()
-    shown = (*CERTIFICATE_DIRS, *(mount.target for mount in mounts if str(mount.source) == mount.target))
-    return (
-        os.path.exists(path) and is_beneath(os.path.abspath(path), shown) and is_beneath(os.path.realpath(path), shown)
-    )

@@ -10,13 +10,25 @@ import difflib
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from .egress import presets, rules
 from .errors import AgentboxError
-from .spec import GUEST_DIR, KIB, LIMIT_NAMES, MIB, WORKSPACE, Limits, Mount, WarmStart, format_size
+from .spec import (
+    GUEST_DIR,
+    KIB,
+    LIMIT_NAMES,
+    MIB,
+    WORKSPACE,
+    KernelCommand,
+    Limits,
+    Mount,
+    Service,
+    WarmStart,
+    format_size,
+)
 from .traits import parse_size
 
 log = logging.getLogger(__name__)
@@ -59,6 +71,12 @@ class Profile:
         Seconds.
     freeze_after : float
         Seconds; 0 for never.
+    image : str or None
+        Name or address of the image whose tree is the root.
+    python : Path or str or None
+        Interpreter of a Python environment of the host's; the one inside, once that is decided.
+    init, services, kernels
+        See :class:`~jupyter_agentbox.spec.SandboxSpec`.
     warm : WarmStart
         What its kernels that are started ahead have.
     """
@@ -78,6 +96,11 @@ class Profile:
     lease_timeout: float = 60.0
     freeze_after: float = 60.0
     warm: WarmStart = field(default_factory=WarmStart)
+    image: str | None = None
+    python: Path | str | None = None
+    init: tuple[str, ...] = ()
+    services: tuple[Service, ...] = ()
+    kernels: tuple[KernelCommand, ...] = ()
 
 
 def _read_hosts(value: object) -> tuple[str, ...]:
@@ -165,6 +188,34 @@ def _read_root(value: object) -> Path:
     return path
 
 
+def _read_python(value: object) -> Path:
+    """Take an environment's folder for its interpreter."""
+    path = _read_root(value)
+    return path / "bin" / "python" if path.is_dir() else path
+
+
+def _read_lines(value: object) -> tuple[str, ...]:
+    lines = _read_texts(value)
+    if any("\0" in line for line in lines):
+        raise ValueError("a line holds a NUL character")
+    return lines
+
+
+def _read_services(value: object) -> tuple[Service, ...]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{value!r} maps no names to services")
+    found = []
+    for name, item in value.items():
+        values = {"line": item} if isinstance(item, str) else item
+        try:
+            service = Service(name=name, **values)
+        except TypeError:
+            raise ValueError(f"service {name!r} is a line, or has line, ready and timeout") from None
+        _read_lines([service.line, service.ready or "-"])
+        found.append(replace(service, timeout=_read_number(service.timeout)))
+    return tuple(found)
+
+
 def _read_env(value: object) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{value!r} maps no names to texts")
@@ -202,6 +253,8 @@ REQUEST_KEYS: Mapping[str, Callable[[object], Any]] = {
     "hidden_files": _read_hidden,
     "workspace": _read_workspace,
     "lease_timeout": _read_number,
+    "image": _read_text,
+    "python": _read_python,
 }
 
 #: Key of a profile: how it is read.
@@ -214,6 +267,8 @@ PROFILE_KEYS: Mapping[str, Callable[[object], Any]] = {
     "is_root": _read_flag,
     "env": _read_env,
     "mounts": read_mounts,
+    "init": _read_lines,
+    "services": _read_services,
     "preload": _read_modules,
     "pool_size": _read_pool_size,
 }

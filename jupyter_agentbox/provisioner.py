@@ -107,7 +107,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
             origin=str(getattr(getattr(self.parent, "parent", None), "root_dir", "")),
         )
         if self._spec.root is None:
-            argv[0] = executable
+            argv[0] = self._spec.python if executable == sys.executable else executable
         self._make_slot(policy, self._spec)
         kwargs["env"] = dict(self._spec.env)
         kwargs["cmd"] = _expand(argv, {**kwargs, "resource_dir": spec.resource_dir, "prefix": sys.prefix})

@@ -33,6 +33,8 @@ class KernelRecord:
         The name of the context of code whose kernel it is; empty for a notebook's.
     driver : str
         ``relay`` or ``embedded``.
+    language : str
+        Of the context of code.
     """
 
     name: str
@@ -40,6 +42,7 @@ class KernelRecord:
     signature_scheme: str
     context: str = ""
     driver: str = "relay"
+    language: str = "python"
 
 
 @dataclass

@@ -34,7 +34,7 @@ def renew(policy: Policy, then: SandboxSpec, *, owner: str, is_tenants: bool = F
     PolicyRefused
         It has what policy does not allow any more; names the setting.
     """
-    profile = policy.profile(then.profile)
+    profile = policy.chosen_profile(then.profile, then.image)
     setting = f"Policy.profiles[{profile.name!r}]"
     for name, is_allowed in (
         ("runtime", then.runtime == profile.runtime),

@@ -24,6 +24,7 @@ import msgspec
 from .errors import Conflict, InvalidRequest, LinkClosed, NotFound, SandboxEnded, TooLarge
 from .front import Front
 from .kernelclient import END_GRACE, Feed, KernelClient
+from .languages import PYTHON, find_language, list_languages
 from .link import LinkThread
 from .outputs import CodeResult, ContextInfo, DoneEvent, Event, OutputLimits
 from .record import KernelRecord
@@ -38,7 +39,6 @@ MAX_CONTEXTS = 16
 MAX_CODE = 4 * MIB
 #: Seconds that a signal may wait for a guest that does not read, and that a killed kernel has to be gone.
 SIGNAL_TIMEOUT = 5.0
-LANGUAGES = ("python",)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 #: Where code runs: a sandbox, or an open notebook's kernel (:meth:`Runner.notebook`), which outlives its sandboxes.
@@ -76,15 +76,17 @@ class _Context:
         front = self.front = self.front or await Front.open(key=self._key.encode())
         front.restarting()
         spec = self._sandbox.spec
-        # As with the kernelspec: the server's own Python, or an image's.
-        python = sys.executable if spec.root is None else "python3"
+        # As with the kernelspec: the server's own Python, another environment's, or an image's.
+        python = spec.python or (sys.executable if spec.root is None else "python3")
+        other = find_language(spec.kernels, self.language) if self.language != PYTHON else None
         kernel = self._kernel = await self._sandbox.start_kernel(
-            [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            other.argv if other else [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
             spec.env,
             WORKSPACE,
             key=self._key,
             signature_scheme="hmac-sha256",
             context=self.name,
+            language=self.language,
         )
         front.attach(kernel)
 
@@ -95,7 +97,11 @@ class _Context:
 
     async def signal(self, number: int) -> None:
         """Signal the kernel and its children, if there is one."""
-        if self._kernel is not None:
+        other = find_language(self._sandbox.spec.kernels, self.language) if self.language != PYTHON else None
+        if number == signal.SIGINT and other is not None and other.interrupt_mode == "message":
+            if self.front is not None:
+                KernelClient.of(self.front, self.signal, self.name).request_interrupt()
+        elif self._kernel is not None:
             with suppress(LinkClosed, asyncio.TimeoutError):
                 await asyncio.wait_for(self._kernel.signal(number), SIGNAL_TIMEOUT)
 
@@ -193,7 +199,7 @@ class Runner:
         context : str
             Which kernel; one that is not there yet is started.
         language : str, optional
-            Must be the context's, if given.
+            Must be the context's, if given; see :class:`~jupyter_agentbox.models.CodeRequest`.
         timeout : float or None
             Seconds until it is interrupted; waiting for other code in the same kernel counts, starting the kernel
             does not.
@@ -259,7 +265,7 @@ class Runner:
         is_silent: bool = False,
     ) -> CodeResult:
         try:
-            client = await self._client(place, context, language)
+            client = await self._client(place, self._name(place, context, language), language)
             return await client.run(
                 code,
                 timeout=timeout,
@@ -321,6 +327,7 @@ class Runner:
         return await self._thread.run(self._create(place, name, language))
 
     async def _create(self, place: Place, name: str, language: str | None) -> ContextInfo:
+        name = self._name(place, name, language)
         await self._client(place, name, language)
         return next(info for info in await self._list(place) if info.name == name)
 
@@ -366,10 +373,7 @@ class Runner:
                 "a context's name has up to 64 letters, digits and any of '_.-', and begins with a letter or digit",
                 field="context",
             )
-        if language is not None and language not in LANGUAGES:
-            raise InvalidRequest(
-                f"there is no kernel for {language!r:.60} here; languages are {', '.join(LANGUAGES)}", field="language"
-            )
+        language = self._language(place, language)
         slot = _slot_of(place)
         if slot is not None and name == DEFAULT:
             if slot.front is None:
@@ -380,12 +384,37 @@ class Runner:
             raise SandboxEnded(sandbox.end)
         contexts = self._of(sandbox)
         context = contexts.get(name)
+        if context is not None and language not in (None, context.language):
+            raise InvalidRequest(
+                f"context {name!r} runs {context.language}; run {language} in another one", field="language"
+            )
         if context is None:
             if len(contexts) >= self.max_contexts:
                 raise TooLarge(f"a sandbox has {self.max_contexts} contexts at most; delete one", field="context")
-            context = contexts[name] = _Context(sandbox, name, language or LANGUAGES[0])
+            context = contexts[name] = _Context(sandbox, name, language or PYTHON)
         # The start is everybody's who waits for it: one caller that goes away does not end it.
         return await asyncio.shield(self._ready(contexts, context))
+
+    def _language(self, place: Place, language: str | None) -> str | None:
+        """Return a language as its kernel is called, or ``python``. Raises InvalidRequest."""
+        if language is None or language.lower() == PYTHON:
+            return language and PYTHON
+        kernels = _sandbox_of(place).spec.kernels
+        found = find_language(kernels, language)
+        if found is None:
+            raise InvalidRequest(
+                f"there is no kernel for {language!r:.60} here; languages are {', '.join(list_languages(kernels))}",
+                field="language",
+            )
+        return found.languages[0].lower()
+
+    def _name(self, place: Place, name: str, language: str | None) -> str:
+        """Give a language other than Python a context of its own, where none was named."""
+        wanted = self._language(place, language)
+        if name != DEFAULT or wanted in (None, PYTHON):
+            return name
+        found = find_language(_sandbox_of(place).spec.kernels, str(wanted))
+        return found.name if found is not None else name
 
     async def _ready(self, contexts: dict[str, _Context], context: _Context) -> KernelClient:
         try:
@@ -402,7 +431,7 @@ class Runner:
         contexts = self._contexts.get(sandbox)
         if contexts is None:
             contexts = self._contexts[sandbox] = {
-                known.context: _Context(sandbox, known.context, LANGUAGES[0], known)
+                known.context: _Context(sandbox, known.context, known.language, known)
                 for known in sandbox.record.kernels
                 if known.context
             }

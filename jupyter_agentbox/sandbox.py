@@ -296,6 +296,7 @@ class Sandbox:
         key: str,
         signature_scheme: str,
         context: str = "",
+        language: str = "python",
     ) -> Kernel:
         """Start a kernel process.
 
@@ -305,15 +306,15 @@ class Sandbox:
             Of the process; ``{connection_file}`` in ``argv`` becomes its path inside.
         key, signature_scheme : str
             For the connection file; the guest adds address and ports.
-        context : str
-            Name of the context of code that it is for.
+        context, language : str
+            Name of the context of code that it is for, and what it runs.
         """
         self.record.started_kernels += 1
         name = f"kernel-{self.record.started_kernels}"
         kernel = Kernel(self, name)
         kernel.start(argv, env, cwd, {"key": key, "signature_scheme": signature_scheme, "kernel_name": ""})
         self.kernels[name] = kernel
-        self.record.kernels.append(KernelRecord(name, key, signature_scheme, context, kernel.driver))
+        self.record.kernels.append(KernelRecord(name, key, signature_scheme, context, kernel.driver, language))
         self._save()
         return kernel
 

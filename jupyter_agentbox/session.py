@@ -19,6 +19,7 @@ import msgspec
 
 from .errors import Conflict, InvalidRequest, NotFound, PolicyRefused, SandboxEnded
 from .files import Folder
+from .languages import list_languages
 from .models import TOOLS, AskInfo, EndInfo, KernelInfo, LimitsInfo, SandboxInfo, SandboxRequest, State
 from .models.sandboxes import CallInfo, UsageInfo
 from .sandbox import Sandbox
@@ -185,6 +186,8 @@ class Session:
             labels=self.labels,
             runtime=spec.runtime if spec is not None else "",
             isolation=sandbox.runtime.isolation if sandbox is not None else "gvisor",
+            image=spec.image if spec is not None else "",
+            languages=list(list_languages(spec.kernels)) if spec is not None else [],
             usage=self._usage(),
             calls=list(self.calls.values()),
         )

@@ -17,12 +17,7 @@ from typing import Any, Protocol
 
 from msgspec import UNSET
 
-from .errors import (
-    AgentboxError,
-    Conflict,
-    LimitReached,
-    PolicyRefused,
-)
+from .errors import AgentboxError, Conflict, LimitReached, PolicyRefused
 from .grants import GrantedSessions
 from .link import finished
 from .manager import SandboxManager
@@ -228,6 +223,7 @@ class Sessions(GrantedSessions):
         limits = request.limits
         asked: dict[str, Any] = {
             "profile": request.profile,
+            "image": request.image,
             "allowed_hosts": request.allowed_hosts,
             "memory": limits.memory,
             "cpus": limits.cpus,

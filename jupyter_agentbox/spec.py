@@ -119,6 +119,48 @@ class WarmStart:
 
 
 @dataclass(frozen=True)
+class Service:
+    """A program that runs beside the kernels, started before the first of them.
+
+    Parameters
+    ----------
+    name : str
+    line : str
+        For the shell.
+    ready : str
+        A line for the shell that succeeds once it can be used; empty for none.
+    timeout : float
+        Seconds that it has to be ready.
+    """
+
+    name: str
+    line: str
+    ready: str = ""
+    timeout: float = 30.0
+
+
+@dataclass(frozen=True)
+class KernelCommand:
+    """A kernel that can be started in a sandbox, beside Python's.
+
+    Parameters
+    ----------
+    name : str
+    argv : tuple of str
+        ``{connection_file}`` is replaced.
+    languages : tuple of str
+        What it runs.
+    interrupt_mode : str
+        ``signal``, or ``message`` where a signal would end it.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    languages: tuple[str, ...]
+    interrupt_mode: str = "signal"
+
+
+@dataclass(frozen=True)
 class SandboxSpec:
     """All that is decided about a sandbox before it starts. Made by ``Policy.resolve`` only.
 
@@ -161,6 +203,16 @@ class SandboxSpec:
         what it is once somebody has, and for its copies.
     warm : WarmStart or None
         What it needs to start warm; None where it must start cold.
+    image : str
+        Address of the image whose tree `root` is; empty for none.
+    python : str
+        The interpreter inside of kernels and packages; empty for the server's own, or the root's ``python3``.
+    kernels : tuple of KernelCommand
+        Those of other languages.
+    init : tuple of str
+        Lines for the shell that run before anything else.
+    services : tuple of Service
+        Started when those have run.
     """
 
     profile: str = "default"
@@ -183,6 +235,11 @@ class SandboxSpec:
     runtime: str = "runsc"
     layout: str = "plain"
     warm: WarmStart | None = None
+    image: str = ""
+    python: str = ""
+    kernels: tuple[KernelCommand, ...] = ()
+    init: tuple[str, ...] = ()
+    services: tuple[Service, ...] = ()
 
 
 class Cause(str, enum.Enum):

@@ -18,6 +18,7 @@ _COMMANDS = {
         "Examine whether sandboxes start here, and say what mends what is wrong.",
     ),
     "kernelspec": (f"{__name__}.machine.KernelspecCommand", "Make a sandboxed twin of an installed kernelspec."),
+    "image": (f"{__name__}.image.ImageCommand", "Build, list and move images, which sandboxes can have as their root."),
     "shell": (f"{__name__}.terminal.ShellCommand", "Open a shell in a sandbox of its own."),
     "mcp": (f"{__name__}.mcp.MCPCommand", "Serve MCP on standard input and output, for AI clients."),
     "token": (f"{__name__}.tokens.TokenCommand", "Make, list and revoke tokens for one sandbox."),

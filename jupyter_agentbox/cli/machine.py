@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 from traitlets import Bool, Unicode
 
@@ -32,6 +33,7 @@ _KERNELSPEC_ALIASES = {
     "profile": "KernelspecCommand.profile",
     "name": "KernelspecCommand.twin",
     "prefix": "KernelspecCommand.prefix",
+    "image": "KernelspecCommand.image",
 }
 
 
@@ -116,31 +118,52 @@ class DoctorCommand(Command):
 
 
 class KernelspecCommand(Command):
-    """Make a sandboxed twin of an installed kernelspec: `jupyter agentbox kernelspec python3`."""
+    """Make a sandboxed twin of an installed kernelspec: `jupyter agentbox kernelspec python3`.
+
+    With --image, make one for a kernel of that image; without NAME, for each of them.
+    """
 
     name = "jupyter agentbox kernelspec"
     description = __doc__ or ""
-    examples = "jupyter agentbox kernelspec ir --profile=small"
+    examples = "jupyter agentbox kernelspec ir --profile=small\njupyter agentbox kernelspec --image=r"
     argument = "NAME"
     aliases = _KERNELSPEC_ALIASES
     profile = Unicode(help="Profile of its sandboxes; the default one unless given.").tag(config=True)
     twin = Unicode(help="Name of the twin; NAME with -agentbox behind it unless given.").tag(config=True)
     prefix = Unicode(help="Where to install: a prefix such as sys.prefix; for this user unless given.").tag(config=True)
+    image = Unicode(help="Image whose kernels get kernelspecs.").tag(config=True)
 
     def run(self) -> int:
         """Make the twin."""
         from jupyter_agentbox import kernelspecs
         from jupyter_agentbox.policy import Policy
 
+        policy = Policy(parent=self)
+        if self.image:
+            return self._run_for_image(policy.state_path)
         if len(self.extra_args) != 1:
             raise AgentboxError("name one installed kernelspec; `jupyter kernelspec list` shows them")
-        policy = Policy(parent=self)
         if self.profile:
             policy.profile(self.profile)
         made = kernelspecs.install_twin(
             self.extra_args[0], name=self.twin or None, profile=self.profile or None, prefix=self.prefix or None
         )
         print(f"installed {made}")
+        return 0
+
+    def _run_for_image(self, state: Path) -> int:
+        from jupyter_agentbox import kernelspecs
+        from jupyter_agentbox.images import ImageStore
+
+        image = ImageStore(state).get(self.image)
+        wanted = self.extra_args or [entry.name for entry in image.kernels]
+        entries = [entry for entry in image.kernels if entry.name in wanted]
+        if len(entries) != len(wanted) or (self.twin and len(entries) != 1):
+            known = ", ".join(entry.name for entry in image.kernels) or "none"
+            raise AgentboxError(f"name kernels of image {image.name}, one of them with --name; there are: {known}")
+        for entry in entries:
+            made = kernelspecs.install_for_image(image.name, entry, name=self.twin or None, prefix=self.prefix or None)
+            print(f"installed {made}")
         return 0
 
 

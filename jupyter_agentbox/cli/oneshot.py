@@ -83,9 +83,7 @@ class RunCommand(ProgramCommand):
         stdin = read_input() if self.is_fed or (self.rest[:1] == ["-"] and not self.code) else b""
         policy = Policy(parent=self)
         spec = self._resolve(policy)
-        # With an image, its own Python.
-        python = sys.executable if spec.root is None else "python3"
-        return asyncio.run(self._run(policy, spec, script, self._command(python), stdin))
+        return asyncio.run(self._run(policy, spec, script, self._command(spec.python), stdin))
 
     def _read_script(self) -> bytes:
         """Return what is to be put in: nothing of code, of standard input, and of what is in the mounted folder."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jupyter_agentbox.errors import LinkClosed
 from jupyter_agentbox.guest import zmtp
 from jupyter_agentbox.link import LinkThread, Stream
+from jupyter_agentbox.messages import DELIMITER, header_index, parse
 from jupyter_agentbox.spec import MIB
 
 if TYPE_CHECKING:
@@ -18,6 +21,32 @@ CHANNELS = ("shell", "iopub", "stdin", "control")
 MAX_MESSAGE = 128 * MIB
 #: Credit of the channels beyond the initial one, bytes: a round trip's worth at full speed.
 CHANNEL_CREDIT = 4 * MIB
+#: Requests of which it is remembered who sent them.
+MAX_REQUESTS = 256
+
+
+class Senders:
+    """Remembers who sent a request, for kernels that leave the client's identity out of their replies (Deno's does)."""
+
+    def __init__(self) -> None:
+        self._requests: deque[tuple[bytes, bytes]] = deque(maxlen=MAX_REQUESTS)
+
+    def note(self, frames: Sequence[bytes]) -> None:
+        """Take note of a request that goes to the kernel."""
+        index = header_index(frames)
+        if index is not None and frames[0] != DELIMITER:
+            self._requests.append((frames[0], frames[index]))
+
+    def address(self, frames: list[bytes]) -> list[bytes]:
+        """Return what a kernel answered with the identity of whoever asked in front, where that is known."""
+        if not frames or frames[0] != DELIMITER:
+            return frames
+        index = header_index(frames)
+        asked = parse(frames[index + 1]).get("msg_id") if index is not None else None
+        for identity, header in reversed(self._requests):
+            if asked and parse(header).get("msg_id") == asked:
+                return [identity, *frames]
+        return frames
 
 
 class Relay:
@@ -28,6 +57,7 @@ class Relay:
         self._connected: set[str] = set()
         self._streams: dict[str, Stream] = {}
         self._locks: dict[str, asyncio.Lock] = {}
+        self._senders = Senders()
 
     def open(self) -> None:
         """Begin to carry."""
@@ -57,6 +87,7 @@ class Relay:
 
     async def send(self, channel: str, frames: list[bytes]) -> None:
         """Hand the kernel a message. Raises LinkClosed."""
+        self._senders.note(frames)
         async with self._locks[channel]:  # a message is written in pieces, as credit comes
             await self._streams[channel].write(zmtp.encode(frames))
 
@@ -68,7 +99,8 @@ class Relay:
                 for frames in decoder.feed(data):
                     if len(self._connected) == len(CHANNELS):
                         self._kernel.is_ready = True
-                    await self._kernel.on_message(channel, frames)
+                    addressed = frames if channel == "iopub" else self._senders.address(frames)
+                    await self._kernel.on_message(channel, addressed)
         except LinkClosed:
             pass
         except zmtp.ZmtpError as error:

@@ -20,7 +20,8 @@ class CodeRequest(Body, frozen=True):
         Which of the sandbox's kernels; it is started at first use. In a notebook's sandbox, `default` is the
         notebook's own.
     language : str, optional
-        Must be the context's, if given.
+        What the code is written in: `python`, and others where the sandbox has their kernels. A context runs one
+        language. Without a context, languages other than Python have one of their own, called by their kernel.
     timeout : float, optional
         Seconds until it is interrupted; null for none.
     stream_bytes, display_bytes : int

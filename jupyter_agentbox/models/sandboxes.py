@@ -37,6 +37,8 @@ class SandboxRequest(Body, frozen=True):
         An id of the caller's own: asking again for the same returns the sandbox that is there.
     profile : str, optional
         One of the administrator's named sets of values.
+    image : str, optional
+        Name of the image that it is to run on; the profile's, or the host's own system, unless given.
     env : dict
         Variables of everything that runs inside.
     packages : list of str
@@ -68,6 +70,7 @@ class SandboxRequest(Body, frozen=True):
 
     id: Name | None = None
     profile: Annotated[str, Meta(min_length=1, max_length=100)] | None = None
+    image: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     env: dict[str, str] = {}
     packages: Annotated[list[str], Meta(max_length=200)] = []
     files: dict[str, str | FileBytes] = {}
@@ -213,6 +216,10 @@ class SandboxInfo(Answer, frozen=True):
         What it uses; null until it was measured, and of one that does not live.
     calls : list of CallInfo
         Calls of tools that are on it now.
+    image : str
+        Address of its image; empty where it runs on the host's own system.
+    languages : list of str
+        What code in it may be written in.
     """
 
     id: str
@@ -238,6 +245,8 @@ class SandboxInfo(Answer, frozen=True):
     labels: dict[str, str]
     runtime: str
     isolation: Literal["gvisor", "none"]
+    image: str
+    languages: list[str]
     usage: UsageInfo | None
     calls: list[CallInfo]
 

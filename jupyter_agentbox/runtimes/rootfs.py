@@ -23,11 +23,12 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jupyter_agentbox.errors import InvalidRequest
-from jupyter_agentbox.spec import CLAIM_DIR, GUEST_DIR, HOME, USER_ID, WORKSPACE, SandboxSpec
+from jupyter_agentbox.spec import CLAIM_DIR, GUEST_DIR, HOME, USER_ID, WORKSPACE, Mount, SandboxSpec
 
 from .launcher import make_matcher
 
@@ -49,6 +50,9 @@ PACKAGE_MANAGER = (
     "etc/apt/sources.list", "etc/apt/sources.list.d", "etc/apt/trusted.gpg.d", "etc/apt/keyrings", "etc/dpkg",
     "etc/debconf.conf", "etc/adduser.conf", "etc/deluser.conf", "etc/login.defs", "var/lib/dpkg",
 )  # fmt: skip
+
+#: Whom the machine trusts, a company's own authority among them: an image's programs trust them, too.
+BUNDLE = "etc/ssl/certs/ca-certificates.crt"
 
 #: Never a workspace, nor is anything beneath the second group.
 NO_WORKSPACE = frozenset({"/", "/home", "/root", "/opt", "/srv", "/mnt", "/media", "/var", "/tmp", "/run"})
@@ -86,7 +90,7 @@ def make_plan(
     """
     steps = [
         *_make_folders(user),
-        *(_show_image(spec.root) if spec.root else _show_host(host, spec.is_root)),
+        *(_show_image(spec.root, spec.mounts, host) if spec.root else _show_host(host, spec.is_root)),
         *_make_etc(user, accounts=(spec.root or host) / "etc" if spec.is_root else None),
     ]
     if python and not spec.root:
@@ -180,18 +184,34 @@ def _show_host(host: Path, has_package_manager: bool) -> list[Step]:
     return steps
 
 
-def _show_image(image: Path) -> list[Step]:
+def _show_image(image: Path, mounts: Sequence[Mount], host: Path) -> list[Step]:
+    if (image / "etc").is_symlink():  # it would show the host's
+        raise InvalidRequest(f"the image directory {image} has no folder /etc of its own", field="root")
+    targets = [item.target for item in mounts]
     own = {"proc", "sys", "dev", "run", "tmp", "home", "etc", WORKSPACE.strip("/")}
+    names = set(os.listdir(image)) - own
+    steps = _show_entries(image, "", names, targets)
+    steps += _show_entries(image, "/etc", set(os.listdir(image / "etc")) - ETC_MADE, targets)
+    bundle = host / BUNDLE
+    is_there = not any((image / part).is_symlink() for part in ("etc/ssl", "etc/ssl/certs", BUNDLE))
+    if is_there and (image / BUNDLE).is_file() and _is_public(bundle):
+        steps.append(("bind", f"root/{BUNDLE}", str(bundle), False))
+    return steps
+
+
+def _show_entries(image: Path, base: str, names: set[str], targets: Sequence[str]) -> list[Step]:
+    """Bind entries of an image's folder; one that something is to be mounted beneath is made up."""
     steps: list[Step] = []
-    for base, names in (("", sorted(os.listdir(image))), ("etc/", sorted(os.listdir(image / "etc")))):
-        for name in names:
-            path = image / base / name
-            if (not base and name in own) or (base and name in ETC_MADE):
-                continue
-            if path.is_symlink():
-                steps.append(("link", f"root/{base}{name}", os.readlink(path)))
-            elif path.is_dir() or path.is_file():
-                steps.append(("bind", f"root/{base}{name}", str(path), False))
+    for name in sorted(names):
+        inside = f"{base}/{name}"
+        path = image / inside[1:]
+        if path.is_symlink():
+            steps.append(("link", f"root{inside}", os.readlink(path)))
+        elif path.is_dir() and any(target.startswith(inside + "/") for target in targets):
+            steps.append(("folder", f"root{inside}", 0o755, 0))
+            steps += _show_entries(image, inside, set(os.listdir(path)), targets)
+        elif path.is_dir() or path.is_file():
+            steps.append(("bind", f"root{inside}", str(path), False))
     return steps
 
 

@@ -1288,7 +1288,7 @@ export interface components {
              */
             context?: string;
             /**
-             * @description Must be the context's, if given.
+             * @description What the code is written in: `python`, and others where the sandbox has their kernels. A context runs one language. Without a context, languages other than Python have one of their own, called by their kernel.
              * @default null
              */
             language?: string | null;
@@ -2136,6 +2136,11 @@ export interface components {
              */
             profile?: string | null;
             /**
+             * @description Name of the image that it is to run on; the profile's, or the host's own system, unless given.
+             * @default null
+             */
+            image?: string | null;
+            /**
              * @description Variables of everything that runs inside.
              * @default {}
              */
@@ -2277,6 +2282,10 @@ export interface components {
             runtime: string;
             /** @enum {unknown} */
             isolation: "gvisor" | "none";
+            /** @description Address of its image; empty where it runs on the host's own system. */
+            image: string;
+            /** @description What code in it may be written in. */
+            languages: string[];
             /** @description What it uses; null until it was measured, and of one that does not live. */
             usage: components["schemas"]["UsageInfo"] | null;
             /** @description Calls of tools that are on it now. */

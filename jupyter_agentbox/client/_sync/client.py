@@ -81,6 +81,7 @@ class Client:
         *,
         id: str | None = None,
         profile: str | None = None,
+        image: str | None = None,
         env: Mapping[str, str] | None = None,
         packages: Sequence[str] = (),
         files: Mapping[str, str | bytes] | None = None,
@@ -114,6 +115,7 @@ class Client:
         body = SandboxRequest(
             id=id,
             profile=profile,
+            image=image,
             env=dict(env or {}),
             packages=list(packages),
             files={

@@ -1,0 +1,170 @@
+"""Makes images of the distribution's own packages: no Docker, no registry, and no root where user namespaces are there.
+
+``mmdebstrap`` makes the tree from the package sources that this machine's ``apt`` is set up with, in a namespace of
+its own; :mod:`.dress` adds what is no package of the distribution. Downloads are kept in a cache, so that several
+images fetch them once.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+from jupyter_agentbox.errors import RuntimeUnavailable
+
+from . import dress, tree
+from .commands import Tell, find_program, make_environment, piped
+from .store import ImageStore
+from .values import Image, Recipe
+
+#: Whose packages are taken: the machine's sources may name others, which know nothing of a bare system.
+_VENDORS = ("Debian", "Ubuntu")
+#: Not unpacked: nobody reads them in a sandbox.
+_LEFT_OUT = ("man", "doc", "info", "locale", "lintian", "linda", "gnome", "help")
+#: Seconds that all of a build's parts may take, each.
+TIMEOUT = 3600.0
+
+
+def default_cache() -> Path:
+    """Return where downloads are kept: ``agentbox/images`` beneath the user's cache directory."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base, "agentbox", "images")
+
+
+def build(
+    store: ImageStore, recipe: Recipe, tell: Tell, *, cache: Path | None = None, timeout: float = TIMEOUT
+) -> Image:
+    """Build an image, and keep it.
+
+    Parameters
+    ----------
+    store : ImageStore
+    recipe : Recipe
+    tell : callable
+        Told each step, a line at a time.
+    cache : Path, optional
+        Where downloads are kept.
+    timeout : float
+        Seconds for each part.
+
+    Raises
+    ------
+    RuntimeUnavailable
+        A program that it takes is not there; says how to get it.
+    RuntimeFailed
+        A part failed, or did not end in time. Nothing is left.
+    """
+    program = find_program("mmdebstrap", "apt-get install mmdebstrap")
+    release = find_release()
+    cache = cache or default_cache()
+    archives = cache / f"{release}-{platform.machine()}"
+    archives.mkdir(mode=0o755, parents=True, exist_ok=True)
+    with store.staging() as folder, tempfile.TemporaryDirectory(prefix="agentbox-image-") as scratch:
+        os.chmod(scratch, 0o755)  # as an ordinary user mmdebstrap works under another id
+        sources = Path(scratch, "sources.list")
+        sources.write_text("".join(f"{line}\n" for line in find_sources(release)))
+        tell(f"{recipe.name}: {len(recipe.debian)} packages of {release}, and what they need")
+        root = folder / "rootfs"
+        root.mkdir()
+        unpacker = tree.Unpacker(root)
+        command = make_command(program, recipe, release, sources, archives)
+        with piped(command, lambda line: _pass_on(line, tell), timeout=timeout, what="mmdebstrap") as (archive, _):
+            unpacker.add(archive)
+            archive.read()  # what follows the end of the archive
+        unpacker.finish()
+        packages = read_packages(root)
+        dress.dress(root, recipe, tell, cache=cache, timeout=timeout)
+        tell("hashing")
+        image = store.add(folder, recipe, packages=packages)
+    tell(f"image {image.short}")
+    return image
+
+
+def make_command(program: str, recipe: Recipe, release: str, sources: Path, archives: Path) -> list[str]:
+    """Return the command that writes the tree to its standard output."""
+    keep = "/var/cache/apt/archives"
+    return [
+        program,
+        f"--mode={'root' if os.geteuid() == 0 else 'unshare'}",
+        "--variant=minbase",
+        "--format=tar",
+        "--skip=download/empty",
+        "--skip=essential/unlink",
+        f'--setup-hook=mkdir -p "$1"{keep}/',
+        f"--setup-hook=sync-in {archives} {keep}",
+        f"--customize-hook=sync-out {keep} {archives}",
+        '--aptopt=Acquire::Languages "none"',
+        '--aptopt=APT::Install-Recommends "false"',
+        '--aptopt=Acquire::Retries "3"',
+        *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in _LEFT_OUT),
+        "--dpkgopt=path-include=/usr/share/doc/*/copyright",
+        "--dpkgopt=force-unsafe-io",
+        *((f"--include={','.join(recipe.debian)}",) if recipe.debian else ()),
+        release,
+        "-",
+        str(sources),
+    ]
+
+
+def _pass_on(line: str, tell: Tell) -> None:
+    """Tell the steps, and what went wrong; not what each package says while it is set up."""
+    if re.match(r"[IWE]: ", line) and "hook" not in line and "skipping" not in line:
+        tell(line[3:] if line.startswith("I: ") else line)
+
+
+def find_release() -> str:
+    """Return the code name of this machine's release of Debian or Ubuntu. Raises RuntimeUnavailable."""
+    try:
+        found = platform.freedesktop_os_release()
+    except OSError:
+        found = {}
+    if "debian" not in (found.get("ID", ""), *found.get("ID_LIKE", "").split()) or "VERSION_CODENAME" not in found:
+        raise RuntimeUnavailable(
+            "images are built from the packages of Debian or Ubuntu, and this machine is neither; build with Docker, "
+            "or import an image"
+        )
+    return found["VERSION_CODENAME"]
+
+
+def find_sources(release: str) -> list[str]:
+    """Return the machine's own package sources of its release, as lines of ``sources.list``.
+
+    Raises
+    ------
+    RuntimeUnavailable
+        There are none, or ``apt-get update`` never ran.
+    """
+    format = "$(ORIGIN)|$(CODENAME)|deb $(REPO_URI) $(RELEASE) $(COMPONENT)"
+    command = [find_program("apt-get", "it comes with Debian"), "indextargets", "--format", format]
+    answer = subprocess.run(
+        [*command, "Created-By: Packages"], capture_output=True, text=True, timeout=60, env=make_environment()
+    )
+    rows = [line.split("|", 2) for line in answer.stdout.splitlines() if line.count("|") >= 2]
+    found = {
+        line
+        for origin, name, line in rows
+        if origin in _VENDORS and (name == release or name.startswith(f"{release}-"))
+    }
+    if not found:
+        raise RuntimeUnavailable(f"apt knows no packages of {release} yet: run `apt-get update`")
+    return sorted(found)
+
+
+def read_packages(root: Path) -> dict[str, str]:
+    """Return names and versions of the distribution's packages in a tree."""
+    status = tree.find_inside(root, "/var/lib/dpkg/status")
+    if status is None:
+        return {}
+    found = {}
+    for paragraph in status.read_text(errors="replace").split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if ": " in line and line[0] != " ")
+        if fields.get("Status", "").endswith(" installed"):
+            found[fields.get("Package", "")] = fields.get("Version", "")
+    return found
+
+
+__all__ = ["TIMEOUT", "build", "default_cache", "find_release", "find_sources", "read_packages"]

@@ -1,0 +1,220 @@
+"""Puts into a tree what is no package of the distribution: Python's and npm's packages, files, links, byte code.
+
+Programs of the tree run in namespaces of their own, as an id that has no rights outside of the tree. Of Python's
+packages only wheels are taken and of npm's no script is run, so nothing of theirs runs while an image is made.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import shutil
+import stat
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from jupyter_agentbox.egress import presets
+from jupyter_agentbox.errors import InvalidRequest, RuntimeFailed
+
+from . import tree
+from .commands import Tell, find_program, make_environment, run
+from .enter import LENT
+from .values import Recipe
+
+_ENTER = Path(__file__).with_name("enter.py")
+_PYTHON = "/usr/bin/python3"
+
+
+def dress(root: Path, recipe: Recipe, tell: Tell, *, cache: Path, timeout: float) -> None:
+    """Put into a tree all of a recipe but its distribution packages.
+
+    Raises
+    ------
+    RuntimeUnavailable
+        A program that it takes is not there.
+    RuntimeFailed
+        A part failed, or did not end in time.
+    InvalidRequest
+        A file or link of the recipe can't be made.
+    """
+    if recipe.pip:
+        _install_pip(root, recipe.pip, tell, cache / "pip", timeout)
+    if recipe.npm:
+        _install_npm(root, recipe.npm, tell, cache / "npm", timeout)
+    for name, text in recipe.files.items():
+        write_file(root, name, text)
+    for name, target in recipe.links.items():
+        make_link(root, name, target)
+    if recipe.pip or any(package.split("=")[0] == "python3" for package in recipe.debian):
+        _compile(root, tell, cache, timeout)
+
+
+def _install_pip(root: Path, pins: Sequence[str], tell: Tell, cache: Path, timeout: float) -> None:
+    tell(f"pip: {', '.join(pins)}")
+    # What the tree has is the image's own, and nobody upgrades it by the distribution's tools.
+    for path in root.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
+        if tree.is_inner_folder(root, path.parent):
+            path.unlink()
+    lent = cache / "lent"
+    (lent / "cache").mkdir(parents=True, exist_ok=True)
+    env = {
+        "HOME": LENT,
+        "PIP_CACHE_DIR": f"{LENT}/cache",
+        "PIP_ROOT_USER_ACTION": "ignore",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        **presets.pip_environment(),
+        "PIP_RETRIES": "5",
+    }
+    env.update((name, value) for name, value in make_environment().items() if name.lower().endswith("_proxy"))
+    bundle = next((path for path in _bundles() if os.path.isfile(path)), None)
+    if bundle is not None:
+        shutil.copyfile(bundle, lent / "certificates.pem")
+        env["PIP_CERT"] = f"{LENT}/certificates.pem"
+    for name in ("/etc/resolv.conf", "/etc/hosts"):
+        write_file(root, name, Path(name).read_text())
+    command = [
+        _PYTHON,
+        "-m",
+        "pip",
+        "install",
+        "--no-input",
+        "--no-compile",
+        "--only-binary=:all:",
+        "--no-warn-conflicts",
+    ]
+    enter(root, [*command, "--progress-bar=off", *pins], lambda line: _pass_on(line, tell), lent=lent, env=env,
+          timeout=timeout, has_network=True)  # fmt: skip
+
+
+def _pass_on(line: str, tell: Tell) -> None:
+    if line.startswith(("Downloading ", "Successfully installed ", "ERROR", "error")):
+        tell(re.sub(r"https?://\S+/", "", line)[:300])
+
+
+def _bundles() -> list[str]:
+    names = ("PIP_CERT", "SSL_CERT_FILE")
+    return [*(os.environ[name] for name in names if os.environ.get(name)), "/etc/ssl/certs/ca-certificates.crt",
+            "/etc/pki/tls/certs/ca-bundle.crt"]  # fmt: skip
+
+
+def _install_npm(root: Path, pins: Sequence[str], tell: Tell, cache: Path, timeout: float) -> None:
+    """Install beside the tree, as npm would follow the tree's own links, and move what came of it in."""
+    tell(f"npm: {', '.join(pins)}")
+    npm = find_program("npm", "apt-get install npm")
+    made = root.with_name("npm")
+    command = [
+        npm,
+        "install",
+        "--global",
+        f"--prefix={made}",
+        f"--cache={cache}",
+        "--ignore-scripts",
+        "--install-links",
+    ]
+    options = ["--install-links", "--no-audit", "--no-fund", "--no-progress", "--no-update-notifier"]
+    run([*command, *options, "--", *pins], tell, timeout=timeout, what="npm")
+    for path in (made / "lib/node_modules").rglob(".package-lock.json"):
+        path.unlink()  # says where each came from
+    found = [path for path in sorted((made / "lib/node_modules").iterdir()) if not path.name.startswith(".")]
+    for path in (*found, *sorted((made / "bin").iterdir())):
+        place = _place(root, f"/usr/local/{path.relative_to(made)}")
+        remove(place)
+        path.rename(place)
+    remove(made)
+
+
+def _compile(root: Path, tell: Tell, cache: Path, timeout: float) -> None:
+    """Compile all of Python's modules, alike in every build: a sandbox would do so again at each start."""
+    tell("compiling Python's modules")
+    for folder in ("usr/lib", "usr/local/lib", "usr/share"):
+        for path, info in list(tree.walk(root / folder)) if tree.is_inner_folder(root, root / folder) else ():
+            if stat.S_ISDIR(info.st_mode) and path.name == "__pycache__":
+                remove(path)
+    lent = cache / "empty"
+    lent.mkdir(parents=True, exist_ok=True)
+    folders = sorted(str(PurePosixPath("/", path.relative_to(root))) for path in root.glob("usr/lib/python3*"))
+    folders += sorted(str(PurePosixPath("/", path.relative_to(root))) for path in root.glob("usr/local/lib/python3*"))
+    # Some packages bring modules that are templates, or for another Python: those stay as they are.
+    code = (
+        "import compileall, py_compile, sys\n"
+        "for folder in sys.argv[1:]:\n"
+        "    compileall.compile_dir(folder, quiet=2, maxlevels=50, force=True,\n"
+        "        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)\n"
+    )
+    env = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+    enter(root, [_PYTHON, "-I", "-W", "ignore", "-c", code, *folders], tell, lent=lent, env=env, timeout=timeout)
+
+
+def enter(
+    root: Path,
+    command: Sequence[str],
+    tell: Tell,
+    *,
+    lent: Path,
+    env: Mapping[str, str],
+    timeout: float,
+    has_network: bool = False,
+) -> None:
+    """Run a program of a tree in it. Raises RuntimeFailed."""
+    for name in ("dev", "proc", "tmp"):
+        remove(root / name)
+        (root / name).mkdir()
+    unshare = find_program("unshare", "apt-get install util-linux")
+    kinds = ["--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts"]
+    inner = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8", **env}
+    run(
+        [unshare, *kinds, *(() if has_network else ("--net",)), sys.executable, "-I", "-S", "-B", str(_ENTER),
+         str(root), str(lent), *command],
+        tell,
+        env=inner,
+        timeout=timeout,
+        what=" ".join(command[:3]),
+    )  # fmt: skip
+
+
+def _place(root: Path, name: str) -> Path:
+    """Return the host path at which a file of a recipe is to be made, its folder made. Raises InvalidRequest."""
+    parts = PurePosixPath(name).parts[1:]
+    if ".." in parts or not parts:
+        raise InvalidRequest(f"{name!r} is no path of an image", field="files")
+    place = root
+    for part in parts[:-1]:
+        inner = tree.find_inside(root, str(PurePosixPath("/", place.relative_to(root), part)))
+        if inner is None and os.path.lexists(place / part):
+            raise InvalidRequest(f"{name!r} leads through a link that leads nowhere in the image", field="files")
+        place = inner if inner is not None else place / part
+        place.mkdir(mode=0o755, exist_ok=True)
+    return place / parts[-1]
+
+
+def write_file(root: Path, name: str, text: str) -> None:
+    """Write a file of a recipe; one that begins with ``#!`` is a program."""
+    place = _place(root, name)
+    remove(place)
+    place.write_text(text)
+    place.chmod(0o755 if text.startswith("#!") else 0o644)
+
+
+def make_link(root: Path, name: str, target: str) -> None:
+    """Make a link of a recipe; of a target with ``*`` the one file that fits."""
+    if "*" in target:
+        first = target.split("*")[0].rpartition("/")[0]
+        folder = tree.find_inside(root, first)
+        paths = [] if folder is None else [f"/{path.relative_to(root)}" for path, _ in tree.walk(folder)]
+        found = fnmatch.filter(paths, target)
+        if len(found) != 1:
+            raise RuntimeFailed(f"{len(found)} files fit the target {target} of {name}, and not one")
+        target = found[0]
+    place = _place(root, name)
+    remove(place)
+    os.symlink(target, place)
+
+
+def remove(place: Path) -> None:
+    """Remove a file, a link or a folder with all in it; does nothing where there is none."""
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)
+    elif os.path.lexists(place):
+        place.unlink()

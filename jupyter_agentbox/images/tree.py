@@ -1,0 +1,388 @@
+"""Trees of images: unpacked from archives that may be hostile, cleaned of what differs from build to build, hashed.
+
+While a tree is unpacked there is no symbolic link in it: links are kept aside and made last, and a path that leads
+through one is resolved by name within the tree. So nothing of an archive can lead outside, whatever is in it.
+Owners are not kept, and modes only as far as that a file is a program: all of an image is read-only and belongs to
+nobody. There are no devices, no sockets and no set-user-id bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from jupyter_agentbox.errors import Damaged, InvalidRequest, TooLarge
+from jupyter_agentbox.spec import GIB, format_size
+
+MAX_ENTRIES = 2_000_000
+MAX_BYTES = 32 * GIB
+MAX_DEPTH = 100
+#: Links that one path may lead through.
+_MAX_HOPS = 40
+#: Bytes of what an archive says of one file.
+MAX_HEADER = 1 << 20
+_HEADERS = (
+    tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,
+)  # fmt: skip
+_PIECE = 1 << 20
+
+#: Folders whose content is no part of an image: made up for each sandbox, or left over from its making.
+_EMPTIED = (
+    "dev", "proc", "sys", "run", "tmp", "workspace", "root", "home", "boot", "mnt", "media", "var/cache", "var/log",
+    "var/tmp", "var/lib/apt/lists", "var/lib/systemd", "var/lib/dpkg/updates",
+)  # fmt: skip
+#: Files that differ between machines or builds, or say who has an account where it was made.
+_REMOVED = (
+    ".dockerenv", "etc/machine-id", "etc/hostname", "etc/resolv.conf", "etc/hosts", "etc/.pwd.lock", "etc/shadow",
+    "etc/gshadow", "etc/shadow-", "etc/gshadow-", "etc/passwd-", "etc/group-", "etc/subuid-", "etc/subgid-",
+    "var/lib/dbus/machine-id", "var/lib/dpkg/lock", "var/lib/dpkg/lock-frontend", "var/lib/dpkg/triggers/Lock",
+    "var/lib/apt/extended_states", "var/lib/dpkg/status-old", "var/lib/dpkg/available", "var/lib/dpkg/diversions-old",
+    "var/lib/dpkg/statoverride-old",
+)  # fmt: skip
+#: Folders that every image has, empty or not.
+_MADE = ("dev", "proc", "sys", "run", "tmp", "home", "etc", "var/cache", "var/log", "var/tmp", "var/lib")
+
+
+class Member(tarfile.TarInfo):
+    """A member whose name is no longer than a name can be: tarfile reads all of it at once."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Member:
+        """Read a header. Raises Damaged, also at an end without the mark of one."""
+        if len(buf) < tarfile.BLOCKSIZE:
+            raise Damaged("the archive is cut off", field="image")
+        member = super().frombuf(buf, encoding, errors)
+        if member.type in _HEADERS and member.size > MAX_HEADER:
+            raise Damaged("the archive has a name or header that is too long", field="image")
+        return member
+
+
+class Unpacker:
+    """Unpacks one archive after another, each above those before, into a folder that is empty at first.
+
+    Parameters
+    ----------
+    top : Path
+        The folder; nobody else writes there.
+    max_bytes : int
+    """
+
+    def __init__(self, top: Path, max_bytes: int = MAX_BYTES) -> None:
+        self.top = top
+        self._links: dict[str, str] = {}
+        self._left = max_bytes
+        self._entries = 0
+        self._max_bytes = max_bytes
+
+    def add(self, archive: IO[bytes], *, prefix: str = "", has_whiteouts: bool = False) -> None:
+        """Unpack a tar archive, compressed or not.
+
+        Parameters
+        ----------
+        archive : file
+            Read from where it is to its end, once.
+        prefix : str
+            Name of the folder of the archive that is unpacked; all else in it is passed over.
+        has_whiteouts : bool
+            Names that begin with ``.wh.`` remove what archives before have brought, as in layers of Docker.
+
+        Raises
+        ------
+        Damaged
+            It is no such archive, or holds what no archive of a file system does.
+        TooLarge
+        """
+        try:
+            with tarfile.open(fileobj=archive, mode="r|*", tarinfo=Member) as tar:
+                for member in tar:
+                    tar.members = []  # type: ignore[attr-defined]  # it would keep all of them
+                    if not prefix or member.name.startswith(prefix + "/"):
+                        self._add(tar, member, prefix, has_whiteouts)
+        except (tarfile.TarError, EOFError, UnicodeError, ValueError, RecursionError) as error:
+            raise Damaged(f"the archive can't be read: {error}", field="image") from None
+
+    def finish(self) -> None:
+        """Make the links."""
+        for path, target in sorted(self._links.items()):
+            place = self.top / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.symlink(target, place)
+        self._links = {}
+
+    def _add(self, tar: tarfile.TarFile, member: tarfile.TarInfo, prefix: str, has_whiteouts: bool) -> None:
+        self._entries += 1
+        if self._entries > MAX_ENTRIES:
+            raise TooLarge(f"an image has {MAX_ENTRIES} files at most", field="image")
+        parts = _split(member.name[len(prefix) :])
+        if not parts:
+            return
+        parent = self._resolve("/".join(parts[:-1]))
+        name = parts[-1]
+        if has_whiteouts and name.startswith(".wh."):
+            self._white_out(parent, name)
+            return
+        path = f"{parent}/{name}" if parent else name
+        if member.isdir():
+            # A folder above a link is the link's: so systems with /bin in /usr are updated.
+            self._make_folder(self._resolve(path))
+        elif member.issym():
+            self._remove(path)
+            self._make_folder(parent)
+            if len(os.fsencode(member.linkname)) > 4095 or "\0" in member.linkname or not member.linkname:
+                raise Damaged(f"{path!r:.200} is a link to nowhere", field="image")
+            self._links[path] = member.linkname
+        elif member.islnk():
+            source = "/".join(_split(member.linkname[len(prefix) :]))
+            where = self._resolve("/".join(source.split("/")[:-1]))
+            real = f"{where}/{source.rsplit('/', 1)[-1]}" if where else source
+            self._remove(path)
+            self._make_folder(parent)
+            if real in self._links:
+                self._links[path] = self._links[real]
+                return
+            if not stat.S_ISREG(_mode(self.top / real)):
+                raise Damaged(f"{path!r:.200} is a second name of {source!r:.200}, which is not there", field="image")
+            os.link(self.top / real, self.top / path)
+        elif member.isreg():
+            self._left -= member.size
+            if self._left < 0:
+                raise TooLarge(f"the image is larger than {format_size(self._max_bytes)}", field="image")
+            self._remove(path)
+            self._make_folder(parent)
+            data = tar.extractfile(member)
+            assert data is not None
+            mode = 0o755 if member.mode & 0o111 else 0o644
+            with data, open(os.open(self.top / path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                shutil.copyfileobj(data, file, _PIECE)
+        # Else a device or a pipe: what a sandbox needs of them it makes itself.
+
+    def _resolve(self, path: str) -> str:
+        """Follow the links of a path within the tree; return one without any."""
+        todo = [part for part in path.split("/") if part][::-1]
+        done: list[str] = []
+        hops = 0
+        while todo:
+            part = todo.pop()
+            if part == ".":
+                continue
+            if part == "..":
+                done = done[:-1]
+                continue
+            target = self._links.get("/".join((*done, part)))
+            if target is None:
+                done.append(part)
+                continue
+            hops += 1
+            if hops > _MAX_HOPS:
+                raise Damaged(f"{path!r:.200} leads through links in a circle", field="image")
+            if target.startswith("/"):
+                done = []
+            todo += [part for part in target.split("/") if part][::-1]
+        if len(done) > MAX_DEPTH:
+            raise Damaged(f"{path!r:.200} is too deep", field="image")
+        return "/".join(done)
+
+    def _make_folder(self, path: str) -> None:
+        """Make a folder and those above it; a file in the way goes."""
+        if not path or stat.S_ISDIR(_mode(self.top / path)):
+            return
+        self._make_folder(path.rpartition("/")[0])
+        self._remove(path)
+        os.mkdir(self.top / path, 0o755)
+
+    def _remove(self, path: str) -> None:
+        """Remove what is at a path, with all beneath."""
+        if self._links.pop(path, None) is not None:
+            return
+        mode = _mode(self.top / path)
+        if stat.S_ISDIR(mode):
+            shutil.rmtree(self.top / path)
+            for link in [link for link in self._links if link.startswith(path + "/")]:
+                del self._links[link]
+        elif mode:
+            os.unlink(self.top / path)
+
+    def _white_out(self, parent: str, name: str) -> None:
+        if name == ".wh..wh..opq":
+            for other in [link for link in self._links if link.startswith(parent + "/")]:
+                del self._links[other]
+            if parent and stat.S_ISDIR(_mode(self.top / parent)):
+                shutil.rmtree(self.top / parent)
+                os.mkdir(self.top / parent, 0o755)
+        elif not name.startswith(".wh..wh."):
+            hidden = name.removeprefix(".wh.")
+            if hidden in ("", ".", ".."):
+                raise Damaged(f"{name!r} removes nothing", field="image")
+            self._remove(f"{parent}/{hidden}" if parent else hidden)
+
+
+def _split(name: str) -> list[str]:
+    """Split the name of a member, which must stay in the tree. Raises Damaged."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if ".." in parts or "\0" in name or len(parts) > MAX_DEPTH or any(len(os.fsencode(part)) > 255 for part in parts):
+        raise Damaged(f"the archive holds {name!r:.200}, which is no path of an image", field="image")
+    return parts
+
+
+def _mode(path: Path) -> int:
+    try:
+        return path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+
+
+def clean(top: Path) -> None:
+    """Remove what differs from build to build or is no part of an image, and set all modes.
+
+    Parameters
+    ----------
+    top : Path
+        The tree; whoever calls is the only one to write there.
+    """
+    for name in _EMPTIED:
+        folder = top / name
+        if is_inner_folder(top, folder):
+            for entry in os.scandir(folder):
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path)
+                else:
+                    os.unlink(entry.path)
+    for name in _REMOVED:
+        if is_inner_folder(top, (top / name).parent) and _mode(top / name):
+            (top / name).unlink()
+    for name in _MADE:
+        if not _mode(top / name) and is_inner_folder(top, (top / name).parent):
+            (top / name).mkdir()
+    for path, info in walk(top):
+        if stat.S_ISLNK(info.st_mode):
+            continue
+        if not stat.S_ISDIR(info.st_mode) and not stat.S_ISREG(info.st_mode):
+            path.unlink()
+            continue
+        wanted = 0o755 if stat.S_ISDIR(info.st_mode) or info.st_mode & 0o111 else 0o644
+        if stat.S_IMODE(info.st_mode) != wanted:
+            path.chmod(wanted)
+
+
+def is_inner_folder(top: Path, folder: Path) -> bool:
+    """Whether a path beneath `top` is a folder, and none of its parts a link."""
+    place = top
+    for part in folder.relative_to(top).parts:
+        place = place / part
+        if not stat.S_ISDIR(_mode(place)):
+            return False
+    return True
+
+
+def walk(top: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield everything beneath a folder in one fixed order, no link followed; a folder before what is in it."""
+    with os.scandir(top) as entries:
+        found = sorted(entries, key=lambda entry: os.fsencode(entry.name))
+    for entry in found:
+        info = entry.stat(follow_symlinks=False)
+        yield Path(entry.path), info
+        if stat.S_ISDIR(info.st_mode):
+            yield from walk(Path(entry.path))
+
+
+def measure(top: Path) -> int:
+    """Return the bytes of all files, those with several names counted once."""
+    seen: set[int] = set()
+    total = 0
+    for _, info in walk(top):
+        if stat.S_ISREG(info.st_mode) and (info.st_nlink == 1 or info.st_ino not in seen):
+            seen.add(info.st_ino)
+            total += info.st_size
+    return total
+
+
+def hash_tree(top: Path, extra: bytes) -> str:
+    """Return the address of a tree: paths, kinds, whether a file is a program, contents and links' targets.
+
+    Parameters
+    ----------
+    top : Path
+        A tree that :func:`clean` has seen.
+    extra : bytes
+        What else tells it from others.
+
+    Raises
+    ------
+    Damaged
+        There is something in it that no image has.
+    """
+    digest = hashlib.sha256(b"jupyter_agentbox image 1\0" + hashlib.sha256(extra).digest())
+    prefix = len(os.fsencode(top)) + 1
+    for path, info in walk(top):
+        name = os.fsencode(path)[prefix:]
+        if stat.S_ISLNK(info.st_mode):
+            kind, content = b"l", os.fsencode(os.readlink(path))
+        elif stat.S_ISDIR(info.st_mode):
+            kind, content = b"d", b""
+        elif stat.S_ISREG(info.st_mode):
+            kind, content = b"x" if info.st_mode & 0o111 else b"f", _hash_file(path)
+        else:
+            raise Damaged(f"{path} is neither file nor folder nor link", field="image")
+        for part in (kind, name, content):
+            digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()
+
+
+def _hash_file(path: Path) -> bytes:
+    digest = hashlib.sha256()
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as file:
+        while data := file.read(_PIECE):
+            digest.update(data)
+    return digest.digest()
+
+
+def find_inside(top: Path, path: str) -> Path | None:
+    """Return the host path of a file by its path inside, following links within the tree only; None if not there."""
+    todo = [part for part in path.split("/") if part][::-1]
+    place = top
+    hops = 0
+    while todo:
+        part = todo.pop()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            place = place.parent if place != top else top
+            continue
+        place = place / part
+        mode = _mode(place)
+        if not mode:
+            return None
+        if stat.S_ISLNK(mode):
+            hops += 1
+            if hops > _MAX_HOPS:
+                return None
+            target = os.readlink(place)
+            place = top if target.startswith("/") else place.parent
+            todo += [part for part in target.split("/") if part][::-1]
+    return place
+
+
+def check_tree(top: Path) -> None:
+    """Refuse a tree that no sandbox can have as its root.
+
+    Raises
+    ------
+    InvalidRequest
+    """
+    for name in ("etc", "usr"):
+        if not stat.S_ISDIR(_mode(top / name)):
+            raise InvalidRequest(f"the image has no folder /{name}", field="image")
+    python = find_inside(top, "/usr/bin/python3")
+    if python is None or not python.is_file() or not os.access(python, os.X_OK):
+        raise InvalidRequest(
+            "the image has no /usr/bin/python3, which each needs for the program that is PID 1 in its sandboxes",
+            field="image",
+        )
+    if find_inside(top, "/bin/sh") is None:
+        raise InvalidRequest("the image has no /bin/sh", field="image")

@@ -1,0 +1,267 @@
+"""Recipes and descriptions of images: TOML and JSON read into checked values."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from jupyter_agentbox.errors import InvalidRequest, NotFound
+
+#: What an image, a recipe, a kernel or a service may be called.
+NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+ADDRESS = r"^[0-9a-f]{64}$"
+_NAME = re.compile(NAME)
+#: Bytes of a recipe and of a description.
+MAX_TEXT = 1 << 20
+#: Recipes that one may be made from, in a row.
+MAX_PARENTS = 16
+
+Name = Annotated[str, Meta(pattern=NAME)]
+Line = Annotated[str, Meta(min_length=1, max_length=10_000, pattern=r"^[^\0]*$")]
+Variable = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+Environment = dict[Variable, Annotated[str, Meta(max_length=100_000, pattern=r"^[^\0]*$")]]
+InnerPath = Annotated[str, Meta(pattern=r"^/[^\0]+$", max_length=4096)]
+Debian = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9.+:~*-]+)?$", max_length=200)]
+Pip = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._,-]+\])?==[A-Za-z0-9.!+_-]+$", max_length=200)
+]
+Npm = Annotated[
+    str, Meta(pattern=r"^(@[a-z0-9][a-z0-9._-]*/)?[a-z0-9][a-z0-9._-]*@[0-9][0-9A-Za-z.+-]*$", max_length=200)
+]
+
+
+class Service(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A program that runs beside the kernels of a sandbox, from before the first of them to the end.
+
+    Parameters
+    ----------
+    name : str
+    line : str
+        For the shell.
+    ready : str, optional
+        A line for the shell that succeeds once the service can be used; it is tried until then.
+    timeout : float
+        Seconds that it has to be ready.
+    """
+
+    name: Name
+    line: Line
+    ready: Line | None = None
+    timeout: Annotated[float, Meta(gt=0, le=600)] = 30.0
+
+
+class KernelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A Jupyter kernel of an image.
+
+    Parameters
+    ----------
+    name : str
+        The kernelspec is called ``agentbox-<name>``.
+    argv : list of str
+        What starts it; ``{connection_file}`` is replaced.
+    display_name : str
+        What people choose it by, without " (sandboxed)".
+    languages : list of str
+        What it runs; the first is the kernelspec's.
+    interrupt_mode : str
+        ``signal``, or ``message`` where a signal would end it.
+    """
+
+    name: Name
+    argv: Annotated[list[Line], Meta(min_length=1, max_length=100)]
+    display_name: Annotated[str, Meta(min_length=1, max_length=100)]
+    languages: Annotated[list[Annotated[str, Meta(min_length=1, max_length=64)]], Meta(min_length=1, max_length=10)]
+    interrupt_mode: Annotated[str, Meta(pattern="^(signal|message)$")] = "signal"
+
+
+class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"parents": "from"}):
+    """What an image is made of. Lists are added to those of the recipes that it is made from.
+
+    Parameters
+    ----------
+    name : str
+    parents : str or list of str
+        ``from`` in the file: the recipes to begin with.
+    debian : list of str
+        Packages of the distribution, such as ``git`` or ``git=1:2.39.*``. Its release pins the others.
+    pip : list of str
+        Python packages with their exact version: ``pandas==2.2.3``. Wheels only.
+    npm : list of str
+        Packages of the npm registry with their exact version: ``npm@10.9.2``. Their scripts do not run.
+    files : dict of str to str
+        Files to write, by path inside; one that begins with ``#!`` is a program.
+    links : dict of str to str
+        Symbolic links, from path to target; a target with ``*`` is the one file that fits.
+    env : dict of str to str
+        Variables of everything that runs inside.
+    init : list of str
+        Lines for the shell that run before the first kernel, in order; if one fails, the sandbox does not start.
+    services : list of Service
+    kernels : list of KernelEntry
+    docker : str, optional
+        With Docker, the image to begin with, instead of the distribution's packages.
+    """
+
+    name: Name
+    parents: Name | Annotated[list[Name], Meta(max_length=16)] = []
+    debian: Annotated[list[Debian], Meta(max_length=500)] = []
+    pip: Annotated[list[Pip], Meta(max_length=500)] = []
+    npm: Annotated[list[Npm], Meta(max_length=100)] = []
+    files: dict[InnerPath, str] = {}
+    links: dict[InnerPath, Annotated[str, Meta(pattern=r"^[^\0]+$", max_length=4096)]] = {}
+    env: Environment = {}
+    init: Annotated[list[Line], Meta(max_length=100)] = []
+    services: Annotated[list[Service], Meta(max_length=50)] = []
+    kernels: Annotated[list[KernelEntry], Meta(max_length=50)] = []
+    docker: Annotated[str, Meta(pattern=r"^[a-z0-9][A-Za-z0-9./:@_-]*$", max_length=300)] | None = None
+
+
+class Image(msgspec.Struct, frozen=True):
+    """An image as its ``image.json`` tells.
+
+    Parameters
+    ----------
+    address : str
+        Hash over its tree, its name and its :attr:`setup`.
+    name : str
+    recipe : dict
+        What it was built from; for an imported one, where it came from.
+    created : float
+        Seconds since the epoch.
+    size : int
+        Bytes of its files.
+    env, init, services, kernels
+        As in :class:`Recipe`.
+    packages : dict of str to str
+        Packages of the distribution and their versions.
+    """
+
+    address: Annotated[str, Meta(pattern=ADDRESS)]
+    name: Name
+    recipe: dict[str, Any]
+    created: float
+    size: Annotated[int, Meta(ge=0)]
+    env: Environment = {}
+    init: Annotated[list[Line], Meta(max_length=100)] = []
+    services: Annotated[list[Service], Meta(max_length=50)] = []
+    kernels: Annotated[list[KernelEntry], Meta(max_length=50)] = []
+    packages: dict[str, str] = {}
+
+    @property
+    def short(self) -> str:
+        """Name and the beginning of the address, for people."""
+        return f"{self.name}@{self.address[:12]}"
+
+    @property
+    def setup(self) -> bytes:
+        """What of it, beside the tree, tells it from others."""
+        return msgspec.json.encode((self.name, self.env, self.init, self.services, self.kernels), order="sorted")
+
+    def to_bytes(self) -> bytes:
+        """Write it as JSON."""
+        return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Image:
+        """Read it. Raises InvalidRequest."""
+        try:
+            return msgspec.json.decode(data[: MAX_TEXT + 1], type=cls)
+        except msgspec.MsgspecError as error:
+            raise InvalidRequest(f"the image's description is malformed: {error}", field="image") from None
+
+
+def recipe_directory() -> Path:
+    """Return where the recipes are that come with the package."""
+    installed = Path(__file__).parents[1] / "recipes"
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "images"
+
+
+def list_recipes() -> list[str]:
+    """List the names of the recipes that come with the package."""
+    return sorted(path.stem for path in recipe_directory().glob("*.toml"))
+
+
+def find_recipe(name: str) -> Path:
+    """Return the file of a recipe: a path if it ends with ``.toml``, else the name of one of ours. Raises NotFound."""
+    if name.endswith(".toml"):
+        path = Path(name).expanduser()
+    elif _NAME.fullmatch(name):
+        path = recipe_directory() / f"{name}.toml"
+    else:
+        raise InvalidRequest(f"{name[:100]!r} is no name of a recipe", field="recipe")
+    if not path.is_file():
+        raise NotFound(f"there is no recipe {name!r}; there are: {', '.join(list_recipes())}, or name a .toml file")
+    return path
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Read a recipe, with all that it is made from put in.
+
+    Raises
+    ------
+    InvalidRequest
+        It is malformed, or made from itself.
+    NotFound
+    """
+    return _read_whole(path, ())
+
+
+def _read_whole(path: Path, below: tuple[Path, ...]) -> Recipe:
+    recipe = _read(path)
+    if path.resolve() in below or len(below) >= MAX_PARENTS:
+        raise InvalidRequest(f"recipe {recipe.name!r} is made from itself, or from too many others", field="from")
+    names = [recipe.parents] if isinstance(recipe.parents, str) else recipe.parents
+    below = (*below, path.resolve())
+    whole: Recipe | None = None
+    for name in names:
+        beside = path.with_name(f"{name}.toml")
+        # A recipe of one's own may be called as the one of ours that it is made from.
+        is_own = beside.is_file() and beside.resolve() != path.resolve()
+        parent = _read_whole(beside if is_own else find_recipe(name), below)
+        whole = parent if whole is None else _join(whole, parent)
+    return recipe if whole is None else _join(whole, recipe)
+
+
+def _read(path: Path) -> Recipe:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_TEXT + 1)
+        if len(data) > MAX_TEXT:
+            raise InvalidRequest(f"{path} is larger than a recipe may be", field="recipe")
+        return msgspec.toml.decode(data, type=Recipe)
+    except OSError as error:
+        raise NotFound(f"{path} can't be read: {error.strerror}") from None
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise InvalidRequest(f"recipe {path}: {error}", field="recipe") from None
+
+
+def _join(first: Recipe, then: Recipe) -> Recipe:
+    """Put two recipes together; where they differ the second holds."""
+    return Recipe(
+        name=then.name,
+        debian=list(dict.fromkeys((*first.debian, *then.debian))),
+        pip=list({_package(pin): pin for pin in (*first.pip, *then.pip)}.values()),
+        npm=list({pin.rpartition("@")[0]: pin for pin in (*first.npm, *then.npm)}.values()),
+        files={**first.files, **then.files},
+        links={**first.links, **then.links},
+        env={**first.env, **then.env},
+        init=list(dict.fromkeys((*first.init, *then.init))),
+        services=list({item.name: item for item in (*first.services, *then.services)}.values()),
+        kernels=list({item.name: item for item in (*first.kernels, *then.kernels)}.values()),
+        docker=then.docker or first.docker,
+    )
+
+
+def _package(pin: str) -> str:
+    return re.split(r"[\[=]", pin, maxsplit=1)[0].lower().replace("_", "-")
+
+
+def make_recipe(name: str) -> Recipe:
+    """Return an empty recipe of that name. Raises InvalidRequest."""
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest(f"{name[:100]!r} is no name of an image: small letters, digits, and . _ -", field="name")
+    return Recipe(name=name)

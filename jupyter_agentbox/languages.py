@@ -1,0 +1,80 @@
+"""Which kernels of other languages a sandbox has where its root is a view of the host: those that the host has.
+
+An image says itself which kernels are in it; Python's own, ipykernel, is everywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Sequence
+from glob import glob
+from pathlib import Path
+
+from .spec import KernelCommand
+
+PYTHON = "python"
+#: Where every curated root shows programs, and R its packages.
+_PROGRAMS = ("/usr/local/bin", "/usr/bin")
+_R_LIBRARIES = ("/usr/local/lib/R/site-library", "/usr/lib/R/site-library", "/usr/lib/R/library")
+
+
+def find_kernels(python: str, root: Path = Path("/")) -> tuple[KernelCommand, ...]:
+    """Find them.
+
+    Parameters
+    ----------
+    python : str
+        The sandbox's Python, an absolute path: its environment may have ``bash_kernel``.
+    root : Path
+        Of the host; another one in tests only.
+    """
+    found = []
+    argv: tuple[str, ...]
+    if has_module(python, "bash_kernel"):
+        argv = (python, "-m", "bash_kernel", "-f", "{connection_file}")
+        found.append(KernelCommand("bash", argv, ("bash",)))
+    if (deno := _find_program("deno", root)) is not None:
+        argv = (deno, "jupyter", "--kernel", "--conn", "{connection_file}")
+        found.append(KernelCommand("deno", argv, ("typescript", "javascript"), "message"))
+    r = _find_program("R", root)
+    if r is not None and any((root / path.lstrip("/") / "IRkernel").is_dir() for path in _R_LIBRARIES):
+        argv = (r, "--slave", "-e", "IRkernel::main()", "--args", "{connection_file}")
+        found.append(KernelCommand("r", argv, ("R",)))
+    return tuple(found)
+
+
+def has_module(python: str, module: str) -> bool:
+    """Whether the environment of an interpreter has a package, or may have it; by its folders alone: nothing is run."""
+    prefix = os.path.dirname(os.path.dirname(python))
+    with contextlib.suppress(OSError):
+        settings = Path(prefix, "pyvenv.cfg").read_text(encoding="utf-8", errors="replace")
+        if re.search(r"^include-system-site-packages\s*=\s*true", settings, re.MULTILINE | re.IGNORECASE):
+            return True  # or it may be
+    places = (f"{glob_safe(prefix)}/lib/python3*/site-packages", f"{glob_safe(prefix)}/lib/python3/dist-packages",
+              f"{glob_safe(prefix)}/local/lib/python3*/dist-packages")  # fmt: skip
+    return any(glob(f"{place}/{module}/__init__.py") for place in places)
+
+
+def glob_safe(path: str) -> str:
+    """Return a path in which nothing is a pattern."""
+    return "".join(f"[{char}]" if char in "*?[" else char for char in path)
+
+
+def find_language(kernels: Sequence[KernelCommand], language: str) -> KernelCommand | None:
+    """Return the first kernel that runs a language; how it is written does not matter."""
+    wanted = language.lower()
+    return next((kernel for kernel in kernels if wanted in (name.lower() for name in kernel.languages)), None)
+
+
+def list_languages(kernels: Sequence[KernelCommand]) -> tuple[str, ...]:
+    """Return all languages, Python first."""
+    return tuple(dict.fromkeys((PYTHON, *(name.lower() for kernel in kernels for name in kernel.languages))))
+
+
+def _find_program(name: str, root: Path) -> str | None:
+    for folder in _PROGRAMS:
+        if os.access(root / folder.lstrip("/") / name, os.X_OK):
+            return f"{folder}/{name}"
+    return None

@@ -1,0 +1,84 @@
+"""What runs in a new sandbox before anything else does: init scripts, in order, and then services.
+
+They are those of its image and of its profile. All run as the user's code does, with its environment and its egress.
+If one fails, the sandbox does not start, and the sentence says which it was and what it printed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from .errors import InvalidRequest, RuntimeFailed
+from .processes import Command, ExecResult
+from .sandbox import Sandbox
+from .spec import Service
+
+#: Seconds that one init script may take.
+INIT_TIMEOUT = 300.0
+#: Seconds between two looks at whether a service is ready, and that one look may take.
+READY_INTERVAL, READY_TIMEOUT = 0.1, 10.0
+#: Bytes of what is repeated of a failed script's output.
+_SHOWN = 600
+
+
+async def prepare(sandbox: Sandbox) -> None:
+    """Run the init scripts and start the services of a sandbox that has just started. On the link's thread.
+
+    Raises
+    ------
+    RuntimeFailed
+        One of them failed.
+    SandboxEnded, LinkClosed
+    """
+    spec = sandbox.spec
+    for number, line in enumerate(spec.init, 1):
+        result = await sandbox.processes.run(Command(line=line), timeout=INIT_TIMEOUT)
+        if result.exit_code != 0:
+            how = f"did not end within {INIT_TIMEOUT:g} s" if result.timed_out else f"ended with {result.exit_code}"
+            raise RuntimeFailed(
+                f"init script {number} of {len(spec.init)}, {line!r:.200}, {how}; it said: {_said(result)}",
+                setting="init of the profile or image",
+            )
+    for service in spec.services:
+        await _serve(sandbox, service)
+
+
+async def _serve(sandbox: Sandbox, service: Service) -> None:
+    processes = sandbox.processes
+    deadline = time.monotonic() + service.timeout
+    setting = "services of the profile or image"
+    try:
+        name = (await processes.start(Command(line=service.line))).id
+    except InvalidRequest as error:
+        raise RuntimeFailed(f"service {service.name!r} did not start: {error}", setting=setting) from None
+    while service.ready:
+        try:
+            result = await processes.run(Command(line=service.ready), timeout=READY_TIMEOUT)
+        except InvalidRequest as error:
+            raise RuntimeFailed(f"service {service.name!r}: {error}", setting=setting) from None
+        info = processes.get(name)
+        if info.exit_code is not None:
+            chunks = [await processes.read(name, stream=stream) for stream in ("stderr", "stdout")]
+            said = b" ".join(chunk.data for chunk in chunks).decode("utf-8", "replace").strip()[-_SHOWN:] or "nothing"
+            raise RuntimeFailed(
+                f"service {service.name!r} ended with {info.exit_code} before it was ready; it said: {said}",
+                setting=setting,
+            )
+        if result.exit_code == 0:
+            return
+        if time.monotonic() > deadline:
+            raise RuntimeFailed(
+                f"service {service.name!r} was not ready within {service.timeout:g} s: {service.ready!r:.200} ended "
+                f"with {result.exit_code}; it said: {_said(result)}",
+                setting=setting,
+            )
+        await asyncio.sleep(READY_INTERVAL)
+
+
+def _said(result: ExecResult) -> str:
+    text = (result.stderr or result.stdout).decode("utf-8", "replace").strip()
+    return text[-_SHOWN:] or "nothing"
+
+
+__all__ = ["INIT_TIMEOUT", "prepare"]

@@ -1,0 +1,90 @@
+"""An image for the tests of languages, built once on each machine for each recipe and way of building."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from e2e.harness import Env, Server
+from handlers.conftest import Api, make_server_config
+
+from jupyter_agentbox import images
+from jupyter_agentbox.images import Image, ImageStore
+
+RECIPE = Path(__file__).with_name("languages.toml")
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jupyter-agentbox-tests"
+BUILD_TIMEOUT = 1500
+
+
+@dataclass(frozen=True)
+class Built:
+    """An image in a store that tests share; nobody changes it."""
+
+    store: ImageStore
+    image: Image
+
+    def lend(self, state: Path) -> None:
+        """Put it into another state directory."""
+        (state / "images").mkdir(mode=0o700, parents=True)
+        (state / "images" / self.image.address).symlink_to(self.store.directory / self.image.address)
+
+
+def build(state: Path) -> Image:
+    """Build it by the command."""
+    command = [sys.executable, "-m", "jupyter_agentbox.cli", "image", "build", str(RECIPE), "--no-kernelspec"]
+    answer = subprocess.run(
+        [*command, f"--cache={CACHE / 'downloads'}", f"--Policy.state_dir={state}"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=BUILD_TIMEOUT,
+    )
+    assert answer.returncode == 0, answer.stderr[-6000:]
+    image = ImageStore(state).get("languages")
+    assert answer.stdout.startswith(f"{image.short}  ")
+    assert "installing remaining packages" in answer.stderr, "each step is told"
+    return image
+
+
+@pytest.fixture(scope="session")
+def built(has_runsc: None) -> Built:
+    """The image, from the cache where an earlier run has built it in the same way."""
+    sources = sorted(Path(images.__file__).parent.glob("*.py"))
+    key = hashlib.sha256(b"".join(path.read_bytes() for path in (RECIPE, *sources))).hexdigest()[:16]
+    state = CACHE / key
+    state.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{key}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        store = ImageStore(state)
+        image = next(iter(store.list()), None) or build(state)
+    return Built(store, image)
+
+
+@pytest.fixture(scope="module")
+def env(make_env: Callable[..., Env], built: Built) -> Env:
+    """A Jupyter with the image, and kernelspecs for its kernels."""
+    env = make_env(config=make_server_config(profiles={"own": {"image": "languages"}}))
+    built.lend(env.state_dir)
+    env.run("jupyter-agentbox", "kernelspec", "--image=languages")
+    return env
+
+
+@pytest.fixture(scope="module")
+def server(env: Env) -> Iterator[Server]:
+    extensions = "--ServerApp.jpserver_extensions={'jupyter_agentbox': True}"
+    with env.server("server", extensions, "--AgentboxExtension.keep_sandboxes=False") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def api(server: Server) -> Iterator[Api]:
+    api = Api(server)
+    yield api
+    api.http.close()

@@ -1,0 +1,179 @@
+"""What runs before a sandbox is ready, how its failure is told, and a project's own environment as its Python."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import venv
+from collections.abc import Callable
+from importlib.metadata import distribution, requires
+from pathlib import Path
+from typing import Any
+
+import pytest
+from boxes import Box
+from packaging.requirements import Requirement
+from traitlets.config import Config
+
+from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, NotFound, PolicyRefused, RuntimeFailed
+from jupyter_agentbox.languages import find_kernels, find_language, list_languages
+from jupyter_agentbox.manager import SandboxManager
+from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.runner import Runner
+from jupyter_agentbox.sandbox import Sandbox
+
+
+def make_policy(manager: SandboxManager, **profile: Any) -> Policy:
+    own = {"state_dir": str(manager.state_dir), "profiles": {"default": profile}}
+    return Policy(config=Config({"Policy": own}))
+
+
+def start(manager: SandboxManager, work: Callable[[Sandbox], Any], **profile: Any) -> Any:
+    """Start a sandbox of a profile, do something in it, and end it."""
+
+    async def go() -> Any:
+        spec = await asyncio.to_thread(make_policy(manager, **profile).resolve, {}, executable=sys.executable)
+        sandbox = await manager.create(spec)
+        try:
+            return await work(sandbox)
+        finally:
+            await manager.stop(sandbox)
+
+    try:
+        return asyncio.run(asyncio.wait_for(go(), 100))
+    finally:
+        assert not list((manager.state_dir / "sandboxes").iterdir())
+
+
+def test_init_scripts_run_in_order_and_services_after_them(has_runsc: None, manager: SandboxManager) -> None:
+    async def look(sandbox: Sandbox) -> str:
+        (service,) = sandbox.processes.list()
+        assert service.state == "running"
+        return await Box(sandbox).text("cat /workspace/log")
+
+    found = start(
+        manager,
+        look,
+        init=["echo one >> log; echo $WHO >> log", "echo two >> log"],
+        services={"late": {"line": "sleep 0.3; touch up; echo three >> log; sleep 1000", "ready": "test -e up"}},
+        env={"WHO": "me"},
+    )
+    assert found.split() == ["one", "me", "two", "three"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "words"),
+    [
+        ({"init": ["true", "echo why >&2; exit 3", "true"]}, ["init script 2 of 3", "ended with 3", "why"]),
+        ({"services": {"db": {"line": "echo no port >&2; exit 4", "ready": "false"}}}, ["'db'", "with 4", "no port"]),
+        (
+            {"services": {"db": {"line": "sleep 1000", "ready": "echo not yet >&2; false", "timeout": 0.5}}},
+            ["'db' was not ready within 0.5 s", "not yet"],
+        ),
+    ],
+)
+def test_what_fails_before_is_told_and_leaves_nothing(
+    has_runsc: None, manager: SandboxManager, profile: dict[str, Any], words: list[str]
+) -> None:
+    async def never(sandbox: Sandbox) -> None:
+        raise AssertionError("it started")
+
+    with pytest.raises(RuntimeFailed) as caught:
+        start(manager, never, **profile)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        {"init": "ls"},
+        {"init": ["a\0b"]},
+        {"services": ["x"]},
+        {"services": {"x": {"line": "y", "more": 1}}},
+        {"services": {"x": {"line": "y", "timeout": -1}}},
+        {"services": {"x": {}}},
+        {"python": "relative"},
+        {"image": ""},
+    ],
+)
+def test_what_no_profile_may_say(manager: SandboxManager, profile: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfig):
+        make_policy(manager, **profile).profile("default")
+
+
+def test_a_request_chooses_what_it_may(manager: SandboxManager, tmp_path: Path) -> None:
+    policy = make_policy(manager)
+    with pytest.raises(NotFound, match="images are: none"):
+        policy.resolve({"image": "r"})
+    with pytest.raises(InvalidRequest, match="no Python interpreter"):
+        policy.resolve({"python": str(tmp_path / "python")})
+    with pytest.raises(InvalidRequest, match="image has its own"):
+        policy.resolve({"python": sys.executable, "image": "r"})
+    for key in ("init", "services"):
+        with pytest.raises(InvalidRequest, match="has no key"):
+            policy.resolve({key: []})
+    with pytest.raises(PolicyRefused, match="root of its own"):
+        make_policy(manager, root=str(tmp_path)).resolve({"image": "r"})
+
+
+def test_the_hosts_kernels_are_found_by_their_files(tmp_path: Path) -> None:
+    for name in ("usr/bin/R", "usr/local/bin/deno"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch(mode=0o755)
+    python = str(tmp_path / "env/bin/python")
+    assert [kernel.name for kernel in find_kernels(python, tmp_path)] == ["deno"], "R has no IRkernel"
+    (tmp_path / "usr/lib/R/site-library/IRkernel").mkdir(parents=True)
+    module = tmp_path / "env/lib/python3.11/site-packages/bash_kernel/__init__.py"
+    module.parent.mkdir(parents=True)
+    module.touch()
+    kernels = find_kernels(python, tmp_path)
+    assert list_languages(kernels) == ("python", "bash", "typescript", "javascript", "r")
+    found = find_language(kernels, "JavaScript")
+    assert found is not None
+    assert found.argv[0] == "/usr/local/bin/deno"
+    assert find_language(kernels, "perl") is None
+
+
+def copy_kernel(target: Path) -> None:
+    """Copy ipykernel and all that it needs into an environment, as installing it would."""
+    todo, seen = ["ipykernel"], set()
+    while todo:
+        name = todo.pop().lower()
+        if name in seen:
+            continue
+        seen.add(name)
+        for text in requires(name) or ():
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                todo.append(requirement.name)
+        for file in distribution(name).files or ():
+            source = Path(str(distribution(name).locate_file(file)))
+            if ".." not in file.parts and source.is_file():
+                (target / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, target / file)
+
+
+def test_a_projects_own_environment_is_the_sandboxs_python(
+    has_runsc: None, manager: SandboxManager, tmp_path: Path
+) -> None:
+    project = tmp_path / "project" / ".venv"
+    venv.create(project, with_pip=False, symlinks=True)
+    with pytest.raises(InvalidRequest, match="has no ipykernel"):
+        make_policy(manager, python=str(project)).resolve({})
+    (packages,) = project.glob("lib/python3*/site-packages")
+    copy_kernel(packages)
+    (packages / "only_here.py").write_text("x = 'of the project'")
+
+    async def work(sandbox: Sandbox) -> None:
+        code = "import only_here, sys; print(sys.prefix); print(only_here.x)"
+        result = await Runner.shared().run(sandbox, code)
+        assert result.stdout == f"{project}\nof the project\n", result
+        assert await Box(sandbox).argv(["python", "-c", "import only_here"])
+        change = f"echo theirs >> {packages}/only_here.py; cat {packages}/only_here.py"
+        assert "theirs" in (await Box(sandbox).run(change)).stdout.decode(), "what is written stays inside"
+
+    start(manager, work, python=str(project))
+    assert (packages / "only_here.py").read_text() == "x = 'of the project'"
+    assert os.access(project / "bin" / "python", os.X_OK)
