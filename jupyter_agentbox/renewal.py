@@ -57,7 +57,8 @@ def renew(policy: Policy, then: SandboxSpec, *, owner: str, is_tenants: bool = F
         check_mount(mount.source, private)
     if then.workspace is not None and not is_tenants:
         check_workspace(then.workspace, then.hidden, allowed=policy.allowed_workspaces, private=private)
-    hosts = [host for host in then.grant.hosts if find_uncovered([host], profile.hosts) is None]
+    allowed = expand(profile.hosts)  # once: presets are asked for each time
+    hosts = [host for host in then.grant.hosts if find_uncovered([host], allowed) is None]
     private_hosts = [host for host in then.grant.private_hosts if host in expand(profile.private_hosts)]
     limits = {name: min(getattr(then.limits, name), getattr(profile.limits, name)) for name in LIMIT_NAMES}
     return replace(
