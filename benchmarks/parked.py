@@ -64,7 +64,7 @@ class Server:
         with (self.base / "log").open("w") as log:
             process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
         try:
-            for _ in range(600):
+            for _ in range(3000):
                 with contextlib.suppress(requests.ConnectionError):
                     if self.http.get(self.url("api"), timeout=5).ok:
                         break

@@ -104,6 +104,17 @@ def test_a_kernel_that_works_or_is_in_use_is_not_parked(kernel: KernelClient) ->
     assert kernel.check("print(y)") == "1\n"
 
 
+def test_what_is_sent_while_it_is_saved_is_answered(kernel: KernelClient) -> None:
+    kernel.check("x = 0")
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(2):
+            saving = pool.submit(call, kernel.server, "POST", f"sandboxes/{kernel.id}/snapshots", {})
+            while not saving.done():
+                kernel.check("x += 1", timeout=30)
+            call(kernel.server, "DELETE", f"snapshots/{saving.result()['id']}")
+    assert int(kernel.check("print(x)")) > 1
+
+
 def test_it_counts_as_none_of_those_that_run(server: Server, kernel: KernelClient) -> None:
     other = server.kernel()
     refused = server.http.post(server.url("api/agentbox/sandboxes"), json={}, timeout=60)

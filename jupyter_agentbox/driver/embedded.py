@@ -85,6 +85,7 @@ class Embedded:
         self._writers: dict[str, Writer] = {}
         self._readers: list[Reader] = []
         self._has_hung_up = asyncio.Event()
+        self._is_open = asyncio.Event()  # not while its ends are closed for a checkpoint
         self._is_closed = False
 
     def open(self) -> None:
@@ -109,6 +110,7 @@ class Embedded:
         claim, self._claim = self._claim, None
         given = {} if claim is None else {"claim": claim.to_dict()}
         self._kernel.request({"fifos": self._name, "taken": taken, "room": rooms, **given})
+        self._is_open.set()
 
     def _make(self, channel: str, flags: int) -> int:
         path = self._directory / f"{self._name}-{channel}"
@@ -128,6 +130,7 @@ class Embedded:
 
     async def send(self, channel: str, frames: list[bytes]) -> None:
         """Hand the kernel a message. Raises LinkClosed."""
+        await self._is_open.wait()
         writer = self._writers.get(channel)
         if writer is None:
             raise LinkClosed("the kernel has ended")
@@ -181,6 +184,7 @@ class Embedded:
 
         What the kernel said before is taken first, and what was sent to it is in its memory. Raises LinkClosed.
         """
+        self._is_open.clear()
         writers, self._writers = self._writers, {}
         try:
             await self._order({"hang_up": True})
@@ -206,6 +210,7 @@ class Embedded:
 
     def ended(self) -> None:
         """The kernel is gone; what it said is still taken."""
+        self._is_open.set()
         writers, self._writers = self._writers, {}
         for writer in writers.values():
             writer.close()
