@@ -194,7 +194,7 @@ class Sandbox:
         """Own it no longer, and let it live: for its lease it waits for another owner, or frozen, to be claimed."""
         if is_waiting and self._handle is not None:
             await asyncio.gather(*(kernel.hang_up() for kernel in self.kernels.values()))
-            self.runtime.freeze(self._handle)
+            await asyncio.to_thread(self.runtime.wait_for_claim, self._handle, self.directory)
         elif self._freezer is not None:
             self._freezer.thaw()  # it watches over its own lease
         self._is_stopping = Cause.STOPPED

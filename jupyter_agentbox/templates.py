@@ -42,6 +42,8 @@ READY_TIMEOUT = 120.0
 #: Seconds that one in the making outlives its maker.
 LEASE = 30.0
 _SANDBOX = "template"
+#: What is not needed need not be read at each start.
+_SHRINK = "exec('import ctypes, gc; gc.collect(); ctypes.CDLL(None).malloc_trim(0)', {})"
 
 
 @dataclass(frozen=True)
@@ -250,8 +252,8 @@ async def _warm_up(kernel: Kernel, signer: Signer, spec: SandboxSpec) -> None:
     kernel.on_message = heard
     ended = asyncio.Event()
     kernel.add_end_callback(ended.set)
-    for module in ("", *spec.warm.preload):
-        code = f"exec('import {module}', {{}})" if module else "None"
+    for module in (*spec.warm.preload, ""):
+        code = f"exec('import {module}', {{}})" if module else _SHRINK
         content = {
             "code": code, "silent": True, "store_history": False, "user_expressions": {}, "allow_stdin": False,
             "stop_on_error": False,

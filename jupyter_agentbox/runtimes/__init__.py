@@ -199,6 +199,10 @@ class Runtime(LoggingConfigurable, metaclass=_Meta):  # type: ignore[metaclass]
         """Start a sandbox from what :meth:`checkpoint` has saved; see :meth:`start`. Any number may have one image."""
         raise RuntimeUnavailable(f"the runtime {self.name!r} keeps no snapshots of live kernels")
 
+    def wait_for_claim(self, handle: Handle, directory: Path) -> None:
+        """Freeze one of the layout ``waiting`` until :meth:`claim`."""
+        self.freeze(handle)
+
     def claim(self, handle: Handle, sandbox_id: str, spec: SandboxSpec, directory: Path) -> None:
         """Give one of the layout ``waiting`` the limits and the folder of whoever claims it.
 

@@ -36,6 +36,9 @@ USER_NAMESPACE_REMEDY = (
     " container, a seccomp profile that permits unshare"
 )
 
+#: Directory, beneath a sandbox's, of what waits to give it its folder; seconds that this may take to start.
+HELPER, HELPER_TIMEOUT = "helper", 30.0
+
 Entry = tuple[int, int, int]
 
 
@@ -218,6 +221,49 @@ def run(launch: Launch, log: Path, timeout: float) -> int:
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 stream.close()
+
+
+def start_helper(directory: Path, log: Path) -> None:
+    """Start what waits to do a ``join`` for a sandbox, so that nobody waits for a program to start then."""
+    folder = directory / HELPER
+    folder.mkdir(mode=0o700)
+    for name in ("ask", "answer"):
+        os.mkfifo(folder / name, 0o600)
+    command = [find_python(), "-I", "-S", "-B", str(LAUNCHER), f"--root={directory / 'state'}", str(folder)]
+    with log.open("ab") as output:
+        subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={}, cwd="/", start_new_session=True,
+            timeout=HELPER_TIMEOUT, check=True,
+        )  # fmt: skip
+
+
+def ask_helper(launch: Launch, directory: Path, timeout: float) -> str | None:
+    """Have the helper of a sandbox do a ``join``.
+
+    Returns
+    -------
+    str or None
+        What went wrong, empty if nothing did; None where there is no helper any more, and nothing was done.
+    """
+    folder = directory / HELPER
+    config = marshal.dumps({"join": launch.join, "stage": str(launch.stage), "plan": launch.plan})
+    try:
+        answer = os.open(folder / "answer", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        try:
+            with open(os.open(folder / "ask", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), "wb", buffering=0) as ask:
+                os.set_blocking(ask.fileno(), True)
+                ask.write(config)
+        except OSError:
+            return None
+        poll = select.poll()
+        poll.register(answer, select.POLLIN)
+        said = os.read(answer, 4096).decode(errors="replace") if poll.poll(timeout * 1000) else "it did not answer"
+        return "" if said == "ok" else said or "it ended"
+    finally:
+        os.close(answer)
 
 
 def _converse(process: subprocess.Popen[bytes], config: bytes, launch: Launch, deadline: float, log: Path) -> int:

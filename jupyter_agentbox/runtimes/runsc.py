@@ -140,6 +140,8 @@ class RunscRuntime(Runtime):
         """Remove control groups and runsc's own part of ``directory``."""
         if left := remove_cgroups(handle.cgroups):
             self.log.warning("control groups could not be removed: %s", ", ".join(left))
+        if (directory / namespaces.HELPER).exists():
+            kill_processes(find_processes(directory))
         self._remove_own(directory)
 
     def fingerprint(self, spec: SandboxSpec) -> dict[str, str]:
@@ -182,6 +184,11 @@ class RunscRuntime(Runtime):
         except RuntimeFailed as error:
             raise explain_restore(error) from error
 
+    def wait_for_claim(self, handle: Handle, directory: Path) -> None:
+        """Freeze it, with what is to give it a folder at hand."""
+        namespaces.start_helper(directory, directory / "log")
+        self.freeze(handle)
+
     def claim(self, handle: Handle, sandbox_id: str, spec: SandboxSpec, directory: Path) -> None:
         """Set its control groups anew, and mount the folder where the sandbox sees it."""
         self._check_limits(spec)
@@ -196,8 +203,12 @@ class RunscRuntime(Runtime):
             raise RuntimeFailed("the sandbox that waits has no process that shows it files")
         maps = namespaces.IdMaps((), (), handle.user, True, True)
         launch = namespaces.Launch([], maps, directory / "stage", plan, join=(*view, f"{CLAIM_DIR}/work"))
-        if namespaces.run(launch, directory / "log", self.start_timeout):
-            raise RuntimeFailed(f"the work folder was not mounted: {namespaces.read_tail(directory / 'log')}")
+        failure = namespaces.ask_helper(launch, directory, self.start_timeout)
+        if failure is None and namespaces.run(launch, directory / "log", self.start_timeout):
+            failure = namespaces.read_tail(directory / "log")
+        if failure:
+            raise RuntimeFailed(f"the work folder was not mounted: {failure}")
+        shutil.rmtree(directory / namespaces.HELPER, ignore_errors=True)
 
     def read_covered(self, directory: Path) -> list[tuple[str, bool]]:
         """Return what the launcher wrote down."""
@@ -348,7 +359,7 @@ class RunscRuntime(Runtime):
         return Handle(self.name, pid, start_time, tuple(found.items()), groups, user)
 
     def _remove_own(self, directory: Path) -> None:
-        for name in ("stage", "bundle", "state", "fs"):
+        for name in ("stage", "bundle", "state", "fs", namespaces.HELPER):
             with contextlib.suppress(OSError):
                 remove_tree(directory / name)
 
