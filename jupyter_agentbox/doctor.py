@@ -49,14 +49,15 @@ def examine(parent: Configurable | None = None, *, runtimes: Sequence[str] = ())
         return [Check("settings", False, str(error), "correct the setting; docs/configuration.md lists them all")]
     names = ", ".join(policy.profile_names())
     found = [Check("settings", True, f"profiles: {names}; runtime: {policy.runtime}")]
-    for name, check in (
+    checks: list[tuple[str, Callable[[], Iterator[Check]]]] = [
         ("state directory", lambda: check_state(policy.state_path)),
         *(("runtime", partial(check_runtime, policy, name)) for name in find_runtimes(policy, runtimes)),
         ("kernelspecs", check_kernelspecs),
         ("server", check_server),
         ("warm starts", lambda: check_warm(policy)),
         ("egress", lambda: check_hosts(policy)),
-    ):
+    ]
+    for name, check in checks:
         found += _safely(name, check)
     return found
 
