@@ -43,6 +43,8 @@ _ENTER = Path(__file__).with_name("docker_enter.py")
 RUNTIME_INTERVAL, PING_INTERVAL = 60.0, 2.0
 #: Seconds that the engine may take to say that it is there.
 PING_TIMEOUT = 2.0
+#: Records of the kernel's log that are read.
+MAX_KERNEL_LOG = 100_000
 
 
 class DockerRuntime(Runtime):
@@ -142,7 +144,8 @@ class DockerRuntime(Runtime):
                 state = found.get("State") or {}
                 self._keep_log(handle.container, directory)
                 words = namespaces.read_tail(directory / "log", 64_000)
-        if handle.container in self._out_of_memory or state.get("OOMKilled"):
+        # The engine misses it at times: the control group is gone before it looks.
+        if handle.container in self._out_of_memory or state.get("OOMKilled") or _was_killed(handle.container):
             return End(
                 Cause.OUT_OF_MEMORY,
                 137,
@@ -335,6 +338,28 @@ class DockerRuncRuntime(DockerRuntime):
 
     def _make_filter(self) -> bytes:
         return docker_config.make_namespace_filter(os.uname().machine)
+
+
+def _was_killed(container: str) -> bool:
+    """Tell whether the kernel's log says that it killed for memory in that container, where this user may read it."""
+    wanted = f"{container},".encode()
+    try:
+        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        for _ in range(MAX_KERNEL_LOG):
+            try:
+                record = os.read(log, 8192)
+            except BrokenPipeError:
+                continue  # what was next is overwritten; the log goes on behind it
+            if b"oom_memcg=" in record and wanted in record.partition(b"oom_memcg=")[2]:
+                return True
+    except OSError:
+        pass  # its end, among others
+    finally:
+        os.close(log)
+    return False
 
 
 def _find_hidden(workspace: Path, spec: SandboxSpec) -> Iterator[tuple[str, bool]]:

@@ -254,9 +254,8 @@ class TestSetup:
         assert find_runtimes(Policy(config=Config({"Policy": {}})), ("docker",)) == ["runsc", "docker"]
 
     def test_plain_containers_need_policys_word(self) -> None:
-        policy = Policy(config=Config({"Policy": {"runtime": "docker-runc"}}))
-        with pytest.raises(InvalidConfig, match="'docker-runc', which Policy.allowed_runtimes lacks"):
-            policy.profile("default")
+        with pytest.raises(InvalidConfig, match=r"'docker-runc', which Policy\.allowed_runtimes lacks"):
+            Policy(config=Config({"Policy": {"runtime": "docker-runc"}}))
 
     def test_settings_that_cannot_be_read_are_left_alone(self, tmp_path: Path) -> None:
         path = tmp_path / "daemon.json"
