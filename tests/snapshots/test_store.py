@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -233,7 +234,7 @@ def test_memory_that_is_kept_is_read_again_unless_it_was_once(tmp_path: Path, mo
         assert (path / "image" / "pages.img").read_bytes() == make_pages(10)
 
 
-def test_what_a_runtime_wrote_as_another_user_is_kept(tmp_path: Path) -> None:
+def test_what_a_runtime_wrote_as_another_user_is_kept() -> None:
     """An ordinary user's runtime writes as one of the user's spare ids, whose files the user can only read."""
     program = textwrap.dedent("""
         import os, sys
@@ -260,11 +261,11 @@ def test_what_a_runtime_wrote_as_another_user_is_kept(tmp_path: Path) -> None:
                 assert (path / "image" / "pages.img").stat().st_uid == os.geteuid()
             store.delete(made.id, "ada")
     """)
-    state = tmp_path / "state"
-    state.mkdir(mode=0o700)
-    for folder in (tmp_path, *(parent for parent in tmp_path.parents if "pytest-" in str(parent))):
-        folder.chmod(0o711)
-    done = subprocess.run([sys.executable, "-c", program, str(state)], capture_output=True, text=True, timeout=60)
+    with tempfile.TemporaryDirectory() as base:  # pytest's own are closed to others
+        os.chmod(base, 0o711)
+        state = Path(base, "state")
+        state.mkdir(mode=0o700)
+        done = subprocess.run([sys.executable, "-c", program, str(state)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
