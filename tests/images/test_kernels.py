@@ -40,7 +40,7 @@ class TestR(jupyter_kernel_test.KernelTests):  # type: ignore[misc]
     language_name = "R"
     file_extension = ".r"
     code_hello_world = "print('hello, world')"
-    code_stderr = "cat('test\\n', file = stderr())"
+    code_stderr = "message('test')"
     completion_samples = ({"text": "zi", "matches": {"zip"}},)
     complete_code_samples = ("1", "print('hello, world')", "f <- function(x) {\n  x * 2\n}")
     incomplete_code_samples = ("print('hello", "f <- function(x) {\n  x * 2")
@@ -63,7 +63,7 @@ class TestDeno(jupyter_kernel_test.KernelTests):  # type: ignore[misc]
     file_extension = ".ts"
     code_hello_world = "console.log('hello, world')"
     code_stderr = "console.error('test')"
-    completion_samples = ({"text": "Deno.readTextFileSy", "matches": {"Deno.readTextFileSync"}},)
+    completion_samples = ({"text": "Deno.readTextFileSy", "matches": {"readTextFileSync"}},)
     complete_code_samples = ("1", "console.log('hello, world')", "function f(x: number) {\n  return x * 2;\n}")
     code_generate_error = "throw new Error('no')"
     code_display_data = (
