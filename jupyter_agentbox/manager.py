@@ -69,8 +69,8 @@ class Listed:
     created : float
         Seconds since the epoch.
     state : str
-        ``running``, ``pooled`` (waits for somebody who starts a kernel), ``orphaned`` (alive, its owner is gone) or
-        ``ended``; ``unknown`` where what runs it does not answer.
+        ``running``, ``parked``, ``pooled`` (waits for somebody who starts a kernel), ``orphaned`` (alive, its owner is
+        gone) or ``ended``; ``unknown`` where what runs it does not answer.
     memory : int
         Bytes; 0 where it is not known.
     """

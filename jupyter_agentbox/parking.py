@@ -18,14 +18,16 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from .errors import AgentboxError, Conflict
+from .manager import Listed
 from .models import SnapshotRequest
+from .policy import Policy
 from .record import KernelRecord, Lock
 from .sandbox import Sandbox
 from .session import Session
 from .sessions import Sessions
 from .slot import KernelSlot, Parked, Restoration
 from .snapshots import Snapshot
-from .snapshotting import Saved, Snapshots, read_saved
+from .snapshotting import Saved, Snapshots, open_store, read_saved
 from .spec import Cause, End, SandboxSpec
 from .tokens import TokenStore
 
@@ -268,6 +270,25 @@ class _ParkedKernel:
             await self.parker.remove(self.snapshot_id, self.owner)
         except AgentboxError as error:
             log.error("what kernel %s was parked as was not removed: %s", self.spec.kernel_id, error)
+
+
+def list_parked(policy: Policy) -> list[Listed]:
+    """Return what lies parked in a state directory, whichever server parked it, oldest first. Blocks."""
+    if not (policy.state_path / "snapshots").is_dir():
+        return []
+    found = []
+    for snapshot in open_store(policy).list():
+        if snapshot.meta.kind == "park":
+            with suppress(AgentboxError):  # of another release
+                record = read_saved(snapshot).record
+                spec, folder = record.spec, str(record.spec.workspace or "")
+                found.append(
+                    Listed(
+                        record.id, spec.profile, spec.kernel_id, spec.owner, record.runtime, folder, record.created,
+                        "parked", 0,
+                    )
+                )  # fmt: skip
+    return found
 
 
 def _check_unused(session: Session) -> None:

@@ -22,6 +22,7 @@ from .errors import AgentboxError, Conflict, Damaged, InvalidRequest, NotAuthori
 from .link import LinkThread, finished
 from .manager import SandboxManager
 from .models import ForkRequest, SandboxInfo, SandboxRequest, SnapshotInfo, SnapshotRequest
+from .policy import Policy
 from .record import Record
 from .registry import Caller
 from .renewal import renew
@@ -76,14 +77,7 @@ class Snapshots:
     def store(self) -> SnapshotStore:
         """Where they are kept; made at first use. Raises InvalidConfig."""
         if self._store is None:
-            policy = self._policy
-            policy.state_path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._store = SnapshotStore(
-                policy.state_path,
-                secret=policy.snapshot_secret(),
-                max_bytes=policy.max_snapshot_bytes,
-                max_count=policy.max_snapshots,
-            )
+            self._store = open_store(self._policy)
         return self._store
 
     # -- taking ----------------------------------------------------------------------------------
@@ -407,6 +401,17 @@ class Saved(msgspec.Struct):
     record: Record
     request: SandboxRequest
     session: SessionRecord | None
+
+
+def open_store(policy: Policy) -> SnapshotStore:
+    """Open the store of a state directory, which is made where it is not there. Raises InvalidConfig."""
+    policy.state_path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return SnapshotStore(
+        policy.state_path,
+        secret=policy.snapshot_secret(),
+        max_bytes=policy.max_snapshot_bytes,
+        max_count=policy.max_snapshots,
+    )
 
 
 def read_saved(snapshot: Snapshot) -> Saved:

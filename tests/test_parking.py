@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -69,6 +70,8 @@ def test_a_parked_kernel_takes_nothing_and_any_message_wakes_it(kernel: KernelCl
     assert len([line for line in env.processes().values() if "jupyter-server" not in line]) == 0
     (listed,) = call(server, "GET", "sandboxes?state=parked")["sandboxes"]
     assert listed["kernels"] == [{"id": kernel.id, "state": "parked"}]
+    table = json.loads(env.run("jupyter-agentbox", "list", "--json").output)
+    assert [(item["kernel_id"], item["state"], item["memory"]) for item in table] == [(kernel.id, "parked", 0)]
     time.sleep(4)  # longer than what the restarter waits between two looks
     assert state_of(kernel) == "idle"
     kernel.interrupt()

@@ -195,6 +195,7 @@ class ListCommand(Command):
         from dataclasses import asdict
 
         from jupyter_agentbox.manager import SandboxManager
+        from jupyter_agentbox.parking import list_parked
         from jupyter_agentbox.policy import Policy
         from jupyter_agentbox.spec import format_size
 
@@ -203,7 +204,7 @@ class ListCommand(Command):
         policy = Policy(parent=self)
         is_there = (policy.state_path / "sandboxes").is_dir()
         manager = SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config) if is_there else None
-        found = manager.list() if manager is not None else []
+        found = [*(manager.list() if manager is not None else []), *list_parked(policy)]
         if self.is_json:
             print(json.dumps([asdict(item) for item in found], indent=2))
             return 0
