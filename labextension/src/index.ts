@@ -8,6 +8,7 @@ import { IStatusBar } from '@jupyterlab/statusbar';
 import { Terminal } from '@jupyterlab/terminal';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { DisposableSet, type IDisposable } from '@lumino/disposable';
+import { Signal } from '@lumino/signaling';
 
 import { Actions, type ActionName, type Tab } from './actions.js';
 import { Banner } from './banner.js';
@@ -158,9 +159,10 @@ const plugin: JupyterFrontEndPlugin<void> = {
       (app.shell.currentChanged ?? tracker.currentChanged).connect(() => {
         item.update();
       });
-      statusBar.registerStatusItem('jupyter-agentbox:status', { item, align: 'left', rank: 20 });
+      const activeStateChanged = new Signal<typeof item, void>(item);
+      statusBar.registerStatusItem('jupyter-agentbox:status', { item, align: 'left', rank: 20, isActive: () => wanted.statusBar, activeStateChanged });
       onSettings.push(() => {
-        item.setHidden(!wanted.statusBar);
+        activeStateChanged.emit();
       });
     }
 

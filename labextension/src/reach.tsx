@@ -1,5 +1,6 @@
 /** What a sandbox may reach, what it has reached and what it was refused. */
 import { Notification } from '@jupyterlab/apputils';
+import { PathExt } from '@jupyterlab/coreutils';
 import * as React from 'react';
 
 import type { AgentboxError } from '../../clients/typescript/src/index.js';
@@ -8,7 +9,7 @@ import { useFetched, useSignal } from './hooks.js';
 import type { Model, Refused } from './model.js';
 import { countHosts } from './rows.js';
 import type { Part } from './view.js';
-import { formatSize, idOf, type Info } from './words.js';
+import { formatSize, idOf, sayShortly, type Info } from './words.js';
 
 /** Let a sandbox reach one more host. Throws where policy does not let the caller. */
 export async function allow(model: Model, info: Info, host: string): Promise<void> {
@@ -47,18 +48,17 @@ export class Notices {
     } catch {
       return; // it ended meanwhile
     }
-    const name = this.actions.name(info);
+    const name = PathExt.basename(this.actions.name(info)).slice(0, 24);
+    const refusal = (text: string): string => trans.__('A program in %1 wanted to reach %2, and was refused.', name, text);
     if (!verdict?.may_allow) {
-      const ask = verdict?.setting
-        ? trans.__('Ask whoever runs this server to allow it (%1).', verdict.setting)
-        : trans.__('Ask whoever runs this server to allow it.');
-      Notification.warning(`${trans.__('A program in %1 wanted to reach %2, and was refused.', name, host)} ${ask}`, {
+      const ask = trans.__('Ask whoever runs this server (%1).', verdict?.setting ?? 'Policy.allowed_hosts');
+      Notification.warning(sayShortly(text => `${refusal(text)} ${ask}`, host), {
         autoClose: false,
         actions: [{ label: trans.__('Show'), callback: () => void this.actions.run('details', info) }]
       });
       return;
     }
-    Notification.warning(trans.__('A program in %1 wanted to reach %2, and was refused.', name, host), {
+    Notification.warning(sayShortly(refusal, host), {
       autoClose: false,
       actions: [
         {

@@ -72,7 +72,7 @@ function View({ id, last, tab, onTab, model, actions }: { id: string; last: Info
       </div>
       <div role="tabpanel" id={`ab-body-${id}`} aria-labelledby={`ab-tab-${id}-${tab}`} tabIndex={0} className="ab-body">
         {info ? (
-          <Body key={info.sandbox_id} info={info} model={model} actions={actions} />
+          <Body key={tab} info={info} model={model} actions={actions} />
         ) : (
           <p className="ab-note">{trans.__('This sandbox has ended. What is not in a snapshot or in your own folder is gone with it.')}</p>
         )}

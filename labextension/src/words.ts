@@ -152,6 +152,12 @@ export function nameOf(info: Info, paths: ReadonlyMap<string, string>, trans: Tr
   return info.kind === 'notebook' ? trans.__('A kernel without a notebook') : info.id;
 }
 
+/** Say a sentence about a host in as many characters as a notice has, be the host's name long: its end tells most. */
+export function sayShortly(say: (host: string) => string, host: string, most = 140): string {
+  const excess = say(host).length - most;
+  return excess <= 0 ? say(host) : say('…' + host.slice(Math.max(0, Math.min(excess + 1, host.length - 12))));
+}
+
 /** Whether all words of a filter are found in what is known of a sandbox. */
 export function fits(info: Info, name: string, filter: string): boolean {
   const text = [name, info.id, info.state, info.profile, info.runtime, info.kind, ...Object.entries(info.labels).flat()].join(' ').toLowerCase();

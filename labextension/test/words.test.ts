@@ -2,7 +2,7 @@ import { strict as assert } from 'node:assert';
 import { test } from 'node:test';
 
 import { countHosts, findDriver, listDeeds, type Row } from '../src/rows.js';
-import { cpuShare, explain, fits, formatAge, formatCpu, formatReach, formatSize, idOf, nameOf, type Info, type Trans } from '../src/words.js';
+import { cpuShare, explain, fits, formatAge, formatCpu, formatReach, formatSize, idOf, nameOf, sayShortly, type Info, type Trans } from '../src/words.js';
 
 const fill = (text: string, values: (string | number)[]): string => text.replace(/%(\d)/g, (_, index: string) => String(values[Number(index) - 1]));
 const trans: Trans = {
@@ -101,4 +101,12 @@ test('an agent drives before a person does', () => {
   assert.deepEqual(findDriver({ ...info, calls: [call] }, true), { kind: 'program', name: 'me', tool: 'run_code', since: 5 });
   const agents = [call, { ...call, token: 'helper' }];
   assert.deepEqual(findDriver({ ...info, calls: agents }, true), { kind: 'agent', name: 'helper', tool: 'run_code', since: 5 });
+});
+
+test('a long host is cut where it tells least', () => {
+  const say = (host: string): string => `${host} was refused`;
+  assert.equal(sayShortly(say, 'a.example'), 'a.example was refused');
+  const cut = sayShortly(say, `${'a'.repeat(200)}.example.org`, 60);
+  assert.equal(cut.length, 60);
+  assert.match(cut, /^…a+\.example\.org was refused$/);
 });
