@@ -122,7 +122,7 @@ def test_a_command_says_what_to_run_where_and_with_what(in_box: Callable[..., No
 def test_root_is_for_profiles_that_have_it(in_box: Callable[..., None]) -> None:
     async def test(box: Box) -> None:
         assert (await box.processes.run(Command("id -u", user="root"))).stdout == b"0\n"
-        result = await box.processes.run(Command("setsid sleep 1000 & echo up; sleep 1000", user="root"), timeout=0.5)
+        result = await box.processes.run(Command("setsid sleep 1000 & echo up; sleep 1000", user="root"), timeout=3.0)
         assert (result.stdout, result.timed_out) == (b"up\n", True)
         assert await gone(box, "sleep")
 
@@ -139,10 +139,10 @@ def test_a_command_out_of_time_gives_what_it_printed_and_takes_all_its_offspring
         lines = f"{offspring} echo partial; sleep 1000", f"echo partial; python3 -c '{hop}' & sleep 1000"
         for line in lines:
             began = time.monotonic()
-            result = await box.processes.run(Command(line), timeout=1.0)
-            assert time.monotonic() - began < 10
+            result = await box.processes.run(Command(line), timeout=4.0)
+            assert time.monotonic() - began < 30
             assert (result.stdout[:8], result.timed_out, result.exit_code) == (b"partial\n", True, 137)
-            assert 1.0 <= result.duration < 10
+            assert 4.0 <= result.duration < 30
             assert await gone(box, "sleep")
             assert await gone(box, "python3")
         # What others started is not touched, and what one leaves behind in time goes on.
@@ -176,7 +176,7 @@ def test_events_come_as_they_happen_and_a_slow_reader_gets_all(in_box: Callable[
                         await asyncio.sleep(0.02)
         assert (total, event) == (10_000_000, Exit(0))
 
-        events = await box.processes.stream(Command("sleep 1 & sleep 1000"), timeout=0.5)
+        events = await box.processes.stream(Command("sleep 1 & sleep 1000"), timeout=3.0)
         assert [event async for event in events] == [Exit(137, 9, timed_out=True)]
 
     in_box(test)

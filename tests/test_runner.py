@@ -243,9 +243,9 @@ def test_interrupt_ends_the_code_and_keeps_the_variables(here: Here) -> None:
 
 def test_a_timeout_interrupts_and_gives_what_there_was(here: Here) -> None:
     async def test() -> None:
-        result = await here.run(LOOP, timeout=1.0)
+        result = await here.run(LOOP, timeout=3.0)
         assert (result.status, result.stdout, result.is_busy) == ("timed_out", "started\n", False)
-        assert 1.0 <= result.duration < 3
+        assert 3.0 <= result.duration < 15
         assert await here.text("print(kept)") == "7\n"
 
     go(test())
