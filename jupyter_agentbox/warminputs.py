@@ -37,7 +37,7 @@ def can_be_warm(spec: SandboxSpec, argv: Sequence[str]) -> bool:
         and prepare_argv(argv) != list(argv)
         and len(json.dumps(dict(spec.env))) <= MAX_ENV
         and not any(mount.is_writable for mount in spec.mounts)
-        and not (getattr(spec, "init", ()) or getattr(spec, "services", ()))
+        and not (spec.init or spec.services)
         and all(getattr(spec.limits, name) <= getattr(spec.warm.limits, name) for name in LIMIT_NAMES)
     )
 

@@ -306,6 +306,7 @@ def test_what_starts_cold(tmp_path: Path) -> None:
     assert not can_be_warm(spec, ["/usr/bin/R", "{connection_file}"])
     assert not can_be_warm(replace(spec, is_root=True), ARGV)
     assert not can_be_warm(replace(spec, driver="relay"), ARGV)
+    assert not can_be_warm(replace(spec, init=("true",)), ARGV)
     assert not can_be_warm(replace(spec, env={"X": "x" * 100_000}), ARGV)
     assert not can_be_warm(replace(spec, limits=replace(spec.limits, processes=10**6)), ARGV)
     assert Place(tmp_path / "off", templates=False).spec().warm is None
