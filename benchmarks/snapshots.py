@@ -3,6 +3,9 @@
 The images are made up, in the proportions of a small kernel's: memory of which some pages change between two snapshots
 and all may lie elsewhere, and a kernel state that changes all over. No sandbox runs. ``--images`` takes real ones
 instead: directories that ``runsc checkpoint -compression none`` wrote, oldest first.
+
+``--live`` measures kernels in sandboxes of a server: for how long a running program stands still, as it sees it itself,
+and what calls take. The exit status is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -10,13 +13,19 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
+import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
+from jupyter_agentbox.client import Client
 from jupyter_agentbox.snapshots import SnapshotMeta, SnapshotStore
+
+from .serving import serving
 
 PAGE = 4096
 MB = 1_000_000
@@ -71,20 +80,107 @@ def run(state: Path, images: list[Path], secret: bytes | None, say: Callable[[st
     say(f"the first one deleted in {time.perf_counter() - started:.3f} s")
 
 
-def main() -> None:
-    """Measure plain and encrypted stores."""
+#: Kernels by name: what they run first, the most seconds that a snapshot may stop them for, and a small change.
+KERNELS = {
+    "plain": ("", 0.2, "small = list(range(1000))"),
+    "pandas": (
+        "import pandas, numpy\nframe = pandas.DataFrame({'a': numpy.arange(100_000), 'b': 0.5})",
+        0.3,
+        "frame.loc[{number}, 'b'] = {number}; small = frame.head(100).describe()",
+    ),
+}
+#: The most that the tenth snapshot may cost, as a share of the first.
+TENTH = 0.1
+WATCH = """
+import threading, time
+longest = 0.0
+def watch():
+    global longest
+    last = time.time()
+    while True:
+        time.sleep(0.002)
+        now = time.time()
+        longest = max(longest, now - last)
+        last = now
+threading.Thread(target=watch, daemon=True).start()
+"""
+
+
+def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Return the seconds that a call takes, and its answer."""
+    started = time.perf_counter()
+    answer = call()
+    return time.perf_counter() - started, answer
+
+
+def measure_live(client: Client, name: str, count: int) -> tuple[str, bool]:
+    """Save, take back and fork one kernel; return the table's row, and whether every target is met."""
+    setup, most, change = KERNELS[name]
+    with client.create() as box:
+        box.run_code(setup + WATCH)
+        taken, pauses, saved = [], [], []
+        for number in range(count):
+            box.run_code(change.format(number=number) + "\nlongest = 0.0")
+            took, snapshot = timed(box.take_snapshot)
+            ran = box.run_code("longest")
+            assert ran.result is not None
+            taken.append(took)
+            pauses.append(float(ran.result.data["text/plain"]))
+            saved.append(snapshot)
+        restored = [timed(lambda: box.restore(saved[-1].id))[0] for _ in range(5)]
+        forked = []
+        for _ in range(5):
+            took, fork = timed(lambda: box.fork(snapshot=saved[-1].id))
+            forked.append(took)
+            fork.delete()
+        for snapshot in saved:
+            client.delete_snapshot(snapshot.id)
+    pause, share = statistics.median(pauses), saved[-1].cost / saved[0].cost
+    is_met = pause <= most and share <= TENTH
+    cells = [
+        name,
+        *(f"{statistics.median(times):.2f} s" for times in (taken, restored, forked)),
+        f"{pause * 1000:.0f} ms ({min(pauses) * 1000:.0f} to {max(pauses) * 1000:.0f})",
+        f"{most * 1000:.0f} ms",
+        f"{saved[0].cost / MB:.1f}, {saved[-1].cost / MB:.1f} MB",
+        f"{share:.0%}",
+        "met" if is_met else "MISSED",
+    ]
+    return f"| {' | '.join(cells)} |", is_met
+
+
+def run_live(count: int) -> bool:
+    """Measure every kernel; whether every target is met."""
+    print("| kernel | snapshot | restore | fork | pause (range) | target | cost of the first and last | share | |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    are_met = True
+    with tempfile.TemporaryDirectory(prefix="ab") as base, serving(Path(base)) as served:
+        with Client(served.url, served.token) as client:
+            for name in KERNELS:
+                row, is_met = measure_live(client, name, count)
+                print(row, flush=True)
+                are_met &= is_met
+    return are_met
+
+
+def main() -> int:
+    """Measure plain and encrypted stores, or live kernels."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--count", type=int, default=10)
     parser.add_argument("--size", type=int, default=50, help="of the memory, in MB")
     parser.add_argument("--changed", type=float, default=0.02, help="share of the pages that change in between")
     parser.add_argument("--images", type=Path, nargs="*", help="directories of real images, oldest first")
+    parser.add_argument("--live", action="store_true", help="measure kernels in sandboxes instead")
     options = parser.parse_args()
+    if options.live:
+        return 0 if run_live(options.count) else 1
     with tempfile.TemporaryDirectory(dir=".", prefix="bench-") as base:
         images = options.images or make_images(Path(base), options.count, options.size * MB, options.changed)
         for name, secret in (("plain", None), ("encrypted", bytes(32))):
             print(f"{name}\n  # kind   size MB  cost MB commit s layout s unread s")
             run(Path(base) / name, images, secret, print)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
