@@ -257,6 +257,7 @@ class Server:
         self.http.close()
         for connection in self.sockets:
             connection.close()
+            connection.shutdown()  # close() does nothing after the server's close frame
         if self.process.poll() is None:
             self.process.send_signal(signum)
         try:
@@ -379,3 +380,4 @@ class KernelClient:
         """End the kernel and hang up."""
         self.server.call("DELETE", f"api/kernels/{self.id}")
         self.socket.close()
+        self.socket.shutdown()

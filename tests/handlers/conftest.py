@@ -106,8 +106,10 @@ def server(has_runsc: None, tmp_path_factory: pytest.TempPathFactory, exchange: 
 
 
 @pytest.fixture(scope="session")
-def api(server: Server) -> Api:
-    return Api(server)
+def api(server: Server) -> Iterator[Api]:
+    made = Api(server)
+    yield made
+    made.http.close()
 
 
 Make = Callable[..., str]
