@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_agentbox.errors import InvalidRequest, RuntimeUnavailable
+from jupyter_agentbox.guest.processes import _FIRST_MARK as FIRST_MARK
 from jupyter_agentbox.spec import GUEST_DIR, HOME, MIB, WORKSPACE, Limits, SandboxSpec
 
 from . import cgroups, oci
@@ -34,6 +35,8 @@ CAPABILITIES = {
 }  # fmt: skip
 #: What the container's root needs to make the guest's user namespace; nothing inside has it afterwards.
 CONTAINER_CAPABILITIES = ("SETGID", "SETUID")
+#: Groups by which the guest finds what a command has started; they own nothing anywhere.
+MARKS = (FIRST_MARK, FIRST_MARK, 1 << 24)
 #: Open files where Linux counts them: every engine has as many.
 MAX_PLAIN_FILES = 4096
 #: Docker writes these itself, unless something is mounted there.
@@ -293,7 +296,7 @@ def make_container(
     guest = {"lease": spec.lease_timeout, "uid": maps.user, "gid": maps.user, "home": HOME, "rlimits": rlimits}
     settings = {
         "uid_map": _map_text(maps.uids),
-        "gid_map": _map_text(maps.gids),
+        "gid_map": _map_text([*maps.gids, MARKS]),
         "capabilities": [CAPABILITIES[name] for name in oci.GUEST_CAPABILITIES],
         "folders": [(f"{HOME}/.cache", 0o755, maps.user), ("/tmp/.X11-unix", 0o1777, 0)],
         "layers": list(layers) if is_isolated else [],  # Linux itself has it in no user namespace of every machine

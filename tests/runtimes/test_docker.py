@@ -266,6 +266,7 @@ class TestSetup:
             assert path.read_text() == text
 
 
+@pytest.mark.timeout(300)
 class TestEndToEnd:
     """Jupyter on the runtime, through its public faces."""
 
@@ -298,6 +299,8 @@ class TestEndToEnd:
             assert (made["state"], made["runtime"], made["isolation"]) == ("running", "docker", "gvisor")
             path = "api/agentbox/sandboxes/one"
             server.call("POST", f"{path}/code", {"code": "x = 41"})
+            ran = server.call("POST", f"{path}/exec", {"command": "id -u; cd /tmp && touch there && ls there"})
+            assert (ran["stdout"], ran["exit_code"]) == ("1000\nthere\n", 0)
             refused = server.http.post(server.url(f"{path}/snapshots"), json={}, timeout=30)
             assert "keeps no snapshots" in refused.text
             dockerd.signal(signal.SIGSTOP)
