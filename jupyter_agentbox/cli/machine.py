@@ -166,21 +166,6 @@ class KernelspecCommand(Command):
             print(f"installed {made}")
         return 0
 
-    def _run_for_image(self, state: Path) -> int:
-        from jupyter_agentbox import kernelspecs
-        from jupyter_agentbox.images import ImageStore
-
-        image = ImageStore(state).get(self.image)
-        wanted = self.extra_args or [entry.name for entry in image.kernels]
-        entries = [entry for entry in image.kernels if entry.name in wanted]
-        if len(entries) != len(wanted) or (self.twin and len(entries) != 1):
-            known = ", ".join(entry.name for entry in image.kernels) or "none"
-            raise AgentboxError(f"name kernels of image {image.name}, one of them with --name; there are: {known}")
-        for entry in entries:
-            made = kernelspecs.install_for_image(image.name, entry, name=self.twin or None, prefix=self.prefix or None)
-            print(f"installed {made}")
-        return 0
-
 
 class ListCommand(Command):
     """List the sandboxes of this user, whichever process owns them."""

@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from jupyter_agentbox.errors import RuntimeUnavailable
+from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
 
 from . import dress, tree
 from .commands import Tell, find_program, make_environment, piped
@@ -27,6 +27,7 @@ _VENDORS = ("Debian", "Ubuntu")
 _LEFT_OUT = ("man", "doc", "info", "locale", "lintian", "linda", "gnome", "help")
 #: Seconds that all of a build's parts may take, each.
 TIMEOUT = 3600.0
+_APT_TIMEOUT = 300.0
 
 
 def default_cache() -> Path:
@@ -140,9 +141,17 @@ def find_sources(release: str) -> list[str]:
     """
     format = "$(ORIGIN)|$(CODENAME)|deb $(REPO_URI) $(RELEASE) $(COMPONENT)"
     command = [find_program("apt-get", "it comes with Debian"), "indextargets", "--format", format]
-    answer = subprocess.run(
-        [*command, "Created-By: Packages"], capture_output=True, text=True, timeout=60, env=make_environment()
-    )
+    try:
+        answer = subprocess.run(
+            [*command, "Created-By: Packages"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_APT_TIMEOUT,
+            env=make_environment(),
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeFailed(f"apt-get did not tell its sources within {_APT_TIMEOUT:g} s") from None
     rows = [line.split("|", 2) for line in answer.stdout.splitlines() if line.count("|") >= 2]
     found = {
         line
