@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+from jupyter_core.paths import jupyter_path
 from msgspec import Meta
 
 from jupyter_agentbox.errors import InvalidRequest, NotFound
@@ -15,6 +17,8 @@ from jupyter_agentbox.errors import InvalidRequest, NotFound
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 ADDRESS = r"^[0-9a-f]{64}$"
 _NAME = re.compile(NAME)
+#: Where the wheel puts recipes, beneath ``share/jupyter``.
+_RECIPES = "agentbox-recipes"
 #: Bytes of a recipe and of a description.
 MAX_TEXT = 1 << 20
 #: Recipes that one may be made from, in a row.
@@ -175,9 +179,10 @@ class Image(msgspec.Struct, frozen=True):
 
 
 def recipe_directory() -> Path:
-    """Return where the recipes are that come with the package."""
-    installed = Path(__file__).parents[1] / "recipes"
-    return installed if installed.is_dir() else Path(__file__).parents[2] / "images"
+    """Return where the recipes are that come with the package: of its source, or what its wheel has installed."""
+    source = Path(__file__).parents[2] / "images"
+    places = [source, Path(sys.prefix, "share", "jupyter", _RECIPES), *map(Path, jupyter_path(_RECIPES))]
+    return next((place for place in places if (place / "base.toml").is_file()), source)
 
 
 def list_recipes() -> list[str]:
