@@ -43,9 +43,9 @@ class Dockerd:
         """Start it and wait until it answers."""
         assert self.program is not None
         with (self.base / "log").open("ab") as log:
-            # What it mounts is seen by nobody else, and is gone with it.
+            # What it mounts is seen by nobody else, and is gone with it; and it does not outlive these tests.
             self.process = subprocess.Popen(
-                ["unshare", "--mount", "--propagation", "private", self.program,
+                ["unshare", "--mount", "--propagation", "private", "setpriv", "--pdeathsig", "TERM", self.program,
                  f"--config-file={self.base}/daemon.json", f"--data-root={self.base}/data",
                  f"--exec-root={self.base}/exec", f"--pidfile={self.base}/pid", f"--host={self.host}",
                  "--iptables=false", "--bridge=none", "--log-level=warn"],
