@@ -96,12 +96,11 @@ const plugin: JupyterFrontEndPlugin<void> = {
       content.title.closable = true;
       const title = trans.__('In the sandbox of %1', actions.name(info));
       content.title.label = title;
-      // The widget puts a label of its own there once it is connected.
-      const keep = (): void => {
-        content.title.label = title;
-      };
-      connection.connectionStatusChanged.connect(() => {
-        setTimeout(keep);
+      // The widget puts a label of its own there once it is ready.
+      content.title.changed.connect(() => {
+        if (content.title.label !== title) {
+          content.title.label = title;
+        }
       });
       app.shell.add(widget, 'main', { mode: 'split-bottom' });
       app.shell.activateById(widget.id);

@@ -7,6 +7,8 @@ import type { Model } from './model.js';
 /** Milliseconds before a connection that broke is made again, and how often. */
 const RETRY = 1000;
 const MAX_RETRIES = 5;
+/** Code of a close that the server did not send: the network failed. */
+const ABNORMAL = 1006;
 
 export class SandboxTerminal implements Terminal.ITerminalConnection {
   readonly disposed = new Signal<this, void>(this);
@@ -16,6 +18,7 @@ export class SandboxTerminal implements Terminal.ITerminalConnection {
   readonly model: Terminal.IModel;
   readonly serverSettings: ServerConnection.ISettings;
 
+  private readonly _within: string | null | undefined;
   private _socket: WebSocket | null = null;
   private _status: Terminal.ConnectionStatus = 'connecting';
   private _isDisposed = false;
@@ -32,6 +35,7 @@ export class SandboxTerminal implements Terminal.ITerminalConnection {
     this.model = { name };
     this.messageReceived = this._received;
     this.serverSettings = agentbox.services.serverSettings;
+    this._within = agentbox.find(sandbox)?.sandbox_id;
     this._connect();
   }
 
@@ -99,15 +103,17 @@ export class SandboxTerminal implements Terminal.ITerminalConnection {
         this._received.emit({ type: 'stdout', content: [this._decoder.decode(event.data, { stream: true })] });
       }
     };
-    socket.onclose = () => {
+    socket.onclose = event => {
       if (socket !== this._socket || this._isDisposed) {
         return;
       }
       this._setStatus('disconnected');
+      // What the server closed is over, and so is what was in a sandbox that is no more.
+      this._isOver ||= event.code !== ABNORMAL;
       if (!this._isOver && this._retries < MAX_RETRIES) {
         this._retries += 1;
         setTimeout(() => {
-          if (!this._isDisposed && socket === this._socket) {
+          if (!this._isDisposed && socket === this._socket && this.agentbox.find(this.sandbox)?.sandbox_id === this._within) {
             this._connect();
           }
         }, RETRY * this._retries);

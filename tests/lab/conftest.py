@@ -199,6 +199,14 @@ class Lab:
         panel.wait_for()
         return panel
 
+    def open_row(self, name: str) -> Locator:
+        """Open the actions of a row of the side panel; return the row."""
+        row = self.show_sandboxes().get_by_role("listitem").filter(has_text=name).first
+        head = row.locator(".ab-row-head")
+        if head.get_attribute("aria-expanded") == "false":
+            head.click()
+        return row
+
     def show_view(self, tab: str) -> Locator:
         """Open a part of the view of the notebook's sandbox; return the view."""
         view = self.page.locator(".ab-view")

@@ -119,9 +119,7 @@ def test_files_and_a_terminal(lab: Lab, tmp_path: Path) -> None:
     assert (lab.server.env.work / "drop.txt").read_text() == "dropped"
     lab.check_access(".ab-view")
     lab.shoot("files")
-    panel = lab.show_sandboxes()
-    panel.get_by_role("button", name="boxed.ipynb").click()
-    lab.press("Terminal", within=panel)
+    lab.press("Terminal", within=lab.open_row("boxed.ipynb"))
     screen = lab.page.locator(".jp-Terminal .xterm-screen")
     screen.click()
     lab.page.keyboard.type("dmesg | grep -c gVisor > in-terminal.txt\n")
@@ -130,7 +128,6 @@ def test_files_and_a_terminal(lab: Lab, tmp_path: Path) -> None:
     assert int(made.read_text()) > 0
     lab.shoot("terminal")
     lab.page.locator(".lm-TabBar-tab", has_text="In the sandbox of").locator(".lm-TabBar-tabCloseIcon").click()
-    panel.get_by_role("button", name="boxed.ipynb").click()
     lab.check_console()
 
 
@@ -188,8 +185,7 @@ def test_the_side_panel(lab: Lab) -> None:
     lab.answer("Stop")
     expect(row).to_have_count(0)
     kernel = lab.kernel_of("boxed.ipynb")
-    mine = panel.get_by_role("listitem").filter(has_text="boxed.ipynb").first
-    mine.locator(".ab-row-head").click()
+    mine = lab.open_row("boxed.ipynb")
     before = lab.api("GET", f"/sandboxes/{kernel}")["sandbox_id"]
     lab.press("Restart", within=mine)
     lab.answer("Restart")
@@ -294,10 +290,7 @@ def test_every_theme_and_a_narrow_screen(lab: Lab, theme: str) -> None:
     lab.page.locator(".lm-Menu-item").get_by_text(theme, exact=True).click()
     expect(lab.page.locator("body")).to_have_attribute("data-jp-theme-name", theme)
     name = theme.removeprefix("JupyterLab ").lower().replace(" ", "-")
-    panel = lab.show_sandboxes()
-    row = panel.locator(".ab-row-head", has_text="boxed.ipynb").first
-    if row.get_attribute("aria-expanded") == "false":
-        row.click()
+    lab.open_row("boxed.ipynb")
     for width in (1280, 800):
         lab.page.set_viewport_size({"width": width, "height": 800})
         for tab in ("What it reaches", "Snapshots", "Files", "Who does what"):
