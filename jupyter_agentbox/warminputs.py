@@ -95,7 +95,8 @@ def find_inputs(spec: SandboxSpec, argv: Sequence[str], fingerprint: Mapping[str
     assert spec.warm is not None
     values = {
         "code": _hash_code(),
-        "argv": list(argv),
+        # "python" and "python3" of one environment are the same.
+        "argv": [os.path.dirname(argv[0]), os.path.realpath(argv[0]), *argv[1:]],
         "env": early_environment(spec),
         "limits": vars(spec.warm.limits),
         "preload": spec.warm.preload,

@@ -284,6 +284,11 @@ def test_the_key_follows_what_is_in_memory_and_nothing_else(tmp_path: Path) -> N
         place.spec(memory="300 MiB", allowed_hosts=[]),
     ):
         assert key(same) == first
+    for name in ("python", "python3"):
+        (tmp_path / name).symlink_to(sys.executable)
+    assert (
+        key(spec, [str(tmp_path / "python"), *ARGV[1:]]) == key(spec, [str(tmp_path / "python3"), *ARGV[1:]]) != first
+    )
     assert "SECRET" not in waiting_spec(spec, lease=1.0).env
     assert waiting_spec(spec, lease=1.0).grant.hosts == ()
     assert spec.warm is not None
