@@ -56,6 +56,18 @@ class TestDockerEscapes(EscapeContract):
         return DockerRuntime(host=dockerd.host, state_dir=str(state_dir), guest_dir=str(STANDIN))
 
 
+def look(runtime: DockerRuntime, box: Box, *, is_reachable: bool) -> float:
+    """Measure until the engine is found there or away; return the longest time that one look took, in seconds."""
+    longest, deadline = 0.0, time.monotonic() + 20
+    while runtime.is_reachable() is not is_reachable:
+        assert time.monotonic() < deadline
+        runtime._pinged = 0.0  # or else what was found is believed for a while
+        started = time.monotonic()
+        assert runtime.usage(box.handle, box.directory).memory > 0
+        longest = max(longest, time.monotonic() - started)
+    return longest
+
+
 class TestEngine:
     """What is asked of the engine, and what happens when it fails."""
 
@@ -105,11 +117,7 @@ class TestEngine:
         assert runtime.is_reachable()
         dockerd.signal(signal.SIGSTOP)
         try:
-            runtime._pinged = 0.0  # or else it is believed for a while
-            started = time.monotonic()
-            assert runtime.usage(box.handle, box.directory).memory > 0
-            assert time.monotonic() - started < 5
-            assert not runtime.is_reachable()
+            assert look(runtime, box, is_reachable=False) < 10
             assert runtime.is_alive(box.handle)
             assert box.run("echo fine") == "fine\n"
             hasty = DockerRuntime(host=dockerd.host, engine_timeout=1.0, start_timeout=1.0)
@@ -118,9 +126,7 @@ class TestEngine:
             assert [check.is_ok for check in hasty.check()] == [False]
         finally:
             dockerd.signal(signal.SIGCONT)
-        runtime._pinged = 0.0
-        runtime.usage(box.handle, box.directory)
-        assert runtime.is_reachable()
+        look(runtime, box, is_reachable=True)
 
     def test_sandboxes_outlive_an_engine_that_is_restarted(
         self, runtime: DockerRuntime, box: Box, dockerd: Dockerd, tmp_path: Path
