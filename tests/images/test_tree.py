@@ -180,7 +180,9 @@ def test_a_name_of_a_gigabyte_is_not_read(unpack: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"nothing of the kind", gzip.compress(b"x" * 2000), make_tar(*SYSTEM).getvalue()[:1800]]
+    "data",
+    [b"", b"nothing of the kind", gzip.compress(b"x" * 2000), make_tar(*SYSTEM).getvalue()[:1800]],
+    ids=["empty", "text", "no archive in gzip", "cut off"],
 )
 def test_what_is_no_archive_is_damaged(unpack: Callable[..., Path], data: bytes) -> None:
     with pytest.raises(Damaged):
