@@ -153,9 +153,10 @@ import os, subprocess
 print(os.path.getsize(".env"), os.listdir(".git"))
 for command in ("mv .git x", "mv .env x", "rm .env", "echo x > .env", "rmdir .git", "touch .git/x"):
     print(subprocess.run(command, shell=True, capture_output=True).returncode != 0, end=" ")
+print(os.path.lexists("/run/agentbox/claim/work/.env"))
 open("new.txt", "w").write("here")
 """
-            assert (await talks[0].say(hidden)).split() == ["0", "[]", *["True"] * 6]
+            assert (await talks[0].say(hidden)).split() == ["0", "[]", *["True"] * 6, "False"]
             assert (secret / ".git" / "config").read_text() == "secret"
             assert (secret / "new.txt").read_text() == "here"
             assert not (other / "new.txt").exists()

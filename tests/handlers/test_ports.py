@@ -143,11 +143,6 @@ def test_only_listed_ports_and_only_one_who_may(api: Api, app: str) -> None:
     assert api.ok("GET", "/sandboxes/ports")["ports"] == [7001, 7999]
 
 
-def test_an_image_is_refused_by_its_name(api: Api) -> None:
-    error = api.fails(400, "POST", "/sandboxes", {"image": "debian"})
-    assert (error["field"], "image" in error["message"]) == ("image", True)
-
-
 def test_a_scoped_token_needs_execute_and_reaches_its_own_sandbox(api: Api, app: str) -> None:
     for verbs, status in ((["execute"], 207), (["read", "write"], 403)):
         token = api.ok("POST", "/sandboxes/ports/tokens", {"verbs": verbs})["token"]
