@@ -104,11 +104,21 @@ def kernel_gateway(env: Env, book: Path) -> str:
         return over_websocket(server.kernel(path=book.name), book)
 
 
+#: The console opens pictures with whatever program the machine has for them.
+KEEP_PICTURES = [
+    f"--ZMQTerminalInteractiveShell.{name}"
+    for name in (
+        "image_handler=tempfile",
+        *(f"tempfile_image_handler={word}" for word in ("cp", "{file}", "shown.png")),
+    )
+]
+
+
 def console(env: Env, book: Path) -> str:
     """Type the cells into a real terminal."""
     child = pexpect.spawn(
         str(BIN / "jupyter-console"),
-        ["--simple-prompt", "--kernel", KERNEL],
+        ["--simple-prompt", "--kernel", KERNEL, *KEEP_PICTURES],
         cwd=str(book.parent),
         env={**env.variables, "TERM": "dumb"},  # type: ignore[arg-type]
         encoding="utf-8",
@@ -127,6 +137,9 @@ def console(env: Env, book: Path) -> str:
         child.expect(pexpect.EOF)
     finally:
         child.close(force=True)
+    shown = book.parent / "shown.png"
+    if shown.exists() and shown.read_bytes().startswith(b"\x89PNG"):
+        text.insert(0, "<image/png>")
     return "\n".join(text)
 
 
