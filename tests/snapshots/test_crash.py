@@ -162,7 +162,7 @@ def test_what_somebody_counts_on_is_on_the_disk_before_it_has_a_name(
         if snapshot is made:
             expected.add(owner / "packs" / made.id)
         else:
-            expected |= {folder / "image" / name for name in ("pages.img", "pages_meta.img", "checkpoint.img")}
+            expected |= {folder / "packed" / name for name in ("", "pages.img", "pages_meta.img", "checkpoint.img")}
         upto = synced.index(owner / "snapshots")
         assert expected <= set(synced[:upto]), expected - set(synced[:upto])
         del synced[: upto + 1]
