@@ -17,7 +17,6 @@ CELLS = [
     "import matplotlib.pyplot as plt\nplt.plot([1, 2, 3])\nplt.show()",
     "import ipywidgets\nipywidgets.IntSlider(value=3)",
     "%pip install -q --no-cache-dir peppercorn\nimport peppercorn\nprint('from a wheel', peppercorn.__name__)",
-    "%pip install -q --no-cache-dir docopt\nimport docopt\nprint('from an sdist', docopt.__name__)",
     "import urllib.request\n"
     "try:\n    urllib.request.urlopen('https://not-listed.example/', timeout=20)\n"
     "except OSError as error:\n    print('refused:', error)",
