@@ -261,9 +261,7 @@ def test_a_runtime_that_hangs_hangs_nobody_else(agentbox_env: Env) -> None:
     agentbox_env.configure({"RunscRuntime": {"runsc": str(stuck), "start_timeout": 6.0}})
     with agentbox_env.server("lab") as server:
         with ThreadPoolExecutor(1) as pool:
-            start = pool.submit(
-                server.http.post, server.url("api/kernels"), json={"name": KERNEL}, timeout=60
-            )
+            start = pool.submit(server.http.post, server.url("api/kernels"), json={"name": KERNEL}, timeout=60)
             time.sleep(2)
             assert not start.done()
             for _ in range(5):
