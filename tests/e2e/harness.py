@@ -157,7 +157,9 @@ class Env:
         """Return what is left of sandboxes: directories, processes, mounts, sockets."""
         left = [f"directory {path}" for path in (self.state_dir / "sandboxes").glob("*")]
         left += [f"process {pid}: {line[:200]}" for pid, line in self.processes().items()]
-        left += [f"control group {path}" for path in Path("/sys/fs/cgroup").rglob("agentbox-*") if self.owns(path.name)]
+        # Others' groups come and go meanwhile, which os.walk bears.
+        groups = [f"{top}/{name}" for top, names, _ in os.walk("/sys/fs/cgroup") for name in names]
+        left += [f"control group {path}" for path in groups if self.owns(path.rpartition("/")[2])]
         mounts = Path("/proc/self/mounts").read_text()
         left += [f"mount {line}" for line in mounts.splitlines() if str(self.base) in line]
         left += [f"socket {path}" for path in self.runtime.rglob("*") if path.is_socket()]
@@ -166,7 +168,8 @@ class Env:
     def owns(self, name: str) -> bool:
         """Whether a control group is of a sandbox of this environment, which its audit log knows."""
         log = self.state_dir / "audit.sqlite"
-        return log.exists() and name.removeprefix("agentbox-").encode() in log.read_bytes()
+        sandbox = name.removeprefix("agentbox-")
+        return sandbox != name and log.exists() and sandbox.encode() in log.read_bytes()
 
     def assert_clean(self, timeout: float = 2 * LEASE + 60) -> None:
         """Fail if anything of a sandbox is left when the lease is over."""
