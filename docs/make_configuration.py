@@ -99,7 +99,7 @@ KEYS = {
     "image": "name of an image, or `name@address`; see [images](images.md)",
     "python": "a Python environment of the host's, absolute, shown read-only; needs ipykernel in it",
     "init": "lines for the shell that run before the first kernel",
-    "services": "name to a line for the shell, or to `{\"line\": ..., \"ready\": ..., \"timeout\": seconds}`",
+    "services": 'name to a line for the shell, or to `{"line": ..., "ready": ..., "timeout": seconds}`',
     "preload": "modules that kernels started ahead have imported",
     "pool_size": "kernels of it that a server has waiting; see `Policy.pool_size`",
 }

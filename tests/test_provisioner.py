@@ -385,9 +385,7 @@ async def test_a_kernel_starts_whatever_the_folder(make: Any, folder: Path, kind
         assert listed == f"/workspace {[] if kind == 'missing' else ['data.csv']}\n"
 
 
-async def test_a_program_in_the_home_directory_gets_a_private_folder(
-    make: Any, folder: Path, monkeypatch: Any
-) -> None:
+async def test_a_program_in_the_home_directory_gets_a_private_folder(make: Any, folder: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.chdir(folder)
     async with running(make()) as client:
