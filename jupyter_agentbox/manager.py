@@ -25,7 +25,7 @@ from .egress.gate import OnRefusal
 from .errors import InvalidRequest, NotFound, RuntimeUnavailable
 from .link import LinkThread
 from .preparation import prepare
-from .record import Record, is_owned
+from .record import KernelRecord, Record, is_owned
 from .runtimes import Handle, Runtime
 from .sandbox import Sandbox
 from .spec import Cause, End, SandboxSpec
@@ -237,9 +237,7 @@ class SandboxManager:
         record.kernels, record.processes, record.link = list(then.kernels), list(then.processes), then.link
         record.started_kernels = then.started_kernels
         if claim is not None:
-            record.kernels = [
-                replace(k, key=claim.key, signature_scheme=claim.signature_scheme) for k in record.kernels
-            ]
+            record.kernels = _claimed(record.kernels, claim)
         return await self._start(record, inherit, on_refusal, saved, claim)
 
     async def claim(
@@ -267,7 +265,7 @@ class SandboxManager:
         RuntimeFailed
             Somebody else has it, or it has ended, or it ended as it could not be claimed.
         """
-        kernels = [replace(k, key=claim.key, signature_scheme=claim.signature_scheme) for k in record.kernels]
+        kernels = _claimed(record.kernels, claim)
         record = replace(record, spec=spec, kernels=kernels, lease_timeout=spec.lease_timeout, created=time.time())
         sandbox = Sandbox(record, self._directory(record.id), self.runtime, self.audit, on_refusal)
         self.sandboxes[record.id] = sandbox
@@ -378,3 +376,8 @@ class SandboxManager:
             return self.sandboxes[sandbox_id]
         except KeyError:
             raise InvalidRequest(f"this process owns no sandbox {sandbox_id!r}", field="id") from None
+
+
+def _claimed(kernels: list[KernelRecord], claim: Claim) -> list[KernelRecord]:
+    """Return the kernels under their claimer's key."""
+    return [replace(kernel, key=claim.key, signature_scheme=claim.signature_scheme) for kernel in kernels]
