@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import jupyter_kernel_test
+import conformance
 import pytest
 
 from jupyter_agentbox.kernelspecs import install_own
@@ -27,7 +27,7 @@ def isolated(has_runsc: None) -> Iterator[None]:
         assert list(Path(name, "data", "agentbox", "sandboxes").glob("*")) == []
 
 
-class TestSandboxedPython(jupyter_kernel_test.KernelTests):  # type: ignore[misc]
+class TestSandboxedPython(conformance.KernelTests):
     """Every group of the suite that says something about Python."""
 
     kernel_name = "agentbox"

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import jupyter_kernel_test
+import conformance
 import pytest
 
 from jupyter_agentbox.kernelspecs import install_for_image
@@ -33,7 +33,7 @@ def isolated(built: Built) -> Iterator[None]:
         assert list(Path(name, "data", "agentbox", "sandboxes").glob("*")) == []
 
 
-class TestR(jupyter_kernel_test.KernelTests):  # type: ignore[misc]
+class TestR(conformance.KernelTests):
     """IRkernel sends what a cell comes to as a display, and has no history."""
 
     kernel_name = "agentbox-r"
@@ -55,7 +55,7 @@ class TestR(jupyter_kernel_test.KernelTests):  # type: ignore[misc]
     code_clear_output = "IRdisplay::clear_output()"
 
 
-class TestDeno(jupyter_kernel_test.KernelTests):  # type: ignore[misc]
+class TestDeno(conformance.KernelTests):
     """Deno's kernel has neither history nor a pager."""
 
     kernel_name = "agentbox-deno"
@@ -72,7 +72,7 @@ class TestDeno(jupyter_kernel_test.KernelTests):  # type: ignore[misc]
     )  # fmt: skip
 
 
-class TestBash(jupyter_kernel_test.KernelTests):  # type: ignore[misc]
+class TestBash(conformance.KernelTests):
     """bash_kernel has no results, displays or pager."""
 
     kernel_name = "agentbox-bash"

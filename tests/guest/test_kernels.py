@@ -1,0 +1,112 @@
+"""The guest's connections to a kernel's sockets: in which order what comes in on several of them goes to the host."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_agentbox.guest import kernels, zmtp
+from jupyter_agentbox.guest.framing import INITIAL_CREDIT
+from jupyter_agentbox.guest.kernels import Channel
+
+
+class Hand:
+    """Stands for the loop: what is ready is called by the test, in the order that it chooses."""
+
+    def __init__(self) -> None:
+        self.watched: dict[int, tuple[Callable[[], object] | None, Callable[[], object] | None]] = {}
+
+    def watch(self, fd: int, on_readable: Any = None, on_writable: Any = None) -> None:
+        self.watched[fd] = (on_readable, on_writable)
+
+    def later(self, delay: float, callback: Callable[[], object]) -> None:
+        raise AssertionError("the kernel is there at once")
+
+    def fire(self, channel: Channel) -> None:
+        sock = channel._sock
+        assert sock is not None
+        on_readable, _ = self.watched[sock.fileno()]
+        assert on_readable is not None
+        on_readable()
+
+
+class Owner:
+    """Stands for the host's end of one channel, and writes down what comes on all of them."""
+
+    def __init__(self, name: str, heard: list[tuple[str, bytes]]) -> None:
+        self.name, self.heard = name, heard
+        self.header = {"window": 0}
+        self.credit = self.credit_given = INITIAL_CREDIT
+        self.on_credit: Callable[[], object] = lambda: None
+
+    def write(self, data: bytes) -> None:
+        self.heard.append((self.name, data))
+
+
+class Kernel:
+    """A kernel's listening sockets, and the guest's channels to them."""
+
+    is_running = True
+
+    def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
+        self.loop = Hand()
+        self.heard: list[tuple[str, bytes]] = []
+        self.ends: dict[str, socket.socket] = {}
+        self.channels: dict[str, Channel] = {}
+        kept: dict[int, Any] = {}
+        for name in names:
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(folder / name))
+                listener.listen()
+                channel = Channel(self.loop, self, name, str(folder / name))  # type: ignore[arg-type]
+                self.channels[name] = channel
+                ((_, (_, on_writable)),) = self.loop.watched.items()
+                assert on_writable is not None
+                on_writable()
+                self.ends[name] = listener.accept()[0]
+            self.ends[name].sendall(zmtp.greeting() + zmtp.ready(b"PUB" if name == "iopub" else b"ROUTER"))
+            deadline = time.monotonic() + 60
+            while channel._sock is None:
+                assert time.monotonic() < deadline
+                ((_, (on_readable, _)),) = self.loop.watched.items()
+                assert on_readable is not None
+                on_readable()
+            channel.attach(Owner(name, self.heard))  # type: ignore[arg-type]
+            kept |= self.loop.watched
+            self.loop.watched = {}
+        self.loop.watched = kept
+
+    def connected(self, channel: Channel) -> None:
+        pass
+
+    def close(self) -> None:
+        for channel in self.channels.values():
+            assert channel._sock is not None
+            channel._sock.close()
+        for end in self.ends.values():
+            end.close()
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Iterator[Kernel]:
+    made = Kernel(tmp_path, ("shell", "iopub"))
+    yield made
+    made.close()
+
+
+def test_a_reply_does_not_overtake_what_was_put_out_before_it(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_READ_SIZE", 1000)  # so that several reads are needed
+    said = [zmtp.encode([b"stream", text * 10_000]) for text in (b"1", b"2")]
+    reply = zmtp.encode([b"client", b"reply"])
+    for message in said:
+        kernel.ends["iopub"].sendall(message)
+    kernel.ends["shell"].sendall(reply)
+    kernel.loop.fire(kernel.channels["shell"])
+    assert kernel.heard == [("iopub", said[0]), ("iopub", said[1]), ("shell", reply)]
+    kernel.loop.fire(kernel.channels["iopub"])
+    assert len(kernel.heard) == 3
