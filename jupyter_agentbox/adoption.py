@@ -27,6 +27,7 @@ from .policy import Policy
 from .record import Lock
 from .runtimes import Handle
 from .slot import KernelSlot, Restoration
+from .sweep import ensure_sweeper, has_left
 
 #: Seconds that a server's start waits for the kernels it takes back.
 TIMEOUT = 30.0
@@ -79,6 +80,8 @@ async def take_back(server: ServerApp, policy: Policy, parker: Parker) -> list[s
             await parker.sessions.on_thread(item.woken(slot.sandbox))
     # Where a restore was cut off there are two of an id. One has been taken; the other must never be.
     await asyncio.to_thread(_end_twins, manager, {kernel_id for kernel_id in found if kernel_id is not None})
+    if await asyncio.to_thread(has_left, policy.state_path):
+        await asyncio.to_thread(ensure_sweeper, policy.state_path)  # for what nobody takes back
     return [kernel_id for kernel_id in found if kernel_id is not None]
 
 

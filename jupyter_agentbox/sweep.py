@@ -7,6 +7,9 @@ on ``lock`` in it for as long as it lives, and touches that file as the heartbea
 - its processes run and the last heartbeat is younger than the lease: it waits to be adopted;
 - else its processes are killed, its control groups and registered paths removed, and the directory with them.
 
+A container whose sandbox has no directory any more is removed by :mod:`.containers`, a program of its own that is
+given a bounded time, since an engine may hang.
+
 Standard library only and light to import, because it also runs by itself: :func:`ensure_sweeper` starts one small
 process per state directory that does this every few seconds until nothing is left to watch. It is what ends a sandbox
 whose owner was killed and whose guest does not care. :mod:`.runtimes` uses the primitives.
@@ -32,6 +35,8 @@ from pathlib import Path
 ROUND_INTERVAL, IDLE_TIMEOUT = 2.0, 30.0
 #: Seconds after which a directory in which nobody ever wrote a state is an accident.
 UNBORN_TIMEOUT = 60.0
+#: Seconds between two looks at containers, for one look, and for which the sweeper stays if an engine does not answer.
+CONTAINER_INTERVAL, CONTAINER_TIMEOUT, CONTAINER_PATIENCE = 60.0, 60.0, 3600.0
 #: Longest lease that a state file can ask for, in seconds.
 MAX_LEASE = 7 * 24 * 3600.0
 
@@ -312,14 +317,78 @@ def _sweep_one(directory: Path, now: float) -> bool:
     return True
 
 
+class ContainerSweep:
+    """The removal of containers without a sandbox, beside the caller: nothing here waits for an engine.
+
+    Parameters
+    ----------
+    state_dir : Path
+        Its file ``engines`` names the engines; without it there is nothing to do.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._state_dir = state_dir
+        self._process: subprocess.Popen[str] | None = None
+        self._started, self._is_due, self._was_done = 0.0, True, True
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the last look is over, and found none or has removed all."""
+        return self._process is None and self._was_done
+
+    def look(self, *, is_due: bool = False) -> None:
+        """Take up what a look has found, end one that takes too long, and begin the next when it is time."""
+        self._is_due = self._is_due or is_due
+        age = time.monotonic() - self._started
+        if self._process is not None and (self._process.poll() is not None or age > CONTAINER_TIMEOUT):
+            self._finish()
+        if self._process is not None or not (self._is_due or age > CONTAINER_INTERVAL):
+            return
+        self._started, self._is_due = time.monotonic(), False
+        if (self._state_dir / "engines").exists():
+            program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "containers.py")
+            self._process = subprocess.Popen(
+                [_find_python(), "-I", "-S", "-B", program, str(self._state_dir)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={},
+                text=True,
+            )
+
+    def wait(self) -> list[str]:
+        """Look once to the end, and return the ids of the sandboxes whose containers were removed."""
+        self.look(is_due=True)
+        if self._process is None:
+            return []
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(CONTAINER_TIMEOUT)
+        return self._finish()
+
+    def _finish(self) -> list[str]:
+        assert self._process is not None
+        if self._process.poll() is None:
+            self._process.kill()
+        removed = self._process.communicate()[0].split()
+        self._was_done, self._process = self._process.returncode == 0, None
+        return removed
+
+
 def sweep(state_dir: Path) -> list[str]:
-    """Clear away what has no owner any more.
+    """Clear away what has no owner any more, containers included; takes a minute where an engine hangs.
 
     Returns
     -------
     list of str
         Ids of the sandboxes that were removed. One that resists is left for the next round.
     """
+    removed = sweep_directories(state_dir)
+    return [*removed, *(name for name in ContainerSweep(state_dir).wait() if name not in removed)]
+
+
+def sweep_directories(state_dir: Path) -> list[str]:
+    """Clear away what has no owner any more, and leave its containers; see :func:`sweep`."""
     removed = []
     base = Path(state_dir) / "sandboxes"
     try:
@@ -357,11 +426,10 @@ def ensure_sweeper(state_dir: Path) -> bool:
     with _try_lock(Path(state_dir) / "sweeper.lock") as is_free:
         if not is_free:
             return False
-    python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     env = {name: os.environ[name] for name in ("XDG_RUNTIME_DIR",) if name in os.environ}
     # It forks and ends at once, so that the sweeper is nobody's child to reap.
     subprocess.run(
-        [python, "-I", "-S", "-B", os.path.abspath(__file__), str(state_dir)],
+        [_find_python(), "-I", "-S", "-B", os.path.abspath(__file__), str(state_dir)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -374,22 +442,35 @@ def ensure_sweeper(state_dir: Path) -> bool:
     return True
 
 
+def _find_python() -> str:
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
 def run_sweeper(state_dir: Path, *, interval: float = ROUND_INTERVAL, idle_timeout: float = IDLE_TIMEOUT) -> None:
-    """Sweep again and again until no sandbox has been there for ``idle_timeout`` seconds."""
+    """Sweep again and again until no sandbox has been there for ``idle_timeout`` seconds.
+
+    It stays longer, but not for ever, where an engine does not say that none of its containers is left.
+    """
     base = state_dir / "sandboxes"
+    containers = ContainerSweep(state_dir)
     while True:
         with _try_lock(state_dir / "sweeper.lock") as is_mine:
             if not is_mine:
                 return
             last_seen = time.monotonic()
-            while time.monotonic() - last_seen < idle_timeout:
-                sweep(state_dir)
+            while time.monotonic() - last_seen < (idle_timeout if containers.is_done else CONTAINER_PATIENCE):
+                containers.look(is_due=bool(sweep_directories(state_dir)))
                 if _has_entries(base):
                     last_seen = time.monotonic()
                 time.sleep(interval)
         # A sandbox made just before the lock was let go of found it held, and counts on this sweeper.
         if not _has_entries(base):
             return
+
+
+def has_left(state_dir: Path) -> bool:
+    """Tell whether there may be something to clear away: a sandbox, or an engine that had containers."""
+    return _has_entries(state_dir / "sandboxes") or (state_dir / "engines").exists()
 
 
 def _has_entries(directory: Path) -> bool:

@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 
 from traitlets import Float, Unicode
 
+from jupyter_agentbox import containers
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, RuntimeFailed, RuntimeUnavailable
 from jupyter_agentbox.spec import Cause, End, Limits, SandboxSpec, format_size
 from jupyter_agentbox.sweep import (
@@ -74,7 +75,6 @@ class DockerRuntime(Runtime):
         self._pinged, self._is_answering = 0.0, True
         self._pinging = threading.Lock()
         self._out_of_memory: set[str] = set()
-        self._has_tidied = False
 
     # The contract
 
@@ -93,7 +93,8 @@ class DockerRuntime(Runtime):
         container = ""
         try:
             body = self._make_container(sandbox_id, spec, directory, workspace, kind)
-            self._tidy()
+            if self.state_dir:
+                containers.note_engine(Path(self.state_dir), self.engine.host)
             container = self.engine.create(f"agentbox-{sandbox_id}", body, self.start_timeout)
             self.engine.start(container, max(1.0, deadline - time.monotonic()))
             return self._make_handle(container, directory)
@@ -185,12 +186,11 @@ class DockerRuntime(Runtime):
     def remove(self, handle: Handle, directory: Path) -> None:
         """Remove the container and our own part of ``directory``.
 
-        Where the engine does not answer, the container, in which nothing runs any more, is removed at a later start.
+        Where the engine does not answer, the container, in which nothing runs any more, is left to the sweeper.
         """
         try:
             self.engine.remove(handle.container, is_over=True)
         except AgentboxError as error:
-            self._has_tidied = False
             self.log.warning("container %s is left until Docker's engine answers: %s", handle.container[:12], error)
         self._out_of_memory.discard(handle.container)
         with contextlib.suppress(OSError):
@@ -295,17 +295,6 @@ class DockerRuntime(Runtime):
             self._pinged = time.monotonic()
         finally:
             self._pinging.release()
-
-    def _tidy(self) -> None:
-        """Remove the containers of sandboxes of this state directory that are no more, once in a while."""
-        if self._has_tidied or not self.state_dir:
-            return
-        self._has_tidied = True
-        label = docker_config.LABEL
-        for item in self.engine.list(f"{label}=sandbox", f"{label}.state-dir={self.state_dir}"):
-            sandbox_id = item["Labels"].get(f"{label}.sandbox", "")
-            if sandbox_id and not (Path(self.state_dir) / "sandboxes" / sandbox_id).exists():
-                self.engine.remove(item["Id"])
 
 
 class DockerRuncRuntime(DockerRuntime):

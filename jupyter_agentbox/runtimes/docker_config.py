@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jupyter_agentbox.containers import LABEL, name_state_dir
 from jupyter_agentbox.errors import InvalidRequest, RuntimeUnavailable
 from jupyter_agentbox.guest.processes import _FIRST_MARK as FIRST_MARK
 from jupyter_agentbox.spec import GUEST_DIR, HOME, MIB, WORKSPACE, Limits, SandboxSpec
@@ -25,8 +26,6 @@ from .launcher import CLONE_NEWUSER
 from .namespaces import IdMaps
 from .rootfs import HOSTNAME, Step
 
-#: Of every container, image and label that is ours.
-LABEL = "jupyter-agentbox"
 REPOSITORY = "jupyter-agentbox"
 #: Numbers of the capabilities that the guest keeps inside of its user namespace.
 CAPABILITIES = {
@@ -249,7 +248,7 @@ def make_labels(sandbox_id: str, spec: SandboxSpec, state_dir: str) -> dict[str,
         f"{LABEL}.sandbox": sandbox_id,
         f"{LABEL}.owner": spec.owner,
         f"{LABEL}.lease": f"{spec.lease_timeout:g}",
-        f"{LABEL}.state-dir": state_dir,
+        f"{LABEL}.state-dir": name_state_dir(state_dir) if state_dir else "",
     }
 
 

@@ -32,7 +32,7 @@ class Box:
             raise
 
     def __enter__(self) -> Box:
-        assert self.read(20) == "ready", self.log
+        assert self.read() == "ready", self.log
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -48,7 +48,7 @@ class Box:
     def log(self) -> str:
         return (self.directory / "log").read_text(errors="replace")
 
-    def read(self, timeout: float = 20.0) -> str:
+    def read(self, timeout: float = 60.0) -> str:
         """Return the next answer."""
         data, deadline = b"", time.monotonic() + timeout
         while not data.endswith(b"\0"):
@@ -66,16 +66,16 @@ class Box:
         assert "\n" not in command
         os.write(self._down, f"{who} {command}\n".encode())
 
-    def run(self, command: str, who: str = "user", timeout: float = 20.0) -> str:
+    def run(self, command: str, who: str = "user", timeout: float = 60.0) -> str:
         """Run a shell command, in one line, and return its output."""
         self.send(command, who)
         return self.read(timeout)
 
-    def python(self, source: str, who: str = "user", timeout: float = 20.0) -> str:
+    def python(self, source: str, who: str = "user", timeout: float = 60.0) -> str:
         """Run Python inside."""
         return self.run(f"/usr/bin/python3 -c 'exec(bytes.fromhex(\"{source.encode().hex()}\"))'", who, timeout)
 
-    def wait_for_end(self, timeout: float = 20.0) -> None:
+    def wait_for_end(self, timeout: float = 60.0) -> None:
         deadline = time.monotonic() + timeout
         while self.runtime.is_alive(self.handle):
             assert time.monotonic() < deadline, "the sandbox did not end"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -29,6 +30,7 @@ from jupyter_agentbox.runtimes.docker import DockerRuncRuntime, DockerRuntime
 from jupyter_agentbox.runtimes.docker_engine import RUNTIME_NAME, Engine
 from jupyter_agentbox.runtimes.docker_setup import make_runtime, register
 from jupyter_agentbox.spec import MIB, Cause, Limits, SandboxSpec
+from jupyter_agentbox.sweep import ContainerSweep, sweep
 from jupyter_agentbox.testing.box import STANDIN, Box
 from jupyter_agentbox.testing.contract import RuntimeContract
 from jupyter_agentbox.testing.escapes import EscapeContract
@@ -151,15 +153,48 @@ class TestEngine:
         successor.remove(box.handle, box.directory)
         assert runtime.engine.inspect(box.handle.container) is None
 
-    def test_what_a_dead_owner_left_is_tidied_up(self, runtime: DockerRuntime, tmp_path: Path) -> None:
+    def test_what_a_dead_owner_left_is_swept_and_a_live_owners_is_not(
+        self, runtime: DockerRuntime, tmp_path: Path
+    ) -> None:
         state = tmp_path / "state"
-        with Box(runtime, state, "left", SPEC) as left:
-            shutil.rmtree(left.directory)  # as the sweep does, which knows nothing of containers
-            successor = DockerRuntime(host=runtime.host, state_dir=str(state), guest_dir=str(STANDIN))
-            with Box(successor, state, "next", SPEC) as box:
-                assert runtime.engine.inspect(left.handle.container) is None
-                assert successor.is_alive(box.handle)
-                left.directory.mkdir()
+        with Box(runtime, state, "live", SPEC) as live, Box(runtime, state, "dead", SPEC) as dead:
+            assert (state / "engines").read_text() == f"{runtime.host}\n"
+            for box in (live, dead):
+                (box.directory / "lock").touch()
+                record = {"id": box.id, "handle": box.handle.to_dict(), "lease_timeout": 1.0}
+                (box.directory / "state.json").write_text(json.dumps(record))
+                os.utime(box.directory / "lock", (time.time() - 61,) * 2)
+            with (live.directory / "lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                assert sweep(state) == ["dead"]
+                assert runtime.engine.inspect(dead.handle.container) is None
+                assert not runtime.is_alive(dead.handle)
+                assert live.run("echo fine") == "fine\n"
+                assert runtime.engine.inspect(live.handle.container) is not None
+                assert sweep(state) == []
+
+    def test_a_container_is_found_by_its_labels_alone(
+        self, runtime: DockerRuntime, box: Box, tmp_path: Path, dockerd: Dockerd
+    ) -> None:
+        """As an owner leaves it that was killed before it wrote down which; another state directory's is not ours."""
+        elsewhere = tmp_path / "elsewhere"
+        stranger = DockerRuntime(host=runtime.host, state_dir=str(elsewhere), guest_dir=str(STANDIN))
+        with Box(stranger, elsewhere, "other", SPEC) as other:
+            box.directory.rename(tmp_path / "aside")
+            dockerd.signal(signal.SIGSTOP)
+            try:
+                sweeper = ContainerSweep(tmp_path / "state")
+                sweeper.look()
+                assert not sweeper.is_done  # it has begun, and does not wait for an engine that hangs
+                assert sweeper.wait() == []
+                assert not sweeper.is_done
+            finally:
+                dockerd.signal(signal.SIGCONT)
+            wait_until(lambda: box.id in sweeper.wait(), 60, "the engine answers again")
+            assert sweeper.is_done
+            assert runtime.engine.inspect(box.handle.container) is None
+            assert runtime.engine.inspect(other.handle.container) is not None
+        (tmp_path / "aside").rename(box.directory)
 
     def test_what_this_runtime_cannot_do_is_refused_by_name(
         self, runtime: DockerRuntime, box: Box, tmp_path: Path
