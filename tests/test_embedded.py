@@ -185,9 +185,9 @@ def test_an_interrupt_ends_code_and_children(client: Client) -> None:
     for code in ("while True: pass", "import time; time.sleep(60)", "import asyncio; await asyncio.sleep(60)"):
         request = client.until("print('go')\n" + code, "go")
         began = time.monotonic()
-        LinkThread.instance().submit(interrupt()).result(5)
+        LinkThread.instance().submit(interrupt()).result(30)
         assert client.reply(request)["content"]["ename"] in ("KeyboardInterrupt", "CancelledError")
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 30
     request = client.until("import subprocess; print('go'); subprocess.run(['sleep', '61'])", "go")
     client.reply(client.send("control", "interrupt_request", {}), "control")
     assert client.reply(request)["content"]["ename"] == "KeyboardInterrupt"
@@ -197,17 +197,16 @@ def test_an_interrupt_ends_code_and_children(client: Client) -> None:
 def test_output_survives_an_interrupt_at_any_moment(client: Client) -> None:
     request = client.until("while True: print('x' * 5000)", "x")
     for _ in range(3):
-        LinkThread.instance().submit(client.kernel.signal(signal.SIGINT)).result(5)
+        LinkThread.instance().submit(client.kernel.signal(signal.SIGINT)).result(30)
     assert client.reply(request)["content"]["status"] == "error"
     assert client.run("print('y' * 100_000)") == "y" * 100_000 + "\n"
 
 
 def test_control_answers_while_a_cell_runs(client: Client) -> None:
-    request = client.until("import time; print('go'); time.sleep(3)", "go")
-    began = time.monotonic()
+    request = client.until("import time; print('go'); time.sleep(60)", "go")
     client.reply(client.send("control", "kernel_info_request", {}), "control")
-    assert time.monotonic() - began < 2
-    assert client.reply(request)["content"]["status"] == "ok"
+    client.reply(client.send("control", "interrupt_request", {}), "control")
+    assert client.reply(request)["content"]["ename"] == "KeyboardInterrupt"
 
 
 def test_input_and_passwords_are_asked_for(client: Client) -> None:
@@ -240,7 +239,10 @@ def test_much_output_comes_whole(client: Client) -> None:
 
 
 def test_output_that_follows_is_shown_before_the_cell_ends(client: Client) -> None:
-    client.until("import time\nprint('one')\nprint('two')\nprint('three', end='')\ntime.sleep(3)", "three", timeout=2)
+    code = "import time\nprint('one')\nprint('two')\nprint('three', end='')\ntime.sleep(60)"
+    request = client.until(code, "three", timeout=30)
+    client.reply(client.send("control", "interrupt_request", {}), "control")
+    assert client.reply(request)["content"]["ename"] == "KeyboardInterrupt"
 
 
 def test_threads_and_tasks_go_on_between_cells(client: Client) -> None:
@@ -289,13 +291,13 @@ def test_subshells_run_beside_the_main_shell(client: Client) -> None:
 
     subshell = control("create_subshell_request")["subshell_id"]
     assert control("list_subshell_request")["subshell_id"] == [subshell]
-    busy = client.until("import time; print('go'); time.sleep(3); 'main'", "go")
-    began = time.monotonic()
+    code = "import time; print('go')\nfor _ in range(300):\n    time.sleep(0.1)\n    if 'go_on' in globals(): break"
+    busy = client.until(code, "go")
     assert client.run("6 * 7", subshell_id=subshell) == "42"
     failed = client.start("1 / 0", subshell_id=subshell)
     assert client.reply(failed)["content"]["ename"] == "ZeroDivisionError"
-    assert client.run("'again'", subshell_id=subshell) == "'again'"
-    assert time.monotonic() - began < 2.5
+    assert client.run("go_on = 'again'; go_on", subshell_id=subshell) == "'again'"
+    assert client.run("'main'", subshell_id=subshell) == "'main'"
     assert client.reply(busy)["content"]["status"] == "ok"
     assert control("delete_subshell_request", subshell_id=subshell)["status"] == "ok"
     assert control("list_subshell_request")["subshell_id"] == []

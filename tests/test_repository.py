@@ -12,10 +12,11 @@ import pytest
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    tomllib = pytest.importorskip("tomli")
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "jupyter_agentbox"
+TEXTS = {".py", ".md", ".toml", ".json", ".ts", ".tsx", ".txt", ".sh", ".html"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -71,3 +72,17 @@ def test_links_between_pages_lead_somewhere() -> None:
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+\.md)[^)]*\)", page.read_text()):
             assert (page.parent / target).is_file(), f"{page.name}: {target}"
+
+
+def test_no_mirror_is_named() -> None:
+    """The hosts of package registries are read from their clients, which have them built in."""
+    from pip._internal.models.index import PyPI
+
+    names = {PyPI.netloc, PyPI.file_storage_domain}
+    folders = ("jupyter_agentbox", "docs", "tests", "benchmarks", "images", "kernelspecs", "labextension/src", "tools")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in TEXTS]
+    assert len(files) > 200
+    for path in [*files, *ROOT.glob("*.*"), ROOT / "Makefile", ROOT / ".ci/run"]:
+        if path.is_file():
+            text = path.read_text(errors="replace")
+            assert not [name for name in names if name in text], path

@@ -104,7 +104,7 @@ def test_an_upload_cut_short_leaves_nothing(api: Api, files: str) -> None:
 
     with pytest.raises((ConnectionError, requests.ConnectionError)):
         api("PUT", files + "/upload", pieces(), params={"path": "cut"})
-    time.sleep(0.5)
+    time.sleep(0.5)  # for a half-written one to be found, if there were any
     assert api.ok("GET", files + "/exists", params={"path": "cut"})["exists"] is False
     assert api.ok("GET", files, params={"path": "."})["entries"]
 

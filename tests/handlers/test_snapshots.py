@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from e2e.harness import KernelClient
+from e2e.harness import KernelClient, wait_until
 
 from .conftest import Api
 
@@ -48,9 +48,8 @@ def test_a_sandbox_goes_back_to_what_it_was(api: Api, make: Make) -> None:
     assert value(api, path, "x, open('/tmp/layer').read(), open('kept.txt').read()") == "(1, 'then', 'then')"
     api.fails(404, "GET", path + "/files/content?path=new.txt")
     counted = api.ok("GET", path + f"/processes/{job['id']}/output")
-    time.sleep(0.5)
-    later = api.ok("GET", path + f"/processes/{job['id']}/output?offset={counted['next_offset']}")
-    assert later["data"], "what ran goes on"
+    later = f"{path}/processes/{job['id']}/output?offset={counted['next_offset']}"
+    wait_until(lambda: api.ok("GET", later)["data"], 60, "what ran goes on")
 
     api.ok("POST", path + "/restore", {"snapshot": second["id"]})
     assert value(api, path, "x, open('kept.txt').read()") == "(2, 'now')"

@@ -122,7 +122,7 @@ def test_a_token_for_one_sandbox(endpoint: Endpoint, box: str, mode: str) -> Non
             "bash": {"command": "id"},
             "run_code": {"code": "1"},
             "create_sandbox": {},
-            "http_request": {"url": "http://pypi.org/"},
+            "http_request": {"url": "http://a.example/"},
         }.items():
             refused = await client.call_tool(name, arguments)
             assert refused.is_error, name
