@@ -11,6 +11,7 @@ from jupyter_server.extension.application import ExtensionApp
 from tornado.ioloop import IOLoop
 from traitlets import Bool, Enum
 
+from .activity import KernelActivity
 from .adoption import keep_sessions, leave_kernels, start_restored, take_back
 from .errors import AgentboxError
 from .handlers import make_all
@@ -80,6 +81,7 @@ class AgentboxExtension(ExtensionApp):
             self._service.parker.start()
         if gateway_url is None:
             loop: Any = IOLoop.current()
+            sessions.on_use = KernelActivity(self.serverapp.kernel_manager, loop.asyncio_loop).used
             Magics.share(policy, Magics(self._service.snapshots, sessions, loop.asyncio_loop))
         self._observer = Observer(sessions, self.serverapp.event_logger)
         if gateway_url is None and self.keep_sandboxes:

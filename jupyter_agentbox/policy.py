@@ -47,7 +47,7 @@ from .profiles import (
     read_mounts,
     show,
 )
-from .spec import GIB, LIMIT_NAMES, Grant, Limits, Mount, SandboxSpec, WarmStart
+from .spec import GIB, LIMIT_NAMES, OWN_HOSTS, Grant, Limits, Mount, SandboxSpec, WarmStart
 from .traits import ByteSize, HostPatterns
 from .warmsettings import WarmSettings
 
@@ -463,7 +463,7 @@ class Policy(WarmSettings, ImageSettings):
                 field="allowed_hosts",
                 setting=profile.hosts_setting,
             )
-        setting = "allowed_hosts of the sandbox's own request" if "allowed_hosts" in asked else profile.hosts_setting
+        setting = OWN_HOSTS if "allowed_hosts" in asked else profile.hosts_setting
         return Grant(hosts=expand(hosts), private_hosts=profile.private_hosts, setting=setting)
 
     def narrow_grant(self, profile: str, hosts: Sequence[str]) -> Grant:

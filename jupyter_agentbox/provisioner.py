@@ -32,6 +32,7 @@ from .link import LinkThread
 from .magics import install as install_magics
 from .manager import SandboxManager
 from .policy import Policy
+from .renewal import keep_hosts
 from .slot import KernelSlot
 from .spec import WORKSPACE, SandboxSpec
 from .warm import WarmStarts
@@ -62,9 +63,10 @@ class AgentboxProvisioner(KernelProvisionerBase):
         # What the factory passes on could set any trait and any inherited attribute; so none of it gets through.
         super().__init__(kernel_id=kernel_id, kernel_spec=kernel_spec, parent=parent)
         self._request = request
+        self._policy: Policy | None = None
         self._spec: SandboxSpec | None = None
         self._slot: KernelSlot | None = None
-        self._is_running = False
+        self._is_running = self._is_watched = False
         self._releaser: weakref.finalize[..., Any] | None = None
 
     # Start
@@ -84,7 +86,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
             raise InvalidRequest(f"kernelspec {spec.display_name!r} has no argv", field="argv")
         executable = resolve_program(argv[0])
         # Presets ask package clients for their configuration, which takes them a while the first time.
-        policy = await asyncio.to_thread(Policy, parent=self.parent)
+        policy = self._policy = await asyncio.to_thread(Policy, parent=self.parent)
 
         def resolve(folder: Path | None) -> SandboxSpec:
             return policy.resolve(
@@ -106,6 +108,9 @@ class AgentboxProvisioner(KernelProvisionerBase):
             kernel_name=getattr(self.parent, "kernel_name", ""),
             origin=str(getattr(getattr(self.parent, "parent", None), "root_dir", "")),
         )
+        if self._slot is not None and (before := self._slot.spec) is not None:
+            # A restart, which code inside can force too, gives no host back that somebody took away.
+            self._spec = await asyncio.to_thread(keep_hosts, policy, self._spec, before)
         if self._spec.root is None:
             argv[0] = self._spec.python if executable == sys.executable else executable
         self._make_slot(policy, self._spec)
@@ -174,6 +179,12 @@ class AgentboxProvisioner(KernelProvisionerBase):
         self.connection_info = info
         return self.connection_info
 
+    async def post_launch(self, **kwargs: Any) -> None:
+        """Have what is left removed once no autorestart follows any more: Jupyter then makes no call to say so."""
+        if self._slot is not None and not self._is_watched and self.parent is not None:
+            self._is_watched = True
+            self.parent.add_restart_callback(self._slot.release_later, "dead")
+
     async def _restore(self, slot: KernelSlot) -> dict[str, Any] | None:
         """Go on from a snapshot, if this kernel is to be a fork."""
         assert self._spec is not None
@@ -187,6 +198,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
     async def _adopt(self, slot: KernelSlot) -> dict[str, Any] | None:
         """Go on with the kernel of this id that an earlier server of the same root directory left, if there is one."""
         assert self._spec is not None
+        assert self._policy is not None
         if not self._spec.origin:
             return None
         label = (self._spec.kernel_id, self._spec.origin)
@@ -196,6 +208,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
                     return await LinkThread.instance().run(slot.adopt(record))
                 except AgentboxError as error:
                     self.log.warning("kernel %s could not be taken back and starts anew: %s", self.kernel_id, error)
+                    self._spec = await asyncio.to_thread(keep_hosts, self._policy, self._spec, record.spec)
         return None
 
     async def _take_parked(self, slot: KernelSlot) -> dict[str, Any] | None:

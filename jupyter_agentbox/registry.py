@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import getpass
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -37,6 +37,7 @@ T = TypeVar("T")
 Infos = list[SandboxInfo]
 Found = list[Session]
 Ids = list[str]
+OnUse = Callable[[Session], None]
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,27 @@ class Caller:
         return {"by": self.name, "token": self.scope.id, "token_name": self.scope.name}
 
 
+class NotebookSession(Session):
+    """That of a notebook's kernel, whose use Jupyter is to know of.
+
+    Parameters
+    ----------
+    session_id, owner : str
+    on_use : callable or None
+        Called with it whenever it is used, from any thread.
+    """
+
+    def __init__(self, session_id: str, owner: str, on_use: OnUse | None) -> None:
+        super().__init__(session_id, owner, SandboxRequest(), kind="notebook")
+        self._on_use = on_use
+
+    def touch(self) -> None:
+        """It is in use at this moment."""
+        super().touch()
+        if self._on_use is not None:
+            self._on_use(self)
+
+
 class SessionRegistry:
     """Which sessions there are, and who may find and use them.
 
@@ -91,10 +113,16 @@ class SessionRegistry:
     ----------
     policy : Policy
         Ceilings and defaults.
+
+    Attributes
+    ----------
+    on_use : callable or None
+        Called with the session of a notebook's sandbox whenever a call on it begins or ends, from any thread.
     """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
+        self.on_use: OnUse | None = None
         self.server_owner = getpass.getuser()
         self._thread = LinkThread.instance()
         self._sessions: dict[tuple[str, str], Session] = {}
@@ -181,7 +209,7 @@ class SessionRegistry:
                     continue
                 session = self._notebooks.get(sandbox.id)
                 if session is None:
-                    session = Session(sandbox.id, self.server_owner, SandboxRequest(), kind="notebook")
+                    session = NotebookSession(sandbox.id, self.server_owner, self.on_use)
                     session.created = sandbox.record.created
                     session.blocked_commands = tuple(self.policy.blocked_commands)
                     session.attach(sandbox)
@@ -191,7 +219,7 @@ class SessionRegistry:
             if parked is not None and slot.manager.state_dir == self.policy.state_path:
                 session = self._notebooks.get(parked.sandbox_id)
                 if session is None:
-                    session = Session(parked.sandbox_id, self.server_owner, SandboxRequest(), kind="notebook")
+                    session = NotebookSession(parked.sandbox_id, self.server_owner, self.on_use)
                     session.blocked_commands = tuple(self.policy.blocked_commands)
                 if session.parked is None:
                     session.lie_down(parked)

@@ -1,4 +1,7 @@
-"""A snapshot's sandbox under policy as it is now: what lies in memory stays as it was, all else is decided anew."""
+"""What a sandbox had, under policy as it is now, for the one that goes on from its snapshot or takes its place.
+
+What lies in a snapshot's memory stays as it was; all else is decided anew.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from .errors import PolicyRefused
 from .folders import check_mount, check_workspace, private_directories
 from .policy import Policy
 from .profiles import expand, find_uncovered
-from .spec import LIMIT_NAMES, Grant, Limits, SandboxSpec
+from .spec import LIMIT_NAMES, OWN_HOSTS, Grant, Limits, SandboxSpec
 
 
 def renew(policy: Policy, then: SandboxSpec, *, owner: str, is_tenants: bool = False) -> SandboxSpec:
@@ -70,3 +73,15 @@ def renew(policy: Policy, then: SandboxSpec, *, owner: str, is_tenants: bool = F
         freeze_after=profile.freeze_after,
         owner=owner,
     )
+
+
+def keep_hosts(policy: Policy, new: SandboxSpec, before: SandboxSpec) -> SandboxSpec:
+    """Let a sandbox reach what was decided for the one whose place it takes, or else what its own spec says.
+
+    Only a grant of the sandbox's own is kept; of it, what the profile allows now. Blocks: presets ask package clients.
+    """
+    if before.grant.setting != OWN_HOSTS:
+        return new
+    allowed = expand(policy.profile(new.profile).hosts)
+    hosts = [host for host in before.grant.hosts if find_uncovered([host], allowed) is None]
+    return replace(new, grant=policy.narrow_grant(new.profile, hosts))

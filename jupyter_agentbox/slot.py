@@ -134,6 +134,12 @@ class KernelSlot(Parkable):
         return self._sandbox
 
     @property
+    def spec(self) -> SandboxSpec | None:
+        """What was decided about the present sandbox, or of what the next will take the place of. From any thread."""
+        before = self._sandbox or self._parked
+        return before.spec if before is not None else None
+
+    @property
     def front(self) -> Front | None:
         """The kernel id's endpoints, once it was started."""
         return self._front

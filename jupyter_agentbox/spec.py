@@ -80,6 +80,10 @@ class Mount:
     is_writable: bool = False
 
 
+#: The setting of a grant that is a sandbox's own: its request's, or what a person has decided while it ran.
+OWN_HOSTS = "allowed_hosts of the sandbox's own request"
+
+
 @dataclass(frozen=True)
 class Grant:
     """What one sandbox may reach: patterns as :mod:`jupyter_agentbox.egress.rules` reads them.

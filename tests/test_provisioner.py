@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -16,10 +17,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from jupyter_client.asynchronous.client import AsyncKernelClient
+from jupyter_client.ioloop.manager import AsyncIOLoopKernelManager
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from traitlets.config import Config
@@ -29,6 +32,7 @@ from jupyter_agentbox.kernelspecs import OWN_SPEC
 from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.provisioner import AgentboxProvisioner, resolve_program
 from jupyter_agentbox.runtimes.runsc import RunscRuntime
+from jupyter_agentbox.spec import OWN_HOSTS, Grant
 
 
 @pytest.fixture(autouse=True)
@@ -51,11 +55,14 @@ def make(state_dir: Path) -> Callable[..., AsyncKernelManager]:
     """Return a maker of kernel managers with our kernelspec, whose stanza and policy the test chooses."""
 
     def made(
-        config: dict[str, Any] | None = None, policy: dict[str, Any] | None = None, **spec: Any
+        config: dict[str, Any] | None = None,
+        policy: dict[str, Any] | None = None,
+        kind: type[AsyncKernelManager] = AsyncKernelManager,
+        more: dict[str, Any] | None = None,
+        **spec: Any,
     ) -> AsyncKernelManager:
-        manager = AsyncKernelManager(
-            config=Config({"Policy": {"state_dir": str(state_dir), "lease_timeout": 10.0, **(policy or {})}})
-        )
+        own = {"state_dir": str(state_dir), "lease_timeout": 10.0, **(policy or {})}
+        manager = kind(config=Config({"Policy": own, **(more or {})}))
         merged = {**OWN_SPEC, **spec}
         merged["metadata"] = {
             "debugger": True,
@@ -481,6 +488,47 @@ async def test_a_dropped_provisioner_takes_its_sandbox_along(make: Any, folder: 
     while list((state_dir / "sandboxes").iterdir()):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
+
+
+async def test_what_the_last_autorestart_leaves_is_removed(make: Any, state_dir: Path) -> None:
+    restarts = {"restart_limit": 1, "time_to_dead": 0.2}
+    manager = make(
+        {"workspace": "private"},
+        kind=AsyncIOLoopKernelManager,
+        argv=["python", "-c", "raise SystemExit(3)", "{connection_file}"],
+        more={"AsyncIOLoopKernelRestarter": restarts},
+    )
+    is_dead = asyncio.Event()
+    await manager.start_kernel()
+    manager.add_restart_callback(is_dead.set, "dead")
+    await asyncio.wait_for(is_dead.wait(), 60)
+    deadline = time.monotonic() + 60
+    # The manager is held still, as a server's session holds it, and nobody calls it.
+    while left := [*(state_dir / "sandboxes").iterdir(), *(state_dir.parent / "agentbox").glob("[!l]*")]:
+        assert time.monotonic() < deadline, left
+        await asyncio.sleep(0.05)
+    assert manager.provisioner is not None
+    manager._close_control_socket()
+
+
+async def test_a_restart_keeps_the_hosts_that_were_decided_as_far_as_policy_allows(make: Any, folder: Path) -> None:
+    manager = make(policy={"allowed_hosts": ["a.example", "*.b.example"]})
+    provisioner = AgentboxProvisioner(kernel_id="x", kernel_spec=manager.kernel_spec, parent=manager)
+
+    async def hosts_after(*decided: str, setting: str = OWN_HOSTS) -> tuple[str, ...]:
+        await provisioner.pre_launch(cwd=str(folder))
+        before = dataclasses.replace(provisioner._spec, grant=Grant(decided, ("x.example",), setting))
+        provisioner._slot._parked = SimpleNamespace(spec=before)
+        await provisioner.pre_launch(cwd=str(folder))
+        provisioner._slot._parked = None
+        assert provisioner._spec.grant.private_hosts == ()
+        return provisioner._spec.grant.hosts
+
+    assert await hosts_after() == ()
+    assert await hosts_after("gone.example", "one.b.example", "a.example:8080") == ("one.b.example",)
+    # Nobody has decided anything: a change of policy counts from the next start.
+    assert await hosts_after("gone.example", setting="Policy.allowed_hosts") == ("a.example", "*.b.example")
+    await provisioner.cleanup()
 
 
 @pytest.mark.parametrize(

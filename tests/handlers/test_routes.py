@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -10,6 +13,7 @@ import pytest
 from jupyter_server.auth.authorizer import Authorizer
 from tornado.httpclient import HTTPClientError
 
+from jupyter_agentbox.activity import KernelActivity
 from jupyter_agentbox.errors import AgentboxError, InvalidConfig, SandboxEnded
 from jupyter_agentbox.handlers import TABLE
 from jupyter_agentbox.handlers.base import AgentboxHandler
@@ -17,7 +21,9 @@ from jupyter_agentbox.handlers.failures import describe, invalid
 from jupyter_agentbox.handlers.routes import Route
 from jupyter_agentbox.models import TOOLS, SandboxRequest
 from jupyter_agentbox.openapi import make_document
-from jupyter_agentbox.spec import Cause, End
+from jupyter_agentbox.registry import NotebookSession
+from jupyter_agentbox.session import Session
+from jupyter_agentbox.spec import Cause, End, SandboxSpec
 
 
 class ReadOnly(Authorizer):
@@ -101,6 +107,51 @@ async def test_a_gateway_is_noticed(jp_fetch: Any, jp_serverapp: Any) -> None:
     health = msgspec.json.decode((await jp_fetch("api", "agentbox", "health")).body)
     assert health["status"] == "degraded"
     assert "gateway.example.org" in health["checks"][-1]["message"]
+
+
+async def test_the_server_is_not_idle_while_a_call_goes_on(jp_serverapp: Any) -> None:
+    (extension,) = jp_serverapp.extension_manager.extension_apps["jupyter_agentbox"]
+    sessions = jp_serverapp.web_app.settings["agentbox"].sessions
+    assert extension.current_activity() is None
+    session = Session("busy", "somebody", SandboxRequest())
+    sessions._sessions[session.key] = session
+    try:
+        session.begin()
+        assert extension.current_activity() == {"busy": {"name": "busy"}}
+        session.done()
+        assert extension.current_activity() is None
+    finally:
+        del sessions._sessions[session.key]
+
+
+async def test_use_of_a_notebooks_sandbox_is_activity_of_its_kernel() -> None:
+    kernel, spec = SimpleNamespace(last_activity=None), SandboxSpec(kernel_id="k")
+
+    class Kernels(dict[str, Any]):
+        last_kernel_activity: Any = None
+        get_kernel = dict.__getitem__
+
+    activity = KernelActivity(Kernels(k=kernel), asyncio.get_running_loop())
+    session, other = (NotebookSession(name, "somebody", activity.used) for name in "ab")
+    session.spec, other.spec = spec, SandboxSpec(kernel_id="gone")
+
+    async def told() -> Any:
+        """Wait for the next word."""
+        kernel.last_activity = None
+        deadline = time.monotonic() + 60
+        while kernel.last_activity is None:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        return kernel.last_activity
+
+    await asyncio.to_thread(other.begin)  # another server's, or one that has just ended
+    session.begin()
+    begun = await told()
+    during = [await told() for _ in range(2)]
+    session.done()
+    other.done()
+    assert begun < during[0] < during[1] < await told()
+    assert activity._kernels.last_kernel_activity == kernel.last_activity
 
 
 def test_the_document_is_sound() -> None:
