@@ -379,5 +379,8 @@ class SandboxManager:
 
 
 def _claimed(kernels: list[KernelRecord], claim: Claim) -> list[KernelRecord]:
-    """Return the kernels under their claimer's key."""
-    return [replace(kernel, key=claim.key, signature_scheme=claim.signature_scheme) for kernel in kernels]
+    """Return the kernels under their claimer's key, for what that has them for."""
+    return [
+        replace(kernel, key=claim.key, signature_scheme=claim.signature_scheme, context=claim.context)
+        for kernel in kernels
+    ]

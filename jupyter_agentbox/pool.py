@@ -65,6 +65,10 @@ class Pool:
                         found.append((path.stat().st_mtime, path.parent))
         return [directory for _, directory in sorted(found)]
 
+    def is_filled(self) -> bool:
+        """Whether anything waits, of whatever key."""
+        return any(self._base.glob(f"[!.]*/{MARK}"))
+
     async def take(self, wish: Wish, key: str) -> Sandbox | None:
         """Take one for a kernel; None where there is none.
 

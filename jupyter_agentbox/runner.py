@@ -14,7 +14,6 @@ import asyncio
 import re
 import secrets
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any, ClassVar, Literal
@@ -31,8 +30,9 @@ from .record import KernelRecord
 from .sandbox import Sandbox
 from .slot import KernelSlot
 from .spec import MIB, WORKSPACE, End, format_size
+from .warm import DEFAULT_CONTEXT as DEFAULT
+from .warm import context_argv
 
-DEFAULT = "default"
 #: Most contexts of one sandbox, a notebook's kernel not counted.
 MAX_CONTEXTS = 16
 #: Most bytes of code in one run.
@@ -76,11 +76,9 @@ class _Context:
         front = self.front = self.front or await Front.open(key=self._key.encode())
         front.restarting()
         spec = self._sandbox.spec
-        # As with the kernelspec: the server's own Python, another environment's, or an image's.
-        python = spec.python or (sys.executable if spec.root is None else "python3")
         other = find_language(spec.kernels, self.language) if self.language != PYTHON else None
         kernel = self._kernel = await self._sandbox.start_kernel(
-            other.argv if other else [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            other.argv if other else context_argv(spec),
             spec.env,
             WORKSPACE,
             key=self._key,
@@ -109,12 +107,11 @@ class _Context:
         """End its kernel; the context is dead then."""
         async with self._lock:
             kernel = self._kernel
-            if kernel is None or self.front is None:
-                return
-            if kernel.end is None:
+            if kernel is not None and kernel.end is None:
                 gone = asyncio.Event()
                 kernel.add_end_callback(gone.set)
-                self.front.is_end_expected = True
+                if self.front is not None:
+                    self.front.is_end_expected = True
                 await self.signal(signal.SIGKILL)
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(gone.wait(), SIGNAL_TIMEOUT)
@@ -137,7 +134,9 @@ class _Context:
         return {**self.front.connection_info, "key": self._key, "signature_scheme": "hmac-sha256"}
 
     def info(self) -> ContextInfo:
-        return _describe(self.name, self.language, self.front)
+        # One that was started ahead, or goes on from elsewhere, has no front before it is used.
+        is_idle = self.front is None and self._kernel is not None and not self._kernel.is_busy()
+        return _describe(self.name, self.language, self.front, is_idle=is_idle)
 
 
 class Runner:
@@ -360,7 +359,7 @@ class Runner:
         return await self._thread.run(get())
 
     def _find(self, place: Place, name: str) -> _Context:
-        context = self._contexts.get(_sandbox_of(place), {}).get(name)
+        context = self._of(_sandbox_of(place)).get(name)
         if context is None and name == DEFAULT and _slot_of(place) is not None:
             raise Conflict("this context is a notebook's kernel: Jupyter starts, restarts and ends it", field="context")
         if context is None:
@@ -481,11 +480,15 @@ def _sandbox_of(place: Place) -> Sandbox:
     return place.sandbox
 
 
-def _describe(name: str, language: str, front: Front | None, is_notebook: bool = False) -> ContextInfo:
+def _describe(
+    name: str, language: str, front: Front | None, is_notebook: bool = False, is_idle: bool = False
+) -> ContextInfo:
     end = front.end if front is not None else None
     state: Literal["starting", "idle", "busy", "dead"]
     if end is not None:
         state = "dead"
+    elif is_idle:
+        state = "idle"
     elif front is None or not front.is_attached or not front.is_heard:
         state = "starting"
     else:

@@ -242,7 +242,10 @@ class Sandbox:
         async with self._checkpointing:
             kernels = [kernel for kernel in self.kernels.values() if kernel.end is None]
             try:
-                await asyncio.gather(*(kernel.hang_up() for kernel in kernels))
+                # All of them have to be done before they go on, also if one fails.
+                hung_up = await asyncio.gather(*(kernel.hang_up() for kernel in kernels), return_exceptions=True)
+                if failed := next((item for item in hung_up if item is not None), None):
+                    raise failed
                 await self._link.suspend(SUSPEND_TIMEOUT)
                 arguments = (handle, self.id, self.directory, staged / "image", copy)
                 # The link's files must stay closed as long as gVisor saves.

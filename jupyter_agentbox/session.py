@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from .errors import Conflict, InvalidRequest, NotFound, PolicyRefused, SandboxEnded
+from .errors import AgentboxError, Conflict, InvalidRequest, NotFound, PolicyRefused, SandboxEnded
 from .files import Folder
 from .languages import list_languages
 from .models import TOOLS, AskInfo, EndInfo, KernelInfo, LimitsInfo, SandboxInfo, SandboxRequest, State
@@ -264,6 +264,17 @@ class Session:
             hidden = sandbox.spec.hidden if sandbox.spec.workspace is not None and not self.request.tenant else ()
             self._folder = Folder(sandbox.workspace, hidden, self.quota, quota_setting=self.quota_setting)
         return self._folder
+
+    def write_files(self) -> None:
+        """Put in the files of its request. Blocks. Raises AgentboxError."""
+        folder = self.folder()
+        for path, content in self.request.files.items():
+            data = content.encode() if isinstance(content, str) else content.base64
+            try:
+                folder.write(path, data, parents=True)
+            except AgentboxError as error:
+                error.field = "files"
+                raise
 
     def close(self) -> None:
         """Let go of what it holds on the host."""

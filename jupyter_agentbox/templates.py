@@ -14,7 +14,8 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from .driver import Kernel
 from .driver.embedded import Claim
 from .egress.gate import OnRefusal
 from .errors import AgentboxError, Damaged, InvalidConfig, LinkClosed, NotFound, RuntimeFailed
+from .linkthread import finished
 from .manager import SandboxManager
 from .messages import Signer, header_index, parse
 from .policy import Policy
@@ -42,8 +44,17 @@ READY_TIMEOUT = 120.0
 #: Seconds that one in the making outlives its maker.
 LEASE = 30.0
 _SANDBOX = "template"
-#: What is not needed need not be read at each start.
-_SHRINK = "exec('import ctypes, gc; gc.collect(); ctypes.CDLL(None).malloc_trim(0)', {})"
+#: Packages may be installed for the user: in a folder where Python looks only if it is there from the start. What is
+#: not needed besides need not be read at each start.
+_SETTLE = """exec('''
+import ctypes, gc, os, site, sys
+folder = site.getusersitepackages()
+if site.ENABLE_USER_SITE and folder not in sys.path:
+    os.makedirs(folder, exist_ok=True)
+    sys.path.insert(next((i for i, path in enumerate(sys.path) if path.endswith("-packages")), len(sys.path)), folder)
+gc.collect()
+ctypes.CDLL(None).malloc_trim(0)
+''', {})"""
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,10 @@ class Wish:
     on_refusal : callable, optional
     inherit : Sandbox, optional
         See ``SandboxManager.create``.
+    context : str
+        The context of code that it is to be; empty for a notebook's.
+    is_usual : bool
+        The next ones will want the same, so that it is worth while to start those ahead.
     """
 
     spec: SandboxSpec
@@ -67,6 +82,8 @@ class Wish:
     signature_scheme: str
     on_refusal: OnRefusal | None = None
     inherit: Sandbox | None = None
+    context: str = ""
+    is_usual: bool = True
 
     @property
     def claimed(self) -> SandboxSpec:
@@ -76,7 +93,7 @@ class Wish:
     @property
     def claim(self) -> Claim:
         """What its kernel is told."""
-        return Claim(self.key, self.signature_scheme, self.spec.env, make_rlimits(self.spec.limits))
+        return Claim(self.key, self.signature_scheme, self.spec.env, make_rlimits(self.spec.limits), self.context)
 
 
 class Templates:
@@ -159,16 +176,23 @@ class Templates:
             extra = {"on_refusal": wish.on_refusal, "inherit": wish.inherit, "claim": wish.claim}
         try:
             record = Record.from_bytes(found.meta.record)
-            context = self.store.checkout(found.id, self._owner, verify="once")
-            files: Path = await asyncio.to_thread(context.__enter__)
-            try:
+            async with self._checked_out(found) as files:
                 return await self.manager.restore(spec, record, files, **extra)
-            finally:
-                await asyncio.to_thread(context.__exit__, None, None, None)
         except (Damaged, RuntimeFailed, LinkClosed, NotFound, ValueError) as error:
             log.warning("a template failed and is removed; the kernel starts without it: %s", error)
             await asyncio.to_thread(self.remove, found.id)
             return None
+
+    @asynccontextmanager
+    async def _checked_out(self, found: Snapshot) -> AsyncIterator[Path]:
+        """Have its files at hand; nothing is left of them, also where whoever wanted them goes away meanwhile."""
+        context = self.store.checkout(found.id, self._owner, verify="once")
+        entering = asyncio.ensure_future(asyncio.to_thread(context.__enter__))
+        try:
+            yield await finished(entering)
+        finally:
+            if entering.done() and not entering.cancelled() and entering.exception() is None:
+                await finished(asyncio.to_thread(context.__exit__, None, None, None))
 
     async def make(self, spec: SandboxSpec, argv: Sequence[str]) -> Snapshot:
         """Make the template of such kernels, in place of those of the same profile and program that fit no more.
@@ -253,7 +277,7 @@ async def _warm_up(kernel: Kernel, signer: Signer, spec: SandboxSpec) -> None:
     ended = asyncio.Event()
     kernel.add_end_callback(ended.set)
     for module in (*spec.warm.preload, ""):
-        code = f"exec('import {module}', {{}})" if module else _SHRINK
+        code = f"exec('import {module}', {{}})" if module else _SETTLE
         content = {
             "code": code, "silent": True, "store_history": False, "user_expressions": {}, "allow_stdin": False,
             "stop_on_error": False,

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
+import sys
 import threading
-from collections.abc import Sequence
 from typing import ClassVar
 
 from .errors import AgentboxError
@@ -17,14 +18,19 @@ from .manager import SandboxManager
 from .policy import Policy
 from .pool import Keeper, Pool
 from .sandbox import Sandbox
-from .spec import SandboxSpec
+from .spec import MIB, SandboxSpec
 from .templates import Templates, Wish
 from .warminputs import make_key
 
 log = logging.getLogger(__name__)
 
+_IPYKERNEL = ("-m", "ipykernel_launcher", "-f", "{connection_file}")
 #: Seconds that a new kernel has the machine to itself before a template of its kind is made.
 MAKING_DELAY = 10.0
+#: The context of code that a sandbox of an agent or a program has from its start on.
+DEFAULT_CONTEXT = "default"
+#: With less memory, bytes, or fewer processes it has none before code is run: the kernel would take much of them.
+MIN_MEMORY, MIN_PROCESSES = 256 * MIB, 64
 
 
 class WarmStarts:
@@ -42,6 +48,7 @@ class WarmStarts:
     _shared_lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, manager: SandboxManager, policy: Policy) -> None:
+        self.manager = manager
         self.templates = Templates(manager, policy)
         self.pool = Pool(self.templates)
         self.keeper = Keeper(self.templates, policy)
@@ -57,8 +64,8 @@ class WarmStarts:
                 found = cls._shared[id(manager)] = cls(manager, policy)
             return found
 
-    async def start(self, wish: Wish) -> Sandbox | None:
-        """Start a kernel off what was started ahead; None where it has to start cold.
+    async def start(self, wish: Wish, *, is_from_pool: bool = False) -> Sandbox | None:
+        """Start a kernel off what was started ahead, or only off what waits; None where it has to start cold.
 
         Raises
         ------
@@ -70,22 +77,48 @@ class WarmStarts:
             return None
         key = make_key(inputs)
         sandbox = await self.pool.take(wish, key)
-        if sandbox is None and self._policy.templates:
+        if sandbox is None and self._policy.templates and not is_from_pool:
             sandbox = await self.templates.start(wish, key)
             if sandbox is None:
-                self._make_later(key, wish.spec, wish.argv)
-        if self.is_keeping:
+                self._make_later(key, wish)
+        if self.is_keeping and wish.is_usual:
             self.keeper.want(key, wish.spec, wish.argv)
         return sandbox
 
-    def _make_later(self, key: str, spec: SandboxSpec, argv: Sequence[str]) -> None:
-        if not self.is_keeping or key in self._making:
+    async def create(self, spec: SandboxSpec, *, has_code: bool = True, is_usual: bool = True) -> Sandbox:
+        """Start a sandbox for an agent or a program: one in which its context ``default`` waits, or one without.
+
+        Parameters
+        ----------
+        spec : SandboxSpec
+        has_code : bool
+            Code will be run in that context. Where not, a cold start takes less time than a template.
+        is_usual : bool
+            The next ones will want the same.
+
+        Raises
+        ------
+        AgentboxError
+            It did not start.
+        """
+        limits = spec.limits
+        is_large = limits.memory >= MIN_MEMORY and limits.processes >= MIN_PROCESSES
+        if is_large and (has_code or await asyncio.to_thread(self.pool.is_filled)):
+            key, argv = secrets.token_hex(16), context_argv(spec)
+            wish = Wish(spec, argv, key, "hmac-sha256", context=DEFAULT_CONTEXT, is_usual=is_usual and has_code)
+            if (sandbox := await self.start(wish, is_from_pool=not has_code)) is not None:
+                return sandbox
+        return await self.manager.create(spec)
+
+    def _make_later(self, key: str, wish: Wish) -> None:
+        if not self.is_keeping or not wish.is_usual or key in self._making:
             return
+        spec, argv = wish.spec, wish.argv
 
         async def make() -> None:
             try:
                 await asyncio.sleep(MAKING_DELAY)
-                async with self.templates.manager.starting:
+                async with self.manager.starting:
                     made = await self.templates.make(spec, argv)
                 log.info("made a template of profile %s: %s", spec.profile, made.id)
             except (AgentboxError, OSError) as error:
@@ -109,6 +142,11 @@ class WarmStarts:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, self.keeper.aclose(), return_exceptions=True)
+
+
+def context_argv(spec: SandboxSpec) -> list[str]:
+    """Return the command of a context's Python: the server's own, another environment's, or an image's."""
+    return [spec.python or (sys.executable if spec.root is None else "python3"), *_IPYKERNEL]
 
 
 async def _gather(found: list[WarmStarts]) -> None:

@@ -456,7 +456,9 @@ def test_a_person_and_an_agent_share_a_notebooks_kernel(runner: Runner, config: 
             await busy(runner, slot)
             await manager.restart_kernel(now=True)
             result = await asyncio.wait_for(mine, 5)
-            assert (result.status, result.epoch) == ("kernel_died", 1)
+            # Jupyter interrupts it first, and it may have the time to say so.
+            assert result.status in ("kernel_died", "interrupted")
+            assert result.epoch == 1
             result = await runner.run(slot, "'shared' in globals()")
             assert (result.status, result.epoch) == ("ok", 2)
             assert result.result is not None

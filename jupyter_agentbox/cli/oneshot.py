@@ -12,6 +12,7 @@ from typing import Any
 from traitlets import Bool, Float, List, Unicode
 
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, SandboxEnded
+from jupyter_agentbox.linkthread import LinkThread
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.models import InstallRequest, SandboxRequest
 from jupyter_agentbox.packages import check_names, install_all
@@ -20,6 +21,7 @@ from jupyter_agentbox.processes import Command as Program
 from jupyter_agentbox.processes import Exit
 from jupyter_agentbox.session import Session
 from jupyter_agentbox.spec import WORKSPACE, SandboxSpec
+from jupyter_agentbox.warm import WarmStarts
 
 from .base import ALIASES, FLAGS, ProgramCommand, printable, read_input, write_out
 
@@ -148,7 +150,8 @@ class RunCommand(ProgramCommand):
 
     async def _boxed(self, policy: Policy, spec: SandboxSpec, script: bytes, command: Program, stdin: bytes) -> int:
         manager = SandboxManager.shared(policy.state_path, spec.runtime, config=policy.config)
-        sandbox = await manager.create(spec)
+        # It needs no kernel, so it takes one that waits, if any does, for the sandbox around it.
+        sandbox = await LinkThread.instance().run(WarmStarts.shared(manager, policy).create(spec, has_code=False))
         session = Session("run", spec.owner, SandboxRequest())
         try:
             session.attach(sandbox)

@@ -60,16 +60,24 @@ class Claim:
         Its whole environment.
     rlimits : mapping of str to int
         Its resource limits, no more than it has; names without the prefix.
+    context : str
+        The context of code that it is; empty for a notebook's.
     """
 
     key: str
     signature_scheme: str
     env: Mapping[str, str]
     rlimits: Mapping[str, int]
+    context: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a value that JSON can hold."""
-        return {**vars(self), "env": dict(self.env), "rlimits": dict(self.rlimits)}
+        """Return what the kernel is told, as a value that JSON can hold."""
+        return {
+            "key": self.key,
+            "signature_scheme": self.signature_scheme,
+            "env": dict(self.env),
+            "rlimits": dict(self.rlimits),
+        }
 
 
 class Embedded:
@@ -130,13 +138,15 @@ class Embedded:
 
     async def send(self, channel: str, frames: list[bytes]) -> None:
         """Hand the kernel a message. Raises LinkClosed."""
-        await self._is_open.wait()
-        writer = self._writers.get(channel)
-        if writer is None:
-            raise LinkClosed("the kernel has ended")
-        self._kernel.sandbox.link.on_write()
-        self._active()
-        await writer.write(pack(frames))
+        data, is_written = pack(frames), False
+        while not is_written:
+            await self._is_open.wait()
+            writer = self._writers.get(channel)
+            if writer is None:
+                raise LinkClosed("the kernel has ended")
+            self._kernel.sandbox.link.on_write()
+            self._active()
+            is_written = await writer.write(data)
 
     async def _carry(self, index: int, reader: Reader, acks: Acks) -> None:
         unpacker = Unpacker(MAX_MESSAGE)
@@ -182,10 +192,13 @@ class Embedded:
     async def hang_up(self) -> None:
         """Have the kernel close its ends, as gVisor saves no open FIFO; :meth:`reopen` makes new ones.
 
-        What the kernel said before is taken first, and what was sent to it is in its memory. Raises LinkClosed.
+        What the kernel said before is taken first, and what was sent to it is in its memory. A message of which it has
+        only a part is sent whole once more. Raises LinkClosed.
         """
         self._is_open.clear()
         writers, self._writers = self._writers, {}
+        for writer in writers.values():
+            writer.hang_up()
         try:
             await self._order({"hang_up": True})
             if self._kernel.is_heard:
@@ -240,12 +253,15 @@ class Writer:
         self._loop = loop
         self._lock = asyncio.Lock()
         self._can_write = asyncio.Event()
+        self._has_hung_up = False
 
-    async def write(self, data: bytes) -> None:
-        """Write all of it. Raises LinkClosed."""
+    async def write(self, data: bytes) -> bool:
+        """Write all of it; whether that was done, and not cut off by :meth:`hang_up`. Raises LinkClosed."""
         async with self._lock:
             view = memoryview(data)
             while view:
+                if self._has_hung_up:
+                    return False
                 if self._fd < 0:
                     raise LinkClosed("the kernel has ended")
                 try:
@@ -256,6 +272,12 @@ class Writer:
                     await self._can_write.wait()
                     if self._fd >= 0:
                         self._loop.remove_writer(self._fd)
+            return True
+
+    def hang_up(self) -> None:
+        """Write no more: whoever reads drops a part of a message when it is given another FIFO."""
+        self._has_hung_up = True
+        self._can_write.set()
 
     def write_now(self, data: bytes) -> None:
         """Write a few bytes if there is room: a kernel that needs them has read those before."""

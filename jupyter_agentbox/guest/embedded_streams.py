@@ -58,7 +58,6 @@ class Receiver:
         self.detach()
         with self._lock:
             self.fd = fd
-            self._unpacker = Unpacker(MAX_MESSAGE, Frame)
         self._watch(self._loop)
 
     def detach(self) -> None:
@@ -69,6 +68,8 @@ class Receiver:
                 if self._loop is not None:
                     self._on_loop(self._loop, lambda loop: loop.remove_reader(fd))
                 os.close(fd)
+                # A part of a message comes whole by the next FIFO, if at all.
+                self._unpacker = Unpacker(MAX_MESSAGE, Frame)
 
     def read_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have this loop read it, and no other."""
