@@ -30,6 +30,7 @@ from .session import SESSION_FILE, Session, check_request
 from .spec import Cause, End, SandboxSpec, format_size
 from .tenants import Tenant
 from .tokens import TokenStore
+from .warm import WarmStarts
 
 log = logging.getLogger(__name__)
 
@@ -197,7 +198,7 @@ class Sessions(GrantedSessions):
                 spec = await asyncio.to_thread(self._resolve, session)
                 manager = SandboxManager.shared(self.policy.state_path, spec.runtime, config=self.policy.config)
                 async with manager.starting:
-                    sandbox = await manager.create(spec)
+                    sandbox = await self._make(session, manager, spec)
             session.attach(sandbox)
             await asyncio.to_thread(session.save)
             await self._prepare(session)
@@ -210,6 +211,12 @@ class Sessions(GrantedSessions):
             if sandbox is not None:
                 await asyncio.shield(self._remove(sandbox))
             raise
+
+    async def _make(self, session: Session, manager: SandboxManager, spec: SandboxSpec) -> Sandbox:
+        if session.request.packages:  # which are to be there when its kernels start
+            return await manager.create(spec)
+        warm, has_code = WarmStarts.shared(manager, self.policy), "run_code" in session.tools
+        return await warm.create(spec, has_code=has_code, is_usual=not session.request.env)
 
     def _resolve(self, session: Session) -> SandboxSpec:
         """Decide about it. Blocks."""
@@ -249,7 +256,7 @@ class Sessions(GrantedSessions):
         """Put in what was asked for before its first user gets it."""
         request = session.request
         if request.files:
-            await asyncio.to_thread(_write_files, session)
+            await asyncio.to_thread(session.write_files)
         if request.packages:
             done = await install_all(session, InstallRequest(packages=request.packages))
             if not done.is_ok:
@@ -470,17 +477,6 @@ class Sessions(GrantedSessions):
             await asyncio.to_thread(session.save)
         session.touch()
         return session.info()
-
-
-def _write_files(session: Session) -> None:
-    folder = session.folder()
-    for path, content in session.request.files.items():
-        data = content.encode() if isinstance(content, str) else content.base64
-        try:
-            folder.write(path, data, parents=True)
-        except AgentboxError as error:
-            error.field = "files"
-            raise
 
 
 def _within(asked: float | None, default: float, ceiling: float, field: str) -> float:

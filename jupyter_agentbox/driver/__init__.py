@@ -122,6 +122,8 @@ class Kernel:
         With a `claim` it has waited for somebody, and becomes theirs before it reads anything.
         """
         self.is_ready = True
+        if claim is not None:
+            self.is_busy = lambda: False  # nobody has given it anything to do yet
         self._driver = Embedded(self, claim) if driver == "embedded" else Relay(self)
         self._open({})
 
