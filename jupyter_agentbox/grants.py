@@ -11,7 +11,10 @@ from .errors import AgentboxError, NotFound
 from .models import AskInfo, GrantInfo
 from .models.service import HostVerdict
 from .registry import Caller, SessionRegistry
+from .renewal import cap
+from .sandbox import Sandbox
 from .session import Session
+from .spec import Grant
 
 # A method of the registry is called `list`.
 Asks = list[AskInfo]
@@ -26,10 +29,19 @@ class GrantedSessions(SessionRegistry):
         await self.audit().arecord(
             "grant", sandbox.id, is_allowed=True, detail={"hosts": list(hosts)[:100], "by": caller.name}
         )
-        session.running().gate.grant = grant
-        # An owner to come goes by the record.
-        session.spec = sandbox.record.spec = replace(sandbox.spec, grant=grant)
+        sandbox = session.running()  # another, if it was restored meanwhile
+        self._put_grant(sandbox, grant)
+        session.spec = sandbox.spec
         await asyncio.to_thread(sandbox.record.save, sandbox.directory)
+
+    def _put_grant(self, sandbox: Sandbox, grant: Grant) -> None:
+        sandbox.gate.grant = grant
+        # An owner to come goes by the record.
+        sandbox.record.spec = replace(sandbox.spec, grant=grant)
+
+    def take_place(self, sandbox: Sandbox, before: Sandbox) -> None:
+        """Let a sandbox reach no more than the one whose place it takes may, by now. On the link's thread."""
+        self._put_grant(sandbox, cap(sandbox.gate.grant, before.gate.grant))
 
     async def grant(self, session_id: str, host: str | None = None, *, caller: Caller) -> GrantInfo:
         """Tell what a sandbox may reach, what it may be given, and of one host whether the caller may give it."""

@@ -5,6 +5,7 @@ What lies in a snapshot's memory stays as it was; all else is decided anew.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from .errors import PolicyRefused
@@ -85,3 +86,18 @@ def keep_hosts(policy: Policy, new: SandboxSpec, before: SandboxSpec) -> Sandbox
     allowed = expand(policy.profile(new.profile).hosts)
     hosts = [host for host in before.grant.hosts if find_uncovered([host], allowed) is None]
     return replace(new, grant=policy.narrow_grant(new.profile, hosts))
+
+
+def cap(then: Grant, now: Grant) -> Grant:
+    """Leave of a grant what another allows as well: what was narrowed since a snapshot stays so after it."""
+    hosts = _common(then.hosts, now.hosts)
+    private = _common(then.private_hosts, now.private_hosts)
+    kept = then if set(hosts) == set(then.hosts) and set(hosts) != set(now.hosts) else now
+    return replace(then, hosts=hosts, private_hosts=private, setting=kept.setting)
+
+
+def _common(one: Sequence[str], other: Sequence[str]) -> tuple[str, ...]:
+    """Return the patterns of both that the other of them covers. Presets are expanded in both."""
+    found = [host for host in one if find_uncovered([host], other) is None]
+    found += [host for host in other if find_uncovered([host], one) is None]
+    return tuple(dict.fromkeys(found))

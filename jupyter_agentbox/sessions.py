@@ -180,8 +180,11 @@ class Sessions(GrantedSessions):
 
     async def _swap(self, session: Session, sandbox: Sandbox) -> None:
         old = session.sandbox
+        if old is not None:
+            self.take_place(sandbox, old)
         session.close()
         session.attach(sandbox)
+        await asyncio.to_thread(sandbox.record.save, sandbox.directory)
         await asyncio.to_thread(session.save)
         self._thread.spawn(self._watch(session, sandbox))
         if old is not None:

@@ -25,7 +25,7 @@ from .models import ForkRequest, SandboxInfo, SandboxRequest, SnapshotInfo, Snap
 from .policy import Policy
 from .record import Record
 from .registry import Caller
-from .renewal import renew
+from .renewal import cap, renew
 from .runner import Runner
 from .sandbox import Sandbox
 from .session import Session, SessionRecord
@@ -231,8 +231,9 @@ class Snapshots:
                     f"{snapshot.id} is a snapshot of another sandbox; fork a new one off it instead", field="snapshot"
                 )
             saved = read_saved(snapshot)
-            spec = await self.renew(session, snapshot, saved)
             old = session.running()
+            spec = await self.renew(session, snapshot, saved)
+            spec = replace(spec, grant=cap(spec.grant, old.gate.grant))
             async with self.checked_out(snapshot) as files:
                 slot = KernelSlot.find(sandbox_id=old.id) if session.kind == "notebook" else None
                 if slot is not None:
@@ -251,7 +252,9 @@ class Snapshots:
             raise Conflict("the kernel was parked or shut down meanwhile")
         await slot.restore(replace(spec, kernel_id=old.spec.kernel_id), record, files)
         assert slot.sandbox is not None
+        self._sessions.take_place(slot.sandbox, old)
         self._sessions.moved(old.id, slot.sandbox)
+        await asyncio.to_thread(slot.sandbox.record.save, slot.sandbox.directory)
         return slot.sandbox
 
     async def renew(self, session: Session, snapshot: Snapshot, saved: Saved) -> SandboxSpec:

@@ -161,14 +161,16 @@ def test_a_notebooks_kernel_is_undone_under_its_open_socket_and_forked_into_anot
     assert {item["id"] for item in api.server.call("GET", "api/kernels")} >= {kernel.id, other.id}
 
     kernel.check("x.append('later')")
+    api.ok("PATCH", path, {"allowed_hosts": []})
     running = kernel.start("import time\nprint('begun', flush=True)\ntime.sleep(60)")
-    while kernel.receive(time.monotonic() + 30)["msg_type"] != "stream":
+    while kernel.receive(time.monotonic() + 90)["msg_type"] != "stream":
         pass
     api.ok("POST", path + "/restore", {"snapshot": saved["id"]})
     undone = kernel.finish(running, timeout=20)
     assert undone.reply["status"] == "aborted"
     assert not undone.death
     assert kernel.check("print(x)") == "['then']\n"
+    assert api.ok("GET", path)["allowed_hosts"] == [], "what was narrowed since stays so"
     assert other.check("print(x)") == "['then', 'fork']\n"
 
     other.restart()

@@ -227,7 +227,7 @@ def test_a_token_ends_with_its_sandbox_and_is_not_the_next_ones(api: Api, make: 
 
 
 def test_an_agent_undoes_what_it_did_with_a_token_for_that(api: Api, make: Make) -> None:
-    path, other = make(), make()
+    path, other = make(allowed_hosts=["github.com", "codeload.github.com"]), make()
     made = api.ok("POST", f"{path}/tokens", {"verbs": ["read", "execute", "restore"], "name": "undoer"})
     agent, plain = Holder(api, made["token"]), give(api, path, ["read", "write", "execute"])
     revoked = api.ok("POST", f"{path}/tokens", {"verbs": ["read"]})
@@ -246,6 +246,13 @@ def test_an_agent_undoes_what_it_did_with_a_token_for_that(api: Api, make: Make)
         assert agent.ok("POST", path + "/code", {"code": "x"})["result"]["data"]["text/plain"] == "'then'"
     plain.ok("GET", path)
     Holder(api, revoked["token"]).fails(401, "GET", path)
+    # What its owner has narrowed since is not had back by going back.
+    assert "github.com" in api.ok("GET", path)["allowed_hosts"]
+    assert api.ok("PATCH", path, {"allowed_hosts": ["codeload.github.com"]})["allowed_hosts"] == ["codeload.github.com"]
+    assert agent.ok("POST", path + "/restore", {"snapshot": saved})["allowed_hosts"] == ["codeload.github.com"]
+    api.ok("PATCH", path, {"allowed_hosts": []})
+    assert agent.ok("POST", path + "/restore", {"snapshot": saved})["allowed_hosts"] == []
+    assert "github.com" in agent.fails(403, "POST", path + "/http", {"url": "https://github.com/"})["message"]
     agent.ok("POST", path + "/park")
     assert agent.ok("POST", path + "/code", {"code": "x"})["result"]["data"]["text/plain"] == "'then'"
     assert made["info"]["id"] in [item["id"] for item in api.ok("GET", path + "/tokens")["tokens"]]
