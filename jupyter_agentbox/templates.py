@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import json
 import logging
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from .driver import Kernel
 from .driver.embedded import Claim
 from .egress.gate import OnRefusal
-from .errors import AgentboxError, Damaged, InvalidConfig, LinkClosed, NotFound, RuntimeFailed
+from .errors import AgentboxError, Damaged, InvalidConfig, InvalidRequest, LinkClosed, NotFound, RuntimeFailed
 from .linkthread import finished
 from .manager import SandboxManager
 from .messages import Signer, header_index, parse
@@ -44,6 +47,24 @@ READY_TIMEOUT = 120.0
 #: Seconds that one in the making outlives its maker.
 LEASE = 30.0
 _SANDBOX = "template"
+#: What a template's description has beside its inputs: who made it, and for which command.
+_MAKER, _ARGV = "maker", "command"
+_OWN = Path(__file__).parent
+_WORDS = {
+    "code": "this package",
+    "argv": "the interpreter",
+    "env": "the environment",
+    "limits": "the profile's limits",
+    "preload": "the profile's preload",
+    "packages": "the packages that are installed",
+    "release": "runsc",
+    "processor": "the processor",
+    "mounts": "the mounts",
+    "root": "the image or the system",
+}
+
+# A method below is called `list`.
+List = list[str]
 #: Packages may be installed for the user: in a folder where Python looks only if it is there from the start. What is
 #: not needed besides need not be read at each start.
 _SETTLE = """exec('''
@@ -146,6 +167,43 @@ class Templates:
         """Find the newest of that key. Blocks."""
         return next((item for item in reversed(self.list()) if item.meta.name == key), None)
 
+    def find_changes(self, item: Snapshot) -> List | None:
+        """Return what is not as it was when a template was made: if anything, no kernel starts off it. Blocks.
+
+        Returns
+        -------
+        list of str or None
+            In words. None where another installation of this package, which is there still, made it for itself.
+
+        Raises
+        ------
+        AgentboxError
+            Its runtime can't be asked.
+        """
+        then = dict(item.meta.fingerprint)
+        maker, argv = then.pop(_MAKER, ""), json.loads(then.pop(_ARGV, "[]"))
+        if maker != str(_OWN):
+            return None if maker and Path(maker).is_dir() else ["the environment that made it"]
+        try:
+            spec = Record.from_bytes(item.meta.record).spec
+            spec = replace(spec, warm=self._policy.profile(spec.profile).warm)
+        except InvalidRequest:
+            return ["the profile, which is gone"]
+        except msgspec.MsgspecError:
+            return ["the release of this package"]
+        policy = self._policy
+        runtime = SandboxManager.shared(policy.state_path, spec.runtime, config=policy.config).runtime
+        now = find_inputs(spec, argv, runtime.fingerprint(spec))
+        return [_WORDS.get(name, name) for name in {**now, **then} if now.get(name) != then.get(name)]
+
+    def remove_unfit(self) -> Iterator[tuple[Snapshot, str]]:
+        """Remove those that no kernel starts off any more, and yield each with what is not as it was. Blocks."""
+        for item in self.list():
+            with suppress(AgentboxError):  # of a runtime that can't be asked now
+                if changes := self.find_changes(item):
+                    self.remove(item.id)
+                    yield item, ", ".join(changes)
+
     def remove(self, snapshot_id: str) -> None:
         """Remove one; one that is gone is no error. Blocks."""
         try:
@@ -178,7 +236,7 @@ class Templates:
             record = Record.from_bytes(found.meta.record)
             async with self._checked_out(found) as files:
                 return await self.manager.restore(spec, record, files, **extra)
-        except (Damaged, RuntimeFailed, LinkClosed, NotFound, ValueError) as error:
+        except (Damaged, RuntimeFailed, LinkClosed, NotFound, ValueError, msgspec.MsgspecError) as error:
             log.warning("a template failed and is removed; the kernel starts without it: %s", error)
             await asyncio.to_thread(self.remove, found.id)
             return None
@@ -219,7 +277,7 @@ class Templates:
                 created=time.time(),
                 name=make_key(inputs),
                 note=spec.profile,
-                fingerprint=inputs,
+                fingerprint={**inputs, _MAKER: str(_OWN), _ARGV: json.dumps(list(argv))},
                 record=record,
             )
             made = await asyncio.to_thread(self.store.commit, staged, meta)

@@ -11,10 +11,11 @@ from traitlets import Bool, Unicode
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest
 from jupyter_agentbox.spec import format_size
 
-from .base import ALIASES, FLAGS, Command, format_age, write_table
+from .base import ALIASES, FLAGS, Command, format_age, printable, write_table
 
 if TYPE_CHECKING:
     from jupyter_agentbox.policy import Policy
+    from jupyter_agentbox.snapshots import Snapshot
     from jupyter_agentbox.templates import Templates
 
 _ALIASES = {**ALIASES, "kernel": "WarmCommand.kernel"}
@@ -98,12 +99,47 @@ def make_template(policy: Policy, templates: Templates, profile: str, kernel: st
     return LinkThread.instance().submit(templates.make(spec, argv)).result().size
 
 
+def set_up_template(policy: Policy, kernel: str, *, is_dry: bool) -> None:
+    """Make that of the default profile, if kernels can start off it here, and say so; what fails is said, too."""
+    profile = policy.default_profile
+    if not policy.templates:
+        print("template: Policy.templates is off, so none is made")
+    elif is_dry:
+        print(f"template: would make that of profile {profile}, off which kernels start, unless there is one")
+    else:
+        began = time.monotonic()
+        print(f"template: that of profile {profile}, off which kernels start in a fraction of the time", flush=True)
+        try:
+            made = make_template(policy, open_templates(policy), profile, kernel)
+        except AgentboxError as error:
+            print(f"  not made: {printable(str(error))}")
+        else:
+            done = f"made in {time.monotonic() - began:.1f} s, {format_size(made)}" if made else "up to date"
+            print(f"  {done}")
+
+
 def write_templates(templates: Templates) -> None:
     """Print a table of them; nothing where there are none."""
     found = templates.list()
     if found:
         rows = [
-            (item.id, item.meta.note, format_age(time.time() - item.meta.created), format_size(item.size))
+            (
+                item.id,
+                item.meta.note,
+                format_age(time.time() - item.meta.created),
+                format_size(item.size),
+                _describe_fit(templates, item),
+            )
             for item in found
         ]
-        write_table([("TEMPLATE", "PROFILE", "AGE", "SIZE"), *rows])
+        write_table([("TEMPLATE", "PROFILE", "AGE", "SIZE", "FITS"), *rows])
+
+
+def _describe_fit(templates: Templates, item: Snapshot) -> str:
+    try:
+        changes = templates.find_changes(item)
+    except AgentboxError as error:
+        return printable(f"can't be told: {error}")
+    if changes is None:
+        return "another environment"
+    return "yes" if not changes else f"no: not as it was is {', '.join(changes)}"
