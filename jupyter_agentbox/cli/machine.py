@@ -20,6 +20,7 @@ _SETUP_FLAGS = {
     "dry-run": ({"SetupCommand": {"is_dry": True}}, "Say what would be done, and do nothing."),
     "enforce": ({"SetupCommand": {"is_enforcing": True}}, "Make Jupyter servers offer sandboxed kernels only."),
     "docker": ({"SetupCommand": {"has_docker": True}}, "Register gVisor in Docker's engine, for the runtime docker."),
+    "no-template": ({"SetupCommand": {"has_template": False}}, "Make no template, off which kernels start."),
     "yes": ({}, "Accepted for scripts; nothing is ever asked."),
 }
 _DOCTOR_FLAGS = {
@@ -53,6 +54,7 @@ class SetupCommand(Command):
         config=True
     )
     releases = Unicode(help="Address of gVisor's releases, for a mirror of them.").tag(config=True)
+    has_template = Bool(True, help="Make the template of the default profile.").tag(config=True)
     has_docker = Bool(False, help="Add gVisor to the runtimes of Docker's engine, and keep all else.").tag(config=True)
 
     def run(self) -> int:
@@ -60,6 +62,8 @@ class SetupCommand(Command):
         from jupyter_agentbox import kernelspecs
         from jupyter_agentbox.install import RELEASES, Setup
         from jupyter_agentbox.policy import Policy
+
+        from .warm import set_up_template
 
         policy = Policy(parent=self)
         setup = Setup(
@@ -80,6 +84,9 @@ class SetupCommand(Command):
             print("kernelspec: would install the sandboxed kernelspec, unless it is there")
         else:
             print(f"kernelspec: {kernelspecs.ensure_installed()}")
+        if self.has_template:
+            set_up_template(policy, kernelspecs.OWN_NAME, is_dry=self.is_dry)
+        if not self.is_dry:
             print("ready; `jupyter agentbox doctor` examines it all")
         return 0
 
@@ -208,7 +215,10 @@ class ListCommand(Command):
 
 
 class PruneCommand(Command):
-    """Remove what is left of sandboxes whose owner is gone and whose lease is over. Others are never touched."""
+    """Remove what is left of sandboxes whose owner is gone and whose lease is over. Others are never touched.
+
+    And the templates off which no kernel starts any more, as not all is as it was when they were made.
+    """
 
     name = "jupyter agentbox prune"
     description = __doc__ or ""
@@ -218,9 +228,12 @@ class PruneCommand(Command):
         from jupyter_agentbox.policy import Policy
         from jupyter_agentbox.sweep import sweep
 
-        removed = sweep(Policy(parent=self).state_path)
-        for sandbox_id in removed:
-            print(f"removed {sandbox_id}")
-        if not removed:
-            print("nothing to remove")
+        from .warm import open_templates
+
+        policy = Policy(parent=self)
+        removed = [f"removed {sandbox_id}" for sandbox_id in sweep(policy.state_path)]
+        if (policy.state_path / "snapshots").is_dir():
+            for item, why in open_templates(policy).remove_unfit():
+                removed.append(f"removed template {item.id} of profile {item.meta.note}: not as it was is {why}")
+        print("\n".join(map(printable, removed or ["nothing to remove"])))
         return 0
