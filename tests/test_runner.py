@@ -118,7 +118,7 @@ def here(runner: Runner, create: Callable[[], Sandbox]) -> Here:
 
 def go(work: Awaitable[Any]) -> Any:
     async def bounded() -> Any:
-        return await asyncio.wait_for(work, 60)
+        return await asyncio.wait_for(work, 200)
 
     return asyncio.run(bounded())
 
@@ -195,6 +195,14 @@ def test_output_beyond_the_limits_is_cut_and_said(here: Here) -> None:
         assert result.result is not None
         result = await here.run("print('x' * 10_000_000)", limits=OutputLimits(stream_bytes=20_000_000))
         assert (result.truncated, len(result.stdout)) == (False, 10_000_001)
+        # As many messages as there are lines.
+        many = "for i in range(10_000): print(f'{i:099d}', flush=True)\nprint('hi')"
+        whole = await here.run(many)
+        assert (whole.status, whole.truncated, whole.stdout.count("\n")) == ("ok", False, 10_001)
+        assert whole.stdout.endswith(f"{9_999:099d}\nhi\n")
+        cut = await here.run(many, limits=OutputLimits(stream_bytes=1000))
+        assert (cut.status, cut.truncated, len(cut.stdout)) == ("ok", True, 1000)
+        assert cut.total_bytes.stdout == whole.total_bytes.stdout == 1_000_003
 
     go(test())
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import http.server
 import os
 import socket
 import ssl
@@ -227,6 +229,54 @@ def test_bodies_both_ways(make_box: MakeBox, web: HttpServer) -> None:
         redirect = session.get(f"{url}/redirect", allow_redirects=False, timeout=10)
         assert redirect.headers["Location"] == "http://other.example/"
     assert "other.example" not in box.world.lookups
+
+
+class Repository(http.server.SimpleHTTPRequestHandler):
+    """Serves files; what is beneath ``/moved`` is at another host."""
+
+    def do_GET(self) -> None:
+        if not self.path.startswith("/moved/"):
+            return super().do_GET()
+        self.send_response(302)
+        self.send_header("Location", "http://objects.example" + self.path.removeprefix("/moved"))
+        self.send_header("Content-Length", "0")
+        return self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_git_clones_and_is_told_which_host_a_redirect_needs(make_box: MakeBox, tmp_path: Path) -> None:
+    box = make_box("git.example")
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "GIT_CONFIG_NOSYSTEM": "1", "http_proxy": box.proxy,
+           "GIT_TERMINAL_PROMPT": "0"}  # fmt: skip
+
+    def git(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = ["git", "-c", "user.name=x", "-c", "user.email=x@git.example", *map(str, arguments)]
+        return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "file").write_text("by git")
+    for arguments in (
+        ("init", "-q", "made"), ("-C", "made", "add", "file"), ("-C", "made", "commit", "-q", "-m", "x"),
+        ("clone", "-q", "--bare", "made", "served/it.git"), ("-C", "served/it.git", "update-server-info"),
+    ):  # fmt: skip
+        assert git(*arguments).returncode == 0, arguments
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Repository, directory=str(tmp_path / "served"))
+    )
+    with running(server) as address:
+        box.world.add("git.example", 80, address)
+        cloned = git("clone", "-q", "http://git.example/it.git", "cloned")
+        moved = git("clone", "-q", "http://git.example/moved/it.git", "moved")
+        followed = subprocess.run(["curl", "-sSL", "--max-time", "60", "http://git.example/moved/it.git/HEAD"],
+                                  env=env, capture_output=True, text=True, timeout=90)  # fmt: skip
+    assert (cloned.returncode, (tmp_path / "cloned" / "file").read_text()) == (0, "by git")
+    assert (moved.returncode != 0, "403" in moved.stderr) == (True, True), moved
+    assert "objects.example:80 is not allowed" in followed.stdout
+    assert "Policy.allowed_hosts" in followed.stdout
+    assert [refusal[:2] for refusal in box.refusals] == [("objects.example", 80)] * 2
+    assert box.world.lookups.count("objects.example") == 0
 
 
 def test_an_answer_before_the_request_is_whole_ends_the_connection(make_box: MakeBox) -> None:
