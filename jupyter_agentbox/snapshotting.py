@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -32,7 +33,7 @@ from .session import Session, SessionRecord
 from .sessions import Sessions
 from .slot import KernelSlot, Restoration
 from .snapshots import Kind, Snapshot, SnapshotMeta, SnapshotStore
-from .spec import SandboxSpec
+from .spec import Grant, SandboxSpec
 from .tenants import Tenant
 
 log = logging.getLogger(__name__)
@@ -259,21 +260,21 @@ class Snapshots:
 
     async def renew(self, session: Session, snapshot: Snapshot, saved: Saved) -> SandboxSpec:
         """Decide about the sandbox that goes on from a snapshot. Raises Conflict, PolicyRefused."""
-        spec = saved.record.spec
-        manager = self.manager_of(spec)
-        now = await asyncio.to_thread(manager.runtime.fingerprint, spec)
-        differing = [
-            name
-            for name in {**now, **snapshot.meta.fingerprint}
-            if now.get(name) != snapshot.meta.fingerprint.get(name)
-        ]
+        await self._check_same(snapshot, saved.record.spec)
+        return await self._renew(session, saved)
+
+    async def _check_same(self, snapshot: Snapshot, spec: SandboxSpec) -> None:
+        runtime = self.manager_of(spec).runtime
+        then, now = snapshot.meta.fingerprint, await asyncio.to_thread(runtime.fingerprint, spec)
+        differing = [name for name in {**now, **then} if now.get(name) != then.get(name)]
         if differing:
-            said = ", ".join(
-                f"{name}: {snapshot.meta.fingerprint.get(name)} then, {now.get(name)} now" for name in differing
-            )
+            said = ", ".join(f"{name}: {then.get(name)} then, {now.get(name)} now" for name in differing)
             raise Conflict(
                 f"the snapshot can't be restored here, since not all is as it was ({said})", field="snapshot"
             )
+
+    async def _renew(self, session: Session, saved: Saved) -> SandboxSpec:
+        spec = saved.record.spec
         is_tenants = saved.request.tenant is not None
         if saved.request.tenant is not None:
             # The folders are the snapshot's own words, and it may be the file that another owner has exported.
@@ -317,22 +318,36 @@ class Snapshots:
 
     async def _take_and_fork(self, session_id: str, request: ForkRequest, caller: Caller) -> SandboxInfo:
         async with self._sessions.use(session_id, "fork", caller=caller) as session:
-            if request.snapshot is not None:
-                snapshot = await self.find(request.snapshot, caller)
-            else:
-                snapshot = await self.save(session, SnapshotRequest(name=""), kind="auto")
-            try:
-                fork = self._fork_kernel if request.as_kernel else self._fork
-                return await fork(session, snapshot, request, caller)
-            finally:
-                if request.snapshot is None:
-                    await asyncio.to_thread(self.store.delete, snapshot.id, snapshot.meta.owner)
+            fork = self._fork_kernel if request.as_kernel else self._fork
+            if request.snapshot is None:
+                async with self._captured(session) as origin:
+                    return await fork(origin, request, caller)
+            snapshot = await self.find(request.snapshot, caller)
+            saved = read_saved(snapshot)
+            await self._check_same(snapshot, saved.record.spec)
+            files = functools.partial(self.checked_out, snapshot)
+            is_its_own = (snapshot.meta.owner, snapshot.meta.sandbox) == (session.owner, _label(session.info()))
+            now = session.running().gate.grant if is_its_own else saved.record.spec.grant
+            return await fork(_Origin(saved, files, {"snapshot": snapshot.id}, now), request, caller)
 
-    async def _fork(self, session: Session, snapshot: Snapshot, request: ForkRequest, caller: Caller) -> SandboxInfo:
-        saved = read_saved(snapshot)
+    @contextlib.asynccontextmanager
+    async def _captured(self, session: Session) -> AsyncIterator[_Origin]:
+        """Have a sandbox at hand as it is now. It is no snapshot, and gone with this process at the latest."""
+        sandbox = session.running()
+        staged = await asyncio.to_thread(self.store.stage)
+        try:
+            record = Record.from_bytes(await self._thread.run(sandbox.checkpoint(staged)))
+            saved = Saved(record, session.request, None)
+            yield _Origin(saved, lambda: contextlib.nullcontext(staged), {"sandbox": sandbox.id}, sandbox.gate.grant)
+        finally:
+            await asyncio.to_thread(self.store.discard, staged)
+
+    async def _fork(self, origin: _Origin, request: ForkRequest, caller: Caller) -> SandboxInfo:
+        saved = origin.saved
         asked = msgspec.structs.replace(saved.request, id=request.id or os.urandom(8).hex(), packages=[], files={})
         made = Session(asked.id or "", caller.name, asked)
-        spec = replace(await self.renew(made, snapshot, saved), kernel_id="", kernel_name="", origin="")
+        spec = await self._renew(made, saved)
+        spec = replace(spec, grant=cap(spec.grant, origin.now), kernel_id="", kernel_name="", origin="")
         record = saved.record
         if record.main_kernel is not None:
             # A notebook's kernel is the default context's of the fork.
@@ -340,30 +355,33 @@ class Snapshots:
             record = replace(record, kernels=kernels)
 
         async def start() -> Sandbox:
-            async with self.checked_out(snapshot) as files:
+            async with origin.files() as files:
                 return await self.manager_of(spec).restore(spec, record, files)
 
         info = await self._sessions.add(made, start, caller=caller)
         assert made.sandbox is not None
-        await self.note(made.sandbox, "forked", snapshot)
+        await self._note_fork(made.sandbox, origin)
         if not request.keep_seeds:
             await self._reseed(made.sandbox)
         return info
 
-    async def _fork_kernel(
-        self, session: Session, snapshot: Snapshot, request: ForkRequest, caller: Caller
-    ) -> SandboxInfo:
-        saved = read_saved(snapshot)
+    async def _note_fork(self, sandbox: Sandbox, origin: _Origin) -> None:
+        detail = {"event": "forked", "snapshot": "", "name": "", **origin.detail}
+        await self._sessions.audit().arecord("lifecycle", sandbox.id, detail=detail)
+
+    async def _fork_kernel(self, origin: _Origin, request: ForkRequest, caller: Caller) -> SandboxInfo:
+        saved = origin.saved
         if self.start_kernel is None or saved.record.main_kernel is None:
             raise Conflict("only a kernel of a notebook of this server can be forked into a kernel", field="as_kernel")
         made = Session("", self._sessions.server_owner, saved.request, kind="notebook")
-        spec = await self.renew(made, snapshot, saved)
-        async with self.checked_out(snapshot) as files:
+        spec = await self._renew(made, saved)
+        spec = replace(spec, grant=cap(spec.grant, origin.now))
+        async with origin.files() as files:
             kernel_id = await self.start_kernel(Restoration(spec, saved.record, files))
         slot = KernelSlot.find(kernel_id=kernel_id)
         if slot is None or slot.sandbox is None:
             raise RuntimeFailed("the kernel ended at once")
-        await self.note(slot.sandbox, "forked", snapshot)
+        await self._note_fork(slot.sandbox, origin)
         if not request.keep_seeds:
             await self._reseed(slot.sandbox)
         return await self._sessions.get(kernel_id, caller=caller)
@@ -404,6 +422,27 @@ class Saved(msgspec.Struct):
     record: Record
     request: SandboxRequest
     session: SessionRecord | None
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """What a fork goes on from.
+
+    Parameters
+    ----------
+    saved : Saved
+    files : callable
+        Returns an asynchronous context manager that has what ``SandboxManager.restore`` takes at hand.
+    detail : dict
+        For the audit log.
+    now : Grant
+        What it may reach now, if it lives: a fork may reach no more.
+    """
+
+    saved: Saved
+    files: Callable[[], contextlib.AbstractAsyncContextManager[Path]]
+    detail: dict[str, str]
+    now: Grant
 
 
 def open_store(policy: Policy) -> SnapshotStore:
