@@ -4,6 +4,9 @@ Whoever starts within the lease of the sandboxes, with the same root directory, 
 (:meth:`.manager.SandboxManager.orphans`); starting a kernel of such an id makes the provisioner go on with it. The
 server's list of sessions, which ties notebooks to kernels, is kept beside the sandboxes for the same purpose.
 
+What a kernel said meanwhile, and says until the page that had it is back, is kept for that page, as Jupyter keeps it
+for one whose connection is lost.
+
 Those that were parked are taken back parked.
 
 A kernel that is a fork of another one is started in the same way, under a new id.
@@ -20,7 +23,9 @@ from jupyter_client.kernelspec import NoSuchKernel
 from jupyter_core.utils import ensure_async
 from jupyter_server.serverapp import ServerApp
 
+from .audience import Kept
 from .errors import Conflict
+from .link import LinkThread
 from .manager import SandboxManager
 from .parking import Parker
 from .policy import Policy
@@ -30,7 +35,7 @@ from .slot import KernelSlot, Restoration
 from .sweep import ensure_sweeper, has_left
 
 #: Seconds that a server's start waits for the kernels it takes back.
-TIMEOUT = 30.0
+TIMEOUT = 60.0
 
 
 def keep_sessions(server: ServerApp, policy: Policy) -> None:
@@ -63,6 +68,7 @@ async def take_back(server: ServerApp, policy: Policy, parker: Parker) -> list[s
     async def start(kernel_id: str, name: str) -> str | None:
         try:
             await asyncio.wait_for(ensure_async(kernels.start_kernel(kernel_id=kernel_id, kernel_name=name)), TIMEOUT)
+            await listen(kernels, kernel_id)
         except Exception as error:  # whatever is wrong with one kernel, the server starts
             server.log.warning("kernel %s was not taken back: %s", kernel_id, error)
             return None
@@ -83,6 +89,33 @@ async def take_back(server: ServerApp, policy: Policy, parker: Parker) -> list[s
     if await asyncio.to_thread(has_left, policy.state_path):
         await asyncio.to_thread(ensure_sweeper, policy.state_path)  # for what nobody takes back
     return [kernel_id for kernel_id in found if kernel_id is not None]
+
+
+async def listen(kernels: Any, kernel_id: str) -> None:
+    """Have a kernel that was taken back speak, and keep what it says for the page that ran its last cell."""
+    slot = KernelSlot.find(kernel_id=kernel_id)
+    front = slot.front if slot is not None else None
+    if slot is None or front is None or slot.parked is not None:
+        return
+    kernel = kernels.get_kernel(kernel_id)
+    client, listeners = slot.client, 1  # who watches for activity
+    if client and kernels.buffer_offline_messages:
+        streams = {}
+        for name in ("iopub", "shell", "control", "stdin"):
+            streams[name] = getattr(kernel, f"connect_{name}")(identity=client.encode())
+            streams[name].channel = name  # as Jupyter marks its own
+        kernels.start_buffering(kernel_id, f"{kernel_id}:{client}", streams)
+        kernels._kernel_buffers[kernel_id]["buffer"] = Kept(front)
+        listeners += 1
+    else:
+        client = ""
+    is_idle = await LinkThread.instance().run(front.audience.gather(front, client, listeners))
+    if not is_idle and kernel.execution_state == "starting":
+        # Jupyter would take it for one that starts, and have whoever opens it wait for an answer.
+        kernel.execution_state = "busy"
+        answered: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        answered.set_result({})
+        kernel._kernel_info_future = answered
 
 
 def _end_twins(manager: SandboxManager, kernel_ids: set[str]) -> None:

@@ -82,7 +82,8 @@ class Channel:
 
     def _see(self, identity: bytes, frames: list[bytes]) -> None:
         if self.name != "stdin" and self._read_host_cell(identity, frames) is None:
-            self.front.cell.saw_request(frames, identity)
+            if self.front.cell.saw_request(frames, identity) and identity not in self.front.local_peers:
+                self.front.audience.saw_client(identity)
             # A console says so and leaves, with no word to its kernel manager.
             self.front.is_end_expected |= self.front.cell.is_shutdown_asked
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from . import zmtp
+from .audience import ASKER, Audience
 from .channels import Channel
 from .endpoints import make_directory
 from .errors import AgentboxError
@@ -55,6 +56,7 @@ class Kernel(Protocol):
 
     on_message: OnMessage
     is_busy: Callable[[], bool]
+    lost: int
 
     @property
     def end(self) -> End | None: ...
@@ -110,6 +112,8 @@ class Front:
         Counts the kernels attached.
     local_peers : dict of bytes to LocalPeer
         Clients in this process, by identity; see :meth:`join`.
+    audience : Audience
+        Whom what the kernel says waits for, after it was taken back.
     on_command : coroutine function or None
         Does what a cell for the host asks for: told name and argument, it returns what to show, or raises
         AgentboxError. Without it such cells are the kernel's.
@@ -134,6 +138,7 @@ class Front:
         self.is_heard = False
         self.epoch = 0
         self.local_peers: dict[bytes, LocalPeer] = {}
+        self.audience = Audience()
         self.on_command: OnCommand | None = None
         self._is_free = asyncio.Event()
         self.directory, self._lock = make_directory()
@@ -204,7 +209,7 @@ class Front:
 
     def ask(self) -> None:
         """Ask the kernel for its state, as one that goes on from elsewhere says nothing by itself. Nobody is told."""
-        self._channels["shell"].put(b"\0agentbox", self.signer.message(b"", "kernel_info_request", {})[1:])
+        self._channels["shell"].put(ASKER, self.signer.message(b"", "kernel_info_request", {})[1:])
 
     def abort_pending(self) -> None:
         """Answer the cells that the present kernel has not answered: another takes its place, and never will.
@@ -347,6 +352,7 @@ class Front:
         self._tell_local_peers()
 
     async def _on_message(self, kernel: Kernel, channel: str, frames: list[bytes]) -> None:
+        await self.audience.is_there.wait()
         if kernel is not self._kernel or not frames:
             return
         if self._repeating:
@@ -354,6 +360,9 @@ class Front:
         if channel == "iopub":
             self.is_heard = True
             self.cell.saw_output(frames)
+            if kernel.lost and (index := header_index(frames)) is not None:
+                text, kernel.lost = f"nobody listened for long, and {kernel.lost} messages were lost", 0
+                self._show(self.stream_message(text, parent=frames[index + 1]))
             self._is_free.set()
             for peer in list(self.local_peers.values()):
                 peer.on_message(channel, frames)
@@ -361,6 +370,9 @@ class Front:
         elif channel in ("shell", "control", "stdin") and frames[0] in self.local_peers:
             self.cell.saw_reply(frames)
             self.local_peers[frames[0]].on_message(channel, frames[1:])
+        elif frames[0] == ASKER:
+            self.cell.saw_reply(frames)
+            self.audience.has_answered.set()
         elif channel in ("shell", "control", "stdin"):
             is_failure = channel == "shell" and self.cell.saw_reply(frames)
             await self._channels[channel].route(frames)
@@ -430,11 +442,16 @@ class Front:
             self._repeating.discard(source)
         return renewed or frames
 
-    def stream_message(self, text: str, name: str = "stderr") -> list[bytes]:
-        """Make the frames of a stream message, as output of the running cell."""
+    def has_listeners(self, identity: bytes, count: int) -> bool:
+        """Whether a client of this identity, if any, and so many subscribers have connected."""
+        is_known = not identity or all(identity in self._channels[name].by_identity for name in ("shell", "stdin"))
+        return is_known and sum(bool(peer.topics) for peer in self._channels["iopub"].peers) >= count
+
+    def stream_message(self, text: str, name: str = "stderr", parent: bytes = b"") -> list[bytes]:
+        """Make the frames of a stream message, as output of the running cell unless told of another parent."""
         clean = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text[:MAX_NOTICE])
         content = {"name": name, "text": f"agentbox: {clean}\n"}
-        return self.signer.message(b"stream." + name.encode(), "stream", content, self.cell.header or b"{}")
+        return self.signer.message(b"stream." + name.encode(), "stream", content, parent or self.cell.header or b"{}")
 
     def notice(self, text: str, name: str = "stderr") -> None:
         """Show a line to every client, as output of the running cell. Needs no kernel; waits for nobody."""

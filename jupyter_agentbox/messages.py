@@ -146,12 +146,12 @@ class RunningCell:
         """What has been asked for and was not answered."""
         return list(self._pending.values())
 
-    def saw_request(self, frames: Sequence[bytes], identity: bytes = b"") -> None:
-        """Look at what a client sends on shell or control."""
+    def saw_request(self, frames: Sequence[bytes], identity: bytes = b"") -> bool:
+        """Look at what a client sends on shell or control; whether it is a cell to run."""
         index = header_index(frames)
         self._unanswered += 1
         if index is None or not any(kind in frames[index][:MAX_HEADER] for kind in _WATCHED):
-            return
+            return False
         header = parse(frames[index])
         self.is_shutdown_asked |= header.get("msg_type") == "shutdown_request"
         if header.get("msg_type") == "execute_request" and isinstance(header.get("msg_id"), str):
@@ -159,6 +159,8 @@ class RunningCell:
             self._pending[header["msg_id"]] = Request(identity, frames[index], stops)
             if len(self._pending) > MAX_PENDING:
                 self._pending.popitem(last=False)
+            return True
+        return False
 
     def withdraw(self, frames: Sequence[bytes]) -> Request | None:
         """Forget an execute request that will not be sent on; None, and nothing is forgotten, for any other message."""

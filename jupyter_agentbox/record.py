@@ -35,6 +35,8 @@ class KernelRecord:
         ``relay`` or ``embedded``.
     language : str
         Of the context of code.
+    client : str
+        The session of the client that ran the last cell.
     """
 
     name: str
@@ -43,6 +45,7 @@ class KernelRecord:
     context: str = ""
     driver: str = "relay"
     language: str = "python"
+    client: str = ""
 
 
 @dataclass

@@ -196,7 +196,20 @@ class KernelSlot(Parkable):
     async def _open_front(self, key: bytes, signature_scheme: str) -> Front:
         front = await Front.open(key=key, signature_scheme=signature_scheme, log=self._log)
         front.on_command = self.on_command
+        front.audience.on_client = self._keep_client
         return front
+
+    def _keep_client(self, client: str) -> None:
+        known = self._sandbox.record.main_kernel if self._sandbox is not None else None
+        if self._sandbox is not None and known is not None:
+            known.client = client
+            self._sandbox.record.save(self._sandbox.directory)
+
+    @property
+    def client(self) -> str:
+        """The session of the client that ran the last cell; empty if that is not known."""
+        known = self._sandbox.record.main_kernel if self._sandbox is not None else None
+        return known.client if known is not None else ""
 
     async def _make_way(self, kernel: Kernel) -> None:
         """Let the next one start once this kernel is ready, or takes unusually long."""
@@ -236,6 +249,7 @@ class KernelSlot(Parkable):
                 raise
             self._key, self._signature_scheme = known.key.encode(), known.signature_scheme
             self._front, self._sandbox, self.end = front, sandbox, None
+            front.audience.expect()
             self._hold(sandbox.kernels[known.name], front, sandbox)
             front.ask()
             return self._connection_info(front)

@@ -65,6 +65,7 @@ class BareKernel:
         self.end: End | None = None
         self.end_message = "killed"
         self.on_message: Callable[[str, list[bytes]], Awaitable[None]] | None = None
+        self.lost = 0
         self._callbacks: list[Callable[[], None]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._context = zmq.asyncio.Context()

@@ -202,6 +202,7 @@ def test_what_waited_for_a_dead_kernel_is_not_run_by_its_successor(front: Front,
             self.got: list[list[bytes]] = []
             self.is_stuck = True
             self.on_message: Any = None
+            self.lost = 0
 
         def add_end_callback(self, callback: Any) -> None:
             self.callback = callback
@@ -333,6 +334,7 @@ def subscriber(front: Front) -> socket.socket:
 def test_a_full_queue_stops_reading_and_loses_nothing(front: Front, loop: LoopThread) -> None:
     class Slow:
         end = None
+        lost = 0
         on_message: Any = None
         is_open = False
 
@@ -369,6 +371,7 @@ def test_a_reconnect_under_the_same_identity_takes_over(front: Front, loop: Loop
 
     class Echo:
         end = None
+        lost = 0
         on_message: Any = None
 
         def add_end_callback(self, callback: Any) -> None: ...

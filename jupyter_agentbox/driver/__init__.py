@@ -54,6 +54,8 @@ class Kernel:
         Whether it works on something, or may; set by whoever takes its messages.
     is_ready : bool
         It is connected and has said something, so it handles signals by now.
+    lost : int
+        Messages that are lost, of which nobody was told yet.
     name : str
         The guest's name for it.
     """
@@ -64,6 +66,7 @@ class Kernel:
         self.end: End | None = None
         self.is_busy: Callable[[], bool] = lambda: True
         self.is_ready = False
+        self.lost = 0
         self.sandbox = sandbox
         self.name = name
         self._callbacks: list[Callable[[], None]] = []
@@ -177,7 +180,8 @@ class Kernel:
 
     def dropped(self, channel: str, count: object) -> None:
         """Take note of lost messages; for drivers."""
-        if count:
+        if isinstance(count, int) and count > 0:
+            self.lost += count
             log.warning(
                 "sandbox %s: nobody listened for long, and %r messages on %r are lost", self.sandbox.id, count, channel
             )

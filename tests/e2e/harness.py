@@ -308,8 +308,8 @@ class Result:
 class KernelClient:
     """A kernel's websocket as a notebook uses it."""
 
-    def __init__(self, server: Server, kernel_id: str) -> None:
-        self.server, self.id, self.session = server, kernel_id, uuid.uuid4().hex
+    def __init__(self, server: Server, kernel_id: str, session: str = "") -> None:
+        self.server, self.id, self.session = server, kernel_id, session or uuid.uuid4().hex
         self.socket = websocket.create_connection(
             server.url(f"api/kernels/{kernel_id}/channels?session_id={self.session}").replace("http", "ws", 1),
             header=[f"Authorization: token {server.token}"],

@@ -14,7 +14,7 @@ from .harness import KERNEL, Env, KernelClient, Server
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL], ids=["told to end", "killed"])
 def test_a_server_takes_its_kernels_back_with_all_they_hold(agentbox_env: Env, signum: int) -> None:
-    agentbox_env.configure({"Policy": {"lease_timeout": 120.0}})
+    agentbox_env.configure({"Policy": {"lease_timeout": 300.0}})
     first = Server(agentbox_env, "lab", (), {})
     first.wait_ready()
     nbformat.write(nbformat.v4.new_notebook(), agentbox_env.work / "book.ipynb")
@@ -24,24 +24,43 @@ def test_a_server_takes_its_kernels_back_with_all_they_hold(agentbox_env: Env, s
     kernel_id = session["kernel"]["id"]
     client = KernelClient(first, kernel_id)
     client.check("x = 41")
-    started = client.start(
-        "import time\nfor i in range(60):\n    print(i, flush=True); time.sleep(0.1)\nopen('done', 'w').close()"
+    code = (
+        "import time\nfor i in range({}):\n    print(i, flush=True); time.sleep(0.1)\nopen('done', 'w').close(); 'end'"
     )
-    time.sleep(1.0)
+    # The longer one runs still when the next server is there.
+    request = client.start(code.format(600 if signum == signal.SIGKILL else 60))
+    seen: list[str] = []
+    while len(seen) < 8:
+        message = client.receive(time.monotonic() + 60)
+        seen += message["content"].get("text", "").split() if message["msg_type"] == "stream" else []
     first.stop(signum)
 
     with agentbox_env.server("lab") as second:
         assert [kernel["id"] for kernel in second.call("GET", "api/kernels")] == [kernel_id]
         (again,) = second.call("GET", "api/sessions")
         assert (again["id"], again["path"], again["kernel"]["id"]) == (session["id"], "book.ipynb", kernel_id)
-        follower = KernelClient(second, kernel_id)
-        # The cell that ran meanwhile comes to its end, and the variable is there.
+        # The page comes back, and what the cell put out meanwhile with it.
+        follower = KernelClient(second, kernel_id, client.session)
+        if signum == signal.SIGKILL:
+            assert again["kernel"]["execution_state"] == "busy"
+            begin = follower.receive(time.monotonic() + 60)
+            while begin["msg_type"] != "stream":
+                begin = follower.receive(time.monotonic() + 60)
+            assert int(begin["content"]["text"].split()[0]) < 60, "the first of it was kept"
+            follower.interrupt()
+            assert follower.finish(request).error == "KeyboardInterrupt"
+        else:
+            result = follower.finish(request)
+            numbers = [int(line) for line in result.text.split()]
+            assert numbers == list(range(numbers[0], 60))
+            assert numbers[0] <= 20
+            assert result.outputs[-1]["content"]["data"] == {"text/plain": "'end'"}
+            assert Path(agentbox_env.work, "done").exists()
+        # The variable is there.
         assert follower.check("print(x + 1)", timeout=60).strip() == "42"
-        assert Path(agentbox_env.work, "done").exists()
         follower.restart()
         assert "NameError" in follower.execute("x").error
         second.call("DELETE", f"api/kernels/{kernel_id}")
-    assert started
 
 
 def test_a_server_of_another_root_directory_takes_nothing(agentbox_env: Env) -> None:
