@@ -205,13 +205,14 @@ class Setup:
         except (RuntimeUnavailable, OSError, subprocess.SubprocessError) as error:
             self.say(f"uidmap: not installed ({error}); code inside is then uid 0 there, without capabilities")
 
-    def register_in_docker(self) -> None:
-        """Add gVisor to the runtimes of Docker's engine. Raises RuntimeUnavailable, InvalidConfig."""
-        from .runtimes.docker_setup import register
+    def register_in_docker(self, settings: str = "", host: str = "", *, may_reload: bool = False) -> None:
+        """Add gVisor to the runtimes of Docker's engine, whose settings are there. Raises as :func:`.register`."""
+        from .runtimes.docker_setup import DAEMON_FILE, register
 
         found = find_runsc(self.configured, self.state_dir)
         if found is not None:  # or else it was only said how to get it
-            register(found, say=self.say, is_dry=self.is_dry)
+            path = Path(settings) if settings else DAEMON_FILE
+            register(found, say=self.say, is_dry=self.is_dry, may_reload=may_reload, path=path, host=host)
 
     def _get_package(self) -> None:
         """Install the distribution's package, if it has one that is new enough."""

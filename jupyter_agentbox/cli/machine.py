@@ -20,9 +20,11 @@ _SETUP_FLAGS = {
     "dry-run": ({"SetupCommand": {"is_dry": True}}, "Say what would be done, and do nothing."),
     "enforce": ({"SetupCommand": {"is_enforcing": True}}, "Make Jupyter servers offer sandboxed kernels only."),
     "docker": ({"SetupCommand": {"has_docker": True}}, "Register gVisor in Docker's engine, for the runtime docker."),
+    "reload": ({"SetupCommand": {"may_reload": True}}, "With --docker: have the engine read its settings now."),
     "no-template": ({"SetupCommand": {"has_template": False}}, "Make no template, off which kernels start."),
     "yes": ({}, "Accepted for scripts; nothing is ever asked."),
 }
+_SETUP_ALIASES = {**ALIASES, "docker-settings": "SetupCommand.docker_settings"}
 _DOCTOR_FLAGS = {
     **FLAGS,
     "json": ({"DoctorCommand": {"is_json": True}}, "Print a JSON list instead of lines."),
@@ -49,6 +51,7 @@ class SetupCommand(Command):
     description = __doc__ or ""
     examples = "jupyter agentbox setup --dry-run"
     flags = _SETUP_FLAGS
+    aliases = _SETUP_ALIASES
     is_dry = Bool(False, help="Say what would be done, and do nothing.").tag(config=True)
     is_enforcing = Bool(False, help="Make Jupyter servers of this environment offer sandboxed kernels only.").tag(
         config=True
@@ -56,6 +59,10 @@ class SetupCommand(Command):
     releases = Unicode(help="Address of gVisor's releases, for a mirror of them.").tag(config=True)
     has_template = Bool(True, help="Make the template of the default profile.").tag(config=True)
     has_docker = Bool(False, help="Add gVisor to the runtimes of Docker's engine, and keep all else.").tag(config=True)
+    may_reload = Bool(False, help="Have Docker's engine read its settings now, where it runs.").tag(config=True)
+    docker_settings = Unicode(help="Settings of Docker's engine; /etc/docker/daemon.json unless given.").tag(
+        config=True
+    )
 
     def run(self) -> int:
         """Set the machine up."""
@@ -75,7 +82,8 @@ class SetupCommand(Command):
         setup.get_runsc()
         setup.get_uidmap()
         if self.has_docker:
-            setup.register_in_docker()
+            host = str(policy.config.DockerRuntime.get("host", ""))
+            setup.register_in_docker(self.docker_settings, host, may_reload=self.may_reload)
         if self.is_enforcing:
             print("server: offering sandboxed kernels only, and our own by default")
             if not self.is_dry:

@@ -273,6 +273,11 @@ def read_oom_kills(paths: Iterable[str]) -> int:
     )
 
 
+def read_all_oom_kills() -> int:
+    """Return how often the kernel killed for memory on this machine."""
+    return _read_key(Path("/proc/vmstat"), "oom_kill")
+
+
 def _read_key(path: Path, key: str) -> int:
     try:
         for line in path.read_text().splitlines():

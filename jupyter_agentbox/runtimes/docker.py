@@ -24,7 +24,7 @@ from traitlets import Float, Unicode
 
 from jupyter_agentbox import containers
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, RuntimeFailed, RuntimeUnavailable
-from jupyter_agentbox.spec import Cause, End, Limits, SandboxSpec, format_size
+from jupyter_agentbox.spec import USER_ID, Cause, End, Limits, SandboxSpec, format_size
 from jupyter_agentbox.sweep import (
     get_runtime_directories,
     is_running,
@@ -44,6 +44,8 @@ _ENTER = Path(__file__).with_name("docker_enter.py")
 RUNTIME_INTERVAL, PING_INTERVAL = 60.0, 2.0
 #: Seconds that the engine may take to say that it is there.
 PING_TIMEOUT = 2.0
+#: Seconds that the engine may take to notice that a process has ended.
+NOTICE_TIMEOUT = 5.0
 #: Records of the kernel's log that are read.
 MAX_KERNEL_LOG = 100_000
 
@@ -75,16 +77,12 @@ class DockerRuntime(Runtime):
         self._pinged, self._is_answering = 0.0, True
         self._pinging = threading.Lock()
         self._out_of_memory: set[str] = set()
+        self._kills_before: dict[str, int] = {}
 
     # The contract
 
     def start(self, sandbox_id: str, spec: SandboxSpec, directory: Path) -> Handle:
         """Start a sandbox; see :meth:`.Runtime.start`."""
-        if spec.is_root:
-            raise RuntimeUnavailable(
-                f"the runtime {self.name!r} has a read-only root, so code cannot be root there; use the runtime runsc",
-                setting="Policy.profiles",
-            )
         workspace = self._find_workspace(spec, directory)
         deadline = time.monotonic() + self.start_timeout
         kind = self.find_engine_runtime()
@@ -96,10 +94,12 @@ class DockerRuntime(Runtime):
             if self.state_dir:
                 containers.note_engine(Path(self.state_dir), self.engine.host)
             container = self.engine.create(f"agentbox-{sandbox_id}", body, self.start_timeout)
+            self._kills_before[container] = cgroups.read_all_oom_kills()
             self.engine.start(container, max(1.0, deadline - time.monotonic()))
-            return self._make_handle(container, directory)
+            return self._make_handle(container, directory, 0 if spec.is_root else USER_ID)
         except BaseException:
             if container:
+                self._kills_before.pop(container, None)
                 with contextlib.suppress(AgentboxError):
                     self._keep_log(container, directory)
                 with contextlib.suppress(AgentboxError):
@@ -113,9 +113,11 @@ class DockerRuntime(Runtime):
         """Tell whether the sandbox runs, by its process: the engine is not asked."""
         if not is_running(handle.pid, handle.start_time):
             return False
+        kills = cgroups.read_all_oom_kills()  # first, so that one of its own is never among those before
         if cgroups.read_oom_kills(handle.cgroups):
             self._out_of_memory.add(handle.container)
             return False
+        self._kills_before[handle.container] = kills
         return True
 
     def is_reachable(self) -> bool:
@@ -134,19 +136,20 @@ class DockerRuntime(Runtime):
         return Usage(memory, cpu, _measure_tree(directory / "work") + _measure_file(directory / "log"))
 
     def why_ended(self, handle: Handle, limits: Limits, directory: Path) -> End:
-        """Tell why it ended: what the engine and the counters say of memory, then the log, else it was killed."""
+        """Tell why it ended: what the counters and the engine say of memory, then the log, else it was killed."""
+        if cgroups.read_oom_kills(handle.cgroups):
+            self._out_of_memory.add(handle.container)
         state: dict[str, Any] = {}
         removed = False
         words = ""
         with contextlib.suppress(AgentboxError):
-            found = self.engine.inspect(handle.container)
+            found = self._inspect_ended(handle.container)
             removed = found is None
             if found is not None:
                 state = found.get("State") or {}
                 self._keep_log(handle.container, directory)
                 words = namespaces.read_tail(directory / "log", 64_000)
-        # The engine misses it at times: the control group is gone before it looks.
-        if handle.container in self._out_of_memory or state.get("OOMKilled") or _was_killed(handle.container):
+        if handle.container in self._out_of_memory or state.get("OOMKilled") or self._was_killed(handle, removed):
             return End(
                 Cause.OUT_OF_MEMORY,
                 137,
@@ -193,6 +196,7 @@ class DockerRuntime(Runtime):
         except AgentboxError as error:
             self.log.warning("container %s is left until Docker's engine answers: %s", handle.container[:12], error)
         self._out_of_memory.discard(handle.container)
+        self._kills_before.pop(handle.container, None)
         with contextlib.suppress(OSError):
             remove_tree(directory / "docker")
 
@@ -224,7 +228,8 @@ class DockerRuntime(Runtime):
         """Decide all that is asked of the engine, and have it hold the image."""
         found = workspace.stat()
         spare = (namespaces.NOBODY, namespaces.NOBODY)
-        maps = namespaces.make_id_maps(os.geteuid(), os.getegid(), owner=(found.st_uid, found.st_gid), spare=spare)
+        uid, owner = os.geteuid(), (found.st_uid, found.st_gid)
+        maps = namespaces.make_id_maps(uid, os.getegid(), is_root=spec.is_root, owner=owner, spare=spare)
         python, prefix = rootfs.find_guest_python()
         is_private = spec.workspace is None
         steps = rootfs.make_plan(
@@ -242,6 +247,9 @@ class DockerRuntime(Runtime):
             (own / name).write_text(texts.get(name, ""))
             (own / name).chmod(0o444)
         hidden = [] if is_private else list(_find_hidden(workspace, spec))
+        layers, files = docker_config.find_layers(steps), list[str]()
+        if spec.is_root:
+            (layers, files), maps = docker_config.find_root_layers(steps), docker_config.widen_maps(maps, uid)
         return docker_config.make_container(
             spec,
             image=self.engine.ensure_image(docker_config.make_image(steps, maps)),
@@ -250,7 +258,8 @@ class DockerRuntime(Runtime):
             maps=maps,
             mounts=docker_config.make_mounts(steps, hidden, own, directory / "link"),
             labels=docker_config.make_labels(sandbox_id, spec, self.state_dir),
-            layers=docker_config.find_layers(steps),
+            layers=layers,
+            files=files,
             enter=_ENTER.read_text(encoding="utf-8"),
             is_isolated=self.isolation == "gvisor",
             filter_steps=self._make_filter(),
@@ -260,7 +269,7 @@ class DockerRuntime(Runtime):
         """Return the filter of system calls that is set inside; none where gVisor is the kernel."""
         return b""
 
-    def _make_handle(self, container: str, directory: Path) -> Handle:
+    def _make_handle(self, container: str, directory: Path, user: int) -> Handle:
         found = self.engine.inspect(container) or {}
         pid = int((found.get("State") or {}).get("Pid") or 0)
         start_time = read_start_time(pid) if pid else None
@@ -273,10 +282,32 @@ class DockerRuntime(Runtime):
             pid,
             start_time,
             cgroups=cgroups.find_of(pid),
-            user=1000,
+            user=user,
             engine=self.engine.host,
             container=container,
         )
+
+    def _inspect_ended(self, container: str) -> dict[str, Any] | None:
+        """Return what the engine tells of one that has ended, once it has noticed that itself."""
+        deadline = time.monotonic() + (0.0 if container in self._out_of_memory else NOTICE_TIMEOUT)
+        while True:
+            found = self.engine.inspect(container)
+            if found is None or not (found.get("State") or {}).get("Running") or time.monotonic() > deadline:
+                return found
+            time.sleep(0.05)
+
+    def _was_killed(self, handle: Handle, removed: bool) -> bool:
+        """Tell whether it was killed for memory though its control group was gone before anybody could look.
+
+        The engine misses it as well then. The kernel's log names the container, where this user may read it. Else the
+        machine's own counter has to do, which has no names: the kernel has killed for memory between the last look
+        at the living sandbox, less than a second before, and its death.
+        """
+        said = _find_in_kernel_log(handle.container)
+        if said is not None or removed:
+            return bool(said)
+        before = self._kills_before.get(handle.container)
+        return before is not None and cgroups.read_all_oom_kills() > before
 
     def _keep_log(self, container: str, directory: Path) -> None:
         with open(directory / "log", "wb") as file:
@@ -308,6 +339,12 @@ class DockerRuncRuntime(DockerRuntime):
 
     def start(self, sandbox_id: str, spec: SandboxSpec, directory: Path) -> Handle:
         """Start one, and say what it is not."""
+        if spec.is_root:
+            raise RuntimeUnavailable(
+                "code cannot be root in a plain container, where what is shown read-only cannot be written to at all;"
+                " use the runtime runsc or docker",
+                setting="Policy.profiles",
+            )
         self.log.warning("sandbox %s is NOT isolated by gVisor: policy has the runtime %s", sandbox_id, self.name)
         return super().start(sandbox_id, spec, directory)
 
@@ -329,26 +366,36 @@ class DockerRuncRuntime(DockerRuntime):
         return docker_config.make_namespace_filter(os.uname().machine)
 
 
-def _was_killed(container: str) -> bool:
-    """Tell whether the kernel's log says that it killed for memory in that container, where this user may read it."""
+def _find_in_kernel_log(container: str) -> bool | None:
+    """Tell whether the kernel's log says that it killed for memory in that container; None where it can't be told.
+
+    The kernel does not write down each of many at a time.
+    """
     wanted = f"{container},".encode()
+    named = killed = 0
     try:
         log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return False
+        return None
     try:
         for _ in range(MAX_KERNEL_LOG):
             try:
                 record = os.read(log, 8192)
             except BrokenPipeError:
+                named = killed = 0
                 continue  # what was next is overwritten; the log goes on behind it
-            if b"oom_memcg=" in record and wanted in record.partition(b"oom_memcg=")[2]:
-                return True
+            if b"oom_memcg=" in record:
+                named += 1
+                if wanted in record.partition(b"oom_memcg=")[2]:
+                    return True
+            killed += b";Memory cgroup out of memory: Killed process" in record
+    except BlockingIOError:
+        return False if named >= killed else None
     except OSError:
-        pass  # its end, among others
+        pass
     finally:
         os.close(log)
-    return False
+    return None
 
 
 def _find_hidden(workspace: Path, spec: SandboxSpec) -> Iterator[tuple[str, bool]]:

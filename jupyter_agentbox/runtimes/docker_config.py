@@ -13,6 +13,7 @@ import json
 import struct
 import tarfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,10 @@ CAPABILITIES = {
 CONTAINER_CAPABILITIES = ("SETGID", "SETUID")
 #: Groups by which the guest finds what a command has started; they own nothing anywhere.
 MARKS = (FIRST_MARK, FIRST_MARK, 1 << 24)
+#: Where the root is made of a sandbox in which code is root; gone before any runs.
+NEW_ROOT = "/.agentbox"
+#: Ids outside of the accounts that packages make where code inside is root, and how many: 1 to 65533.
+ROOT_IDS, ROOT_ID_COUNT = 2_000_000_000, 65533
 #: Open files where Linux counts them: every engine has as many.
 MAX_PLAIN_FILES = 4096
 #: Docker writes these itself, unless something is mounted there.
@@ -159,18 +164,45 @@ def find_layers(steps: Sequence[Step]) -> list[str]:
 
     Not those in which something else is mounted, which would be hidden by that; nor a name that an option cannot hold.
     """
-    places = [path.removeprefix("root") for step, path, *_ in steps if step == "bind"]
-    found = []
-    for step, path, *rest in steps:
-        place = path.removeprefix("root")
-        if step != "bind" or rest[1] or place.startswith(("/etc/", GUEST_DIR)) or not Path(rest[0]).is_dir():
-            continue
-        if not any(other.startswith(place + "/") for other in places) and not set(place) & set(",:\\"):
-            found.append(place)
-    return found
+    shown = _list_shown(steps)
+    return [
+        place
+        for place, source in shown.items()
+        if Path(source).is_dir()
+        and not place.startswith("/etc/")
+        and not any(other.startswith(place + "/") for other in shown)
+    ]
 
 
-def make_tmpfs(limits: Limits, maps: IdMaps) -> dict[str, str]:
+def find_root_layers(steps: Sequence[Step]) -> tuple[list[str], list[str]]:
+    """Return all directories that are shown read-only, and the files of /etc: for where code inside is root."""
+    shown = _list_shown(steps)
+    files = [place for place, source in shown.items() if place.startswith("/etc/") and not Path(source).is_dir()]
+    files += [f"/etc/{name}" for name in DOCKERS_OWN]
+    return [place for place, source in shown.items() if Path(source).is_dir()], files
+
+
+def _list_shown(steps: Sequence[Step]) -> dict[str, str]:
+    """Return what is shown read-only, and whence. Not the guest, nor a name that an option of a mount cannot hold."""
+    binds = {path.removeprefix("root"): str(rest[0]) for step, path, *rest in steps if step == "bind" and not rest[1]}
+    return {
+        place: source
+        for place, source in binds.items()
+        if not place.startswith(GUEST_DIR) and not set(place) & set(",:\\")
+    }
+
+
+def widen_maps(maps: IdMaps, uid: int) -> IdMaps:
+    """Return the id maps where code inside is root: with ids for the accounts of packages, which nobody has outside.
+
+    Where ``uid``, the server's, is an ordinary user's, the system's files belong to nobody inside, as with runsc; and
+    root inside may override that only if nobody is somebody to gVisor.
+    """
+    more = ((1, ROOT_IDS, ROOT_ID_COUNT), (1 + ROOT_ID_COUNT, 0, 1)) if uid else ((1, ROOT_IDS, ROOT_ID_COUNT + 1),)
+    return replace(maps, uids=(*maps.uids, *more), gids=(*maps.gids, *more))
+
+
+def make_tmpfs(limits: Limits, maps: IdMaps, *, is_root: bool = False) -> dict[str, str]:
     """Return the file systems in memory, and their options. What they hold counts as the sandbox's memory."""
     uids, gids = ({inner: outer for inner, outer, _ in entries} for entries in (maps.uids, maps.gids))
     size = min(limits.disk, limits.memory // 2)
@@ -186,6 +218,7 @@ def make_tmpfs(limits: Limits, maps: IdMaps) -> dict[str, str]:
         "/run": f"{common},mode=755,size={MIB},{guest}",
         GUEST_DIR: f"{common},mode=700,size={MIB},{guest}",
         "/sys/fs/cgroup": "ro,nosuid,nodev,noexec,mode=555,size=4k",  # or else Docker shows control groups there
+        **({NEW_ROOT: f"{common},mode=700,size={size},{guest}"} if is_root else {}),
     }
 
 
@@ -262,6 +295,7 @@ def make_container(
     mounts: Sequence[Mapping[str, Any]],
     labels: Mapping[str, str],
     layers: Sequence[str],
+    files: Sequence[str] = (),
     enter: str,
     is_isolated: bool = True,
     filter_steps: bytes = b"",
@@ -280,8 +314,8 @@ def make_container(
         Of the user namespace that is made inside.
     mounts, labels
         From :func:`make_mounts` and :func:`make_labels`.
-    layers : list of str
-        From :func:`find_layers`.
+    layers, files : list of str
+        From :func:`find_layers`, or :func:`find_root_layers`.
     enter : str
         Text of :mod:`.docker_enter`.
     is_isolated : bool
@@ -293,10 +327,13 @@ def make_container(
     if not is_isolated:  # what gVisor counts by itself; Linux would refuse more than the engine has
         rlimits["NOFILE"] = MAX_PLAIN_FILES
     guest = {"lease": spec.lease_timeout, "uid": maps.user, "gid": maps.user, "home": HOME, "rlimits": rlimits}
+    capabilities = oci.ROOT_CAPABILITIES if spec.is_root else oci.GUEST_CAPABILITIES
     settings = {
         "uid_map": _map_text(maps.uids),
         "gid_map": _map_text([*maps.gids, MARKS]),
-        "capabilities": [CAPABILITIES[name] for name in oci.GUEST_CAPABILITIES],
+        "capabilities": [CAPABILITIES[name] for name in capabilities],
+        "new_root": NEW_ROOT if spec.is_root else "",
+        "files": list(files),
         "folders": [(f"{HOME}/.cache", 0o755, maps.user), ("/tmp/.X11-unix", 0o1777, 0)],
         "layers": list(layers) if is_isolated else [],  # Linux itself has it in no user namespace of every machine
         "layer_size": min(spec.limits.disk, spec.limits.memory // 2),
@@ -335,7 +372,7 @@ def make_container(
             "MaskedPaths": list(oci.MASKED),
             "ReadonlyPaths": list(oci.READ_ONLY),
             "Ulimits": [{"Name": name.lower(), "Soft": value, "Hard": value} for name, value in rlimits.items()],
-            "Tmpfs": make_tmpfs(limits, maps),
+            "Tmpfs": make_tmpfs(limits, maps, is_root=spec.is_root),
             "Mounts": list(mounts),
             "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m", "max-file": "1"}},
             "RestartPolicy": {"Name": "no"},

@@ -16,6 +16,8 @@ import sys
 CLONE_NEWUSER, CLONE_NEWNS = 0x10000000, 0x00020000
 #: Where the layers lie, which only the guest can enter.
 LAYERS = "/run/agentbox/layers"
+MS_BIND, MS_REC, MNT_DETACH = 4096, 16384, 2
+PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 PR_CAPBSET_DROP, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 24, 22, 2
 CAPABILITY_VERSION = 0x20080522
 
@@ -67,21 +69,64 @@ def mount(kind: str, target: str, options: str) -> None:
     check(libc.mount(b"none", os.fsencode(target), kind.encode(), 0, os.fsencode(options)), target)
 
 
+def add_layer(place: str, number: int, below: str, target: str) -> None:
+    """Mount at ``target`` what lies at ``below``, so that it can be written to; what is beneath stays as it is."""
+    upper, work = f"{place}/{number}/upper", f"{place}/{number}/work"
+    os.makedirs(upper)
+    os.makedirs(work)
+    found = os.stat(below)
+    os.chmod(upper, found.st_mode & 0o7777)
+    try:
+        os.chown(upper, found.st_uid, found.st_gid)
+    except OSError:
+        pass  # it is somebody's who is nobody here
+    mount("overlay", target, f"lowerdir={below},upperdir={upper},workdir={work}")
+
+
 def add_layers(paths: "list[str]", size: int) -> None:
-    """Let directories be written to, in memory of ``size`` bytes together; what is beneath stays as it is."""
+    """Let directories be written to, in memory of ``size`` bytes together."""
     os.mkdir(LAYERS, 0o700)
     mount("tmpfs", LAYERS, f"mode=700,size={size}")
     for number, path in enumerate(paths):
-        upper, work = f"{LAYERS}/{number}/upper", f"{LAYERS}/{number}/work"
-        os.makedirs(upper)
-        os.makedirs(work)
-        found = os.stat(path)
-        os.chmod(upper, found.st_mode & 0o7777)
-        try:
-            os.chown(upper, found.st_uid, found.st_gid)
-        except OSError:
-            pass  # it is somebody's who is nobody here
-        mount("overlay", path, f"lowerdir={path},upperdir={upper},workdir={work}")
+        add_layer(LAYERS, number, path, path)
+
+
+def renew_root(place: str, paths: "list[str]", files: "list[str]") -> None:
+    """Become a program of a root that can be written to all over, with all that is mounted in the old one.
+
+    Parameters
+    ----------
+    place : str
+        Where an empty file system is mounted, for what is written.
+    paths : list of str
+        Mounted directories over which there is to be a layer.
+    files : list of str
+        Mounted files that are to be mere files, which can be exchanged.
+    """
+    with open("/proc/self/mountinfo") as table:
+        words = {line.split()[4] for line in table}
+    mounted = {word.encode().decode("unicode_escape").encode("latin-1").decode() for word in words}
+    root = place + "/root"
+    os.mkdir(root)
+    add_layer(place, 0, "/", root)
+    for path in files:
+        with open(path, "rb") as source, open(root + path, "wb") as copy:
+            copy.write(source.read())
+    taken = ["/", place, *files]
+    for number, path in enumerate(sorted(mounted), 1):
+        if path in taken or any(path.startswith(other + "/") for other in taken):
+            continue
+        if path in paths:
+            add_layer(place, number, path, root + path)
+        else:
+            taken.append(path)  # with all beneath
+            check(libc.mount(os.fsencode(path), os.fsencode(root + path), None, MS_BIND | MS_REC, None), path)
+    os.chdir(root)
+    # The old root comes to lie above the new one, and is taken away.
+    check(libc.syscall(PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
+    check(libc.umount2(b".", MNT_DETACH), "umount")
+    os.chdir("/")
+    os.rmdir(place)
 
 
 def keep_capabilities(kept: "list[int]") -> None:
@@ -100,7 +145,9 @@ def main(program: str, settings: str) -> None:
     what = json.loads(settings)
     enter_namespace(what["uid_map"], what["gid_map"])
     make_folders(what["folders"])
-    if what["layers"]:
+    if what["new_root"]:
+        renew_root(what["new_root"], what["layers"], what["files"])
+    elif what["layers"]:
         add_layers(what["layers"], what["layer_size"])
     keep_capabilities(what["capabilities"])
     if what["filter"]:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import subprocess
+import signal
+import stat
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jupyter_agentbox.errors import InvalidConfig, RuntimeUnavailable
+from jupyter_agentbox.errors import AgentboxError, InvalidConfig, RuntimeUnavailable
 
-from .docker_engine import REQUIRED_FLAGS, RUNTIME_NAME
+from .docker_engine import REQUIRED_FLAGS, RUNTIME_NAME, Engine
 
 #: Docker's settings.
 DAEMON_FILE = Path("/etc/docker/daemon.json")
-_COMMAND_TIMEOUT = 60.0
+#: Seconds in which an engine has read its settings.
+RELOAD_TIMEOUT = 30.0
 
 
 def make_runtime(runsc: str) -> dict[str, Any]:
@@ -45,39 +49,106 @@ def add_runtime(text: str, runsc: str) -> str | None:
     return json.dumps(settings, indent=2) + "\n"
 
 
+def find_engines(path: Path, proc: Path = Path("/proc")) -> dict[int, list[str]]:
+    """Return the command lines of the engines that run here and have these settings, by their pids."""
+    found = {}
+    for entry in proc.iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            line = (entry / "cmdline").read_bytes().rstrip(b"\0")
+            if os.path.basename(line.partition(b"\0")[0]) != b"dockerd":
+                continue
+        except OSError:
+            continue
+        arguments = [os.fsdecode(word) for word in line.split(b"\0")]
+        if os.path.realpath(_read_option(arguments, "--config-file") or DAEMON_FILE) == os.path.realpath(path):
+            found[int(entry.name)] = arguments
+    return found
+
+
+def _read_option(arguments: Sequence[str], name: str) -> str:
+    for place, word in enumerate(arguments):
+        if word == name and place + 1 < len(arguments):
+            return arguments[place + 1]
+        if word.startswith(f"{name}="):
+            return word[len(name) + 1 :]
+    return ""
+
+
 def register(
     runsc: str,
     *,
     say: Callable[[str], None] = print,
     is_dry: bool = False,
+    may_reload: bool = False,
     path: Path = DAEMON_FILE,
-    run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run,
+    host: str = "",
 ) -> None:
     """Add our runtime to Docker's settings, and have a running engine read them. Says each step before it is done.
+
+    Parameters
+    ----------
+    runsc : str
+        The program.
+    say : callable
+        Told each step in a sentence.
+    is_dry : bool
+        Say only.
+    may_reload : bool
+        Have the engine read its settings now; otherwise the command for that is said.
+    path : Path
+        The settings.
+    host : str
+        Address of the engine; empty takes ``DOCKER_HOST``, or Docker's own default.
 
     Raises
     ------
     InvalidConfig
-        The settings cannot be read; nothing was changed.
+        The settings cannot be read, or the engine could not; nothing was changed.
     RuntimeUnavailable
-        This user may not write them, or the engine does not take them.
+        This user may not write them or signal the engine, or the engine has not taken them.
     """
+    path = Path(os.path.realpath(path))  # a link stays one
     text = path.read_text() if path.exists() else ""
+    engines = find_engines(path)
     changed = add_runtime(text, os.path.abspath(runsc))
     if changed is None:
         say(f"Docker: the runtime {RUNTIME_NAME} is in {path} already")
-        return
-    say(f"Docker: adding the runtime {RUNTIME_NAME}, {runsc}, to {path}; all else in that file stays as it is")
-    say("  and having the engine read it by `kill -HUP`; containers that run are not touched")
-    if is_dry:
-        return
+    else:
+        if any(_read_option(arguments, "--add-runtime") for arguments in engines.values()):
+            raise InvalidConfig(
+                f"Docker's engine was started with --add-runtime, and would not start any more with runtimes in {path}"
+                " too, which was left as it is. Move them from its command line to that file first"
+            )
+        say(f"Docker: adding the runtime {RUNTIME_NAME}, {runsc}, to {path}; all else in that file stays as it is")
+        if not is_dry:
+            _write(path, changed)
+    command = "kill -HUP " + " ".join(map(str, engines))
+    if not engines:
+        say("  no engine with these settings runs now; one that starts finds the runtime")
+    elif changed is None and _knows_runtime(host):
+        say("  and the engine knows it")
+    elif not may_reload:
+        say(f"  have the engine read it by `{command}`, or by --reload; containers that run are not touched")
+    else:
+        say(f"  having the engine read it: {command}; containers that run are not touched")
+        if not is_dry:
+            _reload(engines, host)
+
+
+def _write(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
+        found = path.stat() if path.exists() else None
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
             try:
-                file.write(changed)
-                os.fchmod(file.fileno(), mode)
+                file.write(text)
+                os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode) if found else 0o644)
+                if found:
+                    os.fchown(file.fileno(), found.st_uid, found.st_gid)
+                file.flush()
+                os.fsync(file.fileno())
                 os.replace(file.name, path)
             except BaseException:
                 os.unlink(file.name)
@@ -86,8 +157,28 @@ def register(
         raise RuntimeUnavailable(
             f"{path} cannot be written: {error}. Run `sudo jupyter agentbox setup --docker`"
         ) from error
-    found = run(["pidof", "dockerd"], capture_output=True, text=True, timeout=_COMMAND_TIMEOUT).stdout.split()
-    if not found:
-        say("  Docker's engine does not run here now; it finds the runtime when it starts")
-    for pid in found:
-        run(["kill", "-HUP", pid], check=True, timeout=_COMMAND_TIMEOUT)
+
+
+def _reload(engines: Iterable[int], host: str) -> None:
+    for pid in engines:
+        try:
+            os.kill(pid, signal.SIGHUP)
+        except ProcessLookupError:
+            continue
+        except PermissionError as error:
+            raise RuntimeUnavailable(f"this user may not signal Docker's engine: run `sudo kill -HUP {pid}`") from error
+    deadline = time.monotonic() + RELOAD_TIMEOUT
+    while not _knows_runtime(host):
+        if time.monotonic() > deadline:
+            raise RuntimeUnavailable(
+                f"Docker's engine at {Engine(host).host} does not know the runtime {RUNTIME_NAME} after"
+                f" {RELOAD_TIMEOUT:g} s: its log says why. If it is another engine, name it by DockerRuntime.host",
+                setting="DockerRuntime.host",
+            )
+        time.sleep(0.1)
+
+
+def _knows_runtime(host: str) -> bool:
+    with contextlib.suppress(AgentboxError):
+        return any(found.name == RUNTIME_NAME and not found.missing for found in Engine(host).runtimes())
+    return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -217,6 +218,48 @@ class RuntimeContract:
             assert (after.st_mode, after.st_mtime_ns, after.st_size) == (before.st_mode, before.st_mtime_ns, 4)
             assert os.listdir(shown) == ["file"]
 
+    def test_root_inside_can_be_had_by_profile(
+        self, make_box: MakeBox, spec: SandboxSpec, workspace: Path, tmp_path: Path
+    ) -> None:
+        shown = tmp_path / "shown"
+        shown.mkdir()
+        (shown / "file").write_text("kept")
+        mounts = (Mount(shown, str(shown)),)
+        with make_box(replace(spec, is_root=True, mounts=mounts)) as box:
+            assert box.handle.user == 0
+            assert box.run("id -u; touch /tmp/x; chown 42:42 /tmp/x; stat -c %u /tmp/x").split() == ["0", "42"]
+            status = dict(line.split(":\t") for line in box.run("cat /proc/self/status").splitlines() if ":\t" in line)
+            for name in ("CapEff", "CapPrm", "CapBnd"):
+                assert int(status[name], 16) == 0x8004_04FB  # no more than package managers need
+            made = "for path in /made /etc/made /usr/made /var/lib/made; do echo x > $path || echo no $path; done"
+            assert box.run(f"{made}; mv /etc/hosts /etc/other && cat /etc/other | head -1").startswith("127.0.0.1")
+            assert "x" in box.run("cat /made /usr/made; echo x > kept; cat kept data.csv")
+            spoil = f"echo y > {shown}/file; mount -o remount,rw,bind {shown}; : > {shown}/file; rm {shown}/file"
+            box.run(f"{spoil}; unshare -m sh -c 'mount --bind {shown} /mnt; : > /mnt/file; rm -f /mnt/file'; echo")
+            assert box.run("ls /root/.ssh /home /proc/1/root/root/.ssh 2>/dev/null").split() == ["/home:", "user"]
+        assert (shown / "file").read_text() == "kept"
+        assert (workspace / "kept").stat().st_uid == os.geteuid()
+        assert not [path for path in ("/made", "/etc/made", "/usr/made", "/var/lib/made") if Path(path).exists()]
+
+    def test_packages_can_be_installed_where_user_code_is_root(
+        self, make_box: MakeBox, spec: SandboxSpec, workspace: Path
+    ) -> None:
+        control = workspace / "pkg" / "DEBIAN" / "control"
+        control.parent.mkdir(parents=True, mode=0o755)
+        control.write_text(
+            "Package: agentbox-probe\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.org>\nDescription: x\n"
+        )
+        tool = workspace / "pkg" / "usr" / "bin" / "agentbox-probe"
+        tool.parent.mkdir(parents=True)
+        tool.write_text("#!/bin/sh\necho installed\n")
+        tool.chmod(0o755)
+        subprocess.run(["dpkg-deb", "--build", "pkg", "probe.deb"], cwd=workspace, check=True, stdout=-3, timeout=20)
+        with make_box(replace(spec, is_root=True, limits=replace(spec.limits, disk=1024 * MIB))) as box:
+            path = "export PATH=/usr/sbin:/sbin:$PATH; "
+            said = box.run(path + "apt-get install -y ./probe.deb 2>&1; agentbox-probe", timeout=60)
+            assert said.endswith("installed\n"), said
+        assert not Path("/usr/bin/agentbox-probe").exists()
+
     # Limits
 
     def test_out_of_memory_ends_this_sandbox_only_and_says_so(self, make_box: MakeBox, spec: SandboxSpec) -> None:
@@ -224,7 +267,7 @@ class RuntimeContract:
         with make_box(spec, "two") as neighbour:
             with make_box(small) as box:
                 box.send("/usr/bin/python3 -c 'x = bytearray(1 << 30); x[::4096] = b\"x\" * len(x[::4096])'")
-                box.wait_for_end()
+                box.wait_for_end(60)
                 end = box.runtime.why_ended(box.handle, small.limits, box.directory)
             assert end.cause is Cause.OUT_OF_MEMORY
             assert end.exit_code == 137
@@ -295,7 +338,7 @@ class RuntimeContract:
             assert Path("/proc/mounts").read_text() == before
             started = time.monotonic()
             runtime.kill(handle)
-            assert time.monotonic() - started < 2
+            assert time.monotonic() - started < 10
             assert not runtime.is_alive(handle)
             assert runtime.why_ended(handle, spec.limits, box.directory).cause is Cause.KILLED
             runtime.kill(handle)

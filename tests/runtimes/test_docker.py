@@ -8,12 +8,12 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -25,12 +25,12 @@ from traitlets.config import Config
 from jupyter_agentbox.doctor import find_runtimes
 from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, RuntimeFailed, RuntimeUnavailable
 from jupyter_agentbox.policy import Policy
-from jupyter_agentbox.runtimes import Runtime
+from jupyter_agentbox.runtimes import Runtime, cgroups, docker
 from jupyter_agentbox.runtimes.docker import DockerRuncRuntime, DockerRuntime
 from jupyter_agentbox.runtimes.docker_engine import RUNTIME_NAME, Engine
-from jupyter_agentbox.runtimes.docker_setup import make_runtime, register
+from jupyter_agentbox.runtimes.docker_setup import DAEMON_FILE, find_engines, make_runtime, register
 from jupyter_agentbox.spec import MIB, Cause, Limits, SandboxSpec
-from jupyter_agentbox.sweep import ContainerSweep, sweep
+from jupyter_agentbox.sweep import ContainerSweep, is_running, sweep
 from jupyter_agentbox.testing.box import STANDIN, Box
 from jupyter_agentbox.testing.contract import RuntimeContract
 from jupyter_agentbox.testing.escapes import EscapeContract
@@ -196,13 +196,46 @@ class TestEngine:
             assert runtime.engine.inspect(other.handle.container) is not None
         (tmp_path / "aside").rename(box.directory)
 
+    def test_its_end_for_memory_is_told_though_engine_and_kernels_log_missed_it(
+        self, runtime: DockerRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        small = replace(SPEC, limits=replace(SPEC.limits, memory=192 * MIB))
+        with Box(runtime, tmp_path / "state", "greedy", small) as box:
+            monkeypatch.setattr(docker, "_find_in_kernel_log", lambda container: None)
+            inspect = runtime.engine.inspect
+            seen: list[bool] = []
+
+            def inspect_blindly(container: str) -> dict[str, Any] | None:
+                found = inspect(container)
+                if found is not None:
+                    found["State"]["OOMKilled"] = False
+                    seen.append(found["State"]["Running"])
+                return found
+
+            monkeypatch.setattr(runtime.engine, "inspect", inspect_blindly)
+            assert runtime.is_alive(box.handle)
+            box.send("/usr/bin/python3 -c 'x = bytearray(1 << 30); x[::4096] = b\"x\" * len(x[::4096])'")
+            wait_until(
+                lambda: (
+                    cgroups.read_oom_kills(box.handle.cgroups) or not is_running(box.handle.pid, box.handle.start_time)
+                ),
+                60,
+                "the kernel kills",
+            )
+            runtime.kill(box.handle)
+            # As on a busy machine: the control group is gone before anybody has looked at it.
+            monkeypatch.setattr(cgroups, "read_oom_kills", lambda paths: 0)
+            end = runtime.why_ended(box.handle, small.limits, box.directory)
+        assert end.cause is Cause.OUT_OF_MEMORY
+        assert seen[-1] is False
+
     def test_what_this_runtime_cannot_do_is_refused_by_name(
         self, runtime: DockerRuntime, box: Box, tmp_path: Path
     ) -> None:
         with pytest.raises(RuntimeUnavailable, match="'docker' keeps no snapshots"):
             runtime.checkpoint(box.handle, box.id, box.directory, tmp_path)
-        with pytest.raises(RuntimeUnavailable, match="read-only root"):
-            runtime.start("root", replace(SPEC, is_root=True), tmp_path)
+        with pytest.raises(RuntimeUnavailable, match="cannot be root in a plain container"):
+            DockerRuncRuntime(host=runtime.host).start("root", replace(SPEC, is_root=True), tmp_path)
         os.mkfifo(tmp_path / ".fifo")
         with pytest.raises(InvalidRequest, match="neither a file nor a folder"):
             Box(runtime, tmp_path / "state", "fifo", replace(SPEC, workspace=tmp_path, hidden=(".*", "state")))
@@ -267,26 +300,71 @@ class TestSetup:
     """``jupyter agentbox setup --docker``."""
 
     def test_it_keeps_what_is_there_and_does_nothing_twice(self, tmp_path: Path) -> None:
-        path, said, ran = tmp_path / "docker/daemon.json", [], []
-
-        def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-            ran.append(command)
-            return subprocess.CompletedProcess(command, 0, "123\n", "")
-
+        path = tmp_path / "docker/daemon.json"
+        said: list[str] = []
         path.parent.mkdir()
         path.write_text('{"log-driver": "local", "runtimes": {"other": {"path": "/bin/other"}}}')
-        register("/usr/bin/runsc", say=said.append, is_dry=True, path=path, run=run)
-        assert RUNTIME_NAME not in path.read_text()
-        assert not ran
-        register("/usr/bin/runsc", say=said.append, path=path, run=run)
+        path.chmod(0o600)
+        link = tmp_path / "link.json"
+        link.symlink_to(path)
+        before = path.read_text()
+        register("/usr/bin/runsc", say=said.append, is_dry=True, path=link)
+        assert path.read_text() == before
+        register("/usr/bin/runsc", say=said.append, path=link)
         settings = json.loads(path.read_text())
         assert settings["log-driver"] == "local"
         assert settings["runtimes"]["other"] == {"path": "/bin/other"}
         assert settings["runtimes"][RUNTIME_NAME] == make_runtime("/usr/bin/runsc")
-        assert ran == [["pidof", "dockerd"], ["kill", "-HUP", "123"]]
-        register("/usr/bin/runsc", say=said.append, path=path, run=run)
-        assert "already" in said[-1]
-        assert len(ran) == 2
+        assert (path.stat().st_mode & 0o777, link.is_symlink(), len(list(path.parent.iterdir()))) == (0o600, True, 1)
+        assert "no engine with these settings runs now" in said[-1]
+        register("/usr/bin/runsc", say=said.append, path=path)
+        assert "already" in said[-2]
+
+    def test_engines_are_told_apart_by_their_settings(self, tmp_path: Path) -> None:
+        lines = {
+            "10": ["/usr/bin/dockerd"],
+            "11": ["dockerd", "--config-file", "/x/y.json", "--add-runtime=a=/b"],
+            "12": ["dockerd", "--config-file=/x/../x/y.json"],
+            "13": ["sh", "dockerd"],
+            "14": [],
+            "self": [],
+        }
+        for pid, words in lines.items():
+            (tmp_path / pid).mkdir()
+            (tmp_path / pid / "cmdline").write_text("".join(f"{word}\0" for word in words))
+        assert list(find_engines(DAEMON_FILE, tmp_path)) == [10]
+        assert sorted(find_engines(Path("/x/y.json"), tmp_path)) == [11, 12]
+
+    def test_it_registers_gvisor_in_an_engine_that_runs(self, dockerd: Dockerd, make_env: Callable[..., Env]) -> None:
+        path, engine = dockerd.base / "daemon.json", Engine(dockerd.host)
+        before = json.loads(path.read_text())
+        env = make_env(config={"DockerRuntime": {"host": dockerd.host}})
+        setup = ("jupyter-agentbox", "setup", "--docker", f"--docker-settings={path}")
+        bare = {
+            **before,
+            "runtimes": {name: found for name, found in before["runtimes"].items() if name != RUNTIME_NAME},
+        }
+        path.write_text(json.dumps(bare))
+        try:
+            dockerd.signal(signal.SIGHUP)
+            wait_until(
+                lambda: RUNTIME_NAME not in [found.name for found in engine.runtimes()], 60, "it is unregistered"
+            )
+            with pytest.raises(RuntimeUnavailable, match="setup --docker"):
+                engine.find_gvisor()
+            said = env.run(*setup).output
+            assert f"adding the runtime {RUNTIME_NAME}" in said
+            assert "kill -HUP" in said
+            assert json.loads(path.read_text()) == before
+            assert RUNTIME_NAME not in [found.name for found in engine.runtimes()]  # it was not told to
+            said = env.run(*setup, "--reload").output
+            assert f"is in {path} already" in said
+            assert engine.find_gvisor().name == RUNTIME_NAME
+            assert "and the engine knows it" in env.run(*setup, "--reload").output
+        finally:
+            path.write_text(json.dumps(before))
+            dockerd.signal(signal.SIGHUP)
+            wait_until(lambda: RUNTIME_NAME in [found.name for found in engine.runtimes()], 60, "it is registered")
 
     def test_the_doctor_looks_at_what_profiles_name_or_is_asked_for(self) -> None:
         settings = {"profiles": {"boxed": {"runtime": "docker"}}, "allowed_runtimes": ["runsc", "docker"]}

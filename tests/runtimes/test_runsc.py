@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,30 +64,6 @@ class TestRunsc(RuntimeContract):
             box.run("echo x > mine; echo y >> data.csv")
         assert (workspace / "mine").stat().st_uid == 4321
         assert (workspace / "data.csv").read_text().endswith("y\n")
-
-    def test_root_inside_can_be_had_by_profile(self, make_box: MakeBox, spec: SandboxSpec) -> None:
-        with make_box(replace(spec, is_root=True)) as box:
-            assert box.handle.user == 0
-            assert box.run("id -u; touch /tmp/x; chown 42:42 /tmp/x; stat -c %u /tmp/x").split() == ["0", "42"]
-
-    def test_packages_can_be_installed_where_user_code_is_root(
-        self, make_box: MakeBox, spec: SandboxSpec, workspace: Path
-    ) -> None:
-        control = workspace / "pkg" / "DEBIAN" / "control"
-        control.parent.mkdir(parents=True, mode=0o755)
-        control.write_text(
-            "Package: agentbox-probe\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.org>\nDescription: x\n"
-        )
-        tool = workspace / "pkg" / "usr" / "bin" / "agentbox-probe"
-        tool.parent.mkdir(parents=True)
-        tool.write_text("#!/bin/sh\necho installed\n")
-        tool.chmod(0o755)
-        subprocess.run(["dpkg-deb", "--build", "pkg", "probe.deb"], cwd=workspace, check=True, stdout=-3, timeout=20)
-        with make_box(replace(spec, is_root=True, limits=replace(spec.limits, disk=1024 * MIB))) as box:
-            path = "export PATH=/usr/sbin:/sbin:$PATH; "
-            said = box.run(path + "apt-get install -y ./probe.deb 2>&1; agentbox-probe", timeout=60)
-            assert said.endswith("installed\n"), said
-        assert not Path("/usr/bin/agentbox-probe").exists()
 
     def test_nothing_outlives_a_killed_owner_and_its_lease(self, state_dir: Path) -> None:
         state_dir.mkdir()
