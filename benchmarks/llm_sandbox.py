@@ -1,4 +1,4 @@
-"""Open to the first result, and repeated runs, beside llm-sandbox on the same Docker: ``python -m benchmarks.llm_sandbox``.
+"""Open to first result and repeated runs, beside llm-sandbox on the same Docker: ``python -m benchmarks.llm_sandbox``.
 
 llm-sandbox is no dependency of ours: it runs in an interpreter of its own, on an image that is there already. Its
 environment set-up, a virtual environment and an upgrade of pip from the network, is left out. Ours runs on the runtimes
@@ -44,7 +44,8 @@ for line in sys.stdin:
     asked = json.loads(line)
     session = SandboxSession(
         backend=SandboxBackend.DOCKER, lang="python", image=asked["image"], keep_template=True,
-        skip_environment_setup=True, workdir="/srv", runtime_configs={"runtime": asked["runtime"], "network_mode": "none"},
+        skip_environment_setup=True, workdir="/srv",
+        runtime_configs={"runtime": asked["runtime"], "network_mode": "none"},
     )
     opened = time.perf_counter()
     session.open()

@@ -305,6 +305,19 @@ def test_subshells_run_beside_the_main_shell(client: Client) -> None:
     assert client.run("'main goes on'") == "'main goes on'"
 
 
+def test_the_debugger_is_loaded_when_somebody_debugs(client: Client) -> None:
+    loaded = "import sys; [name for name in sys.modules if name.startswith(('debugpy', '_pydev'))] != []"
+    assert client.run(loaded) == "False"
+    info = client.reply(client.send("shell", "kernel_info_request", {}))["content"]
+    assert "debugger" in info["supported_features"]
+    # A kernel's own module, and its own class, for whoever looks for them.
+    assert client.run("import ipykernel.debugger as d; d.Debugger.__module__, d.__file__[-11:]") == (
+        "('ipykernel.debugger', 'debugger.py')"
+    )
+    assert client.run(loaded) == "True"
+    assert client.run("get_ipython().kernel.debugger.breakpoint_list") == "{}"
+
+
 def test_the_debugger_stops_at_breakpoints(client: Client) -> None:
     sequence = iter(range(1, 100))
 

@@ -30,6 +30,7 @@ from tornado.ioloop import IOLoop
 from zmq.eventloop.zmqstream import ZMQStream
 
 from .embedded_claim import claim
+from .embedded_debugger import DEBUGGER, Debugger
 from .embedded_shells import Shells
 from .embedded_streams import Frame, Output, Publisher, Receiver, Stream
 from .fifos import Sender
@@ -141,7 +142,12 @@ class Owners:
 def embed(kernel_class: type) -> type:
     """Return a kernel class that writes a cell's messages together: those before it runs, and those after."""
 
+    trait = kernel_class.class_traits().get("debugger_class")  # type: ignore[attr-defined]
+
     class Embedded(kernel_class):  # type: ignore[misc]
+        if trait is not None and trait.default_value == DEBUGGER:
+            debugger_class = Debugger
+
         @functools.wraps(kernel_class.dispatch_shell)  # type: ignore[attr-defined]
         async def dispatch_shell(self, *args: Any, **kwargs: Any) -> None:
             self._sender.hold()

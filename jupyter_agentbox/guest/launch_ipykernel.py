@@ -12,13 +12,16 @@ import sys
 import threading
 import types
 
+#: In the order of their descriptors, from 4 on.
+EMBEDDED = ("fifos", "embedded_debugger", "embedded_claim", "embedded_streams", "embedded_shells", "embedded")
+
 
 def load_embedded() -> None:
     """Make modules of the sources that PID 1 left open."""
     package = types.ModuleType("_agentbox")
     package.__path__ = []
     sys.modules[package.__name__] = package
-    for fd, name in enumerate(("fifos", "embedded_claim", "embedded_streams", "embedded_shells", "embedded"), 4):
+    for fd, name in enumerate(EMBEDDED, 4):
         with open(fd, encoding="utf-8") as file:
             source = file.read()
         module = types.ModuleType(f"_agentbox.{name}")

@@ -1,0 +1,87 @@
+# mypy: allow-untyped-calls
+"""ipykernel's debugger, loaded when somebody debugs: its import is a quarter of what a kernel takes to start.
+
+A module of ours stands in the place of ``ipykernel.debugger`` until something of it is wanted. It has to be there
+before ipykernel is imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import sys
+import threading
+import types
+from typing import Any
+
+NAME = "ipykernel.debugger"
+#: What kernels have as their debugger's class unless they have one of their own.
+DEBUGGER = f"{NAME}.Debugger"
+#: Of what is loaded with it: not for the user's eyes while they step, as with all that a kernel has loaded first.
+_PARTS = ("debugpy", "_pydev", "pydev")
+_lock = threading.RLock()
+
+
+class Placeholder(types.ModuleType):
+    """Looks like the module to those who only ask whether there is a debugger."""
+
+    def __init__(self) -> None:
+        super().__init__(NAME)
+        self._is_debugpy_available = importlib.util.find_spec("debugpy") is not None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and sys.modules.get(NAME) is self:
+            raise AttributeError(name)  # asked of every module by whoever walks through them
+        return getattr(load(), name)
+
+
+def load() -> types.ModuleType:
+    """Import ipykernel's own module, in the place of ours."""
+    with _lock:
+        placeholder = sys.modules[NAME]
+        if not isinstance(placeholder, Placeholder):
+            return placeholder
+        del sys.modules[NAME]
+        try:
+            return importlib.import_module(NAME)
+        except BaseException:
+            sys.modules[NAME] = placeholder
+            raise
+
+
+class Debugger:
+    """Becomes ipykernel's at the first request that is made of it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._arguments = args, kwargs
+        self._real: Any = None
+        self._is_loaded: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._load(), name)
+
+    def _load(self) -> Any:
+        with _lock:
+            if self._real is None:
+                args, kwargs = self._arguments
+                self._real = load().Debugger(*args, **kwargs)
+                loaded = [module for name, module in sys.modules.copy().items() if name.startswith(_PARTS)]
+                self._real.kernel_modules += [file for module in loaded if (file := getattr(module, "__file__", None))]
+                if self._loop is not None and self._is_loaded is not None:
+                    self._loop.call_soon_threadsafe(self._is_loaded.set)
+            return self._real
+
+    async def handle_stopped_event(self) -> None:
+        """Wait for the program to stop, over and over; not before there is somebody who could stop it."""
+        if self._real is None:
+            self._loop, self._is_loaded = asyncio.get_running_loop(), asyncio.Event()
+            if self._real is None:  # it may have come meanwhile
+                await self._is_loaded.wait()
+        await self._real.handle_stopped_event()
+
+
+sys.modules.setdefault(NAME, Placeholder())
