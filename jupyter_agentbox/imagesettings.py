@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from traitlets import List, Unicode
 from traitlets.config import LoggingConfigurable
 
-from .errors import InvalidConfig, InvalidRequest, PolicyRefused
+from .errors import InvalidConfig, InvalidRequest, NotFound, PolicyRefused
 from .images import ImageStore
 from .languages import find_kernels, has_module
 from .profiles import Profile
@@ -56,7 +56,7 @@ class ImageSettings(LoggingConfigurable):
         InvalidConfig, InvalidRequest, NotFound
             The image is not there, or the choice contradicts itself.
         PolicyRefused
-            The image may not be used.
+            The image may not be used, whether or not it is there.
         """
         setting = f"Policy.profiles[{profile.name!r}]"
         if profile.image is not None and profile.root is not None:
@@ -91,13 +91,20 @@ class ImageSettings(LoggingConfigurable):
 
 
 def _use_image(profile: Profile, reference: str, store: ImageStore, allowed: Sequence[str]) -> Profile:
-    image = store.get(reference)
-    if not any(fnmatch.fnmatchcase(image.name, pattern) for pattern in allowed):
+    def is_allowed(name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed)
+
+    try:
+        image = store.get(reference, lambda image: is_allowed(image.name))
+    except NotFound:
+        if is_allowed(reference.partition("@")[0]):
+            raise
+        # Whether there is one of that name is not for who may not use it.
         raise PolicyRefused(
-            f"image {image.name!r} is not among those that may be used",
+            f"image {reference!r} is not among those that may be used",
             field="image",
             setting="Policy.allowed_images",
-        )
+        ) from None
     services = (Service(item.name, item.line, item.ready or "", item.timeout) for item in image.services)
     kernels = (
         KernelCommand(item.name, tuple(item.argv), tuple(item.languages), item.interrupt_mode) for item in image.kernels

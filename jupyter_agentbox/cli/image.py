@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from traitlets import Bool, Unicode
 
-from jupyter_agentbox.errors import InvalidRequest
+from jupyter_agentbox.errors import InvalidRequest, NotFound
 from jupyter_agentbox.images import Image, ImageStore, archive, values
 from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.spec import format_size
@@ -17,7 +17,7 @@ from jupyter_agentbox.spec import format_size
 from .base import ALIASES, FLAGS, Command, CommandGroup, format_age, printable, write_table
 
 _NO_KERNELSPEC = "Install no kernelspecs for its kernels."
-_BUILD_ALIASES = {**ALIASES, "cache": "BuildCommand.cache"}
+_BUILD_ALIASES = {**ALIASES, "cache": "BuildCommand.cache", "name": "BuildCommand.title"}
 _BUILD_FLAGS = {
     **FLAGS,
     "docker": ({"BuildCommand": {"is_docker": True}}, "Build with Docker, from the recipe's `docker` image."),
@@ -58,14 +58,18 @@ class _ImageCommand(Command):
 
 
 class BuildCommand(_ImageCommand):
-    """Build an image from a recipe: the name of one that comes with agentbox, or a file of your own.
+    """Build an image from a recipe, the name of one that comes with agentbox or a file of your own, or a Dockerfile.
 
-    From the packages that apt is set up with on this machine, or with Docker. The steps are told on standard error.
+    A recipe from the packages that apt is set up with on this machine, or with Docker. A Dockerfile, which is a file
+    whose name begins so, takes --name and builds with Docker. The steps are told on standard error.
     """
 
     name = "jupyter agentbox image build"
     description = __doc__ or ""
-    examples = "jupyter agentbox image build datascience\njupyter agentbox image build ./mine.toml"
+    examples = (
+        "jupyter agentbox image build datascience\njupyter agentbox image build ./mine.toml\n"
+        "jupyter agentbox image build ./Dockerfile --name=mine"
+    )
     argument = "RECIPE"
     aliases = _BUILD_ALIASES
     flags = _BUILD_FLAGS
@@ -73,13 +77,14 @@ class BuildCommand(_ImageCommand):
         config=True
     )
     is_docker = Bool(False, help="Build with Docker.").tag(config=True)
+    title = Unicode(help="What to call the image of a Dockerfile.").tag(config=True)
     is_plain = Bool(False, help=_NO_KERNELSPEC).tag(config=True)
 
     def run(self) -> int:
         """Build it."""
         from jupyter_agentbox.images import build, docker
 
-        recipe = values.read_recipe(values.find_recipe(self.the_only("recipe")))
+        wanted = self.the_only("recipe")
         store = self.store()
         began = time.monotonic()
 
@@ -88,8 +93,17 @@ class BuildCommand(_ImageCommand):
 
         self.log.setLevel("INFO")
         cache = Path(self.cache).expanduser() if self.cache else None
-        make = docker.build if self.is_docker else build.build
-        image = make(store, recipe, tell, cache=cache)
+        file = Path(wanted).expanduser()
+        if file.name.startswith("Dockerfile"):
+            if not file.is_file():
+                raise NotFound(f"there is no file {file}")
+            if not self.title:
+                raise InvalidRequest("give the image a name: --name=mine", field="name")
+            image = docker.build_file(store, file, values.make_recipe(self.title), tell)
+        else:
+            recipe = values.read_recipe(values.find_recipe(wanted))
+            make = docker.build if self.is_docker else build.build
+            image = make(store, recipe, tell, cache=cache)
         print(f"{image.short}  {format_size(image.size)}  in {time.monotonic() - began:.0f} s")
         if not self.is_plain:
             self.offer(image)

@@ -7,9 +7,11 @@ images fetch them once.
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import platform
 import re
+import stat
 import subprocess
 import tempfile
 from pathlib import Path
@@ -25,6 +27,16 @@ from .values import Image, Recipe
 _VENDORS = ("Debian", "Ubuntu")
 #: Not unpacked: nobody reads them in a sandbox.
 _LEFT_OUT = ("man", "doc", "info", "locale", "lintian", "linda", "gnome", "help")
+#: Files of whoever installed the packages, by folder, which say nothing of the system.
+_SETTINGS = {
+    "etc": ("mtab",),
+    "etc/dpkg/dpkg.cfg.d": ("99mmdebstrap", "docker*"),
+    "etc/apt/apt.conf.d": ("99mmdebstrap", "docker-*"),
+    "etc/apt": ("sources.list",),
+    "etc/apt/sources.list.d": ("debian.sources", "ubuntu.sources", "0000sources.list"),
+}
+_SOURCES = ("etc/apt", "etc/apt/sources.list.d")
+_APT_SETTINGS = 'Acquire::Languages "none";\nAPT::Install-Recommends "false";\n'
 #: Seconds that all of a build's parts may take, each.
 TIMEOUT = 3600.0
 _APT_TIMEOUT = 300.0
@@ -77,6 +89,7 @@ def build(
             unpacker.add(archive)
             archive.read()  # what follows the end of the archive
         unpacker.finish()
+        settle(root, release)
         packages = read_packages(root)
         dress.dress(root, recipe, tell, cache=cache, timeout=timeout)
         tell("hashing")
@@ -163,6 +176,52 @@ def find_sources(release: str) -> list[str]:
     return sorted(found)
 
 
+def settle(root: Path, release: str | None) -> None:
+    """Make a tree of the distribution's packages what it is, whichever program has installed them.
+
+    Parameters
+    ----------
+    root : Path
+    release : str, optional
+        Code name of this machine's; a tree of the same gets its sources. Without, it keeps its own.
+    """
+    for name in _LEFT_OUT:
+        if tree.is_inner_folder(root, root / "usr/share" / name):
+            _leave_out(root / "usr/share" / name)
+    has_own_release = release is not None and read_release(root) == release
+    for folder, patterns in _SETTINGS.items():
+        place = root / folder
+        if tree.is_inner_folder(root, place) and (has_own_release or folder not in _SOURCES):
+            for path in sorted(place.iterdir()):
+                if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in patterns):
+                    dress.remove(path)
+    if tree.is_inner_folder(root, root / "etc/apt"):
+        dress.write_file(root, "/etc/apt/apt.conf.d/99agentbox", _APT_SETTINGS)
+        if release is not None and has_own_release:
+            dress.write_file(root, "/etc/apt/sources.list", "".join(f"{line}\n" for line in find_sources(release)))
+
+
+def _leave_out(folder: Path) -> None:
+    """Remove all but who may copy it, and the folders that are empty then."""
+    for path, info in reversed(list(tree.walk(folder))):
+        if not stat.S_ISDIR(info.st_mode):
+            if path.name != "copyright" or folder.name != "doc":
+                path.unlink()
+        elif not os.listdir(path):
+            path.rmdir()
+
+
+def read_release(root: Path) -> str | None:
+    """Return the code name of a tree's release; None where it says none."""
+    file = tree.find_inside(root, "/etc/os-release")
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace") if file is not None else ""
+    except OSError:
+        return None
+    found = re.search(r"^VERSION_CODENAME=[\"']?([a-z0-9._-]+)", text, re.MULTILINE)
+    return found[1] if found else None
+
+
 def read_packages(root: Path) -> dict[str, str]:
     """Return names and versions of the distribution's packages in a tree."""
     status = tree.find_inside(root, "/var/lib/dpkg/status")
@@ -176,4 +235,4 @@ def read_packages(root: Path) -> dict[str, str]:
     return found
 
 
-__all__ = ["TIMEOUT", "build", "default_cache", "find_release", "find_sources", "read_packages"]
+__all__ = ["TIMEOUT", "build", "default_cache", "find_release", "find_sources", "read_packages", "settle"]

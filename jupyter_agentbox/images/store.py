@@ -13,7 +13,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,10 @@ class ImageStore:
                 found.append(self._read(path.parent.name))
         return sorted(found, key=lambda image: -image.created)
 
-    def get(self, reference: str) -> Image:
+    def get(self, reference: str, is_shown: Callable[[Image], bool] = lambda image: True) -> Image:
         """Return an image by its name, ``name@address``, or address; of several with one name the newest.
 
-        At least 12 digits of an address are needed.
+        At least 12 digits of an address are needed. Those that are not shown are as good as not there.
 
         Raises
         ------
@@ -65,12 +65,13 @@ class ImageStore:
         if not parsed:
             raise InvalidRequest(f"{reference[:100]!r} is no name of an image", field="image")
         name, address = parsed["name"], parsed["address"]
-        for image in self.list():
+        shown = [image for image in self.list() if is_shown(image)]
+        for image in shown:
             if image.name == name and image.address.startswith(address or ""):
                 return image
             if len(reference) >= 12 and image.address.startswith(reference):
                 return image
-        known = ", ".join(sorted({image.name for image in self.list()})) or "none"
+        known = ", ".join(sorted({image.name for image in shown})) or "none"
         raise NotFound(
             f"there is no image {reference!r}; images are: {known}. `jupyter agentbox image build` makes one",
             field="image",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -263,6 +264,14 @@ def _join(first: Recipe, then: Recipe) -> Recipe:
 
 def _package(pin: str) -> str:
     return re.split(r"[\[=]", pin, maxsplit=1)[0].lower().replace("_", "-")
+
+
+def read_environment(lines: Iterable[str]) -> Environment:
+    """Read variables as ``NAME=value``. Raises InvalidRequest."""
+    try:
+        return msgspec.convert(dict(line.partition("=")[::2] for line in lines), Environment)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"a variable of the image is malformed: {error}", field="env") from None
 
 
 def make_recipe(name: str) -> Recipe:

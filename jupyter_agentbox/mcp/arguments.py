@@ -52,6 +52,10 @@ class CreateSandbox(Body, frozen=True, kw_only=True):
         Annotated[str, Meta(min_length=1, max_length=100)] | None,
         Meta(description="Named set of limits; the default unless given."),
     ] = None
+    image: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=128)] | None,
+        Meta(description="Name of an image with other languages or packages, such as `r`; the profile's unless given."),
+    ] = None
     packages: Annotated[
         list[Package], Meta(max_length=200, description="Python packages to install first, like `pandas==2.2.*`.")
     ] = []
@@ -108,8 +112,9 @@ class RunCode(Target, frozen=True, kw_only=True):
     ] = "default"  # fmt: skip
     language: Annotated[
         Annotated[str, Meta(min_length=1, max_length=64)] | None,
-        Meta(description="Language of a new context; Python unless given."),
-    ] = None
+        Meta(description="Such as `r` or `bash`, of those that the sandbox has; Python unless given. Each has a "
+             "context of its own, so `context` may be left out."),
+    ] = None  # fmt: skip
     timeout: Annotated[float, Meta(gt=0, le=86_400, description="Seconds, after which it is interrupted.")] = 120.0
     max_output: MaxText = MAX_TEXT
 
@@ -226,7 +231,7 @@ class Install(Target, frozen=True, kw_only=True):
         list[Package], Meta(max_length=200, description="Names with extras and versions, like `pandas[excel]==2.2.*`.")
     ] = []
     requirements: Annotated[Path | None, Meta(description="A requirements file in the workspace.")] = None
-    manager: Annotated[Literal["pip", "npm"], Meta(description="Which package manager.")] = "pip"
+    manager: Annotated[Literal["pip", "npm", "R"], Meta(description="Which package manager.")] = "pip"
     upgrade: Annotated[bool, Meta(description="Take newer versions in place of what is there.")] = False
     timeout: Timeout = 600.0
 

@@ -326,7 +326,7 @@ async def bash_kill(turn: Turn, args: take.Process) -> Result:
 
 @tool("install", "Install packages", packages.stream_installation, take.Install, is_open_world=True)
 async def install(turn: Turn, args: take.Install) -> Result:
-    """Install Python packages by pip, or Node packages by npm, into the sandbox, for as long as it lives."""
+    """Install packages of Python by pip, of Node by npm, or of R into the sandbox, for as long as it lives."""
     values = {name: value for name, value in msgspec.structs.asdict(args).items() if name != "sandbox"}
     async with contextlib.aclosing(
         turn.events(packages.stream_installation, args, body=InstallRequest(**values))
