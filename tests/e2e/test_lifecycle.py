@@ -71,7 +71,12 @@ def test_a_notebook_that_exceeds_its_memory_is_told_and_goes_on(agentbox_env: En
 @pytest.mark.parametrize("program", ["lab", "kernelgateway"])
 def test_a_kernel_that_kills_itself_is_seen_dead_and_comes_back(agentbox_env: Env, program: str) -> None:
     with agentbox_env.server(program) as server:
-        kernel = server.kernel()
+        # Of what the gateway passes on, variables of the caller's own go inside, and the server's never do.
+        kernel = server.kernel(env={"KERNEL_X": "given", "CANARY": "given"})
+        seen = kernel.check("import os; print(os.environ)")
+        assert ("'KERNEL_X': 'given'" in seen) == (program == "kernelgateway")
+        assert "'CANARY'" not in seen
+        assert "JUPYTER_TOKEN" not in seen
         assert kernel.execute("import os; os.kill(os.getpid(), 9)", timeout=60).death == "restarting"
         assert kernel.check("print(1 + 1)").strip() == "2"
         kernel.shutdown()
