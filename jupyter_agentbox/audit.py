@@ -205,10 +205,12 @@ class AuditLog:
         kind: str | None = None,
         is_allowed: bool | None = None,
         since: float | None = None,
+        until: float | None = None,
         after_id: int | None = None,
+        before_id: int | None = None,
         limit: int = 1000,
     ) -> list[AuditRow]:
-        """Return the newest rows that fit every filter given, oldest first.
+        """Return rows that fit every filter given, oldest first: the newest, or with `after_id` the first after it.
 
         Parameters
         ----------
@@ -216,22 +218,22 @@ class AuditLog:
             Exact values.
         is_allowed : bool, optional
             Only what was allowed, or only what was refused.
-        since : float, optional
-            Seconds since the epoch.
-        after_id : int, optional
-            Only rows after that one.
+        since, until : float, optional
+            Seconds since the epoch: from the one, and before the other.
+        after_id, before_id : int, optional
+            Only rows after the one, before the other.
         limit : int
             Most rows returned.
         """
-        where, values = _where(sandbox, kind, is_allowed, since, after_id)
-        sql = f"{_SELECT} {where} ORDER BY id DESC LIMIT ?"
+        where, values = _where(sandbox, kind, is_allowed, since, until, after_id, before_id)
+        sql = f"{_SELECT} {where} ORDER BY id {'DESC' if after_id is None else 'ASC'} LIMIT ?"
         with self._lock:
             try:
                 found = self._connected().execute(sql, [*values, limit]).fetchall()
             except (sqlite3.Error, OSError) as error:
                 self._disconnect()
                 raise AgentboxError(f"the audit log {self.path} cannot be read: {error}") from error
-        return [_row(values) for values in reversed(found)]
+        return [_row(values) for values in (reversed(found) if after_id is None else found)]
 
     async def aquery(self, **filters: Any) -> list[AuditRow]:
         """Query without blocking the caller's event loop; see :meth:`query`."""
@@ -244,13 +246,29 @@ class AuditLog:
         kind: str | None = None,
         is_allowed: bool | None = None,
         since: float | None = None,
+        until: float | None = None,
         after_id: int | None = None,
+        before_id: int | None = None,
     ) -> Iterator[AuditRow]:
-        """Yield all rows that fit, oldest first, as they are at this moment; for the filters see :meth:`query`."""
-        where, values = _where(sandbox, kind, is_allowed, since, after_id)
+        """Yield all rows that fit, oldest first, as they are at this moment; for the filters see :meth:`query`.
+
+        The file grows while it is read: for whoever may be slow there is :meth:`pages`.
+        """
+        where, values = _where(sandbox, kind, is_allowed, since, until, after_id, before_id)
         with self._reading() as connection:
             for row in connection.execute(f"{_SELECT} {where} ORDER BY id", values):
                 yield _row(row)
+
+    def pages(self, *, after_id: int | None = None, size: int = 1000, **filters: Any) -> Iterator[list[AuditRow]]:
+        """Yield all rows that fit, oldest first, up to the newest of this moment, `size` at a time; see :meth:`query`.
+
+        Between two pages nothing is held. Blocks.
+        """
+        newest = self.query(limit=1)
+        before, last = (newest[-1].id + 1 if newest else 1), after_id or 0
+        while rows := self.query(**filters, after_id=last, before_id=before, limit=size):
+            yield rows
+            last = rows[-1].id
 
     def verify(self, head: str | None = None) -> Verification:
         """Check that the log holds what was written. Blocks for seconds, without keeping writers waiting.
@@ -384,7 +402,13 @@ def _text(value: str | None) -> str | None:
 
 
 def _where(
-    sandbox: str | None, kind: str | None, is_allowed: bool | None, since: float | None, after_id: int | None
+    sandbox: str | None,
+    kind: str | None,
+    is_allowed: bool | None,
+    since: float | None,
+    until: float | None,
+    after_id: int | None,
+    before_id: int | None,
 ) -> tuple[str, list[Any]]:
     filters = [
         (condition, value)
@@ -393,7 +417,9 @@ def _where(
             ("kind = ?", kind),
             ("is_allowed = ?", is_allowed),
             ("time >= ?", since),
+            ("time < ?", until),
             ("id > ?", after_id),
+            ("id < ?", before_id),
         )
         if value is not None
     ]

@@ -38,7 +38,14 @@ class AgentboxError(Exception):
         The field of the request whose value is at fault.
     setting : str, optional
         The configuration setting that changes the outcome, such as ``Policy.allowed_hosts``.
+
+    Attributes
+    ----------
+    is_logged : bool
+        The audit log tells of it already.
     """
+
+    is_logged = False
 
     def __init__(self, message: str, *, field: str | None = None, setting: str | None = None) -> None:
         super().__init__(message)

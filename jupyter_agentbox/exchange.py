@@ -55,6 +55,7 @@ class Exchange:
             From the generator, before its first bytes.
         """
         found = await self._snapshots.find(snapshot_id, caller)
+        await self._snapshots.note_move("exported", found, caller)  # or nothing leaves
 
         def chunks() -> Iterator[bytes]:
             with self._turn(caller):
@@ -97,6 +98,7 @@ class Exchange:
                     raise
         try:
             _check(snapshot, caller)
+            await self._snapshots.note_move("imported", snapshot, caller)
         except AgentboxError:
             await self._delete(snapshot)
             raise

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .errors import AgentboxError, NotFound
+from .errors import AgentboxError, NotFound, PolicyRefused
 from .models import AskInfo, GrantInfo
 from .models.service import HostVerdict
 from .registry import Caller, SessionRegistry
@@ -76,7 +76,13 @@ class GrantedSessions(SessionRegistry):
         session = await self._started(self._find(session_id, caller))
         sandbox = session.running()
         session.check_tool("ask_host")
-        await asyncio.to_thread(self.policy.narrow_grant, sandbox.spec.profile, [host])
+        try:
+            await asyncio.to_thread(self.policy.narrow_grant, sandbox.spec.profile, [host])
+        except PolicyRefused as refused:
+            self.refusals.note("ask_host", caller.to_detail(), "policy_refused", sandbox=sandbox.id,
+                               asked=host, setting=refused.setting)  # fmt: skip
+            refused.is_logged = True
+            raise
         session.running()
         if host in sandbox.gate.grant.hosts:
             now = time.time()

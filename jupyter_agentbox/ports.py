@@ -12,14 +12,16 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from .egress.http1 import BodyReader, Framing, find_head, parse_response
 from .egress.wire import WireError
 from .errors import InvalidRequest, LimitReached, LinkClosed
 from .link import LinkThread, Stream
+from .refusals import Throttle
 from .sandbox import Sandbox
 from .session import Session
 
@@ -292,6 +294,7 @@ class PortGrant:
     session_id: str
     port: int
     expires: float
+    who: Mapping[str, Any]
 
 
 class PortGrants:
@@ -299,26 +302,28 @@ class PortGrants:
 
     def __init__(self) -> None:
         self._grants: dict[str, PortGrant] = {}
+        #: Who comes to which port is written down once a minute.
+        self.visits = Throttle(1, 60.0)
 
-    def make(self, session: Session, session_id: str, port: int) -> str:
-        """Return a word for the address of a port, the same for a while."""
+    def make(self, session: Session, session_id: str, port: int, who: Mapping[str, Any]) -> str:
+        """Return a word for the address of a port, the same for a while and for who opens it."""
         now = time.monotonic()
         for key, grant in list(self._grants.items()):
             if grant.expires < now or grant.session.state == "ended":
                 del self._grants[key]
-            elif (grant.session, grant.session_id, grant.port) == (session, session_id, port) and (
+            elif (grant.session, grant.session_id, grant.port, grant.who) == (session, session_id, port, who) and (
                 grant.expires > now + GRANT_LIFE / 2
             ):
                 return key
         while len(self._grants) >= MAX_GRANTS:
             del self._grants[next(iter(self._grants))]
         key = secrets.token_urlsafe(24)
-        self._grants[key] = PortGrant(session, session_id, port, now + GRANT_LIFE)
+        self._grants[key] = PortGrant(session, session_id, port, now + GRANT_LIFE, who)
         return key
 
-    def find(self, key: str, session_id: str, port: int) -> Session | None:
-        """Return whose port it is the word for."""
+    def find(self, key: str, session_id: str, port: int) -> PortGrant | None:
+        """Return what the word is for."""
         grant = self._grants.get(key)
         if grant is None or grant.expires < time.monotonic() or (grant.session_id, grant.port) != (session_id, port):
             return None
-        return grant.session
+        return grant

@@ -27,6 +27,7 @@ from .manager import SandboxManager
 from .models import SandboxFilters, SandboxInfo, SandboxRequest
 from .models.sandboxes import CallInfo
 from .policy import Policy
+from .refusals import Refusals
 from .sandbox import Sandbox
 from .session import Session
 from .slot import KernelSlot
@@ -127,6 +128,7 @@ class SessionRegistry:
         self._thread = LinkThread.instance()
         self._sessions: dict[tuple[str, str], Session] = {}
         self._notebooks: dict[str, Session] = {}
+        self.refusals = Refusals(self.audit)
 
     async def _started(self, session: Session) -> Session:
         """Wait for its start, and wake it if it is parked. Raises what kept it from starting."""
@@ -273,16 +275,19 @@ class SessionRegistry:
             token = caller.scope.name if caller.scope is not None else None
             session.calls[mark] = CallInfo(tool, caller.name, token, time.time())
         reason: str | None = "cancelled"
+        is_allowed = True
         try:
             yield session
             reason = None
         except AgentboxError as error:
             reason = type(error).__name__
+            is_allowed = not isinstance(error, (PolicyRefused, NotAuthorized))
+            error.is_logged = tool is not None
             raise
         finally:
             session.calls.pop(mark, None)
             self._thread.loop.call_soon_threadsafe(session.done)
-            self._note(session, tool, caller, True, time.monotonic() - began, reason)
+            self._note(session, tool, caller, is_allowed, time.monotonic() - began, reason)
 
     async def look(self, session_id: str, tool: str | None = None, *, caller: Caller) -> Session:
         """Return a running session for a look that does not count as use. Raises what :meth:`use` does."""
@@ -301,6 +306,7 @@ class SessionRegistry:
             session.check_tool(tool)
         except PolicyRefused as refused:
             self._note(session, tool, caller, False, 0.0, str(refused))
+            refused.is_logged = tool is not None
             raise
         session.begin()
         return session

@@ -478,6 +478,9 @@ class Sessions(GrantedSessions):
             session.labels = dict(patch.labels)
         if session.kind == "session":
             await asyncio.to_thread(session.save)
+        if any(value is not UNSET for value in others):
+            detail = {"idle_timeout": idle, "max_life": life, "labels": sorted(session.labels), **caller.to_detail()}
+            await self.audit().arecord("lifecycle", session.running().id, detail={"event": "changed", **detail})
         session.touch()
         return session.info()
 

@@ -25,6 +25,7 @@ from .manager import SandboxManager
 from .models import ForkRequest, SandboxInfo, SandboxRequest, SnapshotInfo, SnapshotRequest
 from .policy import Policy
 from .record import Record
+from .refusals import SERVER
 from .registry import Caller
 from .renewal import cap, renew
 from .runner import Runner
@@ -155,6 +156,14 @@ class Snapshots:
             "lifecycle", sandbox.id, detail={"event": event, "snapshot": snapshot.id, "name": snapshot.meta.name}
         )
 
+    async def note_move(self, event: str, snapshot: Snapshot, caller: Caller) -> None:
+        """Tell the audit log what was done with a snapshot itself, and by whom."""
+        sandbox = SERVER
+        with suppress(RuntimeFailed):  # of another release
+            sandbox = read_saved(snapshot).record.id
+        detail = {"event": event, "snapshot": snapshot.id, "name": snapshot.meta.name, **caller.to_detail()}
+        await self._sessions.audit().arecord("lifecycle", sandbox, detail=detail)
+
     # -- the list --------------------------------------------------------------------------------
 
     async def list(self, session_id: str | None = None, *, caller: Caller) -> Infos:
@@ -176,7 +185,9 @@ class Snapshots:
     async def delete(self, snapshot_id: str, *, caller: Caller) -> None:
         """Remove one, of one's own also one that can't be read; what others share with it stays. Raises NotFound."""
         try:
-            owner = (await self.find(snapshot_id, caller)).meta.owner
+            found = await self.find(snapshot_id, caller)
+            owner = found.meta.owner
+            await self.note_move("snapshot_deleted", found, caller)
         except Damaged:
             owner = caller.name
         await asyncio.to_thread(self.store.delete, snapshot_id, owner)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from e2e.harness import Env, wait_until
@@ -120,7 +121,7 @@ def test_ps_lists_and_stop_ends(serving: Serving, box: Sandbox) -> None:
         assert "brief" not in serving.run("ps").out
 
 
-def test_snapshots_are_taken_listed_restored_forked_and_deleted(serving: Serving, box: Sandbox) -> None:
+def test_snapshots_are_taken_listed_restored_moved_and_deleted(serving: Serving, box: Sandbox, tmp_path: Path) -> None:
     box.files.write("state", "then")
     taken = serving.run("snapshot", "demo", "--name=before")
     saved = taken.out.strip()
@@ -139,6 +140,16 @@ def test_snapshots_are_taken_listed_restored_forked_and_deleted(serving: Serving
         assert client.sandbox("forked").files.read_text("state") == "then"
         client.sandbox("forked").delete()
     assert [item["id"] for item in json.loads(serving.run("snapshots", "--json").out)] == [saved]
+    file = tmp_path / "demo.snapshot"
+    assert serving.run("snapshot", "export", saved, str(file)).out.startswith(f"exported {saved}: ")
+    assert file.stat().st_mode & 0o077 == 0
+    again = serving.run("snapshot", "export", saved, str(file))
+    assert (again.status, "there already" in again.err) == (1, True)
+    imported = serving.run("snapshot", "import", str(file)).out.strip()
+    assert {item["id"] for item in json.loads(serving.run("snapshots", "--json").out)} == {saved, imported}
+    file.write_bytes(file.read_bytes()[:-1])
+    assert "cut off" in serving.run("snapshot", "import", str(file)).err
+    assert serving.run("delete-snapshot", imported).out == f"deleted {imported}\n"
     assert serving.run("delete-snapshot", saved).out == f"deleted {saved}\n"
 
 

@@ -1,16 +1,17 @@
-"""Commands on saved sandboxes of a running server: snapshot, snapshots, restore, fork, delete-snapshot, park, wake."""
+"""Commands on saved sandboxes of a running server: snapshot and its like, restore, fork, park, wake."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 from traitlets import Bool, Unicode
 
 from jupyter_agentbox.client import Client, Sandbox
-from jupyter_agentbox.errors import InvalidRequest
+from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound
 from jupyter_agentbox.spec import format_size
 
 from .base import FLAGS, format_age, write_table
@@ -21,11 +22,63 @@ _FORK_ALIASES = {**RemoteCommand.aliases, "snapshot": "ForkCommand.snapshot", "i
 _LIST_FLAGS = {**FLAGS, "json": ({"SnapshotsCommand": {"is_json": True}}, "Print a JSON list instead of a table.")}
 
 
+class ExportSnapshotCommand(RemoteCommand):
+    """Write a snapshot to a new file, to be kept elsewhere or imported again.
+
+    It holds all that the sandbox had in memory, secrets too: keep it private.
+    """
+
+    name = "jupyter agentbox snapshot export"
+    description = __doc__ or ""
+    examples = "jupyter agentbox snapshot export 0123456789abcdef0123 demo.snapshot"
+    argument = "SNAPSHOT FILE"
+
+    def do(self, client: Client) -> int:
+        """Fetch it."""
+        if len(self.extra_args) != 2:
+            raise InvalidRequest("name a snapshot and a new file; `jupyter agentbox snapshots` lists them")
+        snapshot, name = self.extra_args
+        target = Path(name)
+        if target.exists():
+            raise Conflict(f"{name} is there already")
+        made = client.export_snapshot(snapshot, target)
+        print(f"exported {snapshot}: {format_size(made.size)}")
+        return 0
+
+
+class ImportSnapshotCommand(RemoteCommand):
+    """Import an exported snapshot, and print its id.
+
+    One of another machine's is taken if both have the same Policy.snapshot_key_file.
+    """
+
+    name = "jupyter agentbox snapshot import"
+    description = __doc__ or ""
+    examples = "jupyter agentbox snapshot import demo.snapshot"
+    argument = "FILE"
+
+    def do(self, client: Client) -> int:
+        """Send it."""
+        if len(self.extra_args) != 1:
+            raise InvalidRequest("name one file that was exported")
+        try:
+            with open(self.extra_args[0], "rb") as file:
+                print(client.import_snapshot(file).id)
+        except OSError as error:
+            raise NotFound(f"{self.extra_args[0]} can't be read: {error.strerror}") from None
+        return 0
+
+
 class SnapshotCommand(RemoteCommand):
     """Save a sandbox as it is, while it goes on: variables, running programs and files. Prints the snapshot's id.
 
-    ID is that of a sandbox, or of a notebook's kernel.
+    ID is that of a sandbox, or of a notebook's kernel. `export` and `import` move snapshots as files.
     """
+
+    subcommands = {  # noqa: RUF012  # as in traitlets' own class
+        "export": (ExportSnapshotCommand, "Write a snapshot to a file."),
+        "import": (ImportSnapshotCommand, "Import an exported snapshot."),
+    }
 
     name = "jupyter agentbox snapshot"
     description = __doc__ or ""

@@ -13,6 +13,7 @@ from jupyter_agentbox.audit import AuditRow
 from jupyter_agentbox.errors import PolicyRefused
 from jupyter_agentbox.models import (
     TOOLS,
+    AuditExport,
     AuditFilters,
     AuditItem,
     AuditRows,
@@ -55,11 +56,11 @@ async def get_audit(call: Call) -> AuditRows:
     return AuditRows(await read_rows(call, call.query, None))
 
 
-@route("GET", "/audit/export", "read", query=AuditFilters, kind="download", errors=(503,))
+@route("GET", "/audit/export", "read", query=AuditExport, kind="download", errors=(503,))
 async def export_audit(call: Call) -> Bytes:
-    """Export the audit log of all sandboxes as JSON lines."""
+    """Export the audit log of all sandboxes as JSON lines: all rows that fit, oldest first."""
     _check_admin(call)
-    return Bytes(row_bytes(await read_rows(call, call.query, None)), "audit.jsonl", content_type="application/jsonl")
+    return Bytes(row_bytes(call, None), "audit.jsonl", content_type="application/jsonl")
 
 
 @route("GET", "/audit/verify", "read", query=VerifyQuery, answer=AuditVerification, is_poll=True, errors=(503,))
@@ -82,14 +83,16 @@ def _check_admin(call: Call) -> None:
 
 async def read_rows(call: Call, filters: AuditFilters, sandbox_id: str | None) -> list[AuditItem]:
     """Read rows of the audit log."""
-    wanted = {name: value for name, value in msgspec.structs.asdict(filters).items() if value is not None}
-    if sandbox_id is not None:
-        wanted["sandbox"] = sandbox_id
-    rows: list[AuditRow] = await call.sessions.audit().aquery(**wanted)
+    rows: list[AuditRow] = await call.sessions.audit().aquery(**_wanted(filters, sandbox_id))
     return [AuditItem(**row.to_dict()) for row in rows]
 
 
-def row_bytes(rows: list[AuditItem]) -> Iterator[bytes]:
-    """Write rows as JSON, one in a line."""
-    for row in rows:
-        yield json.dumps(msgspec.structs.asdict(row), ensure_ascii=False).encode() + b"\n"
+def row_bytes(call: Call, sandbox_id: str | None) -> Iterator[bytes]:
+    """Write all rows that the call's query wants as JSON, one in a line. Blocks."""
+    for rows in call.sessions.audit().pages(**_wanted(call.query, sandbox_id)):
+        yield b"".join(json.dumps(row.to_dict(), ensure_ascii=False).encode() + b"\n" for row in rows)
+
+
+def _wanted(filters: AuditExport, sandbox_id: str | None) -> dict[str, Any]:
+    wanted = {name: value for name, value in msgspec.structs.asdict(filters).items() if value is not None}
+    return wanted if sandbox_id is None else {**wanted, "sandbox": sandbox_id}

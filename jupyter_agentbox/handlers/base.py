@@ -28,7 +28,7 @@ from jupyter_agentbox.spec import format_size
 
 from .call import Bytes, Call, Chunks, blocking
 from .failures import REASONS, describe, invalid
-from .identity import RESOURCE, TokenMixin, caller_of, is_allowed
+from .identity import RESOURCE, TokenMixin, caller_of, is_allowed, note_refusal
 from .routes import EventStream, Route
 from .service import Service
 
@@ -62,6 +62,7 @@ class AgentboxHandler(TokenMixin, APIHandler):
         self._received = 0
         self._work: asyncio.Task[Any] | None = None
         self._is_gone = False
+        self._refused: ErrorAnswer | None = None
 
     @property
     def service(self) -> Service:
@@ -327,6 +328,7 @@ class AgentboxHandler(TokenMixin, APIHandler):
         else:
             status, answer = describe(error)
             self._log_failure(error)
+        self._refused = None if getattr(error, "is_logged", False) else answer
         if self._headers_written:
             # Too late to say so: a connection cut short is the only sign left.
             if self.request.connection is not None:
@@ -348,7 +350,14 @@ class AgentboxHandler(TokenMixin, APIHandler):
         """Answer what Tornado or Jupyter has found wrong in the words of this API."""
         error = (kwargs.get("exc_info") or (None, None, None))[1]
         message = getattr(error, "log_message", None) or self._reason
-        self.finish(_ENCODER.encode(ErrorAnswer(str(message), REASONS.get(status_code, "error"))))
+        self._refused = ErrorAnswer(str(message), REASONS.get(status_code, "error"))
+        self.finish(_ENCODER.encode(self._refused))
+
+    def on_finish(self) -> None:
+        """Have the audit log tell of a refusal."""
+        super().on_finish()
+        if self._refused is not None and self.route is not None:
+            note_refusal(self, self.route.operation.__name__, self._refused, self.path_kwargs.get("id"))
 
 
 def _retrieve(work: asyncio.Future[Any]) -> None:

@@ -8,6 +8,7 @@ never falls back to the cookie, nor to the user that a server without authentica
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from jupyter_server.base.handlers import JupyterHandler
 from tornado import web
 
 from jupyter_agentbox.errors import AgentboxError, NotAuthenticated
+from jupyter_agentbox.models import ErrorAnswer
 from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.tokens import PREFIX, Scope, TokenStore, Verb
 
@@ -31,6 +33,8 @@ RESOURCE = "agentbox"
 SUBPROTOCOL = "agentbox"
 #: Seconds between two looks whether the token of a call that goes on is still good.
 WATCH_INTERVAL = 2.0
+#: Reasons of answers that are refusals.
+REFUSALS = frozenset({"forbidden", "policy_refused", "limit_reached"})
 _HEADER = re.compile(r"(?:token|bearer)\s+(\S+)", re.IGNORECASE)
 _ANY = re.compile(rf"(?:^|\s){PREFIX}", re.IGNORECASE)
 
@@ -147,6 +151,36 @@ async def is_allowed(handler: JupyterHandler, action: str, resource: str = RESOU
         action = "execute"
     right: bool | Awaitable[bool] = handler.authorizer.is_authorized(handler, handler.current_user, action, resource)
     return right if isinstance(right, bool) else await right
+
+
+def note_refusal(handler: JupyterHandler, operation: str, answer: ErrorAnswer, asked: str | None) -> None:
+    """Have the audit log tell of a call that was refused to somebody who is known."""
+    service: Service = handler.settings["agentbox"]
+    scope: Scope | None = getattr(handler, "scope", None)
+    if scope is not None:
+        caller = Caller(scope.owner, scope=scope)
+    elif handler.current_user is not None:
+        caller = service.caller_of(handler.current_user)
+    else:
+        return
+    refuse(service, caller, operation, answer, asked)
+
+
+def refuse(service: Service, caller: Caller, operation: str, answer: ErrorAnswer, asked: str | None) -> None:
+    """Have the audit log tell of an answer, if it is a refusal: to a token, also that there is no such sandbox."""
+    scope = caller.scope
+    if answer.reason in REFUSALS or (answer.reason == "not_found" and scope is not None):
+        service.sessions.loop.call_soon_threadsafe(
+            functools.partial(
+                service.sessions.refusals.note,
+                operation,
+                caller.to_detail(),
+                answer.reason,
+                sandbox=scope.sandbox if scope is not None else None,
+                asked=asked,
+                setting=answer.setting,
+            )
+        )
 
 
 async def caller_of(handler: JupyterHandler, verb: Verb | None = None) -> Caller:

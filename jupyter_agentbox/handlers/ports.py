@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -24,10 +24,11 @@ from jupyter_agentbox.egress.http1 import BodyReader
 from jupyter_agentbox.errors import AgentboxError, LinkClosed, NotAuthenticated, PolicyRefused
 from jupyter_agentbox.models import ErrorAnswer
 from jupyter_agentbox.ports import Answer, Connection, PortGrants, answer_head, request_head, socket_head
+from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.session import Session
 
 from .failures import REASONS, describe
-from .identity import RESOURCE, TokenMixin, caller_of, is_allowed
+from .identity import RESOURCE, TokenMixin, caller_of, is_allowed, note_refusal
 from .service import Service
 
 _PATH = re.compile(r"(?P<prefix>.*/sandboxes/[^/]+/ports/[0-9]+)(?P<rest>/.*)?")
@@ -47,6 +48,7 @@ class PortHandler(TokenMixin, JupyterHandler):
         self._connection: Connection | None = None
         self._work: asyncio.Future[Any] | None = None
         self._is_shared = self._is_gone = False
+        self._refused: ErrorAnswer | None = None
         self._is_chunked = False
         self._prefix = self._target = ""
         match = _PATH.fullmatch(self.request.path)
@@ -100,17 +102,23 @@ class PortHandler(TokenMixin, JupyterHandler):
             raise PolicyRefused("a page from inside a sandbox has no service worker")
         if self._is_shared:
             session_id, number = self.path_kwargs["id"], int(self.path_kwargs["port"])
-            self._session = self._grants.find(self._word[1:], session_id, number)
-            if self._session is None:
+            grant = self._grants.find(self._word[1:], session_id, number)
+            if grant is None:
                 raise web.HTTPError(403, "this address is good no more: open that of the port itself anew")
+            self._session, who = grant.session, {**grant.who, "is_shared": True}
             if self.request.method == "OPTIONS" and "Access-Control-Request-Method" in self.request.headers:
                 self._answer_preflight()
                 return
         else:
-            self._session = await self._judge()
+            if self.current_user is None or not await is_allowed(self, "execute"):
+                raise web.HTTPError(403)
+            caller = await caller_of(self, "execute")
+            who = caller.to_detail()
+            self._session = await self._judge(caller)
             if self._session is None:
                 return
         session, port = self._session, int(self.path_kwargs["port"])
+        await self._note_visit(session, port, who)
         query = self.request.query if self._is_shared else self._own_query()
         target = (self._target or "/") + (f"?{query}" if query else "")
         self._target = target
@@ -132,13 +140,20 @@ class PortHandler(TokenMixin, JupyterHandler):
     def _is_socket(self) -> bool:
         return self.request.method == "GET" and self.request.headers.get("Upgrade", "").lower() == "websocket"
 
-    async def _judge(self) -> Session | None:
+    async def _note_visit(self, session: Session, port: int, who: Mapping[str, Any]) -> None:
+        """Have the audit log tell who reaches the port: once in a while, as a page has many requests."""
+        sandbox = session.running().id
+        left_out = self._grants.visits.admit((sandbox, port, who["by"], who.get("token"), who.get("is_shared")))
+        if left_out is not None:
+            service: Service = self.settings["agentbox"]
+            detail = {"is_socket": self._is_socket, "left_out": left_out, **who}
+            await service.sessions.audit().arecord("port", sandbox, is_allowed=True, port=port, detail=detail)
+
+    async def _judge(self, caller: Caller) -> Session | None:
         """Find the sandbox for one who is authenticated; None if it was sent to another address."""
-        if self.current_user is None or not await is_allowed(self, "execute"):
-            raise web.HTTPError(403)
         service: Service = self.settings["agentbox"]
         name, port = self.path_kwargs["id"], int(self.path_kwargs["port"])
-        session = await service.sessions.look(name, None, caller=await caller_of(self, "execute"))
+        session = await service.sessions.look(name, None, caller=caller)
         if port not in session.request.ports:
             known = ", ".join(map(str, session.request.ports)) or "none"
             raise PolicyRefused(
@@ -150,7 +165,7 @@ class PortHandler(TokenMixin, JupyterHandler):
             return session
         if self.request.method not in ("GET", "HEAD") or self._is_socket:
             raise PolicyRefused("send a token in the header Authorization, or open the port's address in a browser")
-        word = self._grants.make(session, name, port)
+        word = self._grants.make(session, name, port, caller.to_detail())
         query = self._own_query()
         self.set_header("Referrer-Policy", "no-referrer")
         self.set_header("Cache-Control", "no-store")
@@ -286,6 +301,8 @@ class PortHandler(TokenMixin, JupyterHandler):
         """Let go of the connection inside."""
         super().on_finish()
         self._let_go()
+        if self._refused is not None:
+            note_refusal(self, "ports", self._refused, self.path_kwargs.get("id"))
 
     def _let_go(self) -> None:
         connection, self._connection = self._connection, None
@@ -296,6 +313,7 @@ class PortHandler(TokenMixin, JupyterHandler):
     def _fail(self, error: BaseException) -> None:
         if not self._headers_written and not self._finished:
             status, answer = describe(error)
+            self._refused = answer
             self.clear()
             self.set_status(status)
             self.set_header("Content-Type", "application/json")
@@ -306,4 +324,5 @@ class PortHandler(TokenMixin, JupyterHandler):
         error = (kwargs.get("exc_info") or (None, None, None))[1]
         message = getattr(error, "log_message", None) or self._reason
         self.set_header("Content-Type", "application/json")
-        self.finish(msgspec.json.encode(ErrorAnswer(str(message), REASONS.get(status_code, "error"))))
+        self._refused = ErrorAnswer(str(message), REASONS.get(status_code, "error"))
+        self.finish(msgspec.json.encode(self._refused))

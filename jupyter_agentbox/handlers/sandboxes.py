@@ -10,6 +10,7 @@ from jupyter_agentbox.models import (
     AskInfo,
     AskList,
     AskRequest,
+    AuditExport,
     AuditFilters,
     AuditItem,
     AuditRows,
@@ -168,11 +169,12 @@ async def get_sandbox_audit(call: Call) -> AuditRows:
     return await _rows(call, call.query)
 
 
-@route("GET", "/sandboxes/{id}/audit/export", "read", query=AuditFilters, kind="download")
+@route("GET", "/sandboxes/{id}/audit/export", "read", query=AuditExport, kind="download")
 async def export_sandbox_audit(call: Call) -> Bytes:
-    """Export what the audit log has of a sandbox, as JSON lines."""
-    rows = await _rows(call, call.query)
-    return Bytes(row_bytes(rows.rows), f"audit-{call.id}.jsonl", content_type="application/jsonl")
+    """Export all that the audit log has of a sandbox, as JSON lines, oldest first."""
+    sandbox = (await call.sessions.get(call.id, caller=call.caller)).sandbox_id
+    rows = row_bytes(call, sandbox) if sandbox is not None else iter(())
+    return Bytes(rows, f"audit-{call.id}.jsonl", content_type="application/jsonl")
 
 
 async def _rows(call: Call, filters: AuditFilters) -> AuditRows:

@@ -27,7 +27,7 @@ from jupyter_agentbox.processes import Exit
 from jupyter_agentbox.session import Session
 
 from .failures import describe
-from .identity import RESOURCE, SUBPROTOCOL, TokenMixin, caller_of, is_allowed
+from .identity import RESOURCE, SUBPROTOCOL, TokenMixin, caller_of, is_allowed, note_refusal
 from .service import Service
 
 #: Bytes of one frame that comes in, and of all that wait to be typed.
@@ -74,8 +74,13 @@ class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandle
             info = self._session.running().processes.get(self._name)
             if not info.is_terminal:
                 raise NotFound(f"process {self._name!r:.100} has no terminal")
+            detail = {"tool": "terminal", "process": self._name, **caller.to_detail()}
+            await service.sessions.audit().arecord(
+                "call", self._session.running().id, is_allowed=True, duration=0.0, detail=detail
+            )
         except AgentboxError as error:
             status, answer = describe(error)
+            note_refusal(self, "terminal", answer, kwargs["id"])
             self.set_status(status)
             self.set_header("Content-Type", "application/json")
             self.finish(msgspec.json.encode(answer))

@@ -18,6 +18,7 @@ from mcp.server import Server
 from jupyter_agentbox import __version__
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest
 from jupyter_agentbox.handlers.failures import describe, invalid
+from jupyter_agentbox.handlers.identity import refuse
 from jupyter_agentbox.models import ErrorAnswer
 from jupyter_agentbox.tokens import VERBS
 
@@ -181,4 +182,7 @@ async def _call(tool: Tool, access: Access, given: dict[str, Any], progress: Pro
         status, answer = describe(error)
         if status == 500:
             log.exception("the tool %s failed", tool.name)
+        elif not getattr(error, "is_logged", False):
+            caller = await access.caller(tool.route.right)
+            refuse(access.service, caller, tool.route.operation.__name__, answer, str(given.get("sandbox") or ""))
         return results.failure(answer)

@@ -199,11 +199,38 @@ class VerifyQuery(Body, frozen=True):
     head: Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,17}:[0-9a-f]{64}$(?!\n)")] | None = None
 
 
-class AuditFilters(Body, frozen=True):
-    """Which rows; all filters must fit, and the newest `limit` rows are answered."""
+class AuditExport(Body, frozen=True):
+    """Which rows; all filters must fit.
+
+    Parameters
+    ----------
+    kind : str, optional
+        Such as `egress`, `call` or `lifecycle`.
+    is_allowed : bool, optional
+        Only what was allowed, or only what was refused.
+    since, until : float, optional
+        Seconds since the epoch: from the one, and before the other.
+    after_id : int, optional
+        Only rows after that one.
+    """
 
     kind: Annotated[str, Meta(max_length=64)] | None = None
     is_allowed: bool | None = None
     since: Annotated[float, Meta(ge=0, le=1e12)] | None = None
+    until: Annotated[float, Meta(ge=0, le=1e12)] | None = None
     after_id: Annotated[int, Meta(ge=0, le=2**62)] | None = None
+
+
+class AuditFilters(AuditExport, frozen=True):
+    """Which rows; all filters must fit. Answered are the newest `limit` rows, or with `after_id` the first after it.
+
+    Parameters
+    ----------
+    before_id : int, optional
+        Only rows before that one: the first of an answer leads to the older ones.
+    limit : int
+        Most rows.
+    """
+
+    before_id: Annotated[int, Meta(ge=0, le=2**62)] | None = None
     limit: Annotated[int, Meta(ge=1, le=100_000)] = 1000

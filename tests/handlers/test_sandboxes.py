@@ -114,7 +114,8 @@ def test_calls_are_activity_of_the_server_and_looks_are_none(api: Api, box: str)
 
 
 def test_idle_ones_end_and_looking_is_no_use(api: Api, make: Make) -> None:
-    idle, busy, old = make(idle_timeout=3), make(idle_timeout=3), make(max_life=6)
+    # The one that is to be used last: it must not end while others are made.
+    old, idle, busy = make(max_life=6), make(idle_timeout=3), make(idle_timeout=3)
     done = threading.Event()
 
     def use() -> None:
@@ -123,7 +124,7 @@ def test_idle_ones_end_and_looking_is_no_use(api: Api, make: Make) -> None:
 
     thread = threading.Thread(target=use)
     thread.start()
-    deadline = time.monotonic() + 25
+    deadline = time.monotonic() + 100
     while api.ok("GET", idle)["state"] != "ended" and time.monotonic() < deadline:
         time.sleep(0.2)
     end = api.ok("GET", idle)["end"]
@@ -209,8 +210,10 @@ def test_tools_and_commands_that_are_not_allowed(api: Api, make: Make) -> None:
         assert api.fails(403, "POST", path + "/exec", {"command": command})["setting"] == "blocked_commands"
     assert api.fails(403, "POST", path + "/processes", {"argv": ["curl", "x"]})["field"] == "command"
     assert api.ok("POST", path + "/exec", {"command": "echo curl git push"})["stdout"] == "curl git push\n"
+    api.fails(403, "POST", path + "/exec", {"command": "id", "user": "root"})
     denied = api.ok("GET", path + "/audit", params={"kind": "call", "is_allowed": "false"})["rows"]
-    assert [row["detail"]["tool"] for row in denied] == ["write", "run_code"]
+    assert [row["detail"]["tool"] for row in denied] == ["write", "run_code", *["bash"] * 6]
+    assert denied[-1]["reason"] == "PolicyRefused"
 
 
 def test_a_tenants_files_stay(api: Api, make: Make) -> None:

@@ -253,6 +253,9 @@ def test_an_agent_undoes_what_it_did_with_a_token_for_that(api: Api, make: Make)
     api.ok("PATCH", path, {"allowed_hosts": []})
     assert agent.ok("POST", path + "/restore", {"snapshot": saved})["allowed_hosts"] == []
     assert "github.com" in agent.fails(403, "POST", path + "/http", {"url": "https://github.com/"})["message"]
+    fork = api.ok("POST", path + "/fork", {"snapshot": saved})
+    assert fork["allowed_hosts"] == []
+    assert api("DELETE", f"/sandboxes/{fork['id']}").status_code == 204
     agent.ok("POST", path + "/park")
     assert agent.ok("POST", path + "/code", {"code": "x"})["result"]["data"]["text/plain"] == "'then'"
     assert made["info"]["id"] in [item["id"] for item in api.ok("GET", path + "/tokens")["tokens"]]

@@ -76,7 +76,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Export the audit log of all sandboxes as JSON lines */
+        /** Export the audit log of all sandboxes as JSON lines: all rows that fit, oldest first */
         get: operations["export_audit"];
         put?: never;
         post?: never;
@@ -947,7 +947,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Export what the audit log has of a sandbox, as JSON lines */
+        /** Export all that the audit log has of a sandbox, as JSON lines, oldest first */
         get: operations["export_sandbox_audit"];
         put?: never;
         post?: never;
@@ -2702,7 +2702,11 @@ export interface operations {
                 kind?: string;
                 is_allowed?: boolean;
                 since?: number;
+                until?: number;
                 after_id?: number;
+                /** @description Only rows before that one: the first of an answer leads to the older ones. */
+                before_id?: number;
+                /** @description Most rows. */
                 limit?: number;
             };
             header?: never;
@@ -2725,11 +2729,16 @@ export interface operations {
     export_audit: {
         parameters: {
             query?: {
+                /** @description Such as `egress`, `call` or `lifecycle`. */
                 kind?: string;
+                /** @description Only what was allowed, or only what was refused. */
                 is_allowed?: boolean;
+                /** @description Seconds since the epoch: from the one, and before the other. */
                 since?: number;
+                /** @description Seconds since the epoch: from the one, and before the other. */
+                until?: number;
+                /** @description Only rows after that one. */
                 after_id?: number;
-                limit?: number;
             };
             header?: never;
             path?: never;
@@ -4112,7 +4121,11 @@ export interface operations {
                 kind?: string;
                 is_allowed?: boolean;
                 since?: number;
+                until?: number;
                 after_id?: number;
+                /** @description Only rows before that one: the first of an answer leads to the older ones. */
+                before_id?: number;
+                /** @description Most rows. */
                 limit?: number;
             };
             header?: never;
@@ -4292,7 +4305,11 @@ export interface operations {
                 kind?: string;
                 is_allowed?: boolean;
                 since?: number;
+                until?: number;
                 after_id?: number;
+                /** @description Only rows before that one: the first of an answer leads to the older ones. */
+                before_id?: number;
+                /** @description Most rows. */
                 limit?: number;
             };
             header?: never;
@@ -4318,11 +4335,16 @@ export interface operations {
     export_sandbox_audit: {
         parameters: {
             query?: {
+                /** @description Such as `egress`, `call` or `lifecycle`. */
                 kind?: string;
+                /** @description Only what was allowed, or only what was refused. */
                 is_allowed?: boolean;
+                /** @description Seconds since the epoch: from the one, and before the other. */
                 since?: number;
+                /** @description Seconds since the epoch: from the one, and before the other. */
+                until?: number;
+                /** @description Only rows after that one. */
                 after_id?: number;
-                limit?: number;
             };
             header?: never;
             path: {

@@ -11,6 +11,7 @@ from jupyter_agentbox.client.wire import INSTALL_TIMEOUT, Transferred, segment
 from jupyter_agentbox.models import (
     AskInfo,
     AskList,
+    AuditExport,
     AuditFilters,
     AuditItem,
     AuditRows,
@@ -32,9 +33,12 @@ from jupyter_agentbox.models import (
 from jupyter_agentbox.spec import WORKSPACE
 
 from .connection import AsyncConnection
-from .files import save
+from .files import open_source, save
+from .local import Chunks
 from .sandbox import AsyncSandbox
 
+#: Seconds that what is sent may take to be looked at.
+_LONG = 600.0
 #: Seconds that a sandbox may take to start, and with it all that wait before it.
 _START = 120.0
 
@@ -182,12 +186,12 @@ class AsyncClient:
         return (await self._connection.call("GET", "/egress/asks", AskList)).asks
 
     async def audit(self, **filters: Any) -> Sequence[AuditItem]:
-        """List the audit log of all sandboxes, for administrators; filters as for a sandbox's."""
+        """List the newest rows of the audit log of all sandboxes, for administrators; filters as for a sandbox's."""
         return (await self._connection.call("GET", "/audit", AuditRows, query=AuditFilters(**filters))).rows
 
     async def export_audit(self, target: Path | BinaryIO, **filters: Any) -> Transferred:
-        """Fetch the audit log of all sandboxes as JSON lines."""
-        chunks = self._connection.download("/audit/export", query=AuditFilters(**filters))
+        """Fetch all rows of the audit log that fit as JSON lines, oldest first; filters as for a sandbox's."""
+        chunks = self._connection.download("/audit/export", query=AuditExport(**filters))
         return await save(chunks, target, None)
 
     async def verify_audit(self, head: str | None = None) -> AuditVerification:
@@ -206,3 +210,24 @@ class AsyncClient:
     async def delete_snapshot(self, id: str) -> None:
         """Remove a snapshot."""
         await self._connection.call("DELETE", f"/snapshots/{segment(id)}", type(None))
+
+    async def export_snapshot(self, id: str, target: Path | BinaryIO) -> Transferred:
+        """Fetch a snapshot as one file, which only this user may read.
+
+        It holds all that the sandbox had in memory, secrets too: keep it private.
+        """
+        return await save(self._connection.download(f"/snapshots/{segment(id)}/export"), target, None, mode=0o600)
+
+    async def import_snapshot(self, source: bytes | Path | BinaryIO | Chunks) -> SnapshotInfo:
+        """Send an exported snapshot's file. It becomes the caller's; that of another machine needs the same key file.
+
+        Raises
+        ------
+        Damaged
+            It was changed, or another store has exported it.
+        """
+        measured, chunks = await open_source(source, None, None)
+        headers = {"Content-Length": str(measured.size)} if measured is not None else None
+        return await self._connection.call(
+            "POST", "/snapshots/import", SnapshotInfo, content=chunks, headers=headers, timeout=_LONG
+        )

@@ -187,7 +187,7 @@ class AsyncFiles:
         size, sha256 : optional
             What they must be.
         """
-        measured, chunks = await _open_source(source, size, sha256)
+        measured, chunks = await open_source(source, size, sha256)
         query = UploadQuery(
             path=path,
             size=measured.size if measured is not None else size,
@@ -210,7 +210,7 @@ class AsyncFiles:
         self, source: bytes | Path | BinaryIO | Chunks, path: str = ".", *, overwrite: bool = True
     ) -> Copied:
         """Send an archive (tar, tar.gz or zip) to be unpacked into a directory; verified as by :meth:`upload`."""
-        measured, chunks = await _open_source(source, None, None)
+        measured, chunks = await open_source(source, None, None)
         query = UnpackQuery(
             path=path,
             size=measured.size if measured is not None else None,
@@ -282,7 +282,7 @@ class AsyncFiles:
         return await self._connection.call("POST", f"{self._path}/export", Copied, body=body, timeout=_LONG)
 
 
-async def _open_source(
+async def open_source(
     source: bytes | Path | BinaryIO | Chunks, size: int | None, sha256: str | None
 ) -> tuple[Transferred | None, bytes | Chunks]:
     """Return what a source is found to be, if it can be read twice, and its bytes."""
@@ -329,10 +329,12 @@ def _length(size: int | None) -> dict[str, str] | None:
     return {"Content-Length": str(size)} if size is not None else None
 
 
-async def save(chunks: AsyncGenerator[bytes, None], target: Path | BinaryIO, sha256: str | None) -> Transferred:
+async def save(
+    chunks: AsyncGenerator[bytes, None], target: Path | BinaryIO, sha256: str | None, *, mode: int = 0o666
+) -> Transferred:
     """Write what comes to a file; one that is named appears whole and verified or not at all."""
     fresh = target.with_name(f".{secrets.token_hex(6)}.part") if isinstance(target, Path) else None
-    file = await blocking(_create, fresh) if fresh is not None else target
+    file = await blocking(_create, fresh, mode) if fresh is not None else target
     assert not isinstance(file, Path)
     try:
         digest, size = hashlib.sha256(), 0
@@ -358,5 +360,5 @@ def _open(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def _create(path: Path) -> BinaryIO:
-    return path.open("xb")
+def _create(path: Path, mode: int) -> BinaryIO:
+    return open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode))

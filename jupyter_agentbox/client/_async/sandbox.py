@@ -23,6 +23,7 @@ from jupyter_agentbox.models import (
     AskInfo,
     AskList,
     AskRequest,
+    AuditExport,
     AuditFilters,
     AuditItem,
     AuditRows,
@@ -461,13 +462,13 @@ class AsyncSandbox:
     # -- the log ---------------------------------------------------------------------------------
 
     async def audit(self, **filters: Any) -> list[AuditItem]:
-        """List what the audit log has of it; filters are :class:`~jupyter_agentbox.models.AuditFilters`' fields."""
+        """List the newest rows on it; filters are :class:`~jupyter_agentbox.models.AuditFilters`' fields."""
         query = AuditFilters(**filters)
         return (await self._connection.call("GET", f"{self._path}/audit", AuditRows, query=query)).rows
 
     async def export_audit(self, target: Path | BinaryIO, **filters: Any) -> Transferred:
-        """Fetch what the audit log has of it, as JSON lines."""
-        chunks = self._connection.download(f"{self._path}/audit/export", query=AuditFilters(**filters))
+        """Fetch all that the audit log has of it, as JSON lines; filters are those of `AuditExport`."""
+        chunks = self._connection.download(f"{self._path}/audit/export", query=AuditExport(**filters))
         return await save(chunks, target, None)
 
 
