@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from .errors import AgentboxError, Conflict
-from .manager import Listed
+from .manager import MAX_STARTING, Listed
 from .models import SnapshotRequest
 from .policy import Policy
 from .record import KernelRecord, Lock
@@ -57,6 +57,8 @@ class Parker:
         self._tokens = TokenStore(sessions.policy.state_path)
         self._locks: dict[str, Lock] = {}
         self._watching: asyncio.Task[None] | None = None
+        #: Held by each that is woken: to decompress more than can start only takes time from those that do.
+        self.opening = asyncio.Semaphore(MAX_STARTING)
         sessions.parking = self
 
     # -- sessions, and kernels by their sessions -------------------------------------------------
@@ -109,7 +111,7 @@ class Parker:
         saved = read_saved(snapshot)
         spec = await self.snapshots.renew(session, snapshot, saved)
         manager = self.snapshots.manager_of(spec)
-        async with self.snapshots.checked_out(snapshot) as files, manager.starting:
+        async with self.opening, self.snapshots.checked_out(snapshot) as files, manager.starting:
             sandbox = await manager.restore(spec, saved.record, files)
         session.attach(sandbox)
         await asyncio.to_thread(session.save)
@@ -242,6 +244,11 @@ class _ParkedKernel:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Restoration]:
+        async with self.parker.opening, self._opened() as found:
+            yield found
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[Restoration]:
         snapshots = self.parker.snapshots
         snapshot = await asyncio.to_thread(snapshots.store.get, self.snapshot_id, self.owner)
         saved = read_saved(snapshot)

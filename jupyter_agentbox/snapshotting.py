@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -301,8 +302,9 @@ class Snapshots:
 
     @contextlib.asynccontextmanager
     async def checked_out(self, snapshot: Snapshot) -> AsyncIterator[Path]:
-        """Have a snapshot's files at hand, once all of them are verified. Raises Damaged."""
-        context = self.store.checkout(snapshot.id, snapshot.meta.owner)
+        """Have a snapshot's files at hand; none is loaded before all are verified. Raises Damaged, in the end at least."""
+        waits = self.manager_of(read_saved(snapshot).record.spec).runtime.waits_for_image
+        context = self.store.checkout(snapshot.id, snapshot.meta.owner, is_early=waits)
         files = await asyncio.to_thread(context.__enter__)
         try:
             yield files

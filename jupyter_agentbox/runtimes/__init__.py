@@ -109,10 +109,14 @@ class Runtime(LoggingConfigurable, metaclass=_Meta):  # type: ignore[metaclass]
         Its entry point's name.
     isolation : str
         What stands between code inside and the host's kernel: ``gvisor``, or ``none`` for the kernel itself.
+    waits_for_image : bool
+        :meth:`restore` opens all files of an image before it loads any of them, waits if one of them is a FIFO that
+        nobody writes yet, and fails if the others are empty then.
     """
 
     name: ClassVar[str]
     isolation: ClassVar[Literal["gvisor", "none"]] = "gvisor"
+    waits_for_image: ClassVar[bool] = False
 
     @abc.abstractmethod
     def start(self, sandbox_id: str, spec: SandboxSpec, directory: Path) -> Handle:

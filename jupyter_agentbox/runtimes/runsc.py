@@ -55,6 +55,7 @@ class RunscRuntime(Runtime):
     """Runs sandboxes by ``runsc``."""
 
     name: ClassVar[str] = "runsc"
+    waits_for_image: ClassVar[bool] = True
 
     runsc = Unicode("", help="Path of runsc; empty looks on PATH and in the state directory, where setup puts it.").tag(
         config=True

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -42,6 +43,8 @@ _MAX_HEAD = 16 * 1024 * 1024
 _MAX_TABLE = 2 * 1024 * 1024 * 1024
 _PUNCH_HOLE = 0x02 | 0x01  # and keep the file's size
 _NEW, _GONE = ".new-", ".gone-"
+#: Nanoseconds after which a file that changes once more has another time of change, on every kernel.
+_SETTLED = 100_000_000
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +56,18 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     packs: list[str]
     dropped: dict[str, int]
+
+
+class Known(NamedTuple):
+    """What was read of one snapshot: which file its head was, the head, and the bytes that its directory takes."""
+
+    file: tuple[int, int, int, int]
+    head: Head
+    usage: int
+
+
+#: By ids of one owner's snapshots. None of them ever changes, and there may be thousands.
+Cache = dict[str, Known]
 
 
 def folder_name(owner: str) -> str:
@@ -85,8 +100,9 @@ class OwnerFolder:
     Nothing that a living snapshot refers to is ever changed, so a reader can only be surprised by the end of its own.
     """
 
-    def __init__(self, path: Path, owner: str, keys: Keys) -> None:
+    def __init__(self, path: Path, owner: str, keys: Keys, cache: Cache) -> None:
         self.path, self.owner, self.keys = path, owner, keys
+        self._cache = cache
         self.packs, self.snapshots = path / "packs", path / "snapshots"
         self.hash_key = keys.derive("chunk", owner)
 
@@ -146,29 +162,59 @@ class OwnerFolder:
             raise NotFound(f"there is no snapshot {snapshot_id!r}") from None
         return self.keys.open(part, self.owner, snapshot_id, data)
 
+    def _know(self, snapshot_id: str) -> Known:
+        """Read a head and measure what is beside it, unless both are known; for lists. Raises NotFound and Damaged.
+
+        What is restored is read anew. Who could change a file and its time back could as well change this process.
+        """
+        known = self._cache.get(snapshot_id)
+        try:
+            found = os.stat(f"{self.snapshots}/{snapshot_id}/head", follow_symlinks=False)
+            file = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        except OSError:
+            file = (0, 0, 0, 0)
+        if known is None or known.file != file:
+            known = Known(file, self.head(snapshot_id), disk_usage(self.snapshots / snapshot_id))
+            if time.time_ns() - file[3] > _SETTLED:
+                self._cache[snapshot_id] = known
+        return known
+
     def heads(self) -> tuple[list[Head], dict[str, str]]:
         """Return those that can be read, in the order that they were made in; and what is wrong with each other one."""
-        heads, damaged = [], {}
-        for snapshot_id in self.ids():
+        heads, damaged, ids = [], {}, self.ids()
+        for snapshot_id in ids:
             try:
-                heads.append(self.head(snapshot_id))
+                heads.append(self._know(snapshot_id).head)
             except Damaged as error:
                 damaged[snapshot_id] = str(error)
             except NotFound as error:
                 if not re.fullmatch(r"[0-9a-f]{20}", snapshot_id):
                     damaged[snapshot_id] = str(error)
+        for gone in set(self._cache).difference(ids):
+            self._cache.pop(gone, None)
         return sorted(heads, key=lambda head: head.serial), damaged
 
-    def snapshots_of(self, heads: list[Head]) -> list[Snapshot]:
-        """Return them with their costs: a pack is charged to the oldest that needs it."""
+    def snapshot(self, snapshot_id: str) -> Snapshot:
+        """Return one with its cost. Raises NotFound and Damaged."""
+        head = self.head(snapshot_id)
+        others = [other for other in self.heads()[0] if other.serial < head.serial] if head.packs else []
+        charged = {pack for other in others for pack in other.packs}
+        return self._describe(head, disk_usage(self.snapshots / head.id), charged)
+
+    def describe_all(self) -> list[Snapshot]:
+        """Return all that can be read with their costs, oldest first."""
         charged: set[str] = set()
         found = []
-        for head in heads:
-            own = [pack for pack in head.packs if pack not in charged]
-            charged.update(own)
-            cost = disk_usage(self.snapshots / head.id) + sum(disk_usage(self.packs / pack) for pack in own)
-            found.append(Snapshot(id=head.id, meta=head.meta, size=head.size, cost=cost, dropped=head.dropped))
+        for head in self.heads()[0]:
+            with suppress(NotFound, Damaged):  # removed meanwhile
+                found.append(self._describe(head, self._know(head.id).usage, charged))
+            charged.update(head.packs)
         return found
+
+    def _describe(self, head: Head, usage: int, charged: set[str]) -> Snapshot:
+        """Describe one. A pack is charged to the oldest that needs it."""
+        own = [self.packs / pack for pack in head.packs if pack not in charged]
+        return Snapshot(id=head.id, meta=head.meta, size=head.size, cost=usage + disk_usage(*own), dropped=head.dropped)
 
     def relatives(self, meta: SnapshotMeta) -> list[Table]:
         """Return tables of those that a new snapshot has most in common with: ancestors, then others of its sandbox."""
@@ -207,7 +253,7 @@ class OwnerFolder:
             for name in strays:
                 (self.packs / name).unlink()
             if any(name.startswith(_GONE) for name in leftovers):
-                live = _live_blocks(self.table(head.id) for head in heads)
+                live = _live_blocks(self.table(head.id) for head in heads if head.packs)
                 for pack, blocks in live.items():
                     _free(self.packs / pack, blocks)
         for name in leftovers:
@@ -255,15 +301,17 @@ class OwnerFolder:
                 f"there are {count} snapshots, and may be {max_count}{hint}: delete one",
                 setting="Policy.max_snapshots",
             )
-        if disk_usage(self.packs, self.snapshots) <= max_bytes and not over:
+        taken = {head.id: self._know(head.id).usage for head in heads}
+        taken |= {name: disk_usage(self.snapshots / name) for name in damaged}
+        if disk_usage(self.packs, new) + sum(taken.values()) <= max_bytes and not over:
             return []
-        tables = {head.id: self.table(head.id) for head in heads}
+        tables = {head.id: self.table(head.id) for head in heads if head.packs}
 
         def is_room(count: int) -> bool:
             rest = [head.id for head in heads if head.id not in autos[:count]]
-            live = _live_blocks([*(tables[name] for name in rest), table])
+            live = _live_blocks([*(tables[name] for name in rest if name in tables), table])
             total = sum(sum(blocks) for blocks in live.values()) * PAGE + disk_usage(new)
-            total += sum(disk_usage(self.snapshots / name) for name in (*rest, *damaged))
+            total += sum(taken[name] for name in (*rest, *damaged))
             return total <= max_bytes
 
         # Nobody knows what a damaged one needs, so nothing can be counted on to become free.

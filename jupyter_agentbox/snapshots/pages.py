@@ -279,6 +279,10 @@ class PackReader:
     def __exit__(self, *problem: object) -> None:
         self._closing.close()
 
+    def skip(self, files: Iterable[File]) -> None:
+        """Pass over the next files."""
+        self._next += sum(count for file in files for _, count in file.runs)
+
     def write(self, file: File, handle: int, part: str) -> None:
         """Write the next file's bytes; they have to be asked for in the order they were added in.
 

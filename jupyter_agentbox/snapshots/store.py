@@ -23,7 +23,8 @@ from jupyter_agentbox.sweep import remove_tree
 
 from . import transfer
 from .keys import load_keys
-from .owner import Head, OwnerFolder, folder_name, locked
+from .late import GATE, LateImage
+from .owner import Cache, Head, OwnerFolder, folder_name, locked
 from .packed import pack as pack_file
 from .packed import unpack as unpack_file
 from .pages import BLOCK, PAGE, Kept, PackReader, PackWriter, Table, changed, hash_big, open_regular
@@ -35,6 +36,8 @@ MAX_IMAGE_FILES = 16
 DURABLE = ("user", "park")
 #: The one file of an image that is raw pages.
 PAGES = "pages.img"
+#: Most bytes of an image that a runtime may wait for while it starts.
+EARLY_SIZE = 256 * 1024 * 1024
 _IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -66,6 +69,7 @@ class SnapshotStore:
         self._locks: dict[Path, int] = {}
         self._mutex = threading.Lock()
         self._verified: set[tuple[int, int, int, int, bytes]] = set()
+        self._caches: dict[str, Cache] = {}
 
     # -- making --------------------------------------------------------------------------------
 
@@ -140,9 +144,9 @@ class SnapshotStore:
                 folder.publish(snapshot_id, is_durable=meta.kind in DURABLE)
                 if dropped:
                     folder.remove(dropped)
-                snapshots = folder.snapshots_of(folder.heads()[0])
+                made = folder.snapshot(snapshot_id)
         self.discard(staged)
-        return next(found for found in snapshots if found.id == snapshot_id)
+        return made
 
     def _write(self, folder: OwnerFolder, snapshot_id: str, new: Path, staged: Path, meta: SnapshotMeta) -> list[str]:
         """Write a snapshot's parts; returns which others have to go for it."""
@@ -222,7 +226,14 @@ class SnapshotStore:
     # -- reading -------------------------------------------------------------------------------
 
     @contextmanager
-    def checkout(self, snapshot_id: str, owner: str, *, verify: Literal["always", "once"] = "always") -> Iterator[Path]:
+    def checkout(
+        self,
+        snapshot_id: str,
+        owner: str,
+        *,
+        verify: Literal["always", "once"] = "always",
+        is_early: bool = False,
+    ) -> Iterator[Path]:
         """Lay a snapshot out in a private directory with ``image`` and ``work``, which is removed in the end.
 
         What is in it is the caller's; ``work`` may be renamed to where it is to stay. Files of an image may be names of
@@ -234,6 +245,9 @@ class SnapshotStore:
         verify : str
             ``once``: memory that is kept as it was written (``template``) is not read again if this process has before
             and its inode, size and time of change are the same.
+        is_early : bool
+            Go on as soon as ``work`` is there, if the image is small. Then whoever opens all of its files has to wait
+            in that until they are verified, or finds them empty; and `Damaged` is raised at the end.
 
         Raises
         ------
@@ -243,18 +257,27 @@ class SnapshotStore:
             Something of it is not as it was written; nothing of it was handed out.
         """
         path = self.stage()
+        late: LateImage | None = None
         try:
             folder = self._folder(owner)
+            with _laying_out(folder, snapshot_id):
+                table = self._read(folder, snapshot_id)
+                self._lay_out_work(folder, table, path)
+                for kept in table.kept:
+                    source = folder.snapshots / snapshot_id / "image" / kept.name
+                    self._lay_out_kept(folder, source, kept, path, verify == "once")
+                late = self._lay_out_image(folder, snapshot_id, table, path / "image", is_early)
             try:
-                with disk_errors("the snapshot could not be laid out"):
-                    table = self._read(folder, snapshot_id)
-                    self._lay_out(folder, snapshot_id, table, path, is_once=verify == "once")
-            except Damaged:
-                if not folder.has(snapshot_id):  # deleted meanwhile
-                    raise NotFound(f"there is no snapshot {snapshot_id!r}") from None
+                yield path
+            except Exception:
+                if late is not None:
+                    late.finish()  # what was wrong with it is why the rest failed
                 raise
-            yield path
+            if late is not None:
+                late.finish()
         finally:
+            if late is not None:
+                late.close()
             self.discard(path)
 
     def _read(self, folder: OwnerFolder, snapshot_id: str) -> Table:
@@ -263,27 +286,61 @@ class SnapshotStore:
             raise Damaged("the snapshot's description was changed on disk")
         return table
 
-    def _lay_out(self, folder: OwnerFolder, snapshot_id: str, table: Table, path: Path, *, is_once: bool) -> None:
-        for kept in table.kept:
-            self._lay_out_kept(folder, folder.snapshots / snapshot_id / "image" / kept.name, kept, path, is_once)
-        for item in table.packed:
-            source = folder.snapshots / snapshot_id / "packed" / item.name
-            unpack_file(item, source, path / "image" / item.name, folder.hash_key, _part(item.name))
-        with PackReader(table, folder.packs, self._keys, folder.hash_key) as reader:
-            # Each with its own errors, so that the sentence says which part it was.
-            for top, files in (("image", table.image), ("work", table.work)):
-                with Writer(path / top) as writer:
-                    for file in files:
-                        handle = writer.add(file.entry)
-                        if handle is None:
-                            continue
-                        part = "the snapshot's files" if top == "work" else _part(os.fsdecode(file.entry.path))
-                        try:
-                            reader.write(file, handle, part)
-                        except BaseException:
-                            os.close(handle)
-                            raise
-                        writer.finish(file.entry, handle)
+    def _lay_out_work(self, folder: OwnerFolder, table: Table, path: Path) -> None:
+        part = "the snapshot's files"
+        with (
+            PackReader(table, folder.packs, self._keys, folder.hash_key) as reader,
+            Writer(path / "work") as writer,
+        ):
+            reader.skip(table.image)
+            for file in table.work:
+                handle = writer.add(file.entry)
+                if handle is None:
+                    continue
+                try:
+                    reader.write(file, handle, part)
+                except BaseException:
+                    os.close(handle)
+                    raise
+                writer.finish(file.entry, handle)
+
+    def _lay_out_image(
+        self, folder: OwnerFolder, snapshot_id: str, table: Table, image: Path, is_early: bool
+    ) -> LateImage | None:
+        """Lay out what is not kept as it was; what comes late is returned."""
+        sizes = {item.name: item.size for item in table.packed}
+        sizes |= {os.fsdecode(file.entry.path): file.entry.size for file in table.image}
+        if not all(map(_IMAGE_NAME.fullmatch, sizes)):
+            raise Damaged("the snapshot's memory is described in a way that can't be")
+        is_late = is_early and GATE in sizes and sum(sizes.values()) <= EARLY_SIZE
+        handles: dict[str, int] = {}
+        late: LateImage | None = None
+
+        def lay_out() -> None:
+            with _laying_out(folder, snapshot_id):
+                for item in table.packed:
+                    source = folder.snapshots / snapshot_id / "packed" / item.name
+                    unpack_file(item, source, handles[item.name], folder.hash_key, _part(item.name))
+                with PackReader(table, folder.packs, self._keys, folder.hash_key) as reader:
+                    for file in table.image:
+                        name = os.fsdecode(file.entry.path)
+                        reader.write(file, handles[name], _part(name))
+                        os.ftruncate(handles[name], file.entry.size)
+
+        try:
+            for name in sizes:
+                target = image.parent / GATE if is_late and name == GATE else image / name
+                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+                handles[name] = os.open(target, flags, 0o600)
+            if is_late:
+                late = LateImage(image, handles, lay_out)
+            else:
+                lay_out()
+        finally:
+            if late is None:
+                for handle in handles.values():
+                    os.close(handle)
+        return late
 
     def _lay_out_kept(self, folder: OwnerFolder, source: Path, kept: Kept, path: Path, is_once: bool) -> None:
         part, target = _part(kept.name), path / "image" / kept.name
@@ -312,7 +369,7 @@ class SnapshotStore:
         """Return an owner's snapshots, or all, oldest first. Those that can't be read are left out: see `damaged`."""
         found: list[Snapshot] = []
         for folder in self._folders() if owner is None else (self._folder(owner),):
-            found += folder.snapshots_of(folder.heads()[0])
+            found += folder.describe_all()
         return found
 
     def damaged(self, owner: str) -> dict[str, str]:
@@ -321,12 +378,7 @@ class SnapshotStore:
 
     def get(self, snapshot_id: str, owner: str) -> Snapshot:
         """Return one. Raises NotFound, also for another owner's, and Damaged."""
-        folder = self._folder(owner)
-        folder.head(snapshot_id)
-        for snapshot in folder.snapshots_of(folder.heads()[0]):
-            if snapshot.id == snapshot_id:
-                return snapshot
-        raise NotFound(f"there is no snapshot {snapshot_id!r}")
+        return self._folder(owner).snapshot(snapshot_id)
 
     # -- moving --------------------------------------------------------------------------------
 
@@ -359,7 +411,8 @@ class SnapshotStore:
     def _folder(self, owner: str) -> OwnerFolder:
         if not 0 < len(owner) <= MAX_OWNER or not owner.isprintable():
             raise InvalidRequest("an owner's name is malformed", field="owner")
-        return OwnerFolder(self._owners / folder_name(owner), owner, self._keys)
+        cache = self._caches.setdefault(owner, {})
+        return OwnerFolder(self._owners / folder_name(owner), owner, self._keys, cache)
 
     def _folders(self) -> Iterator[OwnerFolder]:
         for path in sorted(self._owners.iterdir()):
@@ -367,6 +420,18 @@ class SnapshotStore:
                 owner = (path / "owner").read_bytes().decode("utf-8", "surrogatepass")
                 if folder_name(owner) == path.name and not path.is_symlink():
                     yield self._folder(owner)
+
+
+@contextmanager
+def _laying_out(folder: OwnerFolder, snapshot_id: str) -> Iterator[None]:
+    """Say what went wrong inside the block."""
+    try:
+        with disk_errors("the snapshot could not be laid out"):
+            yield
+    except Damaged:
+        if not folder.has(snapshot_id):  # deleted meanwhile
+            raise NotFound(f"there is no snapshot {snapshot_id!r}") from None
+        raise
 
 
 def _image_files(image: Path) -> Iterator[tuple[str, int]]:
