@@ -302,14 +302,14 @@ class Snapshots:
 
     @contextlib.asynccontextmanager
     async def checked_out(self, snapshot: Snapshot) -> AsyncIterator[Path]:
-        """Have a snapshot's files at hand; none is loaded before all are verified. Raises Damaged, in the end at least."""
+        """Have a snapshot's files at hand, none loaded before all are verified. Raises Damaged, in the end at least."""
         waits = self.manager_of(read_saved(snapshot).record.spec).runtime.waits_for_image
         context = self.store.checkout(snapshot.id, snapshot.meta.owner, is_early=waits)
         files = await asyncio.to_thread(context.__enter__)
         try:
             yield files
         finally:
-            await asyncio.to_thread(context.__exit__, None, None, None)
+            await asyncio.to_thread(context.__exit__, *sys.exc_info())
 
     # -- forks -----------------------------------------------------------------------------------
 
