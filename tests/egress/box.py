@@ -49,7 +49,7 @@ class Guest:
 
     def stop(self) -> None:
         self._is_stopped = True
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
 
@@ -108,7 +108,7 @@ class Box:
         async def run() -> Any:
             return work()
 
-        return self.thread.submit(run()).result(10)
+        return self.thread.submit(run()).result(60)
 
     def own(self) -> None:
         """Become the owner, again too."""
@@ -125,8 +125,8 @@ class Box:
 
     def wait_up(self) -> None:
         assert self.link is not None
-        self.thread.submit(self.link.wait_connected(10)).result(10)
-        time.sleep(0.05)  # the guest has read our hello, too
+        self.thread.submit(self.link.wait_connected(60)).result(60)
+        until(lambda: self.guest.link._is_up)  # it has read our hello, too
 
     def set_grant(self, grant: Grant) -> None:
         self.on_loop(lambda: setattr(self.gate, "grant", grant))
@@ -134,7 +134,7 @@ class Box:
     def close(self) -> None:
         self.guest.stop()
         self.leave()
-        self.thread.submit(self.gate.aclose()).result(10)
+        self.thread.submit(self.gate.aclose()).result(60)
         self.audit.close()
 
     # -- as code inside would
@@ -147,7 +147,7 @@ class Box:
     def proxies(self) -> dict[str, str]:
         return {"http": self.proxy, "https": self.proxy}
 
-    def dial(self, via: str = "http", timeout: float = 10) -> socket.socket:
+    def dial(self, via: str = "http", timeout: float = 60) -> socket.socket:
         return socket.create_connection(self.guest.egress.addresses[via], timeout)
 
     def say(self, data: bytes, via: str = "http") -> bytes:
@@ -167,11 +167,16 @@ class Box:
         return self.audit.query(**filters)
 
     def wait_rows(self, count: int = 1, **filters: Any) -> list[Any]:
-        end = time.monotonic() + 10
-        while len(rows := self.rows(**filters)) < count and time.monotonic() < end:
-            time.sleep(0.01)
-        assert len(rows) >= count, self.rows()
-        return rows
+        until(lambda: len(self.rows(**filters)) >= count)
+        return self.rows(**filters)
+
+
+def until(condition: Callable[[], bool], timeout: float = 60) -> None:
+    """Wait until it is so."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def read_all(sock: socket.socket) -> bytes:

@@ -230,7 +230,7 @@ def test_a_caller_who_goes_away_leaves_no_sandbox(api: Api) -> None:
     before = len(api.ok("GET", "/sandboxes")["sandboxes"])
     with pytest.raises(requests.Timeout):
         api("POST", "/sandboxes", {"labels": {"left": "1"}}, timeout=0.3)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
         found = api.ok("GET", "/sandboxes")["sandboxes"]
         if len(found) == before:
@@ -291,14 +291,14 @@ def test_what_happens_is_counted_and_told(api: Api, make: Make) -> None:
         api.server.url("api/events/subscribe").replace("http", "ws", 1),
         header=[f"Authorization: token {api.server.token}"],
         http_no_proxy=["127.0.0.1"],
-        timeout=20,
+        timeout=100,
     )
     try:
         sandbox = make()
         api.ok("POST", sandbox + "/exec", {"command": "curl -s https://not-granted.example.org; true"})
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(api.ok, "POST", sandbox + "/exec", {"command": "sleep 3"})
-            calls = wait_until(lambda: api.ok("GET", sandbox)["calls"], 10, "a call is seen")
+            waiting = pool.submit(api.ok, "POST", sandbox + "/exec", {"command": "sleep 5"})
+            calls = wait_until(lambda: api.ok("GET", sandbox)["calls"], 60, "a call is seen")
             waiting.result()
         assert [(call["tool"], call["token"]) for call in calls] == [("bash", None)]
         assert api.ok("GET", sandbox)["calls"] == []
