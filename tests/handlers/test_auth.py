@@ -14,7 +14,9 @@ import msgspec
 import pytest
 import requests
 import websocket
+from jupyter_core.utils import ensure_async
 from jupyter_server.auth.authorizer import Authorizer
+from jupyter_server.auth.identity import User
 from tornado.httpclient import HTTPClientError
 
 from jupyter_agentbox.handlers import TABLE
@@ -240,6 +242,25 @@ def jp_server_config(tmp_path: Any, has_runsc: None) -> dict[str, Any]:
     }
 
 
+async def fetch(jp_fetch: Any, verb: str, path: str, body: bytes | None, **headers: str) -> tuple[int, Any]:
+    """Make a call of a server in this process; return its status and what it answers."""
+    path, _, query = path.partition("?")
+    params = dict(item.split("=") for item in query.split("&")) if query else None
+    try:
+        answer = await jp_fetch(
+            "api",
+            "agentbox",
+            *path.strip("/").split("/"),
+            method=verb.upper(),
+            params=params,
+            body=body,
+            headers=headers,
+        )
+    except HTTPClientError as error:
+        return error.code, msgspec.json.decode(error.response.body) if error.response else None
+    return answer.code, answer.body
+
+
 async def test_one_who_may_only_read_reads_and_does_nothing(jp_fetch: Any, jp_serverapp: Any) -> None:
     settings = jp_serverapp.web_app.settings
     before, only = settings["authorizer"], Only(parent=jp_serverapp, identity_provider=settings["identity_provider"])
@@ -248,15 +269,7 @@ async def test_one_who_may_only_read_reads_and_does_nothing(jp_fetch: Any, jp_se
     )
 
     async def call(verb: str, path: str, body: bytes | None) -> tuple[int, Any]:
-        path, _, query = path.partition("?")
-        params = dict(item.split("=") for item in query.split("&")) if query else None
-        try:
-            answer = await jp_fetch(
-                "api", "agentbox", *path.strip("/").split("/"), method=verb.upper(), params=params, body=body
-            )
-        except HTTPClientError as error:
-            return error.code, msgspec.json.decode(error.response.body) if error.response else None
-        return answer.code, answer.body
+        return await fetch(jp_fetch, verb, path, body)
 
     assert (await call("POST", "/sandboxes", b'{"id": "inner"}'))[0] == 201
     settings["authorizer"] = only
@@ -282,3 +295,58 @@ async def test_one_who_may_only_read_reads_and_does_nothing(jp_fetch: Any, jp_se
     finally:
         settings["authorizer"] = before
         assert (await call("DELETE", "/sandboxes/inner", None))[0] == 204
+
+
+# -- several people on one server --------------------------------------------------------------------
+
+
+async def test_nobody_finds_what_is_another_users(
+    jp_fetch: Any, jp_serverapp: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = jp_serverapp.web_app.settings["identity_provider"]
+    original = provider.get_user
+
+    async def get_user(handler: Any) -> Any:
+        user = await ensure_async(original(handler))
+        name = handler.request.headers.get("X-User")
+        return User(name) if user is not None and name else user
+
+    monkeypatch.setattr(provider, "get_user", get_user)
+
+    async def ask(user: str, verb: str, path: str, body: bytes | None = None) -> Any:
+        status, answer = await fetch(jp_fetch, verb, path, body, **{"X-User": user})
+        assert 200 <= status < 300, (path, answer)
+        return msgspec.json.decode(answer) if answer else None
+
+    made = await ask("ann", "POST", "/sandboxes", b'{"id": "anns", "allowed_hosts": ["github.com"], "tenant": "lab"}')
+    path = "/sandboxes/anns"
+    process = (await ask("ann", "POST", path + "/processes", b'{"argv": ["sleep", "600"]}'))["id"]
+    host = (await ask("ann", "POST", path + "/egress/asks", b'{"host": "api.github.com"}'))["id"]
+    token = (await ask("ann", "POST", path + "/tokens", b'{"verbs": ["read"]}'))["info"]["id"]
+    snapshot = (await ask("ann", "POST", path + "/snapshots", b'{"name": "anns-own"}'))["id"]
+    await ask("ann", "PUT", path + "/files/content", b'{"path": "secret.txt", "text": "anns"}')
+    names = {"process": process, "context": "default", "ask": host, "token": token, "snapshot": snapshot}
+    anns = Place(path, names)
+    secrets = {made["sandbox_id"], snapshot, process, host, token, "anns-own"}
+    try:
+        for route in TABLE:
+            if route.name == "create_sandbox":
+                continue
+            verb, (target, body) = route.verb, anns.request(route)
+            status, answer = await fetch(jp_fetch, verb, target, body, **{"X-User": "bob"})
+            if route.parameters:
+                assert (status, answer["reason"]) == (404, "not_found"), route
+            else:
+                text = answer.decode("utf-8", "replace") if isinstance(answer, bytes) else str(answer)
+                assert not [secret for secret in secrets if secret in text], route
+        # The name is free for another, and so is a tenant's, whose files are others.
+        await ask("bob", "POST", "/sandboxes", b'{"id": "anns", "tenant": "lab"}')
+        assert (await ask("bob", "GET", path + "/files"))["entries"] == []
+        listed = (await ask("ann", "GET", "/sandboxes"))["sandboxes"]
+        assert [item["sandbox_id"] for item in listed] == [made["sandbox_id"]]
+        assert (await ask("ann", "GET", path + "/files"))["entries"][0]["path"] == "secret.txt"
+        assert (await ask("ann", "GET", path + "/processes"))["processes"][0]["state"] == "running"
+    finally:
+        for user in ("ann", "bob"):
+            await fetch(jp_fetch, "DELETE", path, None, **{"X-User": user})
+        await fetch(jp_fetch, "DELETE", f"/snapshots/{snapshot}", None, **{"X-User": "ann"})
