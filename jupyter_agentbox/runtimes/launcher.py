@@ -1,12 +1,12 @@
 """The short-lived process that turns into ``runsc``, in namespaces of its own.
 
-Run by :mod:`.namespaces` as ``python -I -S -B launcher.py``: a program of its own, so that the server, which has
+Run by :mod:`.namespaces` in a ``python -I -S -B``: a program of its own, so that the server, which has
 threads, never runs Python code in a forked child. Standard library only, and as little of it as can be: the time it
 takes is part of every start (hence :mod:`marshal` for the configuration, which is built in).
 
-Conversation: the configuration arrives on stdin; after ``unshare`` one byte goes to stdout; the parent writes the id
-maps and answers with one byte; then this process builds the file system view, which no other process can see, and
-executes the command. What goes wrong is one line on stderr and exit status 111.
+Conversation: this program, compiled, and the configuration arrive on stdin; after ``unshare`` one byte goes to stdout;
+the parent writes the id maps and answers with one byte; then this process builds the file system view, which no other
+process can see, and executes the command. What goes wrong is one line on stderr and exit status 111.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
-SECCOMP_ALLOW, SECCOMP_EPERM = 0x7FFF0000, 0x00050000 | errno.EPERM
+SECCOMP_ALLOW, SECCOMP_EPERM, SECCOMP_ENOSYS = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 #: By machine: the audit number of its architecture, and for each call that sets a file's mode its number, which
 #: argument the mode is, and which the flags without whose O_CREAT there is none.
 MODE_CALLS: dict[str, tuple[int, tuple[tuple[int, int, int | None], ...]]] = {
@@ -55,12 +55,16 @@ MODE_CALLS: dict[str, tuple[int, tuple[tuple[int, int, int | None], ...]]] = {
     "aarch64": (0xC00000B7, ((52, 1, None), (53, 2, None), (452, 2, None), (33, 2, None), (56, 3, 2))),
 }  # fmt: skip
 SET_ID_BITS, O_CREAT = 0o6000, 0o100
+#: By machine as well: the call by which gVisor, each time one of its processes starts, has the kernel wait for all
+#: processors, for a call of that name inside, which then is one that does not exist.
+MEMBARRIER = {"x86_64": 324, "aarch64": 283}
 
 
-def make_mode_filter(machine: str) -> bytes:
+def make_filter(machine: str) -> bytes:
     """Return the program, in the kernel's form, that refuses the calls which would set a set-user-id or -group-id bit.
 
-    Files made in a work folder are the user's outside, so such a bit would lend the user's identity to anybody.
+    Files made in a work folder are the user's outside, so such a bit would lend the user's identity to anybody. It
+    refuses :data:`MEMBARRIER` as well.
     """
     audit, calls = MODE_CALLS[machine]
 
@@ -70,7 +74,7 @@ def make_mode_filter(machine: str) -> bytes:
     def argument(number: int) -> bytes:
         return step(0x20, 0, 0, 16 + 8 * number)  # the lower half of it
 
-    body: list[bytes] = []
+    body = [step(0x15, 0, 1, MEMBARRIER[machine]), step(0x06, 0, 0, SECCOMP_ENOSYS)]
     for number, mode, flags in calls:
         test = [argument(mode), step(0x45, 0, 1, SET_ID_BITS), step(0x06, 0, 0, SECCOMP_EPERM)]
         if flags is not None:
@@ -81,12 +85,12 @@ def make_mode_filter(machine: str) -> bytes:
     return b"".join([*head, *body, step(0x06, 0, 0, SECCOMP_ALLOW)])
 
 
-def refuse_set_id_bits() -> None:
+def refuse_calls() -> None:
     """Keep this process and all it starts from making set-user-id files. Raises OSError where that cannot be had."""
     machine = os.uname().machine
     if machine not in MODE_CALLS:
         raise OSError(errno.ENOTSUP, "no filter of file modes is known for this machine", machine)
-    program = make_mode_filter(machine)
+    program = make_filter(machine)
     steps = ctypes.create_string_buffer(program, len(program))
     # struct sock_fprog: a 16-bit length, padding, and a pointer.
     described = struct.pack("@HP", len(program) // 8, ctypes.addressof(steps))
@@ -395,9 +399,6 @@ def main() -> None:
     if config["join"]:
         give(config)
         return
-    for path in config["cgroups"]:
-        with open(path, "w") as file:
-            file.write("0")
     if config["processors"]:
         allowed = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, allowed[: config["processors"]])
@@ -413,7 +414,7 @@ def main() -> None:
     os.setresuid(0, 0, 0)
     if config["stage"]:
         build(config["stage"], config["plan"])
-    refuse_set_id_bits()
+    refuse_calls()
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(2, 1)

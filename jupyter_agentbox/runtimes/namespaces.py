@@ -7,6 +7,7 @@ outside, and no privilege it has there reaches out of it. Its neighbours: :mod:`
 
 from __future__ import annotations
 
+import functools
 import marshal
 import os
 import pwd
@@ -25,6 +26,8 @@ from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
 from jupyter_agentbox.spec import USER_ID
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
+#: Runs what it is given first. A program's own file would be compiled anew each time.
+_LOADER = "import marshal, sys; exec(marshal.load(sys.stdin.buffer))"
 #: A host id that owns nothing, for the guest's own processes when the server is root.
 NOBODY = 65534
 #: Inner id at which a root server's own files show where the work files belong to somebody else.
@@ -154,7 +157,7 @@ class Launch:
     plan : list
         Steps from :func:`.rootfs.make_plan`.
     cgroups : sequence of str
-        ``cgroup.procs`` files to join first.
+        ``cgroup.procs`` files of the groups to run in.
     processors : int
         Stay on this many processors; 0 leaves the affinity alone.
     file_size : int
@@ -195,14 +198,13 @@ def run(launch: Launch, log: Path, timeout: float) -> int:
         "stage": str(launch.stage) if launch.stage else "",
         "plan": launch.plan,
         "join": launch.join,
-        "cgroups": list(launch.cgroups),
         "processors": launch.processors,
         "may_set_groups": launch.maps.may_set_groups,
         "env": {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
     }
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [find_python(), "-I", "-S", "-B", str(LAUNCHER)],
+            [find_python(), "-I", "-S", "-B", "-c", _LOADER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=output,
@@ -212,7 +214,9 @@ def run(launch: Launch, log: Path, timeout: float) -> int:
             start_new_session=True,
         )
     try:
-        return _converse(process, marshal.dumps(config), launch, deadline, log)
+        # Each takes the kernel milliseconds, while the interpreter starts.
+        _join_cgroups(process.pid, launch.cgroups)
+        return _converse(process, _compile_launcher() + marshal.dumps(config), launch, deadline, log)
     except subprocess.TimeoutExpired:
         raise RuntimeFailed(f"{Path(launch.command[0]).name} did not answer within {timeout:g} s") from None
     finally:
@@ -221,6 +225,23 @@ def run(launch: Launch, log: Path, timeout: float) -> int:
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 stream.close()
+
+
+@functools.lru_cache(maxsize=1)
+def _compile_launcher() -> bytes:
+    return marshal.dumps(compile(LAUNCHER.read_bytes(), str(LAUNCHER), "exec"))
+
+
+def _join_cgroups(pid: int, cgroups: Sequence[str]) -> None:
+    """Move a process that waits for its orders."""
+    try:
+        for path in cgroups:
+            with open(path, "w") as file:
+                file.write(str(pid))
+    except ProcessLookupError:
+        pass  # it has ended: its last words are in the log
+    except OSError as error:
+        raise RuntimeFailed(f"the sandbox could not be put into its control group {path}: {error.strerror}") from error
 
 
 def start_helper(directory: Path, log: Path) -> None:

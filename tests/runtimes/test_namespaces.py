@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from jupyter_agentbox.errors import RuntimeFailed
-from jupyter_agentbox.runtimes.namespaces import IdMaps, Launch, find_spare_ids, make_id_maps, read_tail, run
+from jupyter_agentbox.runtimes.launcher import MEMBARRIER
+from jupyter_agentbox.runtimes.namespaces import (
+    IdMaps,
+    Launch,
+    find_python,
+    find_spare_ids,
+    make_id_maps,
+    read_tail,
+    run,
+)
 
 
 def test_root_maps_user_code_to_itself_and_the_guest_to_nobody() -> None:
@@ -81,6 +92,25 @@ def test_failure_and_silence_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(RuntimeFailed, match=r"did not answer within 0\.5 s"):
         run(launch("/bin/sleep", "60"), tmp_path / "log", 0.5)
     assert time.monotonic() - started < 5
+
+
+def test_it_runs_in_its_control_groups_or_not_at_all(tmp_path: Path) -> None:
+    asked = launch("/bin/sh", "-c", "echo $$")
+    (tmp_path / "cgroup.procs").touch()
+    assert run(replace(asked, cgroups=[str(tmp_path / "cgroup.procs")]), tmp_path / "log", 20) == 0
+    assert (tmp_path / "cgroup.procs").read_text() == (tmp_path / "log").read_text().strip()
+    with pytest.raises(RuntimeFailed, match="could not be put into its control group"):
+        run(replace(asked, cgroups=[str(tmp_path / "none" / "cgroup.procs")]), tmp_path / "other", 20)
+    assert (tmp_path / "other").read_text() == ""
+
+
+def test_no_process_of_gvisors_waits_for_all_processors(tmp_path: Path) -> None:
+    number = MEMBARRIER[os.uname().machine]
+    script = (
+        f"import ctypes, os; c = ctypes.CDLL(None, use_errno=True); c.syscall({number}, 0); print(ctypes.get_errno())"
+    )
+    assert run(launch(find_python(), "-I", "-S", "-c", script), tmp_path / "log", 20) == 0
+    assert int((tmp_path / "log").read_text()) == errno.ENOSYS
 
 
 def test_tails_hold_no_control_characters(tmp_path: Path) -> None:
