@@ -243,3 +243,27 @@ def test_one_that_waits_is_taken_for_a_sandbox_and_for_a_script(place: Place) ->
         run(place, test)
     finally:
         place.run(warm.keeper.aclose)
+
+
+@pytest.mark.timeout(400)
+def test_an_encrypted_store_keeps_templates_and_what_is_parked(has_runsc: None, tmp_path: Path) -> None:
+    key = tmp_path / "snapshot.key"
+    key.write_bytes(os.urandom(32).hex().encode())
+    key.chmod(0o600)
+    place = Place(tmp_path, snapshot_key_file=str(key))
+    place.run(lambda: place.templates.make(place.spec(), ARGV))
+
+    async def test(server: Server) -> None:
+        box = await server.make(id="secret")
+        assert await server.started(box, "template")
+        assert await server.say(box, "word = 'mark' + 'word-' * 5; print(word)") == "markword-word-word-word-word-"
+        await server.sessions.park("secret", caller=ADA)
+        files = [path for path in (place.policy.state_path / "snapshots").rglob("*") if path.is_file()]
+        assert sum(path.stat().st_size for path in files) > 20_000_000
+        assert not [
+            path for path in files if b"markword-word" in path.read_bytes() or b"ipykernel" in path.read_bytes()
+        ]
+        box = await server.sandbox(await server.sessions.wake("secret", caller=ADA))
+        assert await server.say(box, "print(word[:5])") == "markw"
+
+    run(place, test)
