@@ -62,7 +62,7 @@ class Client:
         self._do(self.kernel.send(channel, [b"test", *self.session.serialize(message), *buffers]))
         return str(message["header"]["msg_id"])
 
-    def find(self, wanted: Callable[[str, dict[str, Any]], bool], timeout: float = 30) -> dict[str, Any]:
+    def find(self, wanted: Callable[[str, dict[str, Any]], bool], timeout: float = 60) -> dict[str, Any]:
         """Wait for a message, and take it with all before it."""
 
         async def look() -> dict[str, Any]:
@@ -316,6 +316,17 @@ def test_the_debugger_is_loaded_when_somebody_debugs(client: Client) -> None:
     )
     assert client.run(loaded) == "True"
     assert client.run("get_ipython().kernel.debugger.breakpoint_list") == "{}"
+
+
+def test_the_client_is_loaded_when_somebody_wants_it(client: Client) -> None:
+    assert client.run("import sys; import jupyter_client.session; 'jupyter_client.manager' in sys.modules") == "False"
+    assert client.run("from jupyter_client import *; KernelManager.__module__") == "'jupyter_client.manager'"
+    assert client.run("import jupyter_client; jupyter_client.KernelManager is KernelManager, type(jupyter_client)") == (
+        "(True, module)"
+    )
+    assert "has no attribute 'nonesuch'" in client.run(
+        "try: jupyter_client.nonesuch\nexcept AttributeError as e: print(e)"
+    )
 
 
 def test_the_debugger_stops_at_breakpoints(client: Client) -> None:

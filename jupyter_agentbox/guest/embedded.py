@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
 import inspect
 import json
 import os
@@ -30,7 +31,7 @@ from tornado.ioloop import IOLoop
 from zmq.eventloop.zmqstream import ZMQStream
 
 from .embedded_claim import claim
-from .embedded_debugger import DEBUGGER, Debugger
+from .embedded_lazy import DEBUGGER, Debugger
 from .embedded_shells import Shells
 from .embedded_streams import Frame, Output, Publisher, Receiver, Stream
 from .fifos import Sender
@@ -179,6 +180,9 @@ def embed(kernel_class: type) -> type:
 
 class EmbeddedApp(IPKernelApp):
     """ipykernel's application with other sockets and streams."""
+
+    #: As a trait, which it is otherwise, it would load all of jupyter_client.
+    blocking_class: Any = property(lambda self: importlib.import_module("jupyter_client").BlockingKernelClient)
 
     def init_sockets(self) -> None:
         self.control_thread = ControlThread(daemon=True)

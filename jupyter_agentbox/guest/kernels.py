@@ -36,7 +36,7 @@ MAX_MESSAGE = 128 * 1024 * 1024
 #: FIFOs of an embedded kernel, those that it reads first; as in its own program, which cannot be imported here.
 READ_FIFOS = ("shell", "stdin", "control", "said-read", "answers-read")
 WRITTEN_FIFOS = ("said", "answers")
-EMBEDDED_MODULES = ("fifos", "embedded_debugger", "embedded_claim", "embedded_streams", "embedded_shells", "embedded")
+EMBEDDED_MODULES = ("fifos", "embedded_lazy", "embedded_claim", "embedded_streams", "embedded_shells", "embedded")
 LINK_DIR = "/run/agentbox/link"
 _DIAL_INTERVAL = 0.01
 _READ_SIZE = 256 * 1024

@@ -13,7 +13,7 @@ import threading
 import types
 
 #: In the order of their descriptors, from 4 on.
-EMBEDDED = ("fifos", "embedded_debugger", "embedded_claim", "embedded_streams", "embedded_shells", "embedded")
+EMBEDDED = ("fifos", "embedded_lazy", "embedded_claim", "embedded_streams", "embedded_shells", "embedded")
 
 
 def load_embedded() -> None:

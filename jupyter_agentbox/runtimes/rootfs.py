@@ -20,6 +20,8 @@ Steps, with paths relative to the stage::
 
 from __future__ import annotations
 
+import compileall
+import functools
 import os
 import stat
 import sys
@@ -323,4 +325,15 @@ def check_workspace(folder: Path, hidden: tuple[str, ...], forbidden: tuple[Path
 
 def find_guest_python() -> tuple[str, Path]:
     """Return path and installation prefix of the interpreter that runs the guest in the host's own view."""
+    compile_guest(Path(__file__).parents[1] / "guest")
     return getattr(sys, "_base_executable", None) or sys.executable, Path(sys.base_prefix)
+
+
+@functools.lru_cache(maxsize=1)
+def compile_guest(folder: Path) -> None:
+    """Compile the guest for that interpreter, once for each process: inside nothing is written.
+
+    ``pip install`` does the same. From a checkout the guest would be compiled anew at each start.
+    """
+    if os.access(folder, os.W_OK):
+        compileall.compile_dir(folder, quiet=2)

@@ -10,7 +10,7 @@ import pytest
 
 from jupyter_agentbox.errors import InvalidRequest
 from jupyter_agentbox.runtimes import launcher
-from jupyter_agentbox.runtimes.rootfs import Step, check_workspace, make_plan
+from jupyter_agentbox.runtimes.rootfs import Step, check_workspace, compile_guest, make_plan
 from jupyter_agentbox.spec import Mount, SandboxSpec
 
 
@@ -171,3 +171,14 @@ def test_a_plan_is_marshallable(host: Path) -> None:
 
     steps = plan(host, replace(SandboxSpec(), is_root=True))
     assert marshal.loads(marshal.dumps(steps)) == steps
+
+
+def test_the_guest_is_compiled_once_where_that_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "pid1.py").write_text("x = 1\n")
+    compile_guest.cache_clear()
+    compile_guest(tmp_path)
+    (made,) = (tmp_path / "__pycache__").iterdir()
+    before = made.stat().st_mtime_ns
+    compile_guest.cache_clear()  # as another process
+    compile_guest(tmp_path)
+    assert made.stat().st_mtime_ns == before
