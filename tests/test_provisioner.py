@@ -169,13 +169,14 @@ async def test_an_interrupt_ends_any_cell_and_its_children_at_once(make: Any, fo
             "for name in ('NO_PROXY', 'no_proxy'): os.environ[name] = ''"
         )
         for code in (
-            "while True: pass",
-            "time.sleep(600)",
-            "subprocess.run(['sleep', '601'])",
-            "get_ipython().system('sleep 602')",
-            f"urllib.request.urlopen('http://{silent.name}/')",
+            "print('started', flush=True)\nwhile True: pass",
+            "print('started', flush=True)\ntime.sleep(600)",
+            # IPython takes an interrupt badly until its child runs.
+            "subprocess.run(['sh', '-c', 'echo started; exec sleep 601'])",
+            "get_ipython().system('echo started; exec sleep 602')",
+            f"print('started', flush=True)\nurllib.request.urlopen('http://{silent.name}/')",
         ):
-            request = await client.wait_running(f"print('started', flush=True)\n{code}")
+            request = await client.wait_running(code)
             if "urlopen" in code:
                 await silent.is_asked()
             await asyncio.sleep(0.5)

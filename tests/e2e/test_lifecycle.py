@@ -125,19 +125,18 @@ def descriptors(server: Server) -> int:
 @pytest.mark.parametrize(
     "code",
     [
-        "import time; time.sleep(610)",
-        "while True: pass",
-        "!sleep 611",
-        "import subprocess; subprocess.run(['sleep', '611'])",
-        "import socket; s = socket.create_server(('127.0.0.1', 0)); s.accept()",
+        "print('started', flush=True); import time; time.sleep(610)",
+        "print('started', flush=True)\nwhile True: pass",
+        "!echo started; exec sleep 611",
+        "import subprocess; subprocess.run(['sh', '-c', 'echo started; exec sleep 611'])",
+        "print('started', flush=True); import socket; s = socket.create_server(('127.0.0.1', 0)); s.accept()",
     ],
 )
 def test_an_interrupt_stops_cell_and_children(kernel: KernelClient, code: str) -> None:
     kernel.check("x = 1")
-    request = kernel.start(code)
-    time.sleep(2)
+    request = start_and_wait(kernel, code)
     kernel.interrupt()
-    result = kernel.finish(request, timeout=40)
+    result = kernel.finish(request, timeout=60)
     assert result.error == "KeyboardInterrupt" or code.startswith("!")
     assert kernel.check("print(x)").strip() == "1"
     children = kernel.check(
@@ -145,6 +144,15 @@ def test_an_interrupt_stops_cell_and_children(kernel: KernelClient, code: str) -
         "        try: print(open(f'/proc/{p}/cmdline').read().replace(chr(0), ' '))\n        except OSError: pass"
     )
     assert "sleep 611" not in children
+
+
+def start_and_wait(kernel: KernelClient, code: str) -> str:
+    """Send code that says 'started', and return once it has and goes on."""
+    request, deadline = kernel.start(code), time.monotonic() + 100
+    while "started" not in kernel.receive(deadline)["content"].get("text", ""):
+        pass
+    time.sleep(0.5)
+    return request
 
 
 def test_children_leave_no_zombies(kernel: KernelClient) -> None:
@@ -363,10 +371,9 @@ def test_an_older_ipykernel_works_too(agentbox_env: Env, tmp_path: Path) -> None
         assert kernel.check("import ipykernel; print(ipykernel.__version__)").strip() == "6.31.0"
         for number in range(100):
             assert kernel.check(f"print({number})").strip() == str(number)
-        request = kernel.start("import time; time.sleep(60)")
-        time.sleep(1)
+        request = start_and_wait(kernel, "print('started', flush=True); import time; time.sleep(600)")
         kernel.interrupt()
-        assert kernel.finish(request, timeout=40).error == "KeyboardInterrupt"
+        assert kernel.finish(request, timeout=60).error == "KeyboardInterrupt"
         kernel.restart()
         assert kernel.check("print(6 * 7)").strip() == "42"
         kernel.shutdown()
