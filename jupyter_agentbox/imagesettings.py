@@ -20,7 +20,7 @@ from traitlets.config import LoggingConfigurable
 
 from .errors import InvalidConfig, InvalidRequest, NotFound, PolicyRefused
 from .images import ImageStore
-from .languages import find_kernels, has_module
+from .languages import find_kernels, has_module, is_linked
 from .profiles import Profile
 from .spec import KernelCommand, Service
 
@@ -124,8 +124,14 @@ def _use_image(profile: Profile, reference: str, store: ImageStore, allowed: Seq
 def _check_python(path: str) -> None:
     if shutil.which(path) is None:
         raise InvalidRequest(f"{path} is no Python interpreter on this machine", field="python")
+    environment = os.path.dirname(os.path.dirname(path))
+    if is_linked(path, "ipykernel"):
+        raise InvalidRequest(
+            f"the packages of {environment} are links to files outside of it, which a sandbox is not shown: install "
+            "them as copies or hard links (uv: --link-mode=copy)",
+            field="python",
+        )
     if not has_module(path, "ipykernel"):
-        environment = os.path.dirname(os.path.dirname(path))
         raise InvalidRequest(
             f"the environment {environment} has no ipykernel, which its kernels need: install it there", field="python"
         )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
+import http.server
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +24,13 @@ from jupyter_agentbox.images import Image, ImageStore
 RECIPE = Path(__file__).with_name("languages.toml")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jupyter-agentbox-tests"
 BUILD_TIMEOUT = 1500
+MIRROR = "cran.test"
+#: The server's configuration: its resolver finds the mirror on this machine.
+RESOLVE = f"""\
+import socket
+find = socket.getaddrinfo
+socket.getaddrinfo = lambda host, *more, **named: find("127.0.0.1" if host == "{MIRROR}" else host, *more, **named)
+"""
 
 
 @dataclass(frozen=True)
@@ -67,10 +77,42 @@ def built(has_runsc: None) -> Built:
     return Built(store, image)
 
 
+@dataclass(frozen=True)
+class Mirror:
+    """A site of packages on this machine, called as none in the world is."""
+
+    folder: Path
+    port: int
+
+    @property
+    def host(self) -> str:
+        return f"{MIRROR}:{self.port}"
+
+
 @pytest.fixture(scope="module")
-def env(make_env: Callable[..., Env], built: Built) -> Env:
-    """A Jupyter with the image, and kernelspecs for its kernels."""
-    env = make_env(config=make_server_config(profiles={"own": {"image": "languages"}}))
+def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirror]:
+    folder = tmp_path_factory.mktemp("mirror")
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as site:
+        thread = threading.Thread(target=site.serve_forever, daemon=True)
+        thread.start()
+        yield Mirror(folder, site.server_address[1])
+        site.shutdown()
+        thread.join(30)
+
+
+@pytest.fixture(scope="module")
+def env(make_env: Callable[..., Env], built: Built, mirror: Mirror) -> Env:
+    """A Jupyter with the image, kernelspecs for its kernels, and a mirror of R's that its policy allows."""
+    line = f"echo 'options(repos = \"http://{mirror.host}\")' > ~/.Rprofile"
+    env = make_env(
+        config=make_server_config(
+            allowed_hosts=["pypi", "npm", mirror.host],
+            private_hosts=[mirror.host],
+            profiles={"own": {"image": "languages"}, "r": {"image": "languages", "init": [line]}},
+        )
+    )
+    (env.config_dir / "jupyter_server_config.py").write_text(RESOLVE)
     built.lend(env.state_dir)
     env.run("jupyter-agentbox", "kernelspec", "--image=languages")
     return env

@@ -82,6 +82,20 @@ def test_a_projects_own_environment_is_the_sandboxs_python(
     check(manager, project, packages)
 
 
+def test_an_environment_whose_packages_are_links_into_a_cache(manager: SandboxManager, tmp_path: Path) -> None:
+    """As uv makes one with ``--link-mode=symlink``, and conda from another disk if it is told to."""
+    project = tmp_path / "project"
+    make_venv(project)
+    (packages,) = project.glob("lib/python3*/site-packages")
+    cached = tmp_path / "cache" / "ipykernel" / "__init__.py"
+    cached.parent.mkdir(parents=True)
+    cached.touch()
+    (packages / "ipykernel").mkdir()
+    (packages / "ipykernel" / "__init__.py").symlink_to(cached)
+    with pytest.raises(InvalidRequest, match="link-mode=copy"):
+        make_policy(manager, python=str(project)).resolve({})
+
+
 @pytest.mark.network
 @pytest.mark.parametrize("base", [sys.executable, SYSTEM_PYTHON])
 def test_an_environment_of_uv(has_runsc: None, manager: SandboxManager, tmp_path: Path, base: str) -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import io
 import json
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import nbformat
 import pytest
-from e2e.harness import BIN, Env
+from e2e.harness import BIN, Env, Server
 from handlers.conftest import Api
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
 
-from .conftest import Built
+from .conftest import Built, Mirror
 
 # The first test to want the image may have to build it.
 pytestmark = pytest.mark.timeout(1800)
@@ -90,7 +96,7 @@ def test_init_scripts_environment_and_services_of_the_image(api: Api, box: str) 
     assert run(api, box, code)["stdout"] == "200\n"
 
 
-def test_a_file_goes_from_r_to_python_in_a_sandbox_without_the_image(api: Api, box: str) -> None:
+def test_files_go_from_r_to_python_in_a_sandbox_without_the_image_and_on_to_deno(api: Api, box: str) -> None:
     run(api, box, "write.csv(data.frame(a = 1:3, b = c('x', 'y', 'z')), 'table.csv', row.names = FALSE)", language="R")
     info = api.ok("POST", "/sandboxes", {"tenant": "shared"})
     assert info["image"] == ""
@@ -99,6 +105,8 @@ def test_a_file_goes_from_r_to_python_in_a_sandbox_without_the_image(api: Api, b
     assert run(api, other, code)["stdout"] == "3 z\n"
     run(api, other, "open('back.txt', 'w').write('from Python')")
     assert run(api, box, "cat(readLines('back.txt', warn = FALSE))", language="R")["stdout"] == "from Python"
+    read = "console.log(Deno.readTextFileSync('back.txt').toUpperCase())"
+    assert run(api, box, read, language="typescript")["stdout"] == "FROM PYTHON\n"
     api.ok("DELETE", other)
 
 
@@ -119,6 +127,65 @@ def test_packages_of_each_language_come_through_the_gate(api: Api, box: str) -> 
     done = install("R", "R6")
     assert not done["is_ok"]
     assert done["refused"] or "repository" in done["message"], done
+
+
+BUILD_R_PACKAGE = """\
+dir.create('made.here/R', recursive = TRUE)
+description <- c(Package = 'made.here', Version = '1.2', Title = 'Says Where', Description = 'Says where it was made.',
+                 License = 'BSD_3_clause', Author = 'We', Maintainer = 'We <we@example.org>')
+writeLines(paste0(names(description), ': ', description), 'made.here/DESCRIPTION')
+writeLines('export(where)', 'made.here/NAMESPACE')
+writeLines("where <- function() 'on this machine'", 'made.here/R/where.R')
+dir.create('src/contrib', recursive = TRUE)
+code <- system2('R', c('CMD', 'build', 'made.here'))
+invisible(file.rename('made.here_1.2.tar.gz', 'src/contrib/made.here_1.2.tar.gz'))
+tools::write_PACKAGES('src/contrib', type = 'source')
+unlink('made.here', recursive = TRUE)
+cat('built', code)
+"""
+
+
+def test_a_package_of_r_comes_from_a_mirror_that_policy_allows(api: Api, box: str, mirror: Mirror) -> None:
+    assert run(api, box, BUILD_R_PACKAGE, language="R")["stdout"].endswith("built 0")
+    packed = run(api, box, "tar -cf - src | base64 -w0", language="bash")["stdout"]
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(packed))) as tar:
+        tar.extractall(mirror.folder, filter="data")
+    info = api.ok("POST", "/sandboxes", {"profile": "r"}, timeout=120)
+    other = f"/sandboxes/{info['id']}"
+    body = {"packages": ["made.here"], "manager": "R", "timeout": 200}
+    done = api.ok("POST", f"{other}/packages", body, timeout=240)
+    assert (done["is_ok"], done["message"]) == (True, "Successfully installed made.here"), done
+    assert run(api, other, "cat(made.here::where())", language="R")["stdout"] == "on this machine"
+    missing = api.ok("POST", f"{other}/packages", {**body, "packages": ["notThere"]}, timeout=240)
+    assert (missing["is_ok"], missing["message"]) == (False, "not installed: notThere"), missing
+    api.ok("DELETE", other)
+
+
+def test_an_agent_makes_a_sandbox_of_an_image_and_runs_its_languages(server: Server) -> None:
+    async def call(client: Client, name: str, **arguments: object) -> str:
+        answer = await client.call_tool(name, arguments)
+        text = "".join(block.text for block in answer.content if block.type == "text")
+        assert not answer.is_error, text
+        return text
+
+    async def work() -> None:
+        headers = {"Authorization": f"Bearer {server.token}"}
+        async with (
+            httpx2.AsyncClient(headers=headers, trust_env=False, timeout=120) as http,
+            Client(streamable_http_client(server.url("agentbox/mcp"), http_client=http), mode="legacy") as client,
+        ):
+            made = await client.call_tool("create_sandbox", {"id": "agents", "image": "languages"})
+            assert "r" in made.structured_content["languages"], made
+            said = await call(client, "run_code", sandbox="agents", language="R", code="x <- 6 * 7; cat(x)")
+            assert said == "42"
+            assert await call(client, "run_code", sandbox="agents", context="r", code="cat(x + 1)") == "43"
+            assert "42" in await call(client, "run_code", sandbox="agents", code="6 * 7")
+            await call(client, "stop_sandbox", sandbox="agents")
+            none = await client.call_tool("create_sandbox", {"image": "nothing"})
+            assert none.is_error
+            assert none.structured_content["field"] == "image"
+
+    asyncio.run(asyncio.wait_for(work(), 240))
 
 
 def test_an_image_may_be_refused_and_must_be_there(api: Api, env: Env) -> None:
