@@ -7,6 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -19,6 +20,9 @@ from .values import Entry
 
 Result = TypeVar("Result")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+#: Bytes from which on it is worth another thread.
+LARGE = 256 * 1024
+_HASHERS = ThreadPoolExecutor(4, thread_name_prefix="agentbox-hash")
 
 
 class Upload(Generic[Result]):
@@ -66,9 +70,21 @@ class Upload(Generic[Result]):
             if self._size is not None and self.size + sum(map(len, parts)) > self._size:
                 self.abort()
                 raise InvalidRequest(f"more than the {self._size} bytes that were announced came", field="size")
-            for data in parts:
-                self._file.write(data)
-                self._hash.update(data)
+            # Hashing is the longest part of an upload: of what is large it is done while that is written.
+            is_large = sum(map(len, parts)) >= LARGE
+            hashed = _HASHERS.submit(self._digest, parts) if is_large else None
+            try:
+                for data in parts:
+                    self._file.write(data)
+            finally:
+                if hashed is not None:
+                    hashed.result()
+            if hashed is None:
+                self._digest(parts)
+
+    def _digest(self, parts: tuple[bytes, ...]) -> None:
+        for data in parts:
+            self._hash.update(data)
 
     def finish(self) -> Result:
         """Verify what came and make it appear.
