@@ -62,14 +62,22 @@ def is_running(pid: int, start_time: int) -> bool:
     return read_start_time(pid) == start_time
 
 
-def find_processes(directory: Path) -> list[tuple[int, int]]:
-    """Find the processes that runsc started for a sandbox directory, by their command lines."""
+def find_processes(directory: Path, among: Iterable[str] | None = None) -> list[tuple[int, int]]:
+    """Find the processes that runsc started for a sandbox directory, by their command lines.
+
+    Parameters
+    ----------
+    directory : Path
+    among : iterable of str, optional
+        Pids that they are some of, where that is known; all there are otherwise.
+    """
     wanted = b"--root=" + os.fsencode(directory / "state")
     found = []
-    for name in os.listdir("/proc"):
+    for name in os.listdir("/proc") if among is None else among:
         if name.isdigit():
             try:
-                arguments = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+                with open(f"/proc/{name}/cmdline", "rb", buffering=0) as file:
+                    arguments = file.read(65536).split(b"\0")
             except OSError:
                 continue
             start_time = read_start_time(int(name)) if wanted in arguments else None

@@ -246,6 +246,14 @@ def find_of(pid: int, *, mountinfo: Path = Path("/proc/self/mountinfo"), proc: P
 # Counters
 
 
+def read_pids(paths: Iterable[str]) -> list[str] | None:
+    """Return the pids of the processes in the groups; None where there is no group."""
+    for path in map(Path, paths):
+        with contextlib.suppress(OSError):
+            return (path / "cgroup.procs").read_text().split()
+    return None
+
+
 def read_memory(paths: Iterable[str]) -> int | None:
     """Return the bytes in use, without file cache that can be dropped; None where no group counts them."""
     for path in map(Path, paths):

@@ -353,7 +353,7 @@ class RunscRuntime(Runtime):
             pid = int((directory / "bundle" / "pid").read_text())
         except (OSError, ValueError) as error:
             raise RuntimeFailed(f"runsc did not tell the process of the sandbox: {error}") from error
-        found = dict(find_processes(directory))
+        found = dict(find_processes(directory, cgroups.read_pids(groups)))
         start_time = found.pop(pid, None)
         if start_time is None:
             raise RuntimeFailed(f"the sandbox ended at once: {namespaces.read_tail(directory / 'log')}")
