@@ -1,7 +1,9 @@
 """What parked kernels take, and how soon one answers that a message wakes: ``python -m benchmarks.parked``.
 
 A server gets many kernels and parks them. Then some, each with a client that stays connected, are woken one at a
-time by a cell, and twenty at once. The exit status is 1 if a target is missed.
+time by a cell, and twenty at once. Each is a kernel of its own, started off a template as kernels usually are. With
+``--minutes`` it parks as many as the time allows, and an interrupt ends it with the figures that there are. The exit
+status is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ import websocket
 
 from jupyter_agentbox.snapshots.owner import disk_usage
 
+from .__main__ import machine
+
 MB = 1_000_000
 #: What a figure may be at most.
 TARGETS = {
@@ -47,7 +51,7 @@ class Server:
             self.port = probe.getsockname()[1]
         self.base, self.token = base, uuid.uuid4().hex
         (base / "config").mkdir()
-        policy = {"max_snapshot_bytes": "100 GiB", "lease_timeout": 60.0, "templates": False}
+        policy = {"max_snapshot_bytes": "100 GiB", "lease_timeout": 60.0}
         (base / "config" / "jupyter_agentbox_config.json").write_text(json.dumps({"Policy": policy}))
         self.http = requests.Session()
         self.http.headers["Authorization"] = f"token {self.token}"
@@ -138,64 +142,99 @@ class Client:
         self._socket.close()
 
 
-def measure(server: Server, count: int, samples: int) -> dict[str, float]:
-    """Park `count` kernels, and wake some of them."""
+def start(server: Server) -> Client:
+    """Start a kernel, and run a cell in it."""
+    client = Client(server, server.call("POST", "api/kernels", {"name": "agentbox"})["id"])
+    client.execute("x = 41")
+    return client
 
-    def make(_: int) -> str:
-        kernel_id: str = server.call("POST", "api/kernels", {"name": "agentbox"})["id"]
-        client = Client(server, kernel_id)
-        client.execute("x = 41")
+
+def wait_for_template(server: Server) -> None:
+    """Wait until one was made: kernels start off it from then on. The first kernel has it made."""
+    for _ in range(600):
+        if list((server.base / "data" / "agentbox").glob("snapshots/owners/*/snapshots/*/image")):
+            return
+        time.sleep(0.1)
+    raise TimeoutError("no template was made")
+
+
+def park_many(server: Server, count: int, deadline: float) -> list[str]:
+    """Start and park that many kernels, or as many as there is time for; return their ids."""
+    began = time.perf_counter()
+    kernels: list[str] = []
+
+    def make(_: int) -> None:
+        if time.perf_counter() > deadline:
+            return
+        client = start(server)
         client.close()
-        server.park(kernel_id)
-        return kernel_id
+        server.park(client.id)
+        kernels.append(client.id)
+        if len(kernels) % 50 == 0:
+            print(f"{len(kernels)} are parked after {time.perf_counter() - began:.0f} s", flush=True)
 
+    pool = ThreadPoolExecutor(3)
+    try:
+        list(pool.map(make, range(count)))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return kernels
+
+
+def measure(server: Server, count: int, samples: int, minutes: float, figures: dict[str, float]) -> None:
+    """Park `count` kernels, and wake some of them. Each figure is there as soon as it is known."""
+    now = time.perf_counter()
+    ends = [now + share * minutes * 60 if minutes else float("inf") for share in (0.75, 0.9)]
+    first = start(server)
+    wait_for_template(server)
+    server.call("DELETE", f"api/kernels/{first.id}")
+    first.close()
     times = []
     for _ in range(5):
         began = time.perf_counter()
-        client = Client(server, server.call("POST", "api/kernels", {"name": "agentbox"})["id"])
-        client.execute("x = 41")
+        client = start(server)
         times.append(time.perf_counter() - began)
         client.close()
         server.call("DELETE", f"api/kernels/{client.id}")
-    started = sorted(times)[len(times) // 2]
+    figures["beside it: a kernel's start to its first reply"] = sorted(times)[len(times) // 2]
     began, before = time.perf_counter(), server.memory()
-    with ThreadPoolExecutor(2) as pool:
-        kernels = []
-        for number, kernel_id in enumerate(pool.map(make, range(count)), 1):
-            kernels.append(kernel_id)
-            if number % 50 == 0:
-                print(f"{number} are parked after {time.perf_counter() - began:.0f} s", flush=True)
+    kernels = park_many(server, count, ends[0])
     state = server.base / "data" / "agentbox"
     saved = list(state.glob("snapshots/owners/*/snapshots/*/packed"))  # and no template
-    assert len(saved) == count
-    figures = {
-        "beside it: a kernel's start to its first reply": started,
-        "disk for each, MB": disk_usage(*(path.parent for path in saved), state / "parked") / MB / count,
-        "processes of all that are parked": server.processes(),
-        "memory of the server for each, MB": (server.memory() - before) / count,
-    }
-    chosen = random.Random(0).sample(kernels, min(count, samples))
-    times = sorted(wake_one(server, kernel_id) for kernel_id in chosen)
-    figures["one woken by a message, p50"] = times[len(times) // 2]
-    figures["one woken by a message, p95"] = times[int(0.95 * len(times))]
+    assert len(saved) == len(kernels)
+    figures["parked"] = len(kernels)
+    figures["seconds for each to start and be parked"] = (time.perf_counter() - began) / len(kernels)
+    figures["disk for each, MB"] = disk_usage(*(path.parent for path in saved), state / "parked") / MB / len(kernels)
+    figures["processes of all that are parked"] = server.processes()
+    figures["memory of the server for each, MB"] = (server.memory() - before) / len(kernels)
+    times = []
+    for kernel_id in random.Random(0).sample(kernels, min(len(kernels), samples)):
+        if times and time.perf_counter() > ends[1]:
+            break
+        times.append(wake_one(server, kernel_id))
+        ordered = sorted(times)
+        figures["one woken by a message, p50"] = ordered[len(times) // 2]
+        figures["one woken by a message, p95"] = ordered[int(0.95 * len(times))]
 
-    clients = [Client(server, kernel_id) for kernel_id in kernels[:20]]
-    for client in clients:
-        client.execute("x")
-        server.park(client.id)
+    clients = [parked_with_client(server, kernel_id) for kernel_id in kernels[:20]]
     with ThreadPoolExecutor(len(clients)) as pool:
         times = list(pool.map(lambda client: client.execute("assert x == 41"), clients))
     figures[f"{len(clients)} woken at once, the last"] = max(times)
     for client in clients:
         client.close()
-    return figures
+
+
+def parked_with_client(server: Server, kernel_id: str) -> Client:
+    """Return a client that stays connected to a parked kernel."""
+    client = Client(server, kernel_id)  # to connect wakes it
+    client.execute("x")
+    server.park(kernel_id)
+    return client
 
 
 def wake_one(server: Server, kernel_id: str) -> float:
     """Return the seconds that the reply of a cell takes that wakes the kernel."""
-    client = Client(server, kernel_id)  # to connect wakes it
-    client.execute("x")
-    server.park(kernel_id)
+    client = parked_with_client(server, kernel_id)
     took = client.execute("assert x == 41")
     client.close()
     server.park(kernel_id)
@@ -207,14 +246,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kernels", type=int, default=1000, help="how many are parked")
     parser.add_argument("--samples", type=int, default=40, help="how many are woken one at a time")
+    parser.add_argument("--minutes", type=float, default=0.0, help="about how long it may take; 0 for no bound")
     options = parser.parse_args()
+    figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="parked") as directory:
         server = Server(Path(directory))
-        with server.running():
-            figures = measure(server, options.kernels, options.samples)
+        with server.running(), contextlib.suppress(KeyboardInterrupt):
+            measure(server, options.kernels, options.samples, options.minutes, figures)
         server.http.close()
     missed = 0
-    print(f"\n{options.kernels} parked kernels")
+    print(f"\n{machine()}")
     for name, value in figures.items():
         target = TARGETS.get(name)
         is_missed = target is not None and value > target
