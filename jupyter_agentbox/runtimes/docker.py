@@ -252,7 +252,7 @@ class DockerRuntime(Runtime):
             (layers, files), maps = docker_config.find_root_layers(steps), docker_config.widen_maps(maps, uid)
         return docker_config.make_container(
             spec,
-            image=self.engine.ensure_image(docker_config.make_image(steps, maps)),
+            image=self.engine.ensure_image(docker_config.make_image(steps, maps), spec.image),
             runtime=kind.name,
             python="/usr/bin/python3" if spec.root else python,
             maps=maps,

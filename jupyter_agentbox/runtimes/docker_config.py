@@ -145,7 +145,7 @@ def make_mounts(
         else:
             mounts.append(_bind(target, own / "nothing"))
     mounts.append(_bind(f"{GUEST_DIR}/link", link, is_writable=True))
-    return mounts
+    return list({mount["Target"]: mount for mount in mounts}.values())  # the last of a place is what is seen there
 
 
 def _bind(target: str, source: Path | str, *, is_writable: bool = False) -> dict[str, Any]:
@@ -281,6 +281,7 @@ def make_labels(sandbox_id: str, spec: SandboxSpec, state_dir: str) -> dict[str,
         f"{LABEL}.sandbox": sandbox_id,
         f"{LABEL}.owner": spec.owner,
         f"{LABEL}.lease": f"{spec.lease_timeout:g}",
+        **({f"{LABEL}.image": spec.image} if spec.image else {}),
         f"{LABEL}.state-dir": name_state_dir(state_dir) if state_dir else "",
     }
 

@@ -29,7 +29,7 @@ DEFAULT_HOST = "unix:///var/run/docker.sock"
 API = "1.41"
 #: Bytes of the longest answer that is read.
 MAX_ANSWER = 32 * 1024 * 1024
-SETUP_REMEDY = "jupyter agentbox setup --docker"
+SETUP_REMEDY = "jupyter agentbox setup --docker --reload"
 #: Name of the runtime that setup registers.
 RUNTIME_NAME = "agentbox-runsc"
 #: Flags that gVisor needs for our sandboxes. Without the gofer between, it lets a file of a read-only mount be emptied
@@ -235,15 +235,24 @@ class Engine:
             )
         return next((item for item in good if item.name == RUNTIME_NAME), good[0])
 
-    def ensure_image(self, content: bytes) -> str:
-        """Have the engine hold an image of that content, and return its name: its content's hash is its tag."""
-        tag = hashlib.sha256(content).hexdigest()[:32]
+    def ensure_image(self, content: bytes, address: str = "") -> str:
+        """Have the engine hold an image of that content, and return its name: its content's hash is its tag.
+
+        Parameters
+        ----------
+        content : bytes
+            The tar archive.
+        address : str
+            Of the image of ours whose tree is mounted on it, for its label; empty for none.
+        """
+        tag = hashlib.sha256(content + address.encode()).hexdigest()[:32]
         name = f"{REPOSITORY}:{tag}"
         if name not in self._images:
             try:
                 self.get(f"/images/{name}/json")
             except NotFound:
-                query = {"fromSrc": "-", "repo": REPOSITORY, "tag": tag, "changes": f"LABEL {LABEL}=root"}
+                label = f"LABEL {LABEL}=root" + (f" {LABEL}.image={address}" if address else "")
+                query = {"fromSrc": "-", "repo": REPOSITORY, "tag": tag, "changes": label}
                 said = self.call("POST", "/images/create", content, timeout=60.0, **query)
                 if b'"error"' in said:
                     raise RuntimeFailed(f"Docker's engine did not take the image: {_read_message(said)}") from None

@@ -27,6 +27,8 @@ import websocket
 
 KERNEL = "agentbox"
 BIN = Path(sys.executable).parent
+#: Another runtime to run these tests on; that of Docker takes an engine with gVisor, at ``DOCKER_HOST``.
+RUNTIME = os.environ.get("AGENTBOX_TEST_RUNTIME", "runsc")
 #: Seconds that a sandbox of these tests outlives its owner.
 LEASE = 5.0
 CANARY = "canary-5f1d0c9e"
@@ -98,7 +100,8 @@ class Env:
     def configure(self, config: dict[str, dict[str, Any]]) -> None:
         """Write the configuration of sandboxes, which holds in every client."""
         # Servers make templates in the background, which is of no use to the tests of other things.
-        config = {**config, "Policy": {"templates": False, **config.get("Policy", {})}}
+        common = {"templates": False, "runtime": RUNTIME, "allowed_runtimes": [RUNTIME]}
+        config = {**config, "Policy": {**common, **config.get("Policy", {})}}
         (self.config_dir / "jupyter_agentbox_config.json").write_text(json.dumps(config))
 
     def run(self, *command: str | Path, timeout: float = 200, check: bool = True, **options: Any) -> Run:

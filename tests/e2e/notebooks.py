@@ -54,6 +54,17 @@ def read(path: Path) -> str:
     return flat([output for cell in nbformat.read(path, 4).cells for output in cell.outputs])
 
 
+def check(text: str, client: Client) -> None:
+    """Look for what each of :data:`CELLS` brings, in what a client got."""
+    assert "rows 3" in text
+    assert "from a wheel peppercorn" in text
+    assert "<image/png>" in text
+    assert ("IntSlider" if client is console else "<application/vnd.jupyter.widget-view+json>") in text
+    refusal = text[text.index("refused:") :]
+    assert "not-listed.example" in refusal
+    assert "Policy.allowed_hosts" in refusal
+
+
 def sources(path: Path) -> list[str]:
     """Return the notebook's cells."""
     return [cell.source for cell in nbformat.read(path, 4).cells]

@@ -15,11 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 from dockerd import Dockerd
 from e2e import notebooks
-from e2e.harness import Env, wait_until
+from e2e.harness import Env, KernelClient, Server, wait_until
 from traitlets.config import Config
 
 from jupyter_agentbox.doctor import find_runtimes
@@ -29,7 +28,7 @@ from jupyter_agentbox.runtimes import Runtime, cgroups, docker
 from jupyter_agentbox.runtimes.docker import DockerRuncRuntime, DockerRuntime
 from jupyter_agentbox.runtimes.docker_engine import RUNTIME_NAME, Engine
 from jupyter_agentbox.runtimes.docker_setup import DAEMON_FILE, find_engines, make_runtime, register
-from jupyter_agentbox.spec import MIB, Cause, Limits, SandboxSpec
+from jupyter_agentbox.spec import MIB, Cause, Limits, Mount, SandboxSpec
 from jupyter_agentbox.sweep import ContainerSweep, is_running, sweep
 from jupyter_agentbox.testing.box import STANDIN, Box
 from jupyter_agentbox.testing.contract import RuntimeContract
@@ -60,7 +59,7 @@ class TestDockerEscapes(EscapeContract):
 
 def look(runtime: DockerRuntime, box: Box, *, is_reachable: bool) -> float:
     """Measure until the engine is found there or away; return the longest time that one look took, in seconds."""
-    longest, deadline = 0.0, time.monotonic() + 20
+    longest, deadline = 0.0, time.monotonic() + 60
     while runtime.is_reachable() is not is_reachable:
         assert time.monotonic() < deadline
         runtime._pinged = 0.0  # or else what was found is believed for a while
@@ -105,6 +104,25 @@ class TestEngine:
         image = runtime.engine.get(f"/images/{found['Image']}/json")
         assert image["Config"]["Labels"] == {"jupyter-agentbox": "root"}
 
+    def test_a_root_of_our_own_is_the_tree_with_that_address(self, runtime: DockerRuntime, tmp_path: Path) -> None:
+        tree, address = tmp_path / "tree", "5" * 64
+        for name in ("etc", "usr", "opt"):
+            (tree / name).mkdir(parents=True)
+        for name in ("bin", "lib", "lib64"):
+            (tree / name).symlink_to(f"usr/{name}")
+        (tree / "etc/os-release").write_text("NAME=ours\n")
+        (tree / "opt/tool").write_text("as it was\n")
+        spec = replace(SPEC, root=tree, image=address, mounts=(Mount(Path("/usr"), "/usr"),))
+        with Box(runtime, tmp_path / "state", "image", spec) as box:
+            assert box.run("cat /etc/os-release /opt/tool") == "NAME=ours\nas it was\n"
+            assert box.run("echo x > /opt/tool; cat /opt/tool", "root") == "x\n"
+            (found,) = runtime.engine.list(f"jupyter-agentbox.image={address}")
+            assert found["Id"] == box.handle.container
+            image = runtime.engine.get(f"/images/{found['ImageID']}/json")
+            assert image["Config"]["Labels"] == {"jupyter-agentbox": "root", "jupyter-agentbox.image": address}
+            assert image["Size"] < 100_000  # folders and links: no tree is kept twice
+        assert (tree / "opt/tool").read_text() == "as it was\n"
+
     def test_one_that_is_removed_behind_our_back_is_seen_at_once(self, runtime: DockerRuntime, box: Box) -> None:
         runtime.engine.remove(box.handle.container)
         deadline = time.monotonic() + 3
@@ -119,7 +137,7 @@ class TestEngine:
         assert runtime.is_reachable()
         dockerd.signal(signal.SIGSTOP)
         try:
-            assert look(runtime, box, is_reachable=False) < 10
+            assert look(runtime, box, is_reachable=False) < 30
             assert runtime.is_alive(box.handle)
             assert box.run("echo fine") == "fine\n"
             hasty = DockerRuntime(host=dockerd.host, engine_timeout=1.0, start_timeout=1.0)
@@ -268,7 +286,7 @@ class TestEngine:
                 started = time.monotonic()
                 with pytest.raises(RuntimeFailed, match="did not answer in time"):
                     Engine(f"unix://{base}/s", 0.5).get("/info")
-                assert time.monotonic() - started < 3
+                assert time.monotonic() - started < 20
         finally:
             shutil.rmtree(base)
 
@@ -385,30 +403,56 @@ class TestSetup:
             assert path.read_text() == text
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 class TestEndToEnd:
     """Jupyter on the runtime, through its public faces."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def env(cls, make_env: Callable[..., Env], dockerd: Dockerd) -> Env:
-        policy = {"runtime": "docker", "allowed_runtimes": ["docker"], "lease_timeout": 5.0}
-        return make_env(config={"Policy": policy, "DockerRuntime": {"host": dockerd.host}})
+        return make_env(config=cls.config(dockerd))
 
-    def test_a_notebook_runs(self, env: Env) -> None:
-        cells = [
-            "import subprocess\nprint('gVisor' in subprocess.check_output(['dmesg'], text=True))",
-            "print('rows', len(open('data.csv').readlines()))\nopen('made', 'w').close()",
-            "%pip install -q --no-cache-dir peppercorn\nimport peppercorn\nprint('from a wheel', peppercorn.__name__)",
-        ]
-        book = notebooks.make(env.work / "docker", cells)
-        env.run("jupyter-nbconvert", "--to=notebook", "--execute", "--inplace", *notebooks.PATIENCE, str(book))
-        outputs = [output for cell in nbformat.read(book, 4).cells for output in cell.outputs]
-        said = notebooks.flat(outputs)
-        assert "True" in said
-        assert "rows 4" in said
-        assert "from a wheel peppercorn" in said
-        assert (book.parent / "made").exists()
+    @staticmethod
+    def config(dockerd: Dockerd) -> dict[str, Any]:
+        policy = {"runtime": "docker", "allowed_runtimes": ["docker"], "lease_timeout": 5.0}
+        return {"Policy": policy, "DockerRuntime": {"host": dockerd.host}}
+
+    @pytest.mark.network
+    @pytest.mark.parametrize("client", [notebooks.nbconvert, notebooks.papermill], ids=lambda client: client.__name__)
+    def test_a_notebook_runs(self, env: Env, client: notebooks.Client) -> None:
+        cells = [*notebooks.CELLS, "import subprocess\nprint('kernel:', subprocess.check_output('dmesg', text=True))"]
+        text = client(env, notebooks.make(env.work / client.__name__, cells))
+        notebooks.check(text, client)
+        assert "gVisor" in text[text.index("kernel:") :]
+
+    def test_kernels_outlive_their_server_and_nothing_outlives_the_lease(self, env: Env, dockerd: Dockerd) -> None:
+        engine = Engine(dockerd.host)
+        mine = f"jupyter-agentbox.state-dir={os.path.realpath(env.state_dir)}"
+        env.configure(
+            config={**self.config(dockerd), "Policy": {**self.config(dockerd)["Policy"], "lease_timeout": 600.0}}
+        )
+        first = Server(env, "server", (), {})
+        first.wait_ready()
+        kernel = first.kernel()
+        kernel.check("x = 41")
+        first.stop(signal.SIGKILL)
+        env.configure(config=self.config(dockerd))
+        second = Server(env, "server", (), {})
+        try:
+            second.wait_ready()
+            assert [found["id"] for found in second.call("GET", "api/kernels")] == [kernel.id]
+            again = KernelClient(second, kernel.id)
+            assert again.check("print(x + 1)") == "42\n"
+            again.restart()  # so that it has the short lease
+            again.check("x = 43")
+            (container,) = engine.list(mine)
+        finally:
+            second.stop(signal.SIGKILL)
+        # The guest cannot end itself, so it takes the sweeper.
+        found = engine.inspect(container["Id"])
+        assert found is not None
+        os.kill(found["State"]["Pid"], signal.SIGSTOP)
+        wait_until(lambda: not engine.list(mine), 120, "the sweeper removes it")
 
     def test_a_session_over_rest_outlives_a_hung_engine(self, env: Env, dockerd: Dockerd) -> None:
         with env.server("server") as server:
@@ -424,15 +468,15 @@ class TestEndToEnd:
             assert "keeps no snapshots" in refused.text
             dockerd.signal(signal.SIGSTOP)
             try:
-                wait_until(lambda: server.call("GET", path)["state"] == "unknown", 20, "its state is unknown")
+                wait_until(lambda: server.call("GET", path)["state"] == "unknown", 60, "its state is unknown")
                 ran = server.call("POST", f"{path}/code", {"code": "x + 1"})
                 assert "42" in json.dumps(ran)
             finally:
                 dockerd.signal(signal.SIGCONT)
-            wait_until(lambda: server.call("GET", path)["state"] == "running", 20, "the engine answers again")
+            wait_until(lambda: server.call("GET", path)["state"] == "running", 60, "the engine answers again")
             engine = Engine(dockerd.host)
             (container,) = engine.list(f"jupyter-agentbox.sandbox={made['sandbox_id']}")
             engine.remove(container["Id"])
-            wait_until(lambda: server.call("GET", path)["state"] == "ended", 3, "its end is seen")
+            wait_until(lambda: server.call("GET", path)["state"] == "ended", 60, "its end is seen")
             assert server.call("GET", path)["end"]["cause"] == "killed"
             server.call("DELETE", path)
