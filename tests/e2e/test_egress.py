@@ -1,0 +1,220 @@
+"""What a notebook reaches of what it was granted, in gVisor and on a real server, and how it is refused the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tornado.httpserver
+import tornado.netutil
+import tornado.web
+import tornado.websocket
+
+from .harness import Env, KernelClient, Server
+
+SITE, OTHER, DENIED = "site.test", "other.test", "denied.test"
+#: The server's configuration: its resolver finds these names on this machine, and no others of theirs.
+RESOLVE = f"""\
+import socket
+find = socket.getaddrinfo
+names = ("{SITE}", "{OTHER}", "{DENIED}")
+socket.getaddrinfo = lambda host, *more, **named: find("127.0.0.1" if host in names else host, *more, **named)
+"""
+SETTING = "allowed_hosts"
+
+
+class Echo(tornado.websocket.WebSocketHandler):
+    def on_message(self, message: str | bytes) -> None:
+        self.write_message(message[::-1])
+
+
+class Hello(tornado.web.RequestHandler):
+    def get(self) -> None:
+        self.write(f"hello from {self.request.host.partition(':')[0]}")
+
+
+class Site:
+    """A site by HTTP and by HTTPS, with a repository of git's."""
+
+    def __init__(self, folder: Path) -> None:
+        git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-C", str(folder)]
+        subprocess.run(["git", "init", "-q", folder / "x"], check=True, timeout=60)
+        (folder / "x" / "a.txt").write_text("of git")
+        for command in (["add", "."], ["commit", "-q", "-m", "first"]):
+            subprocess.run([*git[:-1], str(folder / "x"), *command], check=True, timeout=60)
+        subprocess.run([*git, "clone", "-q", "--bare", "x", "x.git"], check=True, timeout=60)
+        subprocess.run([*git[:-1], str(folder / "x.git"), "update-server-info"], check=True, timeout=60)
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={SITE}",
+             "-addext", f"subjectAltName=DNS:{SITE}", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"],
+            check=True, timeout=60, capture_output=True,
+        )  # fmt: skip
+        self.certificate = (folder / "cert.pem").read_text()
+        self.ports: list[int] = []
+        is_ready = threading.Event()
+
+        async def serve() -> None:
+            self.loop, self.is_over = asyncio.get_running_loop(), asyncio.Event()
+            files = (r"/(x\.git/.*)", tornado.web.StaticFileHandler, {"path": str(folder)})
+            app = tornado.web.Application([("/hello", Hello), ("/echo", Echo), files])
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+            for options in (None, context):
+                server = tornado.httpserver.HTTPServer(app, ssl_options=options)
+                sockets = tornado.netutil.bind_sockets(0, "127.0.0.1")
+                server.add_sockets(sockets)
+                self.ports.append(sockets[0].getsockname()[1])
+            is_ready.set()
+            await self.is_over.wait()
+
+        self.thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+        self.thread.start()
+        assert is_ready.wait(60)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.is_over.set)
+        self.thread.join(30)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    made = Site(tmp_path_factory.mktemp("site"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def server(make_env: Callable[..., Env], site: Site) -> Iterator[Server]:
+    allowed = [*(f"{SITE}:{port}" for port in site.ports), f"{OTHER}:{site.ports[0]}"]
+    env = make_env(config={"Policy": {"allowed_hosts": allowed, "private_hosts": allowed}})
+    (env.config_dir / "jupyter_server_config.py").write_text(RESOLVE)
+    (env.work / "cert.pem").write_text(site.certificate)
+    with env.server("server", "--ServerApp.jpserver_extensions={'jupyter_agentbox': True}") as server:
+        yield server
+
+
+def narrow(server: Server, kernel: KernelClient, site: Site) -> str:
+    """Have a kernel's sandbox reach no more than the one site; return its path."""
+    known = server.call("GET", "api/agentbox/sandboxes")["sandboxes"]
+    (name,) = [item["id"] for item in known if kernel.id in [inner["id"] for inner in item["kernels"]]]
+    granted = [f"{SITE}:{port}" for port in site.ports]
+    server.call("PATCH", f"api/agentbox/sandboxes/{name}", {"allowed_hosts": granted})
+    return f"/sandboxes/{name}"
+
+
+@pytest.fixture(scope="module")
+def kernel(server: Server, site: Site) -> Iterator[KernelClient]:
+    kernel = server.notebook("one.ipynb")
+    plain, tls = site.ports
+    narrow(server, kernel, site)
+    kernel.check(
+        f"import os, socket, ssl, subprocess, urllib.request\n"
+        f"site, other, denied, plain, tls = {SITE!r}, {OTHER!r}, {DENIED!r}, {plain}, {tls}\n"
+        "context = ssl.create_default_context(cafile='cert.pem')\n"
+        "def fetch(host): return urllib.request.urlopen(f'http://{host}:{plain}/hello', timeout=60).read().decode()\n"
+        "def talk(sock, host):\n"
+        "    sock.settimeout(60)\n"
+        "    sock.sendall(f'GET /hello HTTP/1.1\\r\\nHost: {host}\\r\\nConnection: close\\r\\n\\r\\n'.encode())\n"
+        "    parts = []\n"
+        "    while data := sock.recv(9999): parts.append(data)\n"
+        "    return b''.join(parts).decode().rpartition('\\n')[2]\n"
+        "def run(command):\n"
+        "    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=100)\n"
+        "    return done.returncode, done.stdout + done.stderr"
+    )
+    yield kernel
+    kernel.shutdown()
+
+
+HELLO = f"hello from {SITE}"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "print(fetch(site))",
+        # Programs that know no proxy.
+        "print(talk(socket.create_connection((site, plain), 60), site))",
+        "print(talk(context.wrap_socket(socket.create_connection((site, tls), 60), server_hostname=site), site))",
+        "no_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}),\n"
+        "                                       urllib.request.HTTPSHandler(context=context))\n"
+        "print(no_proxy.open(f'https://{site}:{tls}/hello', timeout=60).read().decode())",
+        "print(urllib.request.urlopen(f'https://{site}:{tls}/hello', context=context, timeout=60).read().decode())",
+        # SOCKS5, by name.
+        "sock = socket.create_connection(('127.0.0.1', 1080), 60)\n"
+        "sock.sendall(b'\\5\\1\\0'); assert sock.recv(2) == b'\\5\\0'\n"
+        "sock.sendall(b'\\5\\1\\0\\3' + bytes([len(site)]) + site.encode() + plain.to_bytes(2, 'big'))\n"
+        "assert sock.recv(10)[1] == 0\nprint(talk(sock, site))",
+    ],
+    ids=["by the proxy", "plain socket", "plain TLS", "HTTPS without a proxy", "HTTPS by the proxy", "SOCKS5"],
+)
+def test_what_is_granted_is_reached_every_way(kernel: KernelClient, code: str) -> None:
+    assert kernel.check(code).strip() == HELLO
+
+
+def test_git_and_websockets_work_as_they_are(kernel: KernelClient) -> None:
+    assert kernel.check("print(run(f'git clone -q http://{site}:{plain}/x.git /tmp/one && cat /tmp/one/a.txt'))") == (
+        "(0, 'of git')\n"
+    )
+    over_tls = "GIT_SSL_CAINFO=cert.pem git clone -q https://{site}:{tls}/x.git /tmp/two && cat /tmp/two/a.txt"
+    assert kernel.check(f"print(run(f'{over_tls}'))") == "(0, 'of git')\n"
+    echo = (
+        "import websocket\nend = websocket.create_connection(f'ws://{site}:{plain}/echo', timeout=60)\n"
+        "end.send('abc'); print(end.recv()); end.close()"
+    )
+    assert kernel.check(echo) == "cba\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("print(run(f'git clone -q http://{denied}:{plain}/x.git /tmp/no'))", (DENIED, SETTING)),
+        ("print(run(f'pip --disable-pip-version-check download -i https://{denied}:{plain}/simple x'))",
+         (DENIED, SETTING)),
+        ("try: fetch(denied)\nexcept OSError as error: print(error)", (DENIED, SETTING)),
+        ("try: fetch(other)\nexcept OSError as error: print(error)", (OTHER, SETTING)),
+        ("try: urllib.request.urlopen(f'http://{site}:{1}/')\nexcept OSError as error: print(error)",
+         (SITE, SETTING)),
+        ("try: socket.create_connection((denied, plain), 60)\nexcept socket.gaierror: print('no such name')",
+         ("no such name",)),
+        ("try: socket.create_connection((site, 1), 60)\nexcept ConnectionError as error: print('refused')",
+         ("refused",)),
+        ("free = ssl.create_default_context(); free.check_hostname = False; free.verify_mode = ssl.CERT_NONE\n"
+         "try: free.wrap_socket(socket.create_connection((site, tls), 60), server_hostname=denied)\n"
+         "except OSError as error: print('another name')", ("another name",)),
+    ],
+    ids=["git", "pip", "denied", "not granted", "port", "name", "plain port", "server name"],
+)  # fmt: skip
+def test_what_is_not_is_refused_and_named(kernel: KernelClient, code: str, words: tuple[str, ...]) -> None:
+    said = kernel.execute(code)
+    assert said.reply["status"] == "ok", said
+    assert all(word in said.text for word in words), said.text
+
+
+def test_a_host_that_is_asked_for_is_reached_once_allowed_and_cut_off_once_narrowed(
+    kernel: KernelClient, server: Server, site: Site
+) -> None:
+    def call(verb: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        return server.call(verb, "api/agentbox" + path, body)
+
+    path = narrow(server, kernel, site)
+    asked = call("POST", path + "/egress/asks", {"host": f"{OTHER}:{site.ports[0]}", "why": "to greet"})
+    assert asked["state"] == "pending"
+    assert OTHER in kernel.check("try: fetch(other)\nexcept OSError as error: print(error)")
+    call("POST", f"{path}/egress/asks/{asked['id']}", {"decision": "allow"})
+    assert kernel.check("print(fetch(other))").strip() == f"hello from {OTHER}"
+    kernel.check("held = socket.create_connection((other, plain), 60)")
+    narrow(server, kernel, site)
+    assert kernel.check("held.settimeout(60)\ntry: print(held.recv(1))\nexcept OSError: print(b'')").strip() == "b''"
+    assert OTHER in kernel.check("try: fetch(other)\nexcept OSError as error: print(error)")
+    assert kernel.check("print(fetch(site))").strip() == HELLO
+    rows = call("GET", path + "/egress/log?limit=1000")["rows"]
+    decisions = {(row["detail"].get("host") or row.get("host"), row["is_allowed"]) for row in rows}
+    assert {(SITE, True), (OTHER, True), (OTHER, False), (DENIED, False)} <= decisions, json.dumps(rows[:3])
