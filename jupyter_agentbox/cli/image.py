@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 
@@ -86,6 +87,8 @@ class BuildCommand(_ImageCommand):
 
         wanted = self.the_only("recipe")
         store = self.store()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _leave)  # so that what builds ends as well, and takes its mounts away
         began = time.monotonic()
 
         def tell(line: str) -> None:
@@ -108,6 +111,10 @@ class BuildCommand(_ImageCommand):
         if not self.is_plain:
             self.offer(image)
         return 0
+
+
+def _leave(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 class ListImagesCommand(_ImageCommand):

@@ -138,15 +138,18 @@ def piped(
     finally:
         if not is_done:
             _kill(process)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout + _GRACE)
-        listener.join(_GRACE)
-        timer.cancel()
-        _kill(process)
-        process.wait()
-        process.stdout.close()
-        if process.stderr is not None:
-            process.stderr.close()
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout + _GRACE)
+            listener.join(_GRACE)
+        finally:  # also when a signal ends the wait
+            timer.cancel()
+            _kill(process)
+            process.wait()
+            listener.join(_GRACE)
+            process.stdout.close()
+            if process.stderr is not None:
+                process.stderr.close()
     kept += lines
     if is_late.is_set():
         raise RuntimeFailed(f"{what} did not end within {timeout:g} s; the last that it said: {_end_of(kept)}")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from dockerd import Dockerd
+from e2e.harness import wait_until
 from traitlets.config import Config
 
 from jupyter_agentbox.cli.image import BuildCommand
@@ -47,6 +50,22 @@ def call(host: str, *arguments: str, stdin: bytes = b"") -> str:
 def store(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> ImageStore:
     monkeypatch.setenv("DOCKER_HOST", engine)
     return ImageStore(tmp_path / "state")
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    """A build handles signals, which are those of the tests again after it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def write(folder: Path, text: str, name: str = "Dockerfile") -> Path:
@@ -102,6 +121,25 @@ def test_what_fails_leaves_no_image(
         docker.build_file(store, write(tmp_path, text), make_recipe("bad"), print)
     assert not list(store.directory.iterdir())
     assert call(engine, "ps", "--all", "--quiet") == ""
+
+
+def test_a_build_that_is_ended_leaves_no_program_and_no_folder(tmp_path: Path) -> None:
+    slow = write(tmp_path, f"#!/bin/sh\nsleep 3600 &\necho $! > {tmp_path}/pid.new\n"
+                 f"mv {tmp_path}/pid.new {tmp_path}/pid\nwait\n", "docker")  # fmt: skip
+    slow.chmod(0o755)
+    file = write(tmp_path, f"FROM {FROM}\n")
+    command = [sys.executable, "-m", "jupyter_agentbox.cli", "image", "build", str(file), "--name=x"]
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with subprocess.Popen([*command, f"--Policy.state_dir={tmp_path}/state"], env=env) as process:
+        try:
+            wait_until((tmp_path / "pid").exists, 120, "docker was started")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(120) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+    sleeper = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not is_running(sleeper), 60, "what it started has ended")
+    assert not list((tmp_path / "state" / "images").iterdir())
 
 
 def test_a_dockerfile_must_be_there_and_be_given_a_name(tmp_path: Path) -> None:
