@@ -112,14 +112,14 @@ def renew_root(place: str, paths: "list[str]", files: "list[str]") -> None:
     for path in files:
         with open(path, "rb") as source, open(root + path, "wb") as copy:
             copy.write(source.read())
-    taken = ["/", place, *files]
-    for number, path in enumerate(sorted(mounted), 1):
-        if path in taken or any(path.startswith(other + "/") for other in taken):
-            continue
+    carried: dict[str, bool] = {}  # whether with all beneath
+    for number, path in enumerate(sorted(mounted - {"/", place, *files}), 1):
+        above = max((other for other in carried if path.startswith(other + "/")), key=len, default="")
         if path in paths:
+            carried[path] = False
             add_layer(place, number, path, root + path)
-        else:
-            taken.append(path)  # with all beneath
+        elif not carried.get(above):
+            carried[path] = True
             check(libc.mount(os.fsencode(path), os.fsencode(root + path), None, MS_BIND | MS_REC, None), path)
     os.chdir(root)
     # The old root comes to lie above the new one, and is taken away.

@@ -234,8 +234,9 @@ class RuntimeContract:
             made = "for path in /made /etc/made /usr/made /var/lib/made; do echo x > $path || echo no $path; done"
             assert box.run(f"{made}; mv /etc/hosts /etc/other && cat /etc/other | head -1").startswith("127.0.0.1")
             assert "x" in box.run("cat /made /usr/made; echo x > kept; cat kept data.csv")
-            spoil = f"echo y > {shown}/file; mount -o remount,rw,bind {shown}; : > {shown}/file; rm {shown}/file"
-            box.run(f"{spoil}; unshare -m sh -c 'mount --bind {shown} /mnt; : > /mnt/file; rm -f /mnt/file'; echo")
+            assert box.run(f"echo x > {shown}/new && cat {shown}/new {shown}/file") == "x\nkept"
+            spoil = f"(echo y > {shown}/file); mount -o remount,rw,bind {shown}; (: > {shown}/file); rm {shown}/file"
+            box.run(f"{spoil}; unshare -m sh -c 'mount --bind {shown} /tmp; (: > /tmp/file); rm -f /tmp/file'; echo")
             assert box.run("ls /root/.ssh /home /proc/1/root/root/.ssh 2>/dev/null").split() == ["/home:", "user"]
         assert (shown / "file").read_text() == "kept"
         assert (workspace / "kept").stat().st_uid == os.geteuid()
@@ -253,10 +254,10 @@ class RuntimeContract:
         tool.parent.mkdir(parents=True)
         tool.write_text("#!/bin/sh\necho installed\n")
         tool.chmod(0o755)
-        subprocess.run(["dpkg-deb", "--build", "pkg", "probe.deb"], cwd=workspace, check=True, stdout=-3, timeout=20)
+        subprocess.run(["dpkg-deb", "--build", "pkg", "probe.deb"], cwd=workspace, check=True, stdout=-3, timeout=60)
         with make_box(replace(spec, is_root=True, limits=replace(spec.limits, disk=1024 * MIB))) as box:
             path = "export PATH=/usr/sbin:/sbin:$PATH; "
-            said = box.run(path + "apt-get install -y ./probe.deb 2>&1; agentbox-probe", timeout=60)
+            said = box.run(path + "apt-get install -y ./probe.deb 2>&1; agentbox-probe", timeout=200)
             assert said.endswith("installed\n"), said
         assert not Path("/usr/bin/agentbox-probe").exists()
 
