@@ -8,6 +8,7 @@ a home directory, never a system directory, never the package's own state.
 
 from __future__ import annotations
 
+import getpass
 import math
 import os
 import re
@@ -131,6 +132,14 @@ def kernel_environment(
     env.update(profile or {})
     env.update(egress or {})
     return {name: value for name, value in env.items() if name not in _NEVER}
+
+
+def user_name() -> str:
+    """Return the name of this user, or its number where that has no name, as in many containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.geteuid())
 
 
 def environment_mounts(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import getpass
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from .audit import AuditLog
+from .environment import user_name
 from .errors import (
     AgentboxError,
     NotAuthorized,
@@ -124,7 +124,7 @@ class SessionRegistry:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.on_use: OnUse | None = None
-        self.server_owner = getpass.getuser()
+        self.server_owner = user_name()
         self._thread = LinkThread.instance()
         self._sessions: dict[tuple[str, str], Session] = {}
         self._notebooks: dict[str, Session] = {}

@@ -9,7 +9,6 @@ run already.
 from __future__ import annotations
 
 import asyncio
-import getpass
 import json
 import logging
 import secrets
@@ -26,6 +25,7 @@ import msgspec
 from .driver import Kernel
 from .driver.embedded import Claim
 from .egress.gate import OnRefusal
+from .environment import user_name
 from .errors import AgentboxError, Damaged, InvalidConfig, InvalidRequest, LinkClosed, NotFound, RuntimeFailed
 from .linkthread import finished
 from .manager import SandboxManager
@@ -131,7 +131,7 @@ class Templates:
         self._policy = policy
         self._store: SnapshotStore | None = None
         self._mutex = threading.Lock()
-        self._owner = f"template/{getpass.getuser()}"
+        self._owner = f"template/{user_name()}"
 
     @property
     def store(self) -> SnapshotStore:

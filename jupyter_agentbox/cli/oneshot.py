@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import signal
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from traitlets import Bool, Float, List, Unicode
 
+from jupyter_agentbox.environment import user_name
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, SandboxEnded
 from jupyter_agentbox.linkthread import LinkThread
 from jupyter_agentbox.manager import SandboxManager
@@ -126,7 +126,7 @@ class RunCommand(ProgramCommand):
         if self.is_offline or self.allow:
             request["allowed_hosts"] = list(self.allow)
         folder = Path(self.mount).resolve() if self.mount else None
-        spec = policy.resolve(request, workspace=folder, executable=sys.executable, owner=getpass.getuser())
+        spec = policy.resolve(request, workspace=folder, executable=sys.executable, owner=user_name())
         if folder is not None and spec.workspace is None:
             raise InvalidRequest(f"profile {profile.name!r} mounts no folder", field="mount")
         return spec

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import getpass
 import os
 import select
 import signal
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from traitlets import Bool, Unicode
 
+from jupyter_agentbox.environment import user_name
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.policy import Policy
@@ -88,7 +88,7 @@ class ShellCommand(Command):
         folder = Path(os.path.abspath(os.path.expanduser(self.extra_args[0] if is_named else ".")))
 
         def resolve(workspace: Path | None) -> SandboxSpec:
-            return policy.resolve(request, workspace=workspace, executable=sys.executable, owner=getpass.getuser())
+            return policy.resolve(request, workspace=workspace, executable=sys.executable, owner=user_name())
 
         try:
             return resolve(folder)

@@ -185,6 +185,6 @@ def _find(manager: SandboxManager, name: str) -> _Place:
 
 
 def _user() -> str:
-    import getpass
+    from jupyter_agentbox.environment import user_name
 
-    return getpass.getuser()
+    return user_name()
