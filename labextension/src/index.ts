@@ -12,6 +12,7 @@ import { Signal } from '@lumino/signaling';
 
 import { Actions, type ActionName, type Tab } from './actions.js';
 import { Banner } from './banner.js';
+import { TurnDialogs } from './dialogs.js';
 import { boxedIcon } from './icons.js';
 import { Indicator } from './indicator.js';
 import { Model } from './model.js';
@@ -114,6 +115,15 @@ const plugin: JupyterFrontEndPlugin<void> = {
     const open = (info: Info): void => {
       actions.showView(info, 'reach');
     };
+    const surroundings = {
+      dialogs: new TurnDialogs(),
+      tell: (notebook: NotebookPanel, sentence: string): void => {
+        const show = (): void => {
+          app.shell.activateById(notebook.id);
+        };
+        Notification.error(`${notebook.title.label}: ${sentence}`, { autoClose: false, actions: [{ label: trans.__('Show'), callback: show }] });
+      }
+    };
     app.docRegistry.addWidgetExtension('Notebook', {
       createNew(notebook: NotebookPanel): IDisposable {
         const item = new Indicator(model, () => notebook, open, true);
@@ -123,7 +133,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
         onSettings.push(look);
         look();
         notebook.toolbar.insertItem(10, 'agentbox', item);
-        const banner = new Banner(model, notebook);
+        const banner = new Banner(model, notebook, surroundings);
         notebook.contentHeader.addWidget(banner);
         notebook.sessionContext.kernelChanged.connect(() => {
           item.update();

@@ -22,9 +22,11 @@ const SETTLE = 300;
 const POLL = 5000;
 const POLL_ALL = 20000;
 const SCHEMA = 'https://events.jupyter-agentbox.readthedocs.io/';
-/** Ends that somebody asked for. */
+/** Ends that somebody asked for: of interest where a kernel does not come back. */
 const MEANT = new Set(['stopped', '']);
 const MAX_ENDINGS = 100;
+/** Seconds that the word of why a kernel was stopped may come before its loss is seen. */
+const LOSS = 60;
 
 export class Model {
   readonly mode: Mode;
@@ -45,6 +47,7 @@ export class Model {
   private _infos: Info[] = [];
   private _paths = new Map<string, string>();
   private _busy = new Set<string>();
+  private readonly _stops = new Map<string, Ending>();
   private _before = new Map<string, { last: Usage; share: number | undefined }>();
   private _timer = 0;
   private _looked = 0;
@@ -162,6 +165,42 @@ export class Model {
     this._changed.emit();
   }
 
+  /** A kernel died and is started again; the word of why may still be on its way. */
+  noteDeath(kernel: string): void {
+    if (!this.endings.has(kernel)) {
+      this._note(this.endings, guess(kernel, ''));
+      this._changed.emit();
+    }
+  }
+
+  /**
+   * A kernel is no more, and none comes in its place.
+   *
+   * @param since - when it was last heard of, in seconds since the epoch.
+   * @param wasAway - whether the server did not answer meanwhile.
+   */
+  noteLoss(kernel: string, since: number, wasAway: boolean): void {
+    const known = this.endings.get(kernel);
+    const stop = this._stops.get(kernel);
+    if (stop && stop.time > since - LOSS && (!known || known.time <= stop.time)) {
+      this._note(this.endings, stop);
+    } else if (!known) {
+      this._note(this.endings, guess(kernel, wasAway ? 'lease_over' : ''));
+    }
+    this._changed.emit();
+  }
+
+  private _note(map: Map<string, Ending>, ending: Ending): void {
+    map.delete(ending.kernel);
+    map.set(ending.kernel, ending);
+    for (const [oldest] of map) {
+      if (map.size <= MAX_ENDINGS) {
+        break;
+      }
+      map.delete(oldest);
+    }
+  }
+
   private _take(infos: Info[]): void {
     this._infos = infos;
     const before = this._before;
@@ -219,14 +258,10 @@ export class Model {
       this._refused.emit({ sandbox, host: event['host'] ?? '', port: Number(event['port']), reason: event['reason'] ?? '' });
     } else if (kind === 'lifecycle') {
       const { kernel_id: kernel = '', cause = '', message = '', setting = '' } = event;
-      if (event['event'] === 'ended' && kernel && !MEANT.has(cause)) {
-        this.endings.set(kernel, { kernel, sandbox, cause, message, setting, time: Date.now() / 1000 });
-        for (const [oldest] of this.endings) {
-          if (this.endings.size <= MAX_ENDINGS) {
-            break;
-          }
-          this.endings.delete(oldest);
-        }
+      if (event['event'] === 'ended' && kernel) {
+        const ending = { kernel, sandbox, cause, message, setting, time: Date.now() / 1000 };
+        const isAwaited = this.endings.get(kernel)?.sandbox === '';
+        this._note(!MEANT.has(cause) || isAwaited ? this.endings : this._stops, ending);
       }
     }
     if (event['event'] !== 'ended') {
@@ -234,4 +269,9 @@ export class Model {
     }
     this.refreshSoon();
   }
+}
+
+/** An end of which nobody has told why. */
+function guess(kernel: string, cause: string): Ending {
+  return { kernel, sandbox: '', cause, message: '', setting: '', time: Date.now() / 1000 };
 }

@@ -9,6 +9,9 @@ import { boxedIcon } from './icons.js';
 import type { Model } from './model.js';
 import { fits, formatAge, formatMemory, formatState, idOf, type Info } from './words.js';
 
+/** Rows that are drawn at first, and more by each press of the button below them: hundreds would make every event slow. */
+const PAGE = 100;
+
 /** Seconds since somebody used it: of a notebook, since its kernel did something. */
 function idleSince(model: Model, info: Info): number {
   let last = info.last_used;
@@ -97,6 +100,7 @@ function List({ model, actions }: { model: Model; actions: Actions }): JSX.Eleme
   useModel(model);
   const [filter, setFilter] = React.useState('');
   const [open, setOpen] = React.useState<string | null>(null);
+  const [most, setMost] = React.useState(PAGE);
   const toggle = React.useCallback((key: string) => {
     setOpen(old => (old === key ? null : key));
   }, []);
@@ -137,6 +141,7 @@ function List({ model, actions }: { model: Model; actions: Actions }): JSX.Eleme
           }}
           onChange={event => {
             setFilter(event.target.value);
+            setMost(PAGE);
           }}
         />
         <button
@@ -153,7 +158,7 @@ function List({ model, actions }: { model: Model; actions: Actions }): JSX.Eleme
         {model.problem || trans._n('%1 sandbox', '%1 sandboxes', rows.length)}
       </p>
       <ul ref={list} className="ab-rows" aria-label={trans.__('Sandboxes')}>
-        {rows.map(({ info, name }) => {
+        {rows.slice(0, most).map(({ info, name }) => {
           const key = idOf(info);
           return (
             <Row
@@ -168,6 +173,17 @@ function List({ model, actions }: { model: Model; actions: Actions }): JSX.Eleme
           );
         })}
       </ul>
+      {rows.length > most && (
+        <button
+          type="button"
+          className="ab-button ab-mod-more"
+          onClick={() => {
+            setMost(most + PAGE);
+          }}
+        >
+          {trans._n('Show %1 more', 'Show %1 more', rows.length - most)}
+        </button>
+      )}
     </div>
   );
 }

@@ -14,6 +14,7 @@ export interface Trans {
 /** Why a kernel is no more, as the server's event tells it. */
 export interface Ending {
   kernel: string;
+  /** Empty where no event has told of it. */
   sandbox: string;
   cause: string;
   message: string;
@@ -126,9 +127,17 @@ export function explain(ending: Pick<Ending, 'cause' | 'message' | 'setting'>, t
     case 'crashed':
       return { why: trans.__('The kernel crashed.'), what: trans.__('Run your cells again, and look at the last cell that ran.') };
     case 'stopped':
-      return { why: trans.__('The kernel was stopped.'), what: trans.__('Run your cells again.') };
+      return {
+        why: trans.__('The kernel was shut down.'),
+        what: trans.__(
+          'An operator, another window or the limit on idle kernels (MappingKernelManager.cull_idle_timeout) did it. Start a new one and run your cells again.'
+        )
+      };
     case 'lease_over':
-      return { why: trans.__('The server was away for too long, and the sandbox ended.'), what: trans.__('Run your cells again.') };
+      return {
+        why: trans.__('The server was away, and the kernel ended meanwhile.'),
+        what: trans.__('Start a new one and run your cells again. For how long a sandbox outlives its server is set by %1.', 'Policy.lease_timeout')
+      };
     case 'exited':
       return { why: trans.__('The kernel left by itself.'), what: trans.__('Look for exit() or the like in the last cell that ran.') };
     default:

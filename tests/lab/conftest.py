@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from e2e.harness import Env, Server, wait_until
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "labextension"
@@ -21,7 +21,9 @@ BUILT = ROOT / "jupyter_agentbox" / "labextension"
 #: Where pictures go that are to be kept; nowhere unless it is set.
 SCREENS = os.environ.get("AGENTBOX_SCREENS")
 #: What a person waits for at most, in milliseconds: the machine may be busy.
-PATIENCE = 60_000
+PATIENCE = 120_000
+STATUS = "#jp-main-statusbar .ab-indicator"
+BANNER = ".ab-banner"
 
 
 def run_npm(*command: str) -> None:
@@ -43,6 +45,14 @@ def jp_server_cleanup() -> None:
     """Have no server of pytest-jupyter's to clean up after."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def patience() -> Iterator[None]:
+    """Have what is expected of a page waited for as long as everything else."""
+    expect.set_options(timeout=PATIENCE)
+    yield
+    expect.set_options(timeout=5000)
+
+
 @pytest.fixture(scope="session")
 def npm_packages() -> Path:
     """Install what checks the sources, unless it is there as the lock file has it."""
@@ -61,6 +71,8 @@ def make_lab(has_runsc: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
     def make(**policy: Any) -> Env:
         env = Env(tmp_path_factory.mktemp("lab"), {"Policy": {"lease_timeout": 30.0, **policy}})
         made.append(env)
+        # In a virtual environment Jupyter would take what was installed there, be it older.
+        env.variables["JUPYTER_PREFER_ENV_PATH"] = "0"
         shutil.copytree(BUILT, env.data / "labextensions" / "jupyter-agentbox")
         settings = env.config_dir / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
         settings.mkdir(parents=True)

@@ -1,0 +1,178 @@
+"""Why a kernel is no more, told above its notebook: every kind of end that there is, on real gVisor.
+
+JupyterLab's own dialog, which knows no cause, is not to be seen where the kernel was in a sandbox.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from e2e.harness import Env, kill_group, wait_until
+from playwright.sync_api import Browser, expect
+
+from .conftest import BANNER, PATIENCE, Lab, kernelspec
+
+pytestmark = pytest.mark.timeout(900)
+
+CELLS = {
+    "memory": "bytearray(2**30)",
+    "disk": "for n in range(99): open(f'/tmp/large-{n}', 'wb').write(bytes(2**22))",
+    "exit": "import os; os._exit(7)",
+    "crash": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+    "killed": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    "fine": "import uuid; print('it lives', uuid.uuid4())",
+}
+
+
+@pytest.fixture(scope="module")
+def lab(make_lab: Callable[..., Env], browser: Browser, npm_packages: Path) -> Iterator[Lab]:
+    env = make_lab()
+    kernelspec(env, "ends", "Python (ends)", memory="300 MiB", disk="64 MiB", lease_timeout=15.0)
+    # Here kernels die faster than Jupyter bears by itself.
+    with env.server("lab", "--AsyncIOLoopKernelRestarter.restart_limit=50") as server:
+        lab = Lab(browser, server, npm_packages / "axe-core" / "axe.min.js")
+        lab.write("ends.ipynb", *CELLS.values(), kernel="ends")
+        lab.open("ends.ipynb")
+        lab.page.evaluate(
+            """() => {
+                window.seen = [];
+                new MutationObserver(changes => changes.forEach(change => change.addedNodes.forEach(node => {
+                    if (node.matches?.('.jp-Dialog')) window.seen.push(node.textContent);
+                }))).observe(document.body, {childList: true});
+            }"""
+        )
+        yield lab
+        lab.page.close()
+    env.assert_clean()
+
+
+def sandbox_of(lab: Lab) -> str:
+    """Return the id of the sandbox of the notebook's kernel, or nothing while it has none that runs."""
+    found = lab.api("GET", f"/sandboxes?kernel_id={lab.kernel_of('ends.ipynb')}")["sandboxes"]
+    return next((str(info["sandbox_id"]) for info in found if info["state"] == "running"), "")
+
+
+def run(lab: Lab, name: str) -> None:
+    """Run one of the cells by its keys."""
+    lab.run_cell(list(CELLS).index(name))
+
+
+def check_alive(lab: Lab) -> None:
+    """Wait until the notebook's kernel answers, by whose word it is new."""
+    output = lab.notebook.locator(".jp-Cell").nth(list(CELLS).index("fine")).locator(".jp-OutputArea-output")
+    before = output.all_text_contents()
+
+    def is_new() -> bool:
+        now = output.all_text_contents()
+        return now != before and "it lives" in "".join(now)
+
+    for _ in range(4):  # what is run while a kernel is on its way, JupyterLab drops
+        lab.page.locator("#jp-main-statusbar").get_by_text("| Idle").wait_for()
+        run(lab, "fine")
+        with contextlib.suppress(AssertionError):
+            wait_until(is_new, 20, "the kernel answers")
+            return
+    raise AssertionError("the kernel does not answer")
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        ("memory", r"ran out of memory\. – out of memory \(limit 300 MiB\).*ask for more memory.*Policy\.max_memory"),
+        ("disk", r"filled its disk\. – disk full \(limit 64 MiB, used .*Write less.*Policy\.max_disk"),
+        ("exit", r"left by itself\. – the kernel exited by itself \(status 7\).*Look for exit\(\)"),
+        ("crash", r"crashed\. – the kernel crashed \(SIGSEGV\).*look at the last cell"),
+        ("killed", r"was killed, .* – the kernel was killed \(SIGKILL\) by a program inside.*Run your cells again"),
+    ],
+    ids=["memory", "disk", "exit", "crash", "killed"],
+)
+def test_a_kernel_that_is_started_again(lab: Lab, cell: str, words: str) -> None:
+    check_alive(lab)
+    before = sandbox_of(lab)
+    run(lab, cell)
+    banner = lab.page.locator(BANNER)
+    expect(banner).to_contain_text(re.compile(words))
+    expect(banner).to_contain_text("A new kernel starts without your variables.")
+    lab.check_access(BANNER)
+    if cell == "memory":
+        lab.shoot("died")
+    wait_until(lambda: sandbox_of(lab) not in ("", before), 60, "the kernel is started again")
+    check_alive(lab)
+    assert lab.page.evaluate("window.seen") == []
+    banner.get_by_role("button", name="Dismiss").press("Enter")
+    expect(banner).to_have_count(0)
+    lab.check_console()
+
+
+def test_a_death_behind_another_tab_is_told_of(lab: Lab) -> None:
+    lab.page.keyboard.press("Control+Shift+L")
+    lab.page.locator(".jp-Launcher-content").wait_for()
+    address = lab.server.url(f"api/agentbox/sandboxes/{lab.kernel_of('ends.ipynb')}/code")
+    lab.server.http.post(address, json={"code": CELLS["exit"]}, timeout=150)
+    notice = lab.page.locator(".Toastify__toast", has_text="ends.ipynb: The kernel left by itself.")
+    lab.press("Show", within=notice)
+    expect(lab.page.locator(BANNER)).to_contain_text("The kernel left by itself.")
+    check_alive(lab)
+    lab.press("Dismiss", within=lab.page.locator(BANNER))
+    assert lab.page.evaluate("window.seen") == []
+    lab.check_console()
+
+
+def test_a_kernel_that_an_operator_stops(lab: Lab) -> None:
+    kernel = lab.kernel_of("ends.ipynb")
+    lab.server.call("DELETE", f"api/kernels/{kernel}")
+    banner = lab.page.locator(BANNER)
+    expect(banner).to_contain_text(re.compile(r"was shut down\..*variables are gone.*MappingKernelManager\.cull_idle"))
+    lab.check_access(BANNER)
+    assert lab.page.evaluate("window.seen") == []
+    lab.press("Start a new kernel", within=banner)
+    expect(banner).to_have_count(0)
+    check_alive(lab)
+    assert lab.kernel_of("ends.ipynb") != kernel
+    lab.check_console()
+
+
+def test_a_kernel_that_the_person_shuts_down(lab: Lab) -> None:
+    lab.page.get_by_role("menuitem", name="Kernel", exact=True).click()
+    lab.page.locator(".lm-Menu-item").get_by_text("Shut Down Kernel", exact=True).click()
+    expect(lab.notebook.locator(".jp-Toolbar-kernelName")).to_have_text("No Kernel")
+    expect(lab.page.locator(BANNER)).to_have_count(0)
+    lab.page.get_by_role("menuitem", name="Kernel", exact=True).click()
+    lab.page.locator(".lm-Menu-item").get_by_text("Restart Kernel…", exact=True).click()
+    check_alive(lab)
+    lab.check_console()
+
+
+def test_a_server_that_was_away_for_longer_than_the_lease(lab: Lab) -> None:
+    kernel = lab.kernel_of("ends.ipynb")
+    lost = lab.page.locator(".jp-Dialog", has_text="could not be established")
+    lab.page.add_locator_handler(lost, lambda dialog: dialog.locator(".jp-Dialog-button").click())
+    kill_group(lab.server.process)
+    lab.server.process.wait()
+    wait_until(lambda: not lab.server.env.sandboxes(), 120, "the lease is over")
+    with lab.server.log.open("a") as log:
+        lab.server.process = lab.server.env.spawn(*map(str, lab.server.process.args), stdout=log)
+    lab.server.wait_ready()
+    banner = lab.page.locator(BANNER)
+    expect(banner).to_contain_text(
+        re.compile(r"The server was away, and the kernel ended meanwhile\..*Policy\.lease_timeout"),
+        timeout=2 * PATIENCE,
+    )
+    assert [text for text in lab.page.evaluate("window.seen") if "could not be established" not in text] == []
+    lab.press("Start a new kernel", within=banner)
+    check_alive(lab)
+    assert lab.kernel_of("ends.ipynb") != kernel
+    lab.check_console("ERR_CONNECTION_REFUSED")
+
+
+def test_of_kernels_outside_of_sandboxes_jupyterlab_tells_as_ever(lab: Lab) -> None:
+    lab.write("plain.ipynb", CELLS["exit"], kernel="python3")
+    lab.open("plain.ipynb")
+    lab.run_cell(0)
+    expect(lab.page.locator(".jp-Dialog")).to_contain_text("appears to have died")
+    lab.answer("Ok")
+    expect(lab.page.locator(BANNER)).to_have_count(0)
