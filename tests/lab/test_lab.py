@@ -6,7 +6,6 @@ the page; what must have come of it is asked of the server.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterator
