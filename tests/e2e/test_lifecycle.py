@@ -171,7 +171,7 @@ def test_children_leave_no_zombies(kernel: KernelClient) -> None:
 def test_many_kernels_start_at_once(server: Server) -> None:
     with ThreadPoolExecutor(10) as pool:
         kernels = list(pool.map(lambda _: server.kernel(), range(10)))
-        answers = list(pool.map(lambda kernel: kernel.check("print(6 * 7)", timeout=90).strip(), kernels))
+        answers = list(pool.map(lambda kernel: kernel.check("print(6 * 7)", timeout=200).strip(), kernels))
         assert answers == ["42"] * 10
         list(pool.map(KernelClient.shutdown, kernels))
     assert wait_until(lambda: not server.env.sandboxes(), 60, "all are gone")
