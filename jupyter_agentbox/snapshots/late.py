@@ -61,12 +61,12 @@ class LateImage:
 
     def _run(self) -> None:
         try:
-            self._lay_out()
-        except BaseException as error:
-            self.error = error
-            for handle in self._handles.values():
-                os.ftruncate(handle, 0)
-        try:
+            try:
+                self._lay_out()
+            except BaseException as error:
+                self.error = error
+                for handle in self._handles.values():
+                    os.ftruncate(handle, 0)
             self._let_go_on()
         except BaseException as error:
             self.error = self.error or error
