@@ -1,0 +1,52 @@
+"""Run by an ordinary user: make a template, and start a sandbox off it. Prints what came of it as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from traitlets.config import Config
+
+from jupyter_agentbox.errors import AgentboxError
+from jupyter_agentbox.linkthread import LinkThread
+from jupyter_agentbox.manager import SandboxManager
+from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.runner import Runner
+from jupyter_agentbox.warm import WarmStarts, context_argv
+
+home, packages = Path.home(), Path(sys.argv[1])
+settings = {
+    "state_dir": str(home / "state"),
+    "accept_unenforced": ["memory", "cpus"],
+    "mounts": {"/packages": str(packages)},
+    "env": {"PYTHONPATH": "/packages"},
+}
+policy = Policy(config=Config({"Policy": settings}))
+manager = SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config)
+warm = WarmStarts.shared(manager, policy)
+found: dict[str, object] = {}
+
+
+async def work() -> None:
+    spec = policy.resolve({}, executable=sys.executable)
+    try:
+        await warm.templates.make(spec, context_argv(spec))
+        found["made"] = len(warm.templates.list())
+    except AgentboxError as error:
+        found["refusal"] = str(error)
+    sandbox = await warm.create(spec)
+    try:
+        found["layout"] = sandbox.spec.layout
+        ran = await Runner.shared().run(
+            sandbox, "import os; open('f', 'w').write('x'); print(os.getuid(), os.getcwd())"
+        )
+        found["said"] = ran.stdout or str(ran)
+    finally:
+        await manager.stop(sandbox)
+
+
+LinkThread.instance().submit(asyncio.wait_for(work(), 200)).result(220)
+found["left"] = sorted(path.name for path in (home / "state" / "sandboxes").iterdir())
+print(json.dumps(found))
