@@ -88,6 +88,7 @@ class GrantedSessions(SessionRegistry):
             now = time.time()
             return AskInfo("", session.id, host, why, "allowed", now, now, None, "it is allowed already")
         asked = session.ask(host, why)
+        await self._keep(session)
         await self.audit().arecord("ask", sandbox.id, host=host, detail=caller.to_detail())
         return asked
 
@@ -149,4 +150,10 @@ class GrantedSessions(SessionRegistry):
             note=note,
         )
         session.asks[ask_id] = decided
+        await self._keep(session)
         return decided
+
+    async def _keep(self, session: Session) -> None:
+        """Write down what an owner to come needs to know; that of a notebook's kernel keeps nothing."""
+        if session.kind == "session" and session.sandbox is not None:
+            await asyncio.to_thread(session.save)

@@ -20,7 +20,9 @@ from .sessions import Sessions
 STARTS = Histogram(
     "agentbox_start_seconds", "Time that sandboxes took to start", ["kind"], buckets=(0.1, 0.25, 0.5, 1, 2, 5, 10, 30)
 )
-HOW = Counter("agentbox_starts", "Starts of sandboxes: cold, off a template, or out of the pool", ["how"])
+HOW = Counter(
+    "agentbox_starts", "Starts of sandboxes: cold, off a template, out of the pool; taken over or gone on with", ["how"]
+)
 RUNNING = Gauge("agentbox_sandboxes", "Sandboxes of this server that live")
 CALLS = Histogram(
     "agentbox_call_seconds", "Calls of tools and how long they took", ["tool", "outcome"],
@@ -71,6 +73,8 @@ class Observer:
                     columns.get("duration") or 0
                 )
                 HOW.labels(str(detail.get("how", ""))).inc()
+            elif event in ("adopted", "forked", "woken") or (event == "restored" and "how" not in detail):
+                HOW.labels(event).inc()
             elif event == "ended":
                 ENDS.labels(str(detail.get("cause", ""))).inc()
             told = {name: str(detail.get(name) or "") for name in ("cause", "kernel_id", "message", "setting")}

@@ -96,17 +96,20 @@ class Parkable(ABC):
 
         Raises
         ------
+        LimitReached
+            There are as many sandboxes as there may be.
         AgentboxError
-            It did not start, and is parked still.
+            It did not start. It is parked still.
         """
         async with self._lock:
             parked = self.parked
             if parked is None:
                 return
-            async with parked.opened() as found:
-                await self._restore(found)
-            assert self._sandbox is not None
-            self._parked = None
+            with parked.waking():
+                async with parked.opened() as found:
+                    await self._restore(found)
+                assert self._sandbox is not None
+                self._parked = None
             await parked.woken(self._sandbox)
 
     @property

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from .errors import AgentboxError, Conflict
@@ -22,6 +22,7 @@ from .manager import MAX_STARTING, Listed
 from .models import SnapshotRequest
 from .policy import Policy
 from .record import KernelRecord, Lock
+from .retention import keep_removing
 from .sandbox import Sandbox
 from .session import Session
 from .sessions import Sessions
@@ -56,7 +57,7 @@ class Parker:
         self._directory = sessions.policy.state_path / "parked"
         self._tokens = TokenStore(sessions.policy.state_path)
         self._locks: dict[str, Lock] = {}
-        self._watching: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Future[None]] = []
         #: Held by each that is woken: to decompress more than can start only takes time from those that do.
         self.opening = asyncio.Semaphore(MAX_STARTING)
         sessions.parking = self
@@ -184,12 +185,15 @@ class Parker:
     # -- idle kernels ----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Park kernels in which nothing runs, if policy says so. From any thread."""
-        if self.sessions.policy.park_kernels_after:
-            asyncio.run_coroutine_threadsafe(self._start(), self.sessions.loop)
+        """Park kernels in which nothing runs, and remove old snapshots, if policy says so. From any thread."""
+        asyncio.run_coroutine_threadsafe(self._start(), self.sessions.loop)
 
     async def _start(self) -> None:
-        self._watching = self._watching or asyncio.ensure_future(self._watch())
+        policy = self.sessions.policy
+        if policy.park_kernels_after:
+            self._watching.append(asyncio.ensure_future(self._watch()))
+        if policy.snapshot_max_age:
+            self._watching.append(asyncio.ensure_future(keep_removing(self.snapshots, policy.snapshot_max_age)))
 
     async def _watch(self) -> None:
         after = self.sessions.policy.park_kernels_after
@@ -224,8 +228,8 @@ class Parker:
 
     def close(self) -> None:
         """Let go of those that are parked, for a successor to take over. From any thread."""
-        if self._watching is not None:
-            self.sessions.loop.call_soon_threadsafe(self._watching.cancel)
+        for task in self._watching:
+            self.sessions.loop.call_soon_threadsafe(task.cancel)
         locks, self._locks = self._locks, {}
         for lock in locks.values():
             lock.release()
@@ -241,6 +245,9 @@ class _ParkedKernel:
     sandbox_id: str
     spec: SandboxSpec
     kernel: KernelRecord
+
+    def waking(self) -> AbstractContextManager[None]:
+        return self.parker.sessions.waking(self.spec.kernel_id)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Restoration]:

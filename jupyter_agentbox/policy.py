@@ -47,12 +47,13 @@ from .profiles import (
     read_mounts,
     show,
 )
+from .snapshotsettings import SnapshotSettings
 from .spec import GIB, LIMIT_NAMES, OWN_HOSTS, Grant, Limits, Mount, SandboxSpec, WarmStart
 from .traits import ByteSize, HostPatterns
 from .warmsettings import WarmSettings
 
 
-class Policy(WarmSettings, ImageSettings):
+class Policy(WarmSettings, SnapshotSettings, ImageSettings):
     """What sandboxes may use and reach at most, and the profiles to choose from.
 
     Parameters
@@ -206,13 +207,6 @@ class Policy(WarmSettings, ImageSettings):
         Unicode(), help="Names of users who see and manage the sandboxes of all owners, and the whole audit log."
     ).tag(config=True)
 
-    max_snapshots = Int(100, help="Snapshots that one owner may keep.").tag(config=True)
-    max_snapshot_bytes = ByteSize(20 * GIB, help="Most disk space of one owner's snapshots.").tag(config=True)
-    snapshot_key_file = Unicode(
-        help="""File that holds a key, 32 bytes or more, for snapshots to be encrypted with; only this user may read it.
-        Without it they are authenticated, and readable by this user."""
-    ).tag(config=True)
-
     max_token_life = Float(
         86_400.0, help="Seconds that a token for one sandbox may live; a request gets an hour unless it asks otherwise."
     ).tag(config=True)
@@ -267,21 +261,6 @@ class Policy(WarmSettings, ImageSettings):
     def state_path(self) -> Path:
         """The state directory, absolute."""
         return Path(os.path.abspath(os.path.expanduser(self.state_dir or os.path.join(jupyter_data_dir(), "agentbox"))))
-
-    def snapshot_secret(self) -> bytes | None:
-        """Return the key of ``snapshot_key_file``; None where there is none. Raises InvalidConfig."""
-        if not self.snapshot_key_file:
-            return None
-        try:
-            found = Path(self.snapshot_key_file).expanduser()
-            if found.stat().st_mode & 0o077:
-                raise ValueError("others than this user may read it")
-            secret = found.read_bytes().strip()
-            if len(secret) < 32:
-                raise ValueError("it has less than 32 bytes")
-        except (OSError, ValueError) as error:
-            raise InvalidConfig(f"Policy.snapshot_key_file: {error}", setting="Policy.snapshot_key_file") from None
-        return secret
 
     def profile_names(self) -> tuple[str, ...]:
         """List the profiles; ``default`` is always one."""

@@ -153,6 +153,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
             log=self.log,
             warm=WarmStarts.shared(manager, policy),
         )
+        slot.language = (self.kernel_spec.language or "python").lower()
         install_magics(slot, policy)
         # After a failed autorestart Jupyter just drops us, with no last call.
         self._releaser = weakref.finalize(self, slot.release_later)

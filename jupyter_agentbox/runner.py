@@ -311,7 +311,7 @@ class Runner:
 
     async def _list(self, place: Place) -> list[ContextInfo]:
         slot = _slot_of(place)
-        found = [] if slot is None else [_describe(DEFAULT, "python", slot.front, is_notebook=True)]
+        found = [] if slot is None else [_describe(DEFAULT, slot.language, slot.front, is_notebook=True)]
         return found + [context.info() for context in self._of(_sandbox_of(place)).values()]
 
     async def create_context(self, place: Place, name: str = DEFAULT, language: str | None = None) -> ContextInfo:

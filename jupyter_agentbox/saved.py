@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -50,6 +50,9 @@ class Parked(Protocol):
     def spec(self) -> SandboxSpec: ...
     @property
     def kernel(self) -> KernelRecord: ...
+
+    def waking(self) -> AbstractContextManager[None]:
+        """Have it count as one that lives. Raises LimitReached."""
 
     def opened(self) -> AbstractAsyncContextManager[Restoration]:
         """Have what was saved at hand, as policy allows it now. Raises AgentboxError."""

@@ -7,6 +7,8 @@ Jupyter looks after its life. All on the link's thread, but what is documented t
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import secrets
 import time
 from collections import deque
@@ -65,6 +67,9 @@ class SessionRecord(msgspec.Struct):
     idle_timeout: float
     max_life: float
     labels: dict[str, str]
+    #: Of the whole request, whose files are not kept.
+    digest: str = ""
+    asks: list[AskInfo] = []
 
 
 class Session:
@@ -124,6 +129,7 @@ class Session:
         self.calls: dict[object, CallInfo] = {}
         self._refusals: deque[Refusal] = deque(maxlen=MAX_REFUSALS)
         self._refused = 0
+        self._digest = ""
         self._folder: Folder | None = None
         self.quota: int | None = None
         self.quota_setting = "Policy.max_disk"
@@ -347,6 +353,10 @@ class Session:
 
     # -- its file ------------------------------------------------------------------------------
 
+    def is_asked_for_by(self, request: SandboxRequest) -> bool:
+        """Whether a request is the one that it was made by. Blocks for a moment: it may have files."""
+        return self._digest == digest_of(request) if self._digest else self.request == request
+
     @property
     def record(self) -> SessionRecord:
         """What a later owner needs."""
@@ -360,11 +370,14 @@ class Session:
             idle_timeout=self.idle_timeout,
             max_life=self.max_life,
             labels=self.labels,
+            digest=self._digest,
+            asks=list(self.asks.values()),
         )
 
     def save(self) -> None:
         """Write what a later owner needs. Blocks for a moment."""
         assert self.sandbox is not None
+        self._digest = self._digest or digest_of(self.request)
         fresh = self.sandbox.directory / f"{SESSION_FILE}.new"
         fresh.write_bytes(msgspec.json.encode(self.record))
         fresh.chmod(0o600)
@@ -385,12 +398,18 @@ class Session:
         session = cls(
             record.id, record.owner, record.request, idle_timeout=record.idle_timeout, max_life=record.max_life
         )
-        session.created, session.labels = record.created, record.labels
+        session.created, session.labels, session._digest = record.created, record.labels, record.digest
+        session.asks = {item.id: item for item in record.asks[-MAX_ASKS:]}
         return session
 
 
 def _limits_info(limits: Limits) -> LimitsInfo:
     return LimitsInfo(limits.memory, limits.cpus, limits.processes, limits.disk)
+
+
+def digest_of(request: SandboxRequest) -> str:
+    """Return a digest of all that was asked for, in hexadecimal digits."""
+    return hashlib.sha256(json.dumps(msgspec.to_builtins(request), sort_keys=True).encode()).hexdigest()
 
 
 def check_request(request: SandboxRequest) -> None:

@@ -1,7 +1,8 @@
 """Sandboxes for agents and programs: ids, owners, rules, time to live. One for each process, above the manager.
 
 REST, MCP and the command line are thin over :class:`Sessions`; what one of them makes is there for all.
-:mod:`~jupyter_agentbox.registry` knows who may see what, :mod:`~jupyter_agentbox.grants` what may be reached.
+:mod:`~jupyter_agentbox.registry` knows who may see what, :mod:`~jupyter_agentbox.grants` what may be reached,
+:mod:`~jupyter_agentbox.counts` how many there may be.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any, Protocol
 
 from msgspec import UNSET
 
-from .errors import AgentboxError, Conflict, LimitReached, PolicyRefused
-from .grants import GrantedSessions
+from .counts import CountedSessions
+from .errors import AgentboxError, Conflict, PolicyRefused
 from .link import finished
 from .manager import SandboxManager
 from .models import InstallRequest, SandboxInfo, SandboxPatch, SandboxRequest
@@ -63,7 +64,7 @@ class Parking(Protocol):
         """Make the sessions again that an earlier server has parked."""
 
 
-class Sessions(GrantedSessions):
+class Sessions(CountedSessions):
     """All sessions of this process. Its coroutines may be awaited on any event loop.
 
     Parameters
@@ -104,14 +105,14 @@ class Sessions(GrantedSessions):
         check_names(request.packages)
         known = self._sessions.get((caller.name, request.id)) if request.id is not None else None
         if known is not None and known.state != "ended":
-            if known.request != request:
+            if not await asyncio.to_thread(known.is_asked_for_by, request):
                 raise Conflict(
                     f"sandbox {request.id!r} exists, and was asked for otherwise; delete it, or choose another id",
                     field="id",
                 )
             await self._started(known)
             return known.info(), False
-        self._check_counts(caller)
+        self.check_count(caller.name)
         policy = self.policy
         session = Session(
             request.id or os.urandom(8).hex(),
@@ -132,21 +133,6 @@ class Sessions(GrantedSessions):
             raise
         return session.info(), True
 
-    def _check_counts(self, caller: Caller) -> None:
-        alive = [session for session in self._sessions.values() if session.state not in ("parked", "ended")]
-        own = sum(session.owner == caller.name for session in alive)
-        if own >= self.policy.max_sandboxes_per_owner:
-            raise LimitReached(
-                f"{caller.name} has {own} sandboxes, and may have no more at a time",
-                setting="Policy.max_sandboxes_per_owner",
-            )
-        notebooks = [session for session in self.notebooks() if session.state != "parked"]
-        if len(alive) + len(notebooks) >= self.policy.max_sandboxes:
-            raise LimitReached(
-                f"this server has {self.policy.max_sandboxes} sandboxes, and may have no more at a time",
-                setting="Policy.max_sandboxes",
-            )
-
     async def add(self, session: Session, start: Start, *, caller: Caller) -> SandboxInfo:
         """Take up a session whose sandbox `start` makes, a coroutine function: a copy of another.
 
@@ -162,7 +148,7 @@ class Sessions(GrantedSessions):
         known = self._sessions.get(session.key)
         if known is not None and known.state != "ended":
             raise Conflict(f"sandbox {session.id!r} exists; delete it, or choose another id", field="id")
-        self._check_counts(caller)
+        self.check_count(caller.name)
         policy, request = self.policy, session.request
         session.idle_timeout = _within(
             request.idle_timeout, policy.idle_timeout, policy.max_idle_timeout, "idle_timeout"
@@ -306,6 +292,8 @@ class Sessions(GrantedSessions):
         try:
             if self.parking is None:
                 raise Conflict(f"sandbox {session.id!r} is parked, and this server wakes none")
+            if session.kind == "session":
+                self.check_count(session.owner, but=session)
             await self.parking.wake(session)
             if session.kind == "session" and session.sandbox is not None:
                 self._thread.spawn(self._watch(session, session.sandbox))

@@ -81,6 +81,8 @@ class KernelSlot(Parkable):
     ) -> None:
         self.end: End | None = None
         self.on_command: OnCommand | None = None
+        #: What the kernel runs.
+        self.language = "python"
         self.manager = manager
         self._warm = warm
         self._key = key
@@ -179,7 +181,12 @@ class KernelSlot(Parkable):
     async def _start_cold(self, spec: SandboxSpec, argv: Sequence[str], front: Front) -> Kernel:
         self._sandbox = await self.manager.create(spec, inherit=self._sandbox, on_refusal=front.refusal)
         return await self._sandbox.start_kernel(
-            argv, spec.env, WORKSPACE, key=self._key.decode(), signature_scheme=self._signature_scheme
+            argv,
+            spec.env,
+            WORKSPACE,
+            key=self._key.decode(),
+            signature_scheme=self._signature_scheme,
+            language=self.language,
         )
 
     async def _start_warm(self, spec: SandboxSpec, argv: Sequence[str], front: Front) -> Kernel | None:
@@ -249,6 +256,7 @@ class KernelSlot(Parkable):
                 raise
             self._key, self._signature_scheme = known.key.encode(), known.signature_scheme
             self._front, self._sandbox, self.end = front, sandbox, None
+            self.language = known.language
             front.audience.expect()
             self._hold(sandbox.kernels[known.name], front, sandbox)
             front.ask()
@@ -294,6 +302,7 @@ class KernelSlot(Parkable):
             front.abort_pending()
         self._key, self._signature_scheme = known.key.encode(), known.signature_scheme
         self._front, self._sandbox, self.end = front, sandbox, None
+        self.language = known.language
         self._hold(sandbox.kernels[known.name], front, sandbox)
         front.ask()
         if old_sandbox is not None:

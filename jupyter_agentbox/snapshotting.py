@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from .errors import AgentboxError, Conflict, Damaged, InvalidRequest, NotAuthorized, NotFound, RuntimeFailed
+from .errors import Conflict, Damaged, InvalidRequest, NotAuthorized, NotFound, RuntimeFailed
 from .link import LinkThread, finished
 from .manager import SandboxManager
 from .models import ForkRequest, SandboxInfo, SandboxRequest, SnapshotInfo, SnapshotRequest
@@ -29,7 +29,7 @@ from .record import Record
 from .refusals import SERVER
 from .registry import Caller
 from .renewal import cap, renew
-from .runner import Runner
+from .reseeding import reseed
 from .sandbox import Sandbox
 from .session import Session, SessionRecord
 from .sessions import Sessions
@@ -39,19 +39,6 @@ from .spec import Grant, SandboxSpec
 from .tenants import Tenant
 
 log = logging.getLogger(__name__)
-
-#: Seconds that a fork waits for its random generators to be seeded anew; where a cell runs, that comes after it.
-RESEED_WAIT = 5.0
-_RESEED = """exec('''
-import os, random, sys
-random.seed()
-if "numpy" in sys.modules:
-    sys.modules["numpy"].random.seed()
-if "ssl" in sys.modules:
-    sys.modules["ssl"].RAND_add(os.urandom(64), 64.0)
-if "torch" in sys.modules:
-    sys.modules["torch"].seed()
-''', {})"""
 
 # A method below is called `list`.
 Infos = list[SnapshotInfo]
@@ -72,7 +59,6 @@ class Snapshots:
         self._thread = LinkThread.instance()
         self._latest: dict[tuple[str, str], str] = {}
         self._store: SnapshotStore | None = None
-        self._seeding: set[asyncio.Future[None]] = set()
         #: Starts a Jupyter kernel that goes on from a snapshot and returns its id, on the server's event loop.
         self.start_kernel: Callable[[Restoration], Awaitable[str]] | None = None
 
@@ -156,6 +142,11 @@ class Snapshots:
         await self._sessions.audit().arecord(
             "lifecycle", sandbox.id, detail={"event": event, "snapshot": snapshot.id, "name": snapshot.meta.name}
         )
+
+    async def expire(self, snapshot: Snapshot) -> None:
+        """Remove one that is older than policy lets them be."""
+        await self.note_move("snapshot_expired", snapshot, Caller("Policy.snapshot_max_age"))
+        await asyncio.to_thread(self.store.delete, snapshot.id, snapshot.meta.owner)
 
     async def note_move(self, event: str, snapshot: Snapshot, caller: Caller) -> None:
         """Tell the audit log what was done with a snapshot itself, and by whom."""
@@ -375,7 +366,7 @@ class Snapshots:
         assert made.sandbox is not None
         await self._note_fork(made.sandbox, origin)
         if not request.keep_seeds:
-            await self._reseed(made.sandbox)
+            await reseed(made.sandbox)
         return info
 
     async def _note_fork(self, sandbox: Sandbox, origin: _Origin) -> None:
@@ -389,30 +380,15 @@ class Snapshots:
         made = Session("", self._sessions.server_owner, saved.request, kind="notebook")
         spec = await self._renew(made, saved)
         spec = replace(spec, grant=cap(spec.grant, origin.now))
-        async with origin.files() as files:
+        async with self._sessions.room_for_kernel(), origin.files() as files:
             kernel_id = await self.start_kernel(Restoration(spec, saved.record, files))
         slot = KernelSlot.find(kernel_id=kernel_id)
         if slot is None or slot.sandbox is None:
             raise RuntimeFailed("the kernel ended at once")
         await self._note_fork(slot.sandbox, origin)
         if not request.keep_seeds:
-            await self._reseed(slot.sandbox)
+            await reseed(slot.sandbox)
         return await self._sessions.get(kernel_id, caller=caller)
-
-    async def _reseed(self, sandbox: Sandbox) -> None:
-        """Seed the random generators of its kernels anew: at once, or where a cell runs, after it."""
-        runner = Runner.shared()
-
-        async def seed(context: str) -> None:
-            with suppress(AgentboxError):
-                await runner.run(sandbox, _RESEED, context=context, timeout=None, is_silent=True)
-
-        seeding = {asyncio.ensure_future(seed(context.name)) for context in await runner.contexts(sandbox)}
-        if seeding:
-            _, late = await asyncio.wait(seeding, timeout=RESEED_WAIT)
-            for task in late:
-                self._seeding.add(task)
-                task.add_done_callback(self._seeding.discard)
 
 
 class _Written(msgspec.Struct):

@@ -122,10 +122,17 @@ def test_it_counts_as_none_of_those_that_run(server: Server, kernel: KernelClien
     other = server.kernel()
     refused = server.http.post(server.url("api/agentbox/sandboxes"), json={}, timeout=60)
     assert (refused.status_code, refused.json()["reason"]) == (429, "limit_reached")
-    kernel.check("1")
+    kernel.check("x = 1")
     park(kernel)
     made = call(server, "POST", "sandboxes", {})
+    answer = kernel.execute("x")
+    assert answer.reply["status"] == "error"
+    assert "Policy.max_sandboxes" in answer.reply["evalue"], "to wake is to be one more"
+    assert is_parked(kernel)
+    fork = server.http.post(server.url(f"api/agentbox/sandboxes/{other.id}/fork"), json={"as_kernel": True}, timeout=60)
+    assert (fork.status_code, fork.json()["setting"]) == (429, "Policy.max_sandboxes")
     call(server, "DELETE", f"sandboxes/{made['id']}")
+    assert kernel.check("print(x)") == "1\n"
     other.shutdown()
 
 

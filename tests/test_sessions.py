@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from traitlets.config import Config
 
@@ -20,11 +21,13 @@ from jupyter_agentbox.errors import (
     SandboxEnded,
 )
 from jupyter_agentbox.manager import SandboxManager
-from jupyter_agentbox.models import SandboxFilters, SandboxPatch, SandboxRequest
+from jupyter_agentbox.models import FileBytes, SandboxFilters, SandboxPatch, SandboxRequest
+from jupyter_agentbox.parking import Parker
 from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.processes import Command
 from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.sessions import Sessions
+from jupyter_agentbox.snapshotting import Snapshots
 
 pytestmark = pytest.mark.usefixtures("has_runsc")
 
@@ -48,7 +51,7 @@ async def opened(policy: Policy) -> AsyncIterator[Sessions]:
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 90))
+    asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def test_another_owners_is_not_found_by_any_call(policy: Policy) -> None:
@@ -110,6 +113,35 @@ def test_there_are_no_more_than_may_be(policy: Policy) -> None:
     run(test)
 
 
+def test_what_is_parked_wakes_only_where_there_is_room(policy: Policy) -> None:
+    async def test() -> None:
+        async with opened(policy) as sessions:
+            Parker(sessions, Snapshots(sessions))
+            parked = [(await sessions.create(SandboxRequest(), caller=ADA))[0].id for _ in range(2)]
+            async with sessions.use(parked[0], caller=ADA) as session:
+                await session.running().processes.run(Command("echo kept > kept"))
+            for name in parked:
+                assert (await sessions.park(name, caller=ADA)).state == "parked"
+            others = [(await sessions.create(SandboxRequest(), caller=who))[0].id for who in (ADA, BOB)]
+            found = await asyncio.gather(*(sessions.wake(name, caller=ADA) for name in parked), return_exceptions=True)
+            refused = [item for item in found if isinstance(item, LimitReached)]
+            assert [item.setting for item in refused] == ["Policy.max_sandboxes_per_owner"], "one of them has room"
+            await sessions.delete(others[0], caller=ADA)
+            await sessions.create(SandboxRequest(), caller=BOB)
+            states = {name: (await sessions.get(name, caller=ADA)).state for name in parked}
+            assert sorted(states.values()) == ["parked", "running"], "nothing is lost"
+            last = next(name for name, state in states.items() if state == "parked")
+            with pytest.raises(LimitReached) as caught:
+                await sessions.wake(last, caller=ADA)
+            assert caught.value.setting == "Policy.max_sandboxes"
+            await sessions.delete(others[1], caller=BOB)
+            assert (await sessions.wake(last, caller=ADA)).state == "running"
+            async with sessions.use(parked[0], caller=ADA) as session:
+                assert (await session.running().processes.run(Command("cat kept"))).stdout == b"kept\n"
+
+    run(test)
+
+
 def test_one_that_is_deleted_while_it_starts_is_gone(policy: Policy) -> None:
     async def test() -> None:
         async with opened(policy) as sessions:
@@ -146,8 +178,12 @@ def test_a_failed_preparation_leaves_nothing(policy: Policy) -> None:
 def test_a_successor_takes_them_back(policy: Policy) -> None:
     async def test() -> None:
         first = Sessions(policy)
-        request = SandboxRequest(id="x", labels={"a": "b"}, tools=["bash"], idle_timeout=77)
+        files = {"seed": "x", "other": FileBytes(base64=b"\0")}
+        tools = ["bash", "ask_host"]
+        request = SandboxRequest(id="x", labels={"a": "b"}, tools=tools, idle_timeout=77, files=files, allowed_hosts=[])
         made, _ = await first.create(request, caller=ADA)
+        asks = [await first.ask("x", host, "why", caller=ADA) for host in ("github.com", "codeload.github.com")]
+        await first.decide("x", asks[1].id, is_allowed=False, caller=ADA)
         await first.patch("x", SandboxPatch(allowed_hosts=["pypi"], labels={"c": "d"}), caller=ADA)
         async with first.use("x", "bash", caller=ADA) as session:
             await session.running().processes.run(Command(line="echo kept > file"))
@@ -157,7 +193,7 @@ def test_a_successor_takes_them_back(policy: Policy) -> None:
             assert await second.recover() == ["x"]
             info = await second.get("x", caller=ADA)
             assert (info.sandbox_id, info.labels, info.idle_timeout, info.tools) == (
-                made.sandbox_id, {"c": "d"}, 77, ["bash"],
+                made.sandbox_id, {"c": "d"}, 77, tools,
             )  # fmt: skip
             assert info.allowed_hosts == (await first_hosts(policy))
             async with second.use("x", "bash", caller=ADA) as session:
@@ -167,6 +203,13 @@ def test_a_successor_takes_them_back(policy: Policy) -> None:
                 async with second.use("x", "write", caller=ADA):
                     pass
             assert (await second.create(request, caller=ADA))[1] is False
+            for changes in ({"files": {**files, "seed": "y"}}, {"files": {}}, {"idle_timeout": 78}):
+                with pytest.raises(Conflict):
+                    await second.create(msgspec.structs.replace(request, **changes), caller=ADA)
+            kept = await second.asks("x", caller=ADA)
+            assert [(item.id, item.state) for item in kept] == [(asks[0].id, "pending"), (asks[1].id, "denied")]
+            await second.decide("x", asks[0].id, is_allowed=True, caller=ADA)
+            assert "github.com" in (await second.get("x", caller=ADA)).allowed_hosts
             await second.delete("x", caller=ADA)
 
     async def first_hosts(policy: Policy) -> list[str]:

@@ -76,7 +76,10 @@ class CreateSandbox(Body, frozen=True, kw_only=True):
 class ListSandboxes(Body, frozen=True, kw_only=True):
     """Which sandboxes to list."""
 
-    state: Annotated[Literal["starting", "running", "ended"] | None, Meta(description="Only those.")] = "running"
+    state: Annotated[
+        Literal["starting", "running", "parked", "unknown", "ended"] | None,
+        Meta(description="Only those; all but the ended ones unless given. Parked ones wake when they are used."),
+    ] = None
 
 
 class Snapshot(Target, frozen=True, kw_only=True):

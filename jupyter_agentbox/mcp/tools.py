@@ -36,6 +36,7 @@ from jupyter_agentbox.models import (
     ReadQuery,
     RestoreRequest,
     SandboxFilters,
+    SandboxList,
     SandboxRequest,
     SnapshotRequest,
     WriteRequest,
@@ -134,8 +135,8 @@ class Turn:
     async def _only_one(self, caller: Caller) -> str:
         if caller.scope is not None:
             return caller.scope.sandbox
-        found = await self.access.service.sessions.list(SandboxFilters(state="running"), caller=caller)
-        own = [info.id for info in found if info.kind == "session" and info.owner == caller.name]
+        found = await self.access.service.sessions.list(SandboxFilters(owner=caller.name), caller=caller)
+        own = [info.id for info in found if info.kind == "session" and info.state != "ended"]
         if len(own) == 1:
             return own[0]
         if not own:
@@ -220,7 +221,10 @@ async def list_sandboxes(turn: Turn, args: take.ListSandboxes) -> Result:
     """List your sandboxes, and those of the open notebooks that you may use (kind `notebook`): code sent to one of
     those runs in the notebook's own kernel and shares its variables."""
     call = await turn.make_free(sandboxes.list_sandboxes, query=SandboxFilters(state=args.state))
-    return results.data(await call.route.operation(call))
+    found: SandboxList = await call.route.operation(call)
+    return results.data(
+        SandboxList([info for info in found.sandboxes if info.state != "ended" or args.state == "ended"])
+    )
 
 
 @tool("stop_sandbox", "Stop a sandbox", sandboxes.delete_sandbox, take.Target, is_destructive=True)

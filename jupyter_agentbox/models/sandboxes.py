@@ -113,7 +113,7 @@ class SandboxFilters(Body, frozen=True):
         For administrators; others see only their own.
     """
 
-    state: State | None = None
+    state: SandboxState | None = None
     profile: Text | None = None
     tenant: Text | None = None
     kernel_id: Text | None = None

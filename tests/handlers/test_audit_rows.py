@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,6 +82,25 @@ def test_changes_of_terms_and_what_is_done_with_snapshots_are_rows(api: Api, mak
     assert all(item["by"] for item in told if item["event"] != "snapshot")
     assert (told[0]["idle_timeout"], told[0]["labels"]) == (100, ["team"])
     assert SECRET not in json.dumps(mine)
+
+
+def test_starts_are_counted_by_what_they_went_on_from(api: Api, make: Make) -> None:
+    def counted() -> dict[str, float]:
+        text = api.server.http.get(api.server.url("metrics"), timeout=60).text
+        found = re.findall(r'^agentbox_starts_total{how="(\w+)"} (\S+)$', text, re.MULTILINE)
+        return {how: float(number) for how, number in found}
+
+    path, before = make(), counted()
+    saved = api.ok("POST", path + "/snapshots", {})["id"]
+    api.ok("POST", path + "/restore", {"snapshot": saved})
+    fork = api.ok("POST", path + "/fork", {"snapshot": saved})["id"]
+    assert api("DELETE", f"/sandboxes/{fork}").status_code == 204
+    api.ok("POST", path + "/park")
+    api.ok("POST", path + "/wake")
+    after = counted()
+    grown = {how: after[how] - before.get(how, 0) for how in ("restored", "forked", "woken")}
+    assert grown == {"restored": 1, "forked": 1, "woken": 1}
+    assert api("DELETE", f"/snapshots/{saved}").status_code == 204
 
 
 def test_who_comes_to_a_port_or_a_terminal_is_a_row(api: Api, make: Make) -> None:

@@ -60,6 +60,18 @@ def test_contexts_and_notebooks_kernels(endpoint: Endpoint, box: str) -> None:
     kernel.shutdown()
 
 
+def test_a_parked_sandbox_is_still_the_only_one(endpoint: Endpoint, box: str) -> None:
+    assert endpoint.server.call("POST", f"api/agentbox/sandboxes/{box}/park")["state"] == "parked"
+
+    async def test(client: Client) -> None:
+        listed = (await client.call_tool("list_sandboxes", {})).structured_content["sandboxes"]
+        assert [item["state"] for item in listed if item["id"] == box] == ["parked"]
+        ran = await client.call_tool("bash", {"command": "echo woken"})
+        assert text_of(ran) == "woken"
+
+    endpoint.run(test)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_commands(endpoint: Endpoint, box: str, mode: str) -> None:
     async def test(client: Client) -> None:

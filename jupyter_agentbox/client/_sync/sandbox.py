@@ -461,10 +461,9 @@ class Sandbox:
 
     # -- the log ---------------------------------------------------------------------------------
 
-    def audit(self, **filters: Any) -> list[AuditItem]:
-        """List the newest rows on it; filters are :class:`~jupyter_agentbox.models.AuditFilters`' fields."""
-        query = AuditFilters(**filters)
-        return (self._connection.call("GET", f"{self._path}/audit", AuditRows, query=query)).rows
+    def audit(self, **wanted: Any) -> list[AuditItem]:
+        """List the newest rows on it that fit; names are :class:`~jupyter_agentbox.models.AuditFilters`' fields."""
+        return (self._connection.call("GET", f"{self._path}/audit", AuditRows, query=AuditFilters(**wanted))).rows
 
     def export_audit(self, target: Path | BinaryIO, **filters: Any) -> Transferred:
         """Fetch all that the audit log has of it, as JSON lines; filters are those of `AuditExport`."""

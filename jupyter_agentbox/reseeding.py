@@ -1,0 +1,49 @@
+"""Random generators of a fork's kernels, seeded anew: what was drawn in one is not drawn in the other."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from .errors import AgentboxError
+from .runner import Runner
+from .sandbox import Sandbox
+
+#: Seconds that a fork waits for it; where a cell runs, it comes after that.
+WAIT = 5.0
+_PYTHON = """exec('''
+import os, random, sys
+random.seed()
+if "numpy" in sys.modules:
+    sys.modules["numpy"].random.seed()
+if "ssl" in sys.modules:
+    sys.modules["ssl"].RAND_add(os.urandom(64), 64.0)
+if "torch" in sys.modules:
+    sys.modules["torch"].seed()
+''', {})"""
+#: Code by language, in small letters. V8, which runs TypeScript and JavaScript, takes no seed from code.
+SEEDS = {
+    "python": _PYTHON,
+    "r": 'if (exists(".Random.seed", envir = globalenv())) invisible(set.seed(NULL))',
+    "bash": "RANDOM=${SRANDOM:-$(od -An -N2 -tu2 /dev/urandom)}",
+}
+#: What goes on after its fork was answered.
+_late: set[asyncio.Future[None]] = set()
+
+
+async def reseed(sandbox: Sandbox) -> None:
+    """Seed the generators of a sandbox's kernels anew: at once, or where a cell runs, after it. Never fails."""
+    runner = Runner.shared()
+
+    async def seed(context: str, code: str) -> None:
+        with suppress(AgentboxError):
+            await runner.run(sandbox, code, context=context, timeout=None, is_silent=True)
+
+    found = await runner.contexts(sandbox)
+    codes = {context.name: SEEDS.get(context.language.lower()) for context in found}
+    seeding = {asyncio.ensure_future(seed(name, code)) for name, code in codes.items() if code is not None}
+    if seeding:
+        _, late = await asyncio.wait(seeding, timeout=WAIT)
+        for task in late:
+            _late.add(task)
+            task.add_done_callback(_late.discard)

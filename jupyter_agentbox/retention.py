@@ -1,0 +1,38 @@
+"""Old snapshots are removed where policy says how old they may become."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from .errors import AgentboxError
+from .snapshotting import Snapshots
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks for old ones, at most.
+INTERVAL = 600.0
+
+
+async def keep_removing(snapshots: Snapshots, max_age: float) -> None:
+    """Remove snapshots that are older than so many seconds, until cancelled."""
+    while True:
+        try:
+            await remove_old(snapshots, max_age)
+        except AgentboxError as error:
+            log.warning("old snapshots were not removed: %s", error)
+        await asyncio.sleep(min(INTERVAL, max_age / 4))
+
+
+async def remove_old(snapshots: Snapshots, max_age: float) -> int:
+    """Remove the snapshots of all owners that are older than so many seconds; return how many they were.
+
+    What is parked, and templates, are none of those.
+    """
+    store, removed = await asyncio.to_thread(lambda: snapshots.store), 0
+    for found in await asyncio.to_thread(store.list):
+        if found.meta.kind == "user" and time.time() - found.meta.created > max_age:
+            await snapshots.expire(found)
+            removed += 1
+    return removed

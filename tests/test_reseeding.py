@@ -1,0 +1,24 @@
+"""Generators that are seeded anew, by what their kernel runs."""
+
+from __future__ import annotations
+
+import subprocess
+
+from jupyter_agentbox.reseeding import SEEDS
+
+
+def test_bash_draws_other_numbers_than_it_would_have() -> None:
+    def draw(between: str) -> str:
+        script = f"RANDOM=1; {between}; echo $RANDOM $RANDOM $RANDOM"
+        return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, timeout=60).stdout
+
+    assert draw(":") == draw(":")
+    assert len({draw(SEEDS["bash"]) for _ in range(3)} | {draw(":")}) >= 3
+    old = SEEDS["bash"].replace("SRANDOM", "NONE_SUCH")
+    assert len({draw(old) for _ in range(3)} | {draw(":")}) >= 3, "where bash is older than SRANDOM"
+
+
+def test_each_language_gets_its_own_code() -> None:
+    assert set(SEEDS) == {"python", "r", "bash"}
+    compile(SEEDS["python"], "<seeds>", "exec")
+    assert "set.seed(NULL)" in SEEDS["r"]
