@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from snapshots.images import meta
 
-from jupyter_agentbox.errors import AgentboxError, InvalidRequest, PolicyRefused
+from jupyter_agentbox.errors import AgentboxError, Conflict, InvalidRequest, PolicyRefused
 from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.renewal import cap, renew
+from jupyter_agentbox.sessions import Sessions
+from jupyter_agentbox.snapshots import Snapshot
+from jupyter_agentbox.snapshotting import Snapshots
 from jupyter_agentbox.spec import MIB, Grant, Mount, SandboxSpec
+from jupyter_agentbox.tenants import Tenant
 
 HOSTS = ["one.example", "*.two.example", "three.example:8443"]
 
@@ -107,3 +113,34 @@ def test_of_two_grants_there_is_what_both_allow(then_hosts: list[str], now_hosts
     assert list(capped.hosts) == hosts
     assert capped.setting == ("then" if then_hosts == hosts else "now")
     assert cap(Grant((), ("db.example:5432",)), Grant()).private_hosts == ()
+
+
+def test_another_machine_release_or_image_is_told_plainly(has_runsc: None, tmp_path: Path, then: SandboxSpec) -> None:
+    snapshots = Snapshots(Sessions(policy_of(tmp_path)))
+    now = snapshots.manager_of(then).runtime.fingerprint(then)
+
+    def check(fingerprint: dict[str, str]) -> None:
+        taken = Snapshot(id="0" * 20, meta=meta(fingerprint=fingerprint), size=0, cost=0)
+        asyncio.run(snapshots._check_same(taken, then))
+
+    check(now)
+    assert len(now) >= 3
+    for name in now:
+        with pytest.raises(Conflict) as refused:
+            check({**now, name: "another"})
+        assert f"{name}: another then, {now[name]} now" in str(refused.value)
+        assert refused.value.field == "snapshot"
+    with pytest.raises(Conflict, match="gpu: one then, None now"):
+        check({**now, "gpu": "one"})
+
+
+def test_tenants_of_two_owners_and_two_of_one_are_apart(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    opened = [Tenant.open(state, *who) for who in (("ada", "acme"), ("bob", "acme"), ("ada", "other"))]
+    folders = {folder for tenant in opened for folder in (tenant.workspace, tenant.outputs)}
+    assert len(folders) == 6
+    assert not any(one in other.parents for one in folders for other in folders)
+    (opened[0].workspace / "a").write_bytes(b"x" * 100_000)
+    assert [tenant.used() >= 100_000 for tenant in opened] == [True, False, False]
+    assert Tenant.open(state, "ada", "acme") == opened[0]
+    assert not any(path.is_relative_to(state) for path in folders)
