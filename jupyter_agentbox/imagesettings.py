@@ -19,8 +19,9 @@ from traitlets import List, Unicode
 from traitlets.config import LoggingConfigurable
 
 from .errors import InvalidConfig, InvalidRequest, NotFound, PolicyRefused
+from .folders import SYSTEM_DIRS, is_beneath
 from .images import ImageStore
-from .languages import find_kernels, has_module, is_linked
+from .languages import find_kernels, find_module, has_module
 from .profiles import Profile
 from .spec import KernelCommand, Service
 
@@ -125,7 +126,8 @@ def _check_python(path: str) -> None:
     if shutil.which(path) is None:
         raise InvalidRequest(f"{path} is no Python interpreter on this machine", field="python")
     environment = os.path.dirname(os.path.dirname(path))
-    if is_linked(path, "ipykernel"):
+    shown = [os.path.realpath(environment), *SYSTEM_DIRS]
+    if any(not is_beneath(os.path.realpath(file), shown) for file in find_module(environment, "ipykernel")):
         raise InvalidRequest(
             f"the packages of {environment} are links to files outside of it, which a sandbox is not shown: install "
             "them as copies or hard links (uv: --link-mode=copy)",

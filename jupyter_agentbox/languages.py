@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from glob import glob
 from pathlib import Path
 
-from .folders import SYSTEM_DIRS, is_beneath
 from .spec import KernelCommand
 
 PYTHON = "python"
@@ -53,17 +52,11 @@ def has_module(python: str, module: str) -> bool:
         settings = Path(prefix, "pyvenv.cfg").read_text(encoding="utf-8", errors="replace")
         if re.search(r"^include-system-site-packages\s*=\s*true", settings, re.MULTILINE | re.IGNORECASE):
             return True  # or it may be
-    return bool(_find_module(prefix, module))
+    return bool(find_module(prefix, module))
 
 
-def is_linked(python: str, module: str) -> bool:
-    """Whether a package of an interpreter's environment is a link to what lies outside of it, as into a cache."""
-    prefix = os.path.dirname(os.path.dirname(python))
-    shown = [os.path.realpath(prefix), *SYSTEM_DIRS]
-    return any(not is_beneath(os.path.realpath(path), shown) for path in _find_module(prefix, module))
-
-
-def _find_module(prefix: str, module: str) -> list[str]:
+def find_module(prefix: str, module: str) -> list[str]:
+    """Return where a package lies in an environment: the files that are its beginning."""
     places = (f"{glob_safe(prefix)}/lib/python3*/site-packages", f"{glob_safe(prefix)}/lib/python3/dist-packages",
               f"{glob_safe(prefix)}/local/lib/python3*/dist-packages")  # fmt: skip
     return [path for place in places for path in glob(f"{place}/{module}/__init__.py")]
