@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ import msgspec
 
 from .errors import NotFound
 from .spec import SandboxSpec
+
+_saving = threading.Lock()
 
 
 @dataclass
@@ -121,11 +124,12 @@ class Record:
         return msgspec.json.decode(data, type=cls, dec_hook=_decode)
 
     def save(self, directory: Path) -> None:
-        """Write it, whole or not at all."""
+        """Write it, whole or not at all. From any thread."""
         fresh = directory / "state.new"
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(self.to_bytes())
-        fresh.replace(directory / "state.json")
+        with _saving:  # two at once would write to one file
+            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(self.to_bytes())
+            fresh.replace(directory / "state.json")
 
     @classmethod
     def load(cls, directory: Path) -> Record:
