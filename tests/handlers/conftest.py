@@ -90,6 +90,7 @@ def server(has_runsc: None, tmp_path_factory: pytest.TempPathFactory, exchange: 
         export_folders={"results": str(exchange["results"])},
         profiles={"small": {"memory": "300 MiB"}, "offline": {"allowed_hosts": []}},
         max_sandboxes_per_owner=8,
+        max_tenant_disk="8 MiB",
     )
     env = Env(tmp_path_factory.mktemp("server"), config)
     try:

@@ -224,6 +224,11 @@ def test_a_tenants_files_stay(api: Api, make: Make) -> None:
     ran = api.ok("POST", second + "/exec", {"command": "cat a /mnt/user-data/outputs/b"})
     assert ran["stdout"] == "kept\nout\n", ran
     assert api.ok("GET", second + "/files/content", params={"path": "a"})["data"] == "kept\n"
+    full = api.fails(413, "PUT", second + "/files/content", {"path": "big", "text": "x" * (9 << 20)})
+    assert full["setting"] == "Policy.max_tenant_disk"
+    other = make(tenant="other")
+    listed = api.ok("POST", other + "/exec", {"command": "find /workspace /mnt/user-data/outputs -name '[ab]'"})
+    assert listed["stdout"] == "", "another tenant's"
 
 
 def test_a_caller_who_goes_away_leaves_no_sandbox(api: Api) -> None:

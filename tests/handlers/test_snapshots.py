@@ -20,7 +20,7 @@ def list_ids(api: Api) -> set[str]:
 
 
 def value(api: Api, path: str, code: str) -> str:
-    ran = api.ok("POST", path + "/code", {"code": code})
+    ran = api.ok("POST", path + "/code", {"code": code}, timeout=180)
     assert ran["status"] == "ok", ran
     return str(ran["result"]["data"]["text/plain"])
 
@@ -85,6 +85,38 @@ def test_forks_go_their_own_ways(api: Api, make: Make) -> None:
             api("DELETE", place)
 
 
+def test_four_forks_at_once_have_the_right_time_and_numbers_of_their_own(api: Api, make: Make) -> None:
+    path = make()
+    api.ok("POST", path + "/code", {"code": (
+        "import threading, time, numpy\nnumpy.random.seed(1)\nthen, fired = time.monotonic(), []\n"
+        "timer = threading.Timer(6, lambda: fired.append(time.monotonic()))\ntimer.start()"
+    )})  # fmt: skip
+    saved = api.ok("POST", path + "/snapshots", {})["id"]
+    taken = time.monotonic()
+    wait_until(lambda: time.monotonic() - taken > 3, 60, "time passes")
+
+    def check_clock(place: str) -> None:
+        before = time.time()
+        inside, moved = map(float, value(api, place, "time.time(), time.monotonic() - then").strip("()").split(","))
+        assert before - 2 < inside < time.time() + 2, "the clock is that of now"
+        assert moved >= 0, "and the other one never goes back"
+        wait_until(lambda: value(api, place, "len(fired)") == "1", 90, "what slept wakes")
+
+    api.ok("POST", path + "/restore", {"snapshot": saved}, timeout=180)
+    check_clock(path)
+    with ThreadPoolExecutor(4) as pool:
+        forks = list(pool.map(lambda _: api.ok("POST", path + "/fork", {"snapshot": saved}, timeout=300), range(4)))
+    places = [f"/sandboxes/{fork['id']}" for fork in forks]
+    try:
+        check_clock(places[0])
+        drawn = {value(api, place, "numpy.random.random()") for place in [path, *places]}
+        assert len(drawn) == 5
+    finally:
+        for place in places:
+            api("DELETE", place)
+        api("DELETE", f"/snapshots/{saved}")
+
+
 def test_what_was_running_goes_on_in_the_fork(api: Api, make: Make) -> None:
     path = make()
     api.ok("POST", path + "/code", {"code": "done = []"})
@@ -128,7 +160,7 @@ def test_a_parked_sandbox_takes_nothing_and_wakes_at_its_next_use(api: Api, make
     assert api.ok("GET", path + "/files/content?path=kept.txt")["data"] == "kept"
     # By its idle policy; then whatever call comes first, however many at once.
     api.ok("PATCH", path, {"idle_timeout": 1})
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while api.ok("GET", path)["state"] != "parked":
         assert time.monotonic() < deadline
         time.sleep(0.2)
