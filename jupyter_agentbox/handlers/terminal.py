@@ -52,6 +52,7 @@ class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandle
     def initialize(self) -> None:
         self._session: Session | None = None
         self._name = ""
+        self._who: dict[str, Any] = {}
         self._tasks: list[asyncio.Future[None]] = []
         self._typed: asyncio.Queue[bytes | _Size] = asyncio.Queue()
         self._typed_size = 0
@@ -74,10 +75,7 @@ class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandle
             info = self._session.running().processes.get(self._name)
             if not info.is_terminal:
                 raise NotFound(f"process {self._name!r:.100} has no terminal")
-            detail = {"tool": "terminal", "process": self._name, **caller.to_detail()}
-            await service.sessions.audit().arecord(
-                "call", self._session.running().id, is_allowed=True, duration=0.0, detail=detail
-            )
+            self._who = caller.to_detail()
         except AgentboxError as error:
             status, answer = describe(error)
             note_refusal(self, "terminal", answer, kwargs["id"])
@@ -87,9 +85,20 @@ class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandle
             return
         await super().get(*args, **kwargs)
 
-    def open(self, *args: Any, **kwargs: Any) -> None:
-        """Begin to show what the terminal shows."""
+    async def open(self, *args: Any, **kwargs: Any) -> None:
+        """Begin to show what the terminal shows, once the audit log tells who has come."""
         super().open(*args, **kwargs)
+        assert self._session is not None
+        service: Service = self.settings["agentbox"]
+        detail = {"tool": "terminal", "process": self._name, **self._who}
+        try:
+            sandbox = self._session.running().id
+            await service.sessions.audit().arecord("call", sandbox, is_allowed=True, duration=0.0, detail=detail)
+        except AgentboxError as error:
+            self._say(describe(error)[1])
+            return
+        if self.ws_connection is None:
+            return  # it went away meanwhile
         self._tasks = [asyncio.ensure_future(work) for work in (self._show(), self._type(), self._watch())]
 
     def select_subprotocol(self, subprotocols: list[str]) -> str | None:

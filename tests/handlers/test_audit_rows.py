@@ -118,8 +118,12 @@ def test_who_comes_to_a_port_or_a_terminal_is_a_row(api: Api, make: Make) -> Non
     terminal = api.ok("POST", path + "/terminals", {})["id"]
     address = api.url(f"{path}/terminals/{terminal}/socket").replace("http", "ws", 1)
     socket = websocket.create_connection(address, header=[f"Authorization: token {api.server.token}"], timeout=60)
+
+    def attaches() -> list[dict[str, Any]]:
+        return [row for row in rows(api, before, kind="call") if row["detail"].get("process") == terminal]
+
+    attached = wait_until(attaches, 60, "the row is written")
     socket.close()
-    attached = [row for row in rows(api, before, kind="call") if row["detail"].get("process") == terminal]
     assert [(row["sandbox"], row["is_allowed"], row["detail"]["tool"]) for row in attached] == [
         (sandbox, True, "terminal")
     ]
