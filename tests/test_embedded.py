@@ -52,7 +52,7 @@ class Client:
         self.messages.append((channel, self.session.deserialize(parts)))
         self._news.set()
 
-    def _do(self, work: Any, timeout: float = 60) -> Any:
+    def _do(self, work: Any, timeout: float = 100) -> Any:
         return LinkThread.instance().submit(asyncio.wait_for(work, timeout)).result(timeout + 5)
 
     def send(self, channel: str, kind: str, content: dict[str, Any], **more: Any) -> str:
@@ -62,7 +62,7 @@ class Client:
         self._do(self.kernel.send(channel, [b"test", *self.session.serialize(message), *buffers]))
         return str(message["header"]["msg_id"])
 
-    def find(self, wanted: Callable[[str, dict[str, Any]], bool], timeout: float = 60) -> dict[str, Any]:
+    def find(self, wanted: Callable[[str, dict[str, Any]], bool], timeout: float = 100) -> dict[str, Any]:
         """Wait for a message, and take it with all before it."""
 
         async def look() -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Client:
         found: dict[str, Any] = self._do(look(), timeout)
         return found
 
-    def reply(self, request: str, channel: str = "shell", timeout: float = 30) -> dict[str, Any]:
+    def reply(self, request: str, channel: str = "shell", timeout: float = 100) -> dict[str, Any]:
         return self.find(lambda c, m: c == channel and m["parent_header"].get("msg_id") == request, timeout)
 
     def start(self, code: str, **more: Any) -> str:
@@ -86,7 +86,7 @@ class Client:
         header = {key: more.pop(key) for key in list(more) if key == "subshell_id"}
         return self.send("shell", "execute_request", {**content, **more}, **header)
 
-    def outputs(self, request: str, timeout: float = 30) -> list[dict[str, Any]]:
+    def outputs(self, request: str, timeout: float = 100) -> list[dict[str, Any]]:
         """All that was published for a request, which is over."""
         self.find(
             lambda c, m: (
@@ -98,11 +98,11 @@ class Client:
         )
         return [m for c, m in self.messages if c == "iopub" and m["parent_header"].get("msg_id") == request]
 
-    def text(self, request: str, name: str = "stdout", timeout: float = 30) -> str:
+    def text(self, request: str, name: str = "stdout", timeout: float = 100) -> str:
         streams = [m["content"] for m in self.outputs(request, timeout) if m["msg_type"] == "stream"]
         return "".join(content["text"] for content in streams if content["name"] == name)
 
-    def run(self, code: str, timeout: float = 30, **more: Any) -> str:
+    def run(self, code: str, timeout: float = 100, **more: Any) -> str:
         """Run code and return what it printed, its result and its error's name."""
         request = self.start(code, **more)
         outputs = self.outputs(request, timeout)
@@ -110,7 +110,7 @@ class Client:
         text += "".join(m["content"]["data"]["text/plain"] for m in outputs if m["msg_type"] == "execute_result")
         return text + "".join(m["content"]["ename"] for m in outputs if m["msg_type"] == "error")
 
-    def until(self, code: str, wanted: str, timeout: float = 10) -> str:
+    def until(self, code: str, wanted: str, timeout: float = 60) -> str:
         """Start code and wait until it has printed something; the request is returned."""
         request = self.start(code)
         self.find(
