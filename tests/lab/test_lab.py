@@ -6,6 +6,8 @@ the page; what must have come of it is asked of the server.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -16,16 +18,46 @@ import requests
 from e2e.harness import Env, wait_until
 from playwright.sync_api import Browser, Route, expect
 
-from .conftest import BANNER, STATUS, Lab, kernelspec
+from .conftest import BANNER, SOURCES, STATUS, Lab, kernelspec
 
 pytestmark = pytest.mark.timeout(900)
+
+
+#: Of the language pack.
+LOCALE = "de_DE"
+PLURALS = "nplurals=2; plural=(n != 1);"
+#: Of a text in the sources.
+TEXT = r"'((?:[^'\\]|\\.)*)'"
+
+
+def make_language_pack(base: Path) -> Path:
+    """Write a Python package that is a language pack for JupyterLab, with our texts in brackets; return its path."""
+    texts: dict[str, object] = {"": {"domain": "jupyter_agentbox", "language": "de-DE", "plural_forms": PLURALS}}
+    for path in sorted((SOURCES / "src").glob("*.ts*")):
+        source = path.read_text()
+        texts |= {one: [f"⟦{one}⟧"] for one in re.findall(rf"\b__\(\s*{TEXT}", source)}
+        plural = re.findall(rf"\b_n\(\s*{TEXT},\s*{TEXT}", source)
+        texts |= {one: [f"⟦{one}⟧", f"⟦{many}⟧"] for one, many in plural}
+    assert len(texts) > 150
+    folder = base / "agentbox_pack" / "locale" / LOCALE / "LC_MESSAGES"
+    folder.mkdir(parents=True)
+    (folder / "jupyter_agentbox.json").write_text(json.dumps(texts))
+    (base / "agentbox_pack" / "__init__.py").touch()
+    about = base / "agentbox_pack-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: agentbox-pack\nVersion: 1\n")
+    (about / "entry_points.txt").write_text(f"[jupyterlab.languagepack]\n{LOCALE} = agentbox_pack\n")
+    return base
 
 
 @pytest.fixture(scope="module")
 def lab(make_lab: Callable[..., Env], browser: Browser, npm_packages: Path) -> Iterator[Lab]:
     env = make_lab(allowed_hosts=["allowed.test"])
     kernelspec(env, "narrow", "Python (narrow)", allowed_hosts=[], memory="300 MiB")
-    with env.server("lab", "--AgentboxExtension.keep_sandboxes=False") as server:
+    paths = [str(make_language_pack(env.base / "pack")), os.environ.get("PYTHONPATH", "")]
+    with env.server(
+        "lab", "--AgentboxExtension.keep_sandboxes=False", env={"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    ) as server:
         lab = Lab(browser, server, npm_packages / "axe-core" / "axe.min.js")
         yield lab
         lab.page.close()
@@ -349,6 +381,42 @@ def test_launcher_palette_and_settings(lab: Lab) -> None:
     lab.open("boxed.ipynb")
     expect(lab.notebook.locator(".jp-Toolbar .ab-indicator")).to_contain_text("In a sandbox")
     expect(lab.page.locator(STATUS)).to_be_hidden()
+    lab.check_console()
+
+
+def test_every_text_is_translated(lab: Lab) -> None:
+    """With a language pack of marked words nothing is seen of ours that is not marked, but names."""
+    for plugin, settings in (
+        ("jupyter-agentbox:plugin", {}),
+        ("@jupyterlab/translation-extension:plugin", {"locale": LOCALE}),
+    ):
+        place = lab.server.url(f"lab/api/settings/{plugin}")
+        assert lab.server.http.put(place, json={"raw": json.dumps(settings)}, timeout=60).ok
+    lab.page.goto(lab.server.url(f"lab/tree/boxed.ipynb?token={lab.server.token}&reset"))
+    lab.page.locator(STATUS, has_text="⟦In a sandbox⟧").wait_for()
+    lab.open_row("boxed.ipynb")
+    lab.page.locator(STATUS).click()
+    view = lab.page.locator(".ab-view")
+    seen = ""
+    for tab in range(4):
+        view.get_by_role("tab").nth(tab).click()
+        expect(view.locator("[role=tabpanel]")).not_to_contain_text("Loading")
+        seen += lab.page.evaluate(
+            """() => [...document.querySelectorAll('.ab-view, .ab-panel, .ab-indicator')].map(found => {
+                const parts = [...found.querySelectorAll('[aria-label], [placeholder], [title]'), found]
+                    .flatMap(node => ['aria-label', 'placeholder', 'title'].map(name => node.getAttribute(name)));
+                return found.innerText + '\\n' + parts.join('\\n') + '\\n';
+            }).join('')"""
+        )
+    assert seen.count("⟦") > 40
+    while re.search("⟦[^⟦⟧]*⟧", seen):  # they are nested
+        seen = re.sub("⟦[^⟦⟧]*⟧", "", seen)
+    rows = lab.api("GET", f"/sandboxes/{lab.kernel_of('boxed.ipynb')}/audit?kind=call")["rows"]
+    calls = {str(row["detail"].get(name)) for row in rows for name in ("tool", "by", "token_name")}
+    names = calls | {"boxed", "narrow", "ipynb", "default", "gVisor", "workspace", "allowed", "test", "Copy"}
+    names |= {path.name for path in lab.server.env.work.iterdir()} | {"directory"}
+    rest = set(re.findall("[A-Za-z]{3,}", seen))
+    assert rest - {word for name in names for word in re.findall("[A-Za-z]{3,}", name)} == set()
     lab.check_console()
 
 
