@@ -3956,7 +3956,7 @@ export interface operations {
         parameters: {
             query?: {
                 /** @description Exact values. */
-                state?: "ended" | "parked" | "running" | "starting";
+                state?: "ended" | "parked" | "running" | "starting" | "unknown";
                 /** @description Exact values. */
                 profile?: string;
                 /** @description Exact values. */
