@@ -24,6 +24,7 @@ class ScriptedKernel:
 
     def __init__(self, script: Callable[[str], list[tuple[str, str, dict[str, Any]]]]) -> None:
         self.end: End | None = None
+        self.lost = 0
         self.on_message: Any = None
         self.codes: list[str] = []
         self.is_mute = False
