@@ -48,14 +48,16 @@ def test_exec_passes_on_arguments_output_input_and_status(serving: Serving, box:
 
 
 def test_an_interrupted_exec_ends_its_command(serving: Serving, box: Sandbox) -> None:
-    command = [sys.executable, "-m", "jupyter_agentbox.cli", "exec", "demo", "--", "sh", "-c", "echo up; sleep 62"]
+    # Where tests run in the background of a script, programs inherit that this signal is ignored.
+    program = ["env", "--default-signal=INT", sys.executable, "-m", "jupyter_agentbox.cli"]
+    command = [*program, "exec", "demo", "--", "sh", "-c", "echo up; sleep 62"]
     with subprocess.Popen(
         command, env=serving.env.variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(60) == 130
         assert process.stderr is not None
         assert process.stderr.read() == b""
     wait_until(lambda: "sleep 62" not in box.exec("ps ax").stdout, 10, "the command ends")
