@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+import zmq
 from jupyter_server.extension.application import ExtensionApp
 from tornado.ioloop import IOLoop
 from traitlets import Bool, Enum
@@ -28,6 +30,8 @@ from .warm import WarmStarts
 
 #: Seconds that the end of a server waits for its sandboxes to be gone; the sweeper takes what is left.
 STOP_TIMEOUT = 10.0
+#: Descriptors that the server may have open, where the system lets it: each kernel takes two dozen, parked ones too.
+MAX_DESCRIPTORS = 65536
 
 
 class AgentboxExtension(ExtensionApp):
@@ -77,6 +81,7 @@ class AgentboxExtension(ExtensionApp):
         self._service = self.settings["agentbox"] = Service(sessions, gateway_url)
         page.update(agentbox="here" if gateway_url is None else "gateway", agentboxNote=gateway_url or "")
         if gateway_url is None:
+            make_room(self.serverapp.kernel_manager.context)
             self._service.snapshots.start_kernel = partial(start_restored, self.serverapp)
             self._service.parker.start()
         if gateway_url is None:
@@ -147,6 +152,18 @@ class AgentboxExtension(ExtensionApp):
                 await asyncio.wait_for(close, STOP_TIMEOUT)
             except asyncio.TimeoutError:
                 self.log.warning("jupyter_agentbox: not all sandboxes ended in time; the sweeper takes them")
+
+
+def make_room(context: zmq.Context[Any]) -> None:
+    """Have room for the sockets of thousands of kernels that are parked, of each of which Jupyter holds some.
+
+    ZeroMQ has 1,023 unless it is told before the first. Jupyter itself asks for no more than 4,096 descriptors.
+    """
+    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(MAX_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _before_serving(work: Callable[[], Awaitable[None]]) -> None:
