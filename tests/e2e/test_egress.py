@@ -218,3 +218,16 @@ def test_a_host_that_is_asked_for_is_reached_once_allowed_and_cut_off_once_narro
     rows = call("GET", path + "/egress/log?limit=1000")["rows"]
     decisions = {(row["detail"].get("host") or row.get("host"), row["is_allowed"]) for row in rows}
     assert {(SITE, True), (OTHER, True), (OTHER, False), (DENIED, False)} <= decisions, json.dumps(rows[:3])
+
+
+def test_a_connection_that_was_open_fails_at_once_after_a_restore(
+    kernel: KernelClient, server: Server, site: Site
+) -> None:
+    path = "api/agentbox" + narrow(server, kernel, site)
+    kernel.check("held = socket.create_connection((site, plain), 60); held.settimeout(60); kept = 41")
+    snapshot = server.call("POST", path + "/snapshots", {})["id"]
+    server.call("POST", path + "/restore", {"snapshot": snapshot})
+    said = kernel.check("try: print(repr(held.recv(1)))\nexcept OSError as error: print(type(error).__name__)")
+    assert said.strip() in ("ConnectionResetError", "b''")
+    assert kernel.check("print(fetch(site), kept + 1)").strip() == f"{HELLO} 42"
+    server.call("DELETE", f"api/agentbox/snapshots/{snapshot}")

@@ -11,7 +11,7 @@ import pytest
 import requests
 import websocket
 
-from .conftest import Api
+from .conftest import Api, Make
 
 
 def test_a_command_to_its_end(api: Api, box: str) -> None:
@@ -207,6 +207,21 @@ def test_a_refused_index_is_named(api: Api, box: str) -> None:
         assert done["message"].startswith("the gate refused: ")
     finally:
         api("DELETE", offline)
+
+
+@pytest.mark.network
+def test_packages_are_there_from_the_start_by_requirements_and_with_extras(api: Api, make: Make) -> None:
+    path = make(packages=["six==1.16.0"], allowed_hosts=["pypi"])
+    api.ok("PUT", path + "/files/content", {"path": "wanted.txt", "text": "colorama==0.4.5\n"})
+    for body in ({"requirements": "wanted.txt"}, {"packages": ["requests[socks]"]}):
+        done = api.ok("POST", path + "/packages", body)
+        assert done["is_ok"], done
+    code = "import six, colorama, socks; six.__version__, colorama.__version__"
+    ran = api.ok("POST", path + "/code", {"code": code, "timeout": 100})
+    assert ran["result"]["data"]["text/plain"] == "('1.16.0', '0.4.5')", ran
+    refused = api.fails(409, "POST", "/sandboxes", {"packages": ["six==1.15.0"], "allowed_hosts": []}, timeout=150)
+    assert refused["field"] == "packages"
+    assert "not allowed" in refused["message"]
 
 
 @pytest.mark.network
