@@ -20,6 +20,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 OUTPUT_BYTES = 50_000_000
+BUFFER_BYTES = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Kernel:
             raise
 
     def execute(self, code: str, timeout: float = 120) -> int:
-        """Run code until its reply and its idle status are both here; return the bytes of stream output."""
+        """Run code until its reply and its idle status are here; return the bytes of stream output and of buffers."""
         request = self.client.execute(code)
         shell, iopub = self.client.shell_channel, self.client.iopub_channel
         poller = zmq.Poller()
@@ -77,6 +78,7 @@ class Kernel:
                 if message["parent_header"].get("msg_id") == request:
                     if message["msg_type"] == "stream":
                         size += len(message["content"]["text"])
+                    size += sum(map(len, message["buffers"]))
                     is_idle |= message["content"].get("execution_state") == "idle"
         return size
 
@@ -131,6 +133,18 @@ def output(kernel: Kernel) -> float:
     )
     if size != OUTPUT_BYTES:
         raise AssertionError(f"{size} of {OUTPUT_BYTES} bytes arrived")
+    return time.perf_counter() - begin
+
+
+def comm_buffers(kernel: Kernel) -> float:
+    """Seconds until 10 MB, in ten buffers of a comm message, have arrived."""
+    begin = time.perf_counter()
+    size = kernel.execute(
+        "from comm import create_comm\n"
+        f"create_comm(target_name='none', buffers=[bytes({BUFFER_BYTES // 10}) for _ in range(10)])"
+    )
+    if size != BUFFER_BYTES:
+        raise AssertionError(f"{size} of {BUFFER_BYTES} bytes arrived")
     return time.perf_counter() - begin
 
 
