@@ -66,13 +66,16 @@ class Site:
             app = tornado.web.Application([("/hello", Hello), ("/echo", Echo), files])
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-            for options in (None, context):
-                server = tornado.httpserver.HTTPServer(app, ssl_options=options)
+            servers = [tornado.httpserver.HTTPServer(app, ssl_options=options) for options in (None, context)]
+            for server in servers:
                 sockets = tornado.netutil.bind_sockets(0, "127.0.0.1")
                 server.add_sockets(sockets)
                 self.ports.append(sockets[0].getsockname()[1])
             is_ready.set()
             await self.is_over.wait()
+            for server in servers:
+                server.stop()
+                await server.close_all_connections()
 
         self.thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
         self.thread.start()
