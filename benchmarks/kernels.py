@@ -126,25 +126,28 @@ def round_trips(kernel: Kernel, count: int, pause: float) -> list[float]:
 
 def output(kernel: Kernel) -> float:
     """Seconds until 50 MB, printed in blocks of 1 MB, have arrived."""
-    begin = time.perf_counter()
-    size = kernel.execute(
+    return _until_here(
+        kernel,
+        OUTPUT_BYTES,
         "import sys\nblock = ('x' * 99 + '\\n') * 10_000\n"
-        f"for _ in range({OUTPUT_BYTES // 1_000_000}): sys.stdout.write(block)\nsys.stdout.flush()"
+        f"for _ in range({OUTPUT_BYTES // 1_000_000}): sys.stdout.write(block)\nsys.stdout.flush()",
     )
-    if size != OUTPUT_BYTES:
-        raise AssertionError(f"{size} of {OUTPUT_BYTES} bytes arrived")
-    return time.perf_counter() - begin
 
 
 def comm_buffers(kernel: Kernel) -> float:
     """Seconds until 10 MB, in ten buffers of a comm message, have arrived."""
-    begin = time.perf_counter()
-    size = kernel.execute(
+    return _until_here(
+        kernel,
+        BUFFER_BYTES,
         "from comm import create_comm\n"
-        f"create_comm(target_name='none', buffers=[bytes({BUFFER_BYTES // 10}) for _ in range(10)])"
+        f"create_comm(target_name='none', buffers=[bytes({BUFFER_BYTES // 10}) for _ in range(10)])",
     )
-    if size != BUFFER_BYTES:
-        raise AssertionError(f"{size} of {BUFFER_BYTES} bytes arrived")
+
+
+def _until_here(kernel: Kernel, expected: int, code: str) -> float:
+    begin = time.perf_counter()
+    if (size := kernel.execute(code)) != expected:
+        raise AssertionError(f"{size} of {expected} bytes arrived")
     return time.perf_counter() - begin
 
 

@@ -23,6 +23,8 @@ TIMEOUT, ANSWER_TIMEOUT = 10.0, 1.0
 MAX_CLIENT = 128
 #: Bytes of output that are kept for a page that is not back yet.
 MAX_KEPT = 16 * MIB
+#: Bytes that a message takes beside its frames, so that many small ones are bounded as well.
+_OVERHEAD = 1024
 
 
 class Audience:
@@ -98,7 +100,7 @@ class Kept(list[tuple[str, list[Any]]]):
     def append(self, item: tuple[str, list[Any]]) -> None:
         """Keep a message, unless it is too much."""
         channel, frames = item
-        size = sum(map(len, frames))
+        size = _OVERHEAD + sum(map(len, frames))
         is_output = channel == "iopub" and not is_status(frames)
         if self._size + size > (MAX_KEPT if is_output else 2 * MAX_KEPT):
             if not self._is_cut and (index := header_index(frames)) is not None:

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from contextlib import suppress
 
 from .errors import AgentboxError
+from .guest.embedded_claim import reseed as reseed_python
 from .runner import Runner
 from .sandbox import Sandbox
 
 #: Seconds that a fork waits for it; where a cell runs, it comes after that.
 WAIT = 5.0
-_PYTHON = """exec('''
-import os, random, sys
-random.seed()
-if "numpy" in sys.modules:
-    sys.modules["numpy"].random.seed()
-if "ssl" in sys.modules:
-    sys.modules["ssl"].RAND_add(os.urandom(64), 64.0)
-if "torch" in sys.modules:
-    sys.modules["torch"].seed()
-''', {})"""
+#: What a kernel does that is claimed, for one that may have nothing of ours inside.
+_PYTHON = f"exec({f'import os, random, sys, uuid{chr(10)}{inspect.getsource(reseed_python)}reseed()'!r}, {{}})"
 #: Code by language, in small letters. V8, which runs TypeScript and JavaScript, takes no seed from code.
 SEEDS = {
     "python": _PYTHON,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 
 from jupyter_agentbox.reseeding import SEEDS
@@ -20,5 +21,9 @@ def test_bash_draws_other_numbers_than_it_would_have() -> None:
 
 def test_each_language_gets_its_own_code() -> None:
     assert set(SEEDS) == {"python", "r", "bash"}
-    compile(SEEDS["python"], "<seeds>", "exec")
+    random.seed(1)
+    exec(SEEDS["python"], {})
+    drawn = random.random()
+    random.seed(1)
+    assert drawn != random.random()
     assert "set.seed(NULL)" in SEEDS["r"]
