@@ -144,7 +144,7 @@ class AuditLog:
         with self._lock:
             try:
                 number = self._write(row)
-            except (sqlite3.Error, OSError, TypeError) as error:
+            except (sqlite3.Error, OSError, TypeError, ValueError, OverflowError) as error:
                 self._disconnect()
                 raise AgentboxError(
                     f"the audit log {self.path} cannot be written: {error}", setting="SandboxManager.state_dir"

@@ -272,7 +272,8 @@ class End:
     exit_code : int
         0 to 255; 128 + n after signal n, 137 for an end by memory.
     message : str
-        The sentence for a person, such as ``out of memory (limit 512 MiB)``.
+        The sentence for a person, such as ``out of memory (limit 512 MiB)``: one printable line, whatever of it
+        comes from inside.
     setting : str or None
         The setting that would have changed it.
     """
@@ -281,3 +282,7 @@ class End:
     exit_code: int
     message: str
     setting: str | None = None
+
+    def __post_init__(self) -> None:
+        clean = "".join(c if c.isprintable() else "?" for c in self.message)
+        object.__setattr__(self, "message", clean)

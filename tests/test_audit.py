@@ -119,6 +119,13 @@ def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     log.close()
     with pytest.raises((AgentboxError, RuntimeError)):
         log.submit("egress", "one").result(10)
+    log = AuditLog(tmp_path / "audit.sqlite")
+    with pytest.raises(AgentboxError, match="cannot be written"):
+        log.record("egress", "one", port=1 << 64)
+    log.record("egress", "one")
+    assert len(log.query()) == 1
+    assert log.verify().is_ok
+    log.close()
     broken = tmp_path / "broken.sqlite"
     broken.write_bytes(b"this is no database" * 100)
     log = AuditLog(broken)

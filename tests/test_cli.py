@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_agentbox.cli.base import format_age, printable
+from jupyter_agentbox.cli.base import Command, format_age, printable
+from jupyter_agentbox.errors import SandboxEnded
 from jupyter_agentbox.record import Record
-from jupyter_agentbox.spec import SandboxSpec
+from jupyter_agentbox.spec import Cause, End, SandboxSpec
 
 
 class Shell:
@@ -114,6 +115,21 @@ def test_list_and_prune_deal_with_what_a_dead_owner_left(shell: Shell) -> None:
 )
 def test_ages_are_written_for_people(seconds: float, text: str) -> None:
     assert format_age(seconds) == text
+
+
+def test_a_terminal_is_safe_from_what_errors_quote(capsys: pytest.CaptureFixture[str]) -> None:
+    class Failing(Command):
+        name = "failing"
+
+        def run(self) -> int:
+            raise SandboxEnded(End(Cause.CRASHED, 127, "it did not start: \x1b]0;owned\x07\nforged line"))
+
+    with pytest.raises(SystemExit):
+        Failing().start()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("failing: ")
+    assert line.isprintable()
+    assert "?]0;owned??forged line" in line
 
 
 def test_a_terminal_is_safe_from_names() -> None:

@@ -55,13 +55,17 @@ class Command(JupyterApp):
                 )
             status = self.run()
         except AgentboxError as error:
-            print(f"{self.name}: {error}", file=sys.stderr)
+            self.complain(error)
             status = 1
         self.exit(status)
 
     def run(self) -> int:
         """Do the work and return the exit status."""
         raise NotImplementedError
+
+    def complain(self, error: AgentboxError) -> None:
+        """Say what is wrong. The sentence may hold what code in a sandbox chose."""
+        print(f"{self.name}: " + "\n".join(map(printable, str(error).splitlines())), file=sys.stderr)
 
 
 class CommandGroup(Command):

@@ -164,7 +164,7 @@ class RunCommand(ProgramCommand):
                     raise AgentboxError(f"the packages were not installed: {done.message}", field="package")
             return await self._script(session, command, stdin)
         except SandboxEnded as error:
-            print(f"{self.name}: {error}", file=sys.stderr)
+            self.complain(error)
             return error.end.exit_code or 1
         finally:
             session.close()

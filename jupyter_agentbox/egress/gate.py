@@ -263,7 +263,7 @@ class Gate:
     async def _serve_direct(self, stream: Stream, client: Source) -> None:
         name = self._addresses.get(str(stream.header.get("address")))
         port = stream.header.get("port")
-        if name is None or not isinstance(port, int):
+        if name is None or not isinstance(port, int) or not 0 < port <= 65535:
             return
         try:
             upstream = await self._open(name, port)

@@ -291,6 +291,7 @@ def _build(archive: io.BufferedIOBase, builder: Builder, budget: Budget) -> None
             builder.directory(parts, member.mode)
         elif member.kind == "link":
             builder.link(parts, member.target)
+            made.discard(parts)  # what stays inside from here may lead outside from another directory
         elif member.kind == "file":
             _unpack_file(member, builder, budget)
             made.add(parts)

@@ -791,6 +791,8 @@ def test_transparent_http_and_tls_are_checked_like_the_rest(
     assert (answer.count(b" 200 "), answer.count(b" 403 ")) == (1, 1)
     assert direct(443, request % b"a.example") == b""
     assert direct(22, b"") == b""
+    for port in (0, -1, 1 << 16, 1 << 70):
+        assert direct(port, b"hello") == b""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname="secure.example")
     with contextlib.suppress(ssl.SSLWantReadError):

@@ -198,6 +198,17 @@ def test_links_never_carry_a_file_outside(folder: Folder, root: Path, outside: P
     assert (root / "in/twin").samefile(root / "in/setuid")
 
 
+def test_a_hard_link_does_not_carry_a_link_to_where_it_leads_outside(folder: Folder, root: Path) -> None:
+    data = tar(
+        member("a/b/x", data=b"x"),
+        member("a/b/x", tarfile.SYMTYPE, linkname="../../y"),
+        member("z", tarfile.LNKTYPE, linkname="a/b/x"),
+    )
+    assert unpack(folder, data).skipped == ["in/z was left out: it is a hard link"]
+    assert os.readlink(root / "in/a/b/x") == "../../y"
+    assert not (root / "in/z").is_symlink()
+
+
 def test_a_member_behind_a_link_is_refused(folder: Folder, root: Path, outside: Path) -> None:
     (root / "in").mkdir()
     os.symlink(str(outside), root / "in/there")
