@@ -73,13 +73,14 @@ def _check_namespaces() -> Check:
     name = "user namespaces"
     maps = namespaces.make_id_maps(os.geteuid(), os.getegid(), spare=namespaces.find_spare_ids(os.geteuid()))
     with tempfile.TemporaryDirectory(prefix="agentbox-check-") as directory:
-        log = Path(directory) / "log"
-        try:
-            status = namespaces.run(namespaces.Launch(["/bin/true"], maps), log, PROBE_TIMEOUT)
+        log, stage = Path(directory) / "log", Path(directory) / "stage"
+        stage.mkdir()
+        try:  # with a mount, since some systems have one made and then give it no rights
+            status = namespaces.run(namespaces.Launch(["/bin/true"], maps, stage), log, PROBE_TIMEOUT)
         except AgentboxError as error:
-            return Check(name, False, str(error), namespaces.USER_NAMESPACE_REMEDY)
+            return Check(name, False, str(error), namespaces.namespace_remedy())
         if status:
-            return Check(name, False, namespaces.read_tail(log), namespaces.USER_NAMESPACE_REMEDY)
+            return Check(name, False, namespaces.read_tail(log), namespaces.namespace_remedy())
     return Check(name, True, f"{len(maps.uids)} ids mapped")
 
 

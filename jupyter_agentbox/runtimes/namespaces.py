@@ -33,11 +33,15 @@ NOBODY = 65534
 #: Inner id at which a root server's own files show where the work files belong to somebody else.
 SERVER_ID = 1001
 
-USER_NAMESPACE_REMEDY = (
-    "allow user namespaces: sysctl -w user.max_user_namespaces=15000; on Debian also"
-    " kernel.unprivileged_userns_clone=1, on Ubuntu 24.04 also kernel.apparmor_restrict_unprivileged_userns=0; in a"
-    " container, a seccomp profile that permits unshare"
+#: What may forbid user namespaces: a file of /proc/sys, the value that does, and the value that does not.
+_SWITCHES = (
+    ("user/max_user_namespaces", "0", "15000"),
+    ("kernel/unprivileged_userns_clone", "0", "1"),  # Debian
+    ("kernel/apparmor_restrict_unprivileged_userns", "1", "0"),  # Ubuntu: they are made there, and have no rights
 )
+
+#: Exit status of a launcher that could not do its part.
+LAUNCHER_FAILED = 111
 
 #: Directory, beneath a sandbox's, of what waits to give it its folder; seconds that this may take to start.
 HELPER, HELPER_TIMEOUT = "helper", 30.0
@@ -114,6 +118,26 @@ def find_spare_ids(uid: int, etc: Path = Path("/etc"), proc: Path = Path("/proc"
         return None
     first_uid, first_gid = _find_subordinate(etc / "subuid", uid), _find_subordinate(etc / "subgid", uid)
     return None if first_uid is None or first_gid is None else (first_uid, first_gid)
+
+
+def find_forbidding(uid: int | None = None, proc: Path = Path("/proc")) -> list[str]:
+    """List the commands that set what forbids this user (or `uid`) user namespaces."""
+    is_root = (os.geteuid() if uid is None else uid) == 0
+    found = []
+    for name, bad, good in _SWITCHES:
+        try:
+            value = (proc / "sys" / name).read_text().strip()
+        except OSError:
+            continue  # this system has no such switch
+        if value == bad and not (is_root and "unprivileged" in name):
+            found.append(f"sysctl -w {name.replace('/', '.')}={good}")
+    return found
+
+
+def namespace_remedy(uid: int | None = None, proc: Path = Path("/proc")) -> str:
+    """Return what gives this user (or `uid`) user namespaces: commands, where it is seen what forbids them."""
+    commands = " && ".join(find_forbidding(uid, proc))
+    return commands or "in a container, permit unshare and mount: by its seccomp and AppArmor profiles"
 
 
 def _is_mapped(path: Path, number: int) -> bool:
@@ -300,7 +324,8 @@ def _converse(process: subprocess.Popen[bytes], config: bytes, launch: Launch, d
     poll.register(process.stdout, select.POLLIN)
     if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
         raise subprocess.TimeoutExpired("launcher", 0)
-    if process.stdout.read(1) == b"u":
+    is_made = process.stdout.read(1) == b"u"
+    if is_made:
         if launch.file_size:
             hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)[1]
             size = launch.file_size if hard == resource.RLIM_INFINITY else min(hard, launch.file_size)
@@ -310,11 +335,12 @@ def _converse(process: subprocess.Popen[bytes], config: bytes, launch: Launch, d
             process.stdin.write(b"m")
         except BrokenPipeError:
             pass
-    elif _wait(process, deadline):
+    status = _wait(process, deadline)
+    if status == LAUNCHER_FAILED:
         words = read_tail(log)
-        if "unshare" in words:
-            raise RuntimeUnavailable(f"no user namespace could be made: {words}. Remedy: {USER_NAMESPACE_REMEDY}")
-    return _wait(process, deadline)
+        if (not is_made and "unshare" in words) or find_forbidding():
+            raise RuntimeUnavailable(f"no user namespace could be had: {words}. Remedy: {namespace_remedy()}")
+    return status
 
 
 def _wait(process: subprocess.Popen[bytes], deadline: float) -> int:

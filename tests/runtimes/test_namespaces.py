@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +17,11 @@ from jupyter_agentbox.runtimes.launcher import MEMBARRIER
 from jupyter_agentbox.runtimes.namespaces import (
     IdMaps,
     Launch,
+    find_forbidding,
     find_python,
     find_spare_ids,
     make_id_maps,
+    namespace_remedy,
     read_tail,
     run,
 )
@@ -64,6 +68,34 @@ def test_root_of_a_container_of_few_ids_has_none_to_spare(tmp_path: Path) -> Non
 
 def launch(*command: str) -> Launch:
     return Launch(command, make_id_maps(os.geteuid(), os.getegid(), spare=find_spare_ids(os.geteuid())))
+
+
+def test_the_remedy_is_of_the_switch_that_forbids_here(tmp_path: Path) -> None:
+    (tmp_path / "sys" / "kernel").mkdir(parents=True)
+    switch = tmp_path / "sys" / "kernel" / "apparmor_restrict_unprivileged_userns"
+    switch.write_text("1\n")
+    assert namespace_remedy(1000, tmp_path) == "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+    assert find_forbidding(0, tmp_path) == []  # it is for ordinary users alone
+    (tmp_path / "sys" / "user").mkdir()
+    (tmp_path / "sys" / "user" / "max_user_namespaces").write_text("0\n")
+    assert find_forbidding(0, tmp_path) == ["sysctl -w user.max_user_namespaces=15000"]
+    switch.write_text("0\n")
+    assert find_forbidding(1000, tmp_path) == ["sysctl -w user.max_user_namespaces=15000"]
+
+
+def test_doctor_says_what_lifts_a_ban_on_namespaces() -> None:
+    script = (
+        "from jupyter_agentbox.runtimes import checks\n"
+        "found = checks._check_namespaces()\n"
+        "print(found.is_ok, found.remedy, found.message, sep='\\n')"
+    )
+    ban = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
+    command = ["unshare", "--user", "--map-root-user", "sh", "-c", ban, "sh", sys.executable, "-c", script]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    is_ok, remedy, message = answer.stdout.splitlines()[:3]
+    assert (is_ok, remedy) == ("False", "sysctl -w user.max_user_namespaces=15000")
+    assert "no user namespace could be had" in message
+    assert "sysctl -w user.max_user_namespaces=15000" in message
 
 
 def test_a_command_runs_apart_from_everything(tmp_path: Path) -> None:
