@@ -10,6 +10,7 @@ import fcntl
 import os
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -162,8 +163,9 @@ class Lock:
         return True
 
     def renew(self) -> None:
-        """Begin the lease anew."""
-        os.utime(self._fd)
+        """Begin the lease anew; on a disk that takes no more, it just runs out when this process has ended."""
+        with suppress(OSError):
+            os.utime(self._fd)
 
     def release(self) -> None:
         """Own it no longer. Does nothing the second time."""

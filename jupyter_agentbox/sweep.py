@@ -47,12 +47,12 @@ _GONE = ".gone-"
 
 
 def read_start_time(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None when it is gone or only waits to be reaped."""
+    """Return when it started, in ticks since boot; None if it is gone or a zombie. Raises OSError if none can tell."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The name, in brackets, may hold anything: fields count from the last bracket.
             fields = file.read().rpartition(b")")[2].split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
     return None if not fields or fields[0] in (b"Z", b"X", b"x") else int(fields[19])
 
@@ -99,13 +99,16 @@ def kill_processes(processes: Iterable[tuple[int, int]], timeout: float = 10.0) 
     with contextlib.ExitStack() as handles:
         watched = []
         for pid, start_time in processes:
-            with contextlib.suppress(OSError):
+            try:
                 # First the handle, then the question: from then on the pid can be nobody else's.
                 handle = os.pidfd_open(pid)
                 handles.callback(os.close, handle)
                 if is_running(pid, start_time):
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
                     watched.append((pid, start_time, handle))
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                    left.append(pid)
         for pid, start_time, handle in watched:
             poll = select.poll()
             poll.register(handle, select.POLLIN)

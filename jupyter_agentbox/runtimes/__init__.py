@@ -12,6 +12,9 @@ A runtime holds no asyncio object. Its methods block, each has a hard timeout, a
 from __future__ import annotations
 
 import abc
+import contextlib
+import os
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +24,7 @@ from traitlets.config import LoggingConfigurable
 
 from jupyter_agentbox.errors import RuntimeUnavailable
 from jupyter_agentbox.spec import End, Limits, SandboxSpec
+from jupyter_agentbox.sweep import is_running, send_signal
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,21 @@ class Handle:
     def processes(self) -> tuple[tuple[int, int], ...]:
         """Pid and start time of all its processes."""
         return ((self.pid, self.start_time), *self.helpers)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process runs. Where nobody can tell, as without a free descriptor, it does."""
+        try:
+            return is_running(self.pid, self.start_time)
+        except OSError:
+            return True
+
+    def resume(self) -> None:
+        """Let its process go on, if it is stopped."""
+        if not send_signal(self.pid, self.start_time, signal.SIGCONT):
+            # Perhaps for want of a descriptor: then it must not be left standing. Nobody else takes harm from it.
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGCONT)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a value that JSON can hold."""

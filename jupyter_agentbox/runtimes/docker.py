@@ -111,7 +111,7 @@ class DockerRuntime(Runtime):
 
     def is_alive(self, handle: Handle) -> bool:
         """Tell whether the sandbox runs, by its process: the engine is not asked."""
-        if not is_running(handle.pid, handle.start_time):
+        if not handle.is_running:
             return False
         kills = cgroups.read_all_oom_kills()  # first, so that one of its own is never among those before
         if cgroups.read_oom_kills(handle.cgroups):
@@ -169,7 +169,7 @@ class DockerRuntime(Runtime):
 
     def thaw(self, handle: Handle) -> None:
         """Let gVisor's process go on."""
-        send_signal(handle.pid, handle.start_time, signal.SIGCONT)
+        handle.resume()
 
     def kill(self, handle: Handle, timeout: float = 10.0) -> None:
         """End it and wait until its process is gone: directly where this user may, and else by the engine."""

@@ -30,7 +30,6 @@ from jupyter_agentbox.spec import CLAIM_DIR, GIB, Cause, End, Limits, SandboxSpe
 from jupyter_agentbox.sweep import (
     find_processes,
     get_runtime_directories,
-    is_running,
     kill_processes,
     remove_cgroups,
     remove_tree,
@@ -87,7 +86,7 @@ class RunscRuntime(Runtime):
         One of whose processes the kernel has killed for memory does not, though its main process may be there:
         gVisor waits for ever for what that process ran.
         """
-        return is_running(handle.pid, handle.start_time) and not cgroups.read_oom_kills(handle.cgroups)
+        return handle.is_running and not cgroups.read_oom_kills(handle.cgroups)
 
     def usage(self, handle: Handle, directory: Path) -> Usage:
         """Measure memory, processor time and disk.
@@ -130,7 +129,7 @@ class RunscRuntime(Runtime):
 
     def thaw(self, handle: Handle) -> None:
         """Let gVisor's process go on."""
-        send_signal(handle.pid, handle.start_time, signal.SIGCONT)
+        handle.resume()
 
     def kill(self, handle: Handle, timeout: float = 10.0) -> None:
         """End it and wait until all its processes are gone."""
@@ -433,7 +432,7 @@ def _read_open_files(pid: int) -> dict[str, int]:
     command = [namespaces.find_python(), "-I", "-S", "-B", str(Path(__file__).with_name("measure.py")), str(pid)]
     try:
         result = subprocess.run(command, capture_output=True, timeout=10, stdin=subprocess.DEVNULL, env={}, check=False)
-    except subprocess.TimeoutExpired:
+    except (subprocess.TimeoutExpired, OSError):
         return {}
     rows = (line.partition(" ") for line in os.fsdecode(result.stdout).splitlines())
     return {name: int(size) for size, _, name in rows if size.isdigit()}
