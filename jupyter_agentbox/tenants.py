@@ -35,7 +35,9 @@ class Tenant:
         # An owner's name is anybody's choice; as a digest it is a file name, and no other's.
         digest = hashlib.sha256(owner.encode()).hexdigest()[:32]
         # Beside the state directory, of which no sandbox ever sees anything.
-        tenant = cls(state_dir.with_name(f"{state_dir.name}-tenants") / digest / name)
+        top = state_dir.with_name(f"{state_dir.name}-tenants")
+        top.mkdir(mode=0o700, parents=True, exist_ok=True)  # whatever the umask lets others do beneath
+        tenant = cls(top / digest / name)
         for path in (tenant.workspace, tenant.outputs):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return tenant

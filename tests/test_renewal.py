@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -144,3 +145,12 @@ def test_tenants_of_two_owners_and_two_of_one_are_apart(tmp_path: Path) -> None:
     assert [tenant.used() >= 100_000 for tenant in opened] == [True, False, False]
     assert Tenant.open(state, "ada", "acme") == opened[0]
     assert not any(path.is_relative_to(state) for path in folders)
+
+
+def test_no_umask_lets_others_into_what_tenants_keep(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        Tenant.open(tmp_path / "state", "ada", "acme")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "state-tenants").stat().st_mode & 0o777 == 0o700
