@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import os
 from typing import Any
 
@@ -33,7 +34,8 @@ def file_config() -> Config:
     Raises
     ------
     InvalidConfig
-        One of them cannot be read: a policy that is half read could be wider than what was meant.
+        One of them cannot be read, or has Policy's name wrong: a policy that is half read could be wider than what was
+        meant.
     """
     files = []
     for directory in reversed(jupyter_config_path()):
@@ -51,11 +53,14 @@ def file_config() -> Config:
         config = Config()
         for loader, path, _ in files:
             try:
-                config.merge(loader(path).load_config())
+                loaded = loader(path).load_config()
             except ConfigFileNotFound:
                 continue  # removed this moment
             except Exception as error:
                 raise InvalidConfig(f"the configuration file {path} can't be read: {error!r}") from None
+            if slips := [name for name in difflib.get_close_matches("Policy", loaded, 3, 0.8) if name != "Policy"]:
+                raise InvalidConfig(f"the configuration file {path} has settings of {slips[0]}; Policy is meant")
+            config.merge(loaded)
         _cache[:] = [key, config]
     found: Config = copy.deepcopy(_cache[1])
     return found

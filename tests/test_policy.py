@@ -359,7 +359,14 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("py", "c.Policy.max_cpus = 1/0"), ("py", "syntax error"), ("json", "{"), ("json", '{"Policy": {"max_cpu": 1}}')],
+    [
+        ("py", "c.Policy.max_cpus = 1/0"),
+        ("py", "syntax error"),
+        ("py", "c.Polciy.allowed_hosts = []"),
+        ("json", "{"),
+        ("json", '{"Policy": {"max_cpu": 1}}'),
+        ("json", '{"policy": {"max_cpus": 1}}'),
+    ],
 )
 def test_a_broken_file_starts_nothing(tmp_path: Path, name: str, text: str) -> None:
     write(tmp_path / "admin" / f"jupyter_agentbox_config.{name}", text)
