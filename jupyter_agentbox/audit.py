@@ -164,6 +164,11 @@ class AuditLog:
         """Write one row on the log's own thread, after those given before."""
         return self._worker.submit(self.record, kind, sandbox, **columns)
 
+    def note(self, kind: str, sandbox: str, **columns: Any) -> None:
+        """Write one row that nobody waits for. If that fails, the server's log says so."""
+        with contextlib.suppress(RuntimeError):  # it is closed already
+            self.submit(kind, sandbox, **columns).add_done_callback(_say_missing)
+
     async def arecord(self, kind: str, sandbox: str, **columns: Any) -> int:
         """Write one row without blocking the caller's event loop, whichever that is; see :meth:`record`."""
         return await asyncio.wrap_future(self.submit(kind, sandbox, **columns))
@@ -380,6 +385,11 @@ class AuditLog:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _say_missing(row: Future[int]) -> None:
+    if not row.cancelled() and (error := row.exception()) is not None:
+        log.error("something that happened is not in the audit log: %s", error)
 
 
 def _retried(action: Any, timeout: float) -> None:

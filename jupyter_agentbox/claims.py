@@ -94,6 +94,7 @@ async def record_start(audit: AuditLog, record: Record, duration: float, how: st
     """Tell the audit log how a sandbox started, after so many seconds: the row of a warm start is not waited for."""
     event = {"saved": "restored", "adopted": "adopted"}.get(how, "started")
     detail = {"event": event, "how": how, "profile": record.spec.profile, "kernel_id": record.spec.kernel_id}
-    row = audit.submit("lifecycle", record.id, duration=duration, detail=detail)
-    if how not in ("template", "pool"):
-        await asyncio.wrap_future(row)
+    if how in ("template", "pool"):
+        audit.note("lifecycle", record.id, duration=duration, detail=detail)
+    else:
+        await audit.arecord("lifecycle", record.id, duration=duration, detail=detail)

@@ -6,7 +6,6 @@ not see. So of each caller there are only so many rows in a minute, and the next
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -95,5 +94,4 @@ class Refusals:
             return
         detail = {"operation": operation, "asked": (asked or "")[:64], "setting": setting, "left_out": left_out, **who}
         detail = {name: value for name, value in detail.items() if value}
-        with contextlib.suppress(RuntimeError):  # the log is closed already
-            self._audit().submit("refusal", sandbox or SERVER, is_allowed=False, reason=reason, detail=detail)
+        self._audit().note("refusal", sandbox or SERVER, is_allowed=False, reason=reason, detail=detail)

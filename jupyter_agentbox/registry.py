@@ -316,15 +316,14 @@ class SessionRegistry:
     ) -> None:
         if tool is None or session.sandbox is None:
             return
-        with contextlib.suppress(RuntimeError):  # the log is closed already
-            self.audit().submit(
-                "call",
-                session.sandbox.id,
-                is_allowed=is_allowed,
-                reason=reason,
-                duration=duration,
-                detail={"tool": tool, **caller.to_detail()},
-            )
+        self.audit().note(
+            "call",
+            session.sandbox.id,
+            is_allowed=is_allowed,
+            reason=reason,
+            duration=duration,
+            detail={"tool": tool, **caller.to_detail()},
+        )
 
     def audit(self) -> AuditLog:
         """The log of this process's sandboxes."""

@@ -134,6 +134,19 @@ def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     log.close()
 
 
+def test_a_row_that_nobody_waits_for_is_missed_aloud(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = AuditLog(path, busy_timeout=0.1)
+    log.note("call", "one")
+    log.note("call", "one", port=1 << 64)
+    log.close()
+    log.note("call", "one")
+    log = AuditLog(path)
+    assert len(log.query()) == 1
+    log.close()
+    (record,) = caplog.records
+    assert "is not in the audit log" in record.getMessage()
+
+
 def test_a_writer_that_holds_the_log_is_waited_for_and_then_said(path: Path) -> None:
     log = AuditLog(path, busy_timeout=0.2)
     log.record("egress", "one")

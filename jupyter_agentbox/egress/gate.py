@@ -7,7 +7,6 @@ connections, the bytes buffered for each, its names, its lookups, and the time o
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import ipaddress
 import logging
@@ -366,22 +365,17 @@ class Gate:
 
     def _closed(self, upstream: Upstream) -> None:
         self._upstreams.discard(upstream)
-        with contextlib.suppress(RuntimeError):  # the log is closed already
-            self._audit.submit(
-                "egress_closed",
-                self.sandbox_id,
-                host=upstream.host,
-                port=upstream.port,
-                rule=upstream.rule,
-                bytes_up=upstream.bytes_up,
-                bytes_down=upstream.bytes_down,
-                duration=time.monotonic() - upstream.started,
-                detail={"address": upstream.address},
-            ).add_done_callback(self._row_written)
-
-    def _row_written(self, future: Any) -> None:
-        if not future.cancelled() and (error := future.exception()) is not None:
-            log.error("the end of a connection of %s is not logged: %s", self.sandbox_id, error)
+        self._audit.note(
+            "egress_closed",
+            self.sandbox_id,
+            host=upstream.host,
+            port=upstream.port,
+            rule=upstream.rule,
+            bytes_up=upstream.bytes_up,
+            bytes_down=upstream.bytes_down,
+            duration=time.monotonic() - upstream.started,
+            detail={"address": upstream.address},
+        )
 
     # -- names ---------------------------------------------------------------------------------
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import re
 
 import msgspec
@@ -45,6 +47,9 @@ _KINDS: tuple[tuple[type[Exception], int, str], ...] = (
     (asyncio.TimeoutError, 504, "timeout"),
 )
 
+#: What a machine may have run out of: who calls may know that, as waiting or an administrator helps.
+_EXHAUSTED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
 #: The word for a status that Tornado or Jupyter has found.
 REASONS = {
     400: "invalid_request",
@@ -66,6 +71,9 @@ def describe(error: BaseException) -> tuple[int, ErrorAnswer]:
         if isinstance(error, kind):
             field = getattr(error, "field", None)
             return status, ErrorAnswer(str(error), reason, field, getattr(error, "setting", None))
+    if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+        why = os.strerror(error.errno)
+        return 500, ErrorAnswer(f"the server's machine stands against it: {why}; its log says more", "internal_error")
     if isinstance(error, AgentboxError):
         return 503, ErrorAnswer(str(error), "unavailable", error.field, error.setting)
     return 500, ErrorAnswer("an error of the server's own; its log says more", "internal_error")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import re
 import time
 from types import SimpleNamespace
@@ -183,6 +185,10 @@ def test_every_error_has_a_status() -> None:
     assert describe(InvalidConfig("x", setting="Policy.y"))[1].setting == "Policy.y"
     status, answer = describe(ValueError("a secret of the server"))
     assert (status, "secret" in answer.message) == (500, False)
+    for code in (errno.ENOSPC, errno.EROFS, errno.EMFILE):
+        status, answer = describe(OSError(code, "a secret of the server", "/a/secret"))
+        assert (status, "secret" in answer.message) == (500, False)
+        assert os.strerror(code) in answer.message
 
 
 @pytest.mark.parametrize(
