@@ -63,6 +63,8 @@ class AgentboxHandler(TokenMixin, APIHandler):
         self._work: asyncio.Task[Any] | None = None
         self._is_gone = False
         self._refused: ErrorAnswer | None = None
+        self._is_whole = False
+        self._early: Callable[[], object] | None = None
 
     @property
     def service(self) -> Service:
@@ -116,6 +118,10 @@ class AgentboxHandler(TokenMixin, APIHandler):
     async def data_received(self, chunk: bytes) -> None:
         """Take a part of the body."""
         self._received += len(chunk)
+        if self._early is not None:
+            if not self._finished and not self._is_too_early():
+                self._early()
+            return
         route = self.route
         if route is not None and route.kind == "upload" and self._work is not None:
             if not self._work.done():
@@ -135,6 +141,7 @@ class AgentboxHandler(TokenMixin, APIHandler):
         """Do what was asked for, unless the client goes away first."""
         if self._finished:
             return
+        self._is_whole = True
         self._check_scope(route)
         if route.kind == "upload":
             self._chunks.end()
@@ -345,6 +352,29 @@ class AgentboxHandler(TokenMixin, APIHandler):
             self.log.error("agentbox: %s %s failed", self.request.method, self.request.path, exc_info=error)
         else:
             self.log.debug("agentbox: %s %s: %s", self.request.method, self.request.path, answer.message)
+
+    def _is_too_early(self) -> bool:
+        """Whether a body is on its way still that is worth reading first.
+
+        Were it left unread, the connection would be reset, and the answer lost to a client that is still writing.
+        """
+        headers = self.request.headers
+        size = headers.get("Content-Length", "")
+        if self._is_whole or "Expect" in headers or not size.isdigit():
+            return False
+        return self._received < min(int(size), _PATIENCE)
+
+    def finish(self, *args: Any, **kwargs: Any) -> asyncio.Future[None]:
+        """Answer, and if that is before the body was read, read it first and close the connection afterwards."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        if self._early is not None:
+            return done  # Tornado ends what it takes for forgotten
+        if not self._is_too_early():
+            return super().finish(*args, **kwargs)
+        self.set_header("Connection", "close")
+        self._early = partial(super().finish, *args, **kwargs)
+        return done
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         """Answer what Tornado or Jupyter has found wrong in the words of this API."""

@@ -8,6 +8,7 @@ import http.client
 import io
 import json
 import os
+import socket
 import tarfile
 import time
 import zipfile
@@ -129,6 +130,25 @@ def test_an_upload_beyond_the_quota_is_refused_early(api: Api, make: Make) -> No
     finally:
         connection.close()
     assert api.fails(413, "PUT", path, bytes(30 << 20), params={"path": "b"})["setting"] == "Policy.max_disk"
+
+
+def test_who_is_refused_before_the_body_was_read_gets_to_read_why(api: Api) -> None:
+    address = urlsplit(api.url("/sandboxes/none/files/upload?path=x"))
+    for token in ("wrong", "agentbox_wrong"):
+        lines = (f"PUT {address.path}?{address.query} HTTP/1.1", f"Host: {address.netloc}", "Content-Length: 1000000",
+                 f"Authorization: token {token}")  # fmt: skip
+        with socket.create_connection((address.hostname or "", address.port or 0), timeout=60) as raw:
+            raw.sendall("\r\n".join((*lines, "", "")).encode())
+            for _ in range(10):
+                time.sleep(0.02)  # so that a connection that is closed already is noticed
+                raw.sendall(bytes(100_000))
+            answer = http.client.HTTPResponse(raw)
+            answer.begin()
+            assert answer.status == (403 if token == "wrong" else 401)
+            assert (answer.headers["Connection"], json.loads(answer.read())["reason"]) == (
+                "close", "forbidden" if token == "wrong" else "unauthenticated"
+            )  # fmt: skip
+            assert raw.recv(1) == b""
 
 
 def test_archives(api: Api, files: str) -> None:
