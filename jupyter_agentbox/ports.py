@@ -125,7 +125,9 @@ class Connection:
     async def _read_head(self, method: str) -> Answer:
         assert self._stream is not None
         for _ in range(MAX_INTERIM):
-            while (size := find_head(self._buffer)) is None:
+            known = 0
+            while (size := find_head(self._buffer, known)) is None:
+                known = len(self._buffer)
                 data = await self._thread.run(self._stream.read())
                 if not data:
                     raise WireError("the connection ended before the answer")

@@ -100,10 +100,12 @@ class Source:
         """Take an HTTP head; None if the side ended before its first byte."""
 
         async def find() -> bytes | None:
+            known = 0
             while True:
-                size = http1.find_head(self.buffer)
+                size = http1.find_head(self.buffer, known)
                 if size is not None:
                     return self.take(size)
+                known = len(self.buffer)
                 if not await self.fill():
                     if self.buffer:
                         raise WireError("the HTTP head ends too early")

@@ -21,6 +21,7 @@ _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)
 _VALUE = re.compile(r"[\t \x21-\x7e\x80-\xff]*")
 _TARGET = re.compile(r"[\x21-\x7e\x80-\xff]+")
 _AUTHORITY = re.compile(r"(?P<host>\[[^\]]*\]|[^:@/?#\[\]\\]*)(?::(?P<port>[0-9]{1,5}))?", re.ASCII)
+_BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 _HOP_BY_HOP = frozenset(
     {
         "connection", "http2-settings", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
@@ -91,14 +92,17 @@ class Response:
     is_last: bool
 
 
-def find_head(data: bytes | bytearray) -> int | None:
-    """Return the size of the head at the start of ``data``; None while it is not there in full."""
-    end = data.find(b"\r\n\r\n", 0, MAX_HEAD)
+def find_head(data: bytes | bytearray, known: int = 0) -> int | None:
+    """Return the size of the head at the start of ``data``; None while it is not there in full.
+
+    So many bytes were looked at before are not looked at again, or a head in tiny pieces would take its square in time.
+    """
+    end = data.find(b"\r\n\r\n", max(0, known - 3), MAX_HEAD)
     if end < 0:
         if len(data) >= MAX_HEAD:
             raise WireError("the HTTP head is too long")
         # A client that ends lines with a bare line feed would wait here for ever.
-        if b"\n\n" in data or re.search(rb"(?<!\r)\n", data):
+        if _BARE_LINE_FEED.search(data, known):
             raise WireError("an HTTP line ends with a bare line feed")
         return None
     return end + 4

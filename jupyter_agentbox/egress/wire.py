@@ -17,8 +17,8 @@ class WireError(ValueError):
 
 # -- TLS ------------------------------------------------------------------------------------------
 
-#: Most bytes of records that a ClientHello may take.
-MAX_HELLO = 32 * 1024
+#: Most bytes that a ClientHello may have, and records that it may come in: it is read anew with each piece.
+MAX_HELLO, MAX_RECORDS = 32 * 1024, 64
 _HANDSHAKE = 22
 _CLIENT_HELLO = 1
 _SERVER_NAME = 0
@@ -74,11 +74,11 @@ def client_hello_name(data: bytes) -> str | None:
     """
     message = bytearray()
     position = 0
-    while True:
+    for _ in range(MAX_RECORDS + 1):
         if not may_be_tls(data[position : position + 2]) and position < len(data):
             raise WireError("it is not TLS")
         if len(data) < position + 5:
-            break
+            return None
         length = int.from_bytes(data[position + 3 : position + 5], "big")
         if not 0 < length <= 1 << 14:
             raise WireError("a TLS record has no valid length")
@@ -92,9 +92,7 @@ def client_hello_name(data: bytes) -> str | None:
             if len(message) >= size:
                 return _name_in_hello(bytes(message[4:size]))
         position += 5 + length
-    if len(data) > 2 * MAX_HELLO:
-        raise WireError("the TLS hello is too long")
-    return None
+    raise WireError("the TLS hello comes in too many records")
 
 
 def _name_in_hello(body: bytes) -> str:

@@ -51,6 +51,14 @@ def test_a_hello_cut_into_records_is_still_read(sizes: list[int]) -> None:
     assert wire.client_hello_name(records) == "a.example.org"
 
 
+def test_a_hello_in_a_thousand_records_is_refused_soon() -> None:
+    message = HELLO[5:] + bytes(1000)
+    pieces = [b"\x16\x03\x01\0\1" + message[at : at + 1] for at in range(1000)]
+    assert wire.client_hello_name(b"".join(pieces[: wire.MAX_RECORDS])) is None
+    with pytest.raises(WireError, match="too many records"):
+        wire.client_hello_name(b"".join(pieces[: wire.MAX_RECORDS + 1]))
+
+
 @given(st.binary(max_size=200), st.integers(0, len(HELLO)), st.integers(0, 255))
 def test_no_bytes_make_the_tls_reader_fail_otherwise(junk: bytes, position: int, value: int) -> None:
     changed = bytearray(HELLO)
@@ -275,6 +283,28 @@ def test_bare_line_feeds_and_endless_heads_are_refused() -> None:
     for data in (b"GET / HTTP/1.1\nHost: a\n\n", b"GET / HTTP/1.1\r\nHost: a\n", b"x" * http1.MAX_HEAD):
         with pytest.raises(WireError):
             http1.find_head(data)
+
+
+@given(st.lists(st.sampled_from([b"a", b"\r", b"\n", b"\r\n", b"\r\n\r\n"]), max_size=12), st.integers(0, 12))
+def test_a_head_is_found_alike_in_pieces_and_at_once(words: list[bytes], cut: int) -> None:
+    data = b"".join(words)
+
+    def find(*sizes: int) -> int | str | None:
+        found, known = None, 0
+        try:
+            for size in sizes:
+                found, known = http1.find_head(data[:size], known), size
+                if found is not None:
+                    break
+        except WireError as error:
+            return str(error)
+        return found
+
+    # What is wrong before the end of a head shows the earlier, the smaller the pieces.
+    whole, pieces = find(len(data)), find(*range(len(data) + 1))
+    assert pieces == whole or (isinstance(pieces, str) and isinstance(whole, int))
+    if not isinstance(whole, int):
+        assert find(min(cut, len(data)), len(data)) == whole
 
 
 CHUNKED = http1.Framing(is_chunked=True)
