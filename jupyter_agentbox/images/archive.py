@@ -20,6 +20,7 @@ import msgspec
 from jupyter_agentbox.errors import Conflict, Damaged, InvalidRequest, NotFound
 
 from . import tree
+from .kernelspecs import add_kernels
 from .store import ImageStore
 from .values import MAX_TEXT, Image, Recipe
 
@@ -116,7 +117,9 @@ def import_image(store: ImageStore, source: Path, recipe: Recipe | None = None) 
         else:
             unpacker.add(file)
         unpacker.finish()
-        return store.add(folder, recipe, origin={"imported": source.name, "format": f"docker {kind}"})
+        return store.add(
+            folder, add_kernels(recipe, root), origin={"imported": source.name, "format": f"docker {kind}"}
+        )
 
 
 def _settings_of(image: Image) -> Recipe:

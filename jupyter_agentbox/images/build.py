@@ -20,7 +20,8 @@ from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
 
 from . import dress, tree
 from .commands import Tell, find_program, make_environment, piped
-from .store import ImageStore
+from .kernelspecs import add_kernels
+from .store import ImageStore, describe
 from .values import Image, Recipe
 
 #: Whose packages are taken: the machine's sources may name others, which know nothing of a bare system.
@@ -93,7 +94,7 @@ def build(
         packages = read_packages(root)
         dress.dress(root, recipe, tell, cache=cache, timeout=timeout)
         tell("hashing")
-        image = store.add(folder, recipe, packages=packages)
+        image = store.add(folder, add_kernels(recipe, root), origin=describe(recipe), packages=packages)
     tell(f"image {image.short}")
     return image
 

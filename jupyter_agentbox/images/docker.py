@@ -21,6 +21,7 @@ from jupyter_agentbox.errors import InvalidRequest, RuntimeFailed, RuntimeUnavai
 from . import dress, tree
 from .build import TIMEOUT, default_cache, find_release, read_packages, settle
 from .commands import Tell, find_program, piped, run
+from .kernelspecs import add_kernels
 from .store import ImageStore, describe
 from .values import Image, Recipe, read_environment
 
@@ -52,6 +53,7 @@ def build(
         settle(root, release)
         packages = read_packages(root)
         dress.dress(root, recipe, tell, cache=cache, timeout=timeout)
+        recipe = add_kernels(recipe, root)
         tell("hashing")
         image = store.add(folder, recipe, origin={**describe(recipe), "built": "docker"}, packages=packages)
     tell(f"image {image.short}")
@@ -81,7 +83,7 @@ def build_file(store: ImageStore, file: Path, recipe: Recipe, tell: Tell, *, tim
     with store.staging() as folder:
         tell(f"{recipe.name}: docker build, by {file}")
         root, variables = _build(folder, recipe.name, file, tell, timeout)
-        recipe = msgspec.structs.replace(recipe, env={**variables, **recipe.env})
+        recipe = add_kernels(msgspec.structs.replace(recipe, env={**variables, **recipe.env}), root)
         tell("hashing")
         origin = {"dockerfile": file.name, "built": "docker"}
         image = store.add(folder, recipe, origin=origin, packages=read_packages(root))

@@ -1,0 +1,67 @@
+"""Which kernels of other languages are installed in a tree: by their kernelspecs, as Jupyter finds them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from . import tree
+from .values import KernelEntry, Recipe
+
+#: Where Jupyter looks on every system.
+_PLACES = ("/usr/local/share/jupyter/kernels", "/usr/share/jupyter/kernels")
+_MAX_FILE, _MAX_KERNELS = 64 * 1024, 50
+#: What else a kernel runs.
+_ALSO = {"typescript": ("javascript",)}
+
+
+def add_kernels(recipe: Recipe, root: Path) -> Recipe:
+    """Return a recipe with the kernels of a tree added whose languages it has no kernel for.
+
+    Python's are left out, since a sandbox starts ipykernel by itself; so is what is no valid kernelspec.
+    """
+    known = {"python", *(language.lower() for kernel in recipe.kernels for language in kernel.languages)}
+    names = {kernel.name for kernel in recipe.kernels}
+    found: list[KernelEntry] = []
+    for kernel in _find(root):
+        if kernel.name not in names and not known & {name.lower() for name in kernel.languages}:
+            found.append(kernel)
+            names.add(kernel.name)
+    return msgspec.structs.replace(recipe, kernels=[*recipe.kernels, *found][:_MAX_KERNELS])
+
+
+def _find(root: Path) -> Sequence[KernelEntry]:
+    found = []
+    for place in _PLACES:
+        folder = tree.find_inside(root, place)
+        for name in sorted(os.listdir(folder))[:1000] if folder is not None and folder.is_dir() else ():
+            file = tree.find_inside(root, f"{place}/{name}/kernel.json")
+            if file is None or not file.is_file() or file.stat().st_size > _MAX_FILE:
+                continue
+            try:
+                found.append(_read(json.loads(file.read_bytes()), name, f"{place}/{name}"))
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # msgspec's is a ValueError
+                continue
+    return found
+
+
+def _read(spec: Any, name: str, place: str) -> KernelEntry:
+    argv = [argument.replace("{resource_dir}", place) for argument in spec["argv"]]
+    if not any("{connection_file}" in argument for argument in argv):
+        raise ValueError("it would not be told where to listen")
+    if variables := [f"{key}={value}" for key, value in (spec.get("env") or {}).items()]:
+        argv = ["/usr/bin/env", *variables, *argv]
+    language = spec["language"]
+    entry = {
+        "name": name.lower(),
+        "argv": argv,
+        "display_name": spec.get("display_name", name),
+        "languages": [language, *_ALSO.get(language.lower(), ())],
+        "interrupt_mode": spec.get("interrupt_mode", "signal"),
+    }
+    return msgspec.convert(entry, KernelEntry)
