@@ -50,16 +50,25 @@ _MADE = ("dev", "proc", "sys", "run", "tmp", "home", "etc", "var/cache", "var/lo
 
 
 class Member(tarfile.TarInfo):
-    """A member whose name is no longer than a name can be: tarfile reads all of it at once."""
+    """A member whose name is no longer than a name can be: tarfile reads all of it at once.
+
+    It overrides what every release of Python calls: newer ones pass by ``frombuf``.
+    """
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Member:
-        """Read a header. Raises Damaged, also at an end without the mark of one."""
-        if len(buf) < tarfile.BLOCKSIZE:
-            raise Damaged("the archive is cut off", field="image")
-        member = super().frombuf(buf, encoding, errors)
-        if member.type in _HEADERS and member.size > MAX_HEADER:
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Member:
+        """Read the next member. Raises Damaged where tarfile itself would take a damaged header for the end."""
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:
+            raise Damaged(f"the archive is cut off or damaged: {error}", field="image") from None
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in _HEADERS and self.size > MAX_HEADER:
             raise Damaged("the archive has a name or header that is too long", field="image")
+        member: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]
         return member
 
 

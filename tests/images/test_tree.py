@@ -172,18 +172,26 @@ def test_what_is_too_large_is_refused(
         unpack(make_tar(*SYSTEM))
 
 
-def test_a_name_of_a_gigabyte_is_not_read(unpack: Callable[..., Path]) -> None:
+ONE_HEADER = make_tar(("folder", "a", "")).getvalue()[:512]
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE])
+@pytest.mark.parametrize("before", [b"", ONE_HEADER], ids=["first", "later"])
+def test_a_name_of_a_gigabyte_is_not_read(unpack: Callable[..., Path], kind: bytes, before: bytes) -> None:
     member = tarfile.TarInfo("././@LongLink")
-    member.type, member.size = tarfile.GNUTYPE_LONGNAME, 1 << 30
+    member.type, member.size = kind, 1 << 30
     with pytest.raises(Damaged, match="too long"):
-        unpack(io.BytesIO(member.tobuf(tarfile.GNU_FORMAT) + bytes(1024)))
+        unpack(io.BytesIO(before + member.tobuf(tarfile.GNU_FORMAT) + bytes(1024)))
 
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"nothing of the kind", gzip.compress(b"x" * 2000), make_tar(*SYSTEM).getvalue()[:1800]],
-    ids=["empty", "text", "no archive in gzip", "cut off"],
-)
+    [
+        b"", b"nothing of the kind", gzip.compress(b"x" * 2000), make_tar(*SYSTEM).getvalue()[:1800],
+        ONE_HEADER, ONE_HEADER + b"?" * 512 + bytes(1024),
+    ],
+    ids=["empty", "text", "no archive in gzip", "cut off", "cut off at a header", "damaged header"],
+)  # fmt: skip
 def test_what_is_no_archive_is_damaged(unpack: Callable[..., Path], data: bytes) -> None:
     with pytest.raises(Damaged):
         unpack(io.BytesIO(data))
