@@ -159,17 +159,13 @@ def test_what_is_wrong_is_one_line_and_a_status(serving: Serving, box: Sandbox) 
     work = serving.env.work
     wrong = (
         (("exec", "nobody", "true"), "nobody"),
-        (("exec", "demo"), "name a sandbox and a command"),
         (("cp", "a", "b"), "one of source and target is in a sandbox"),
         (("cp", "demo:missing", "x"), "missing"),
         (("cp", "no-such-file", "demo:x"), "can't be read"),
         (("cp", "demo:in-none", "no-dir/x"), "in-none"),
-        (("stop",), "name the sandboxes"),
         (("stop", ".."), "is no name"),
         (("logs", "demo", "none"), "none"),
-        (("restore", "demo"), "one of its snapshots"),
         (("restore", "demo", "0" * 20), "there is no snapshot"),
-        (("delete-snapshot",), "name the snapshots"),
         (("ps", "--url=http://127.0.0.1:1/"), "can't be reached"),
         (("ps", "--url=http://127.0.0.1:1/?token=x"), "give the token apart"),
         (("ps", "--token-file=missing"), "can't be read"),

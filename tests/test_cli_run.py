@@ -91,13 +91,11 @@ def test_packages_are_installed_first(env: Env) -> None:
 def test_what_is_wrong_is_one_line_and_a_status(env: Env) -> None:
     (env.work / "book.ipynb").write_text("{}")
     wrong = (
-        (("run",), "name a script"),
         (("run", "missing.py"), "can't be read"),
         (("run", "book.ipynb"), "jupyter execute --kernel_name=agentbox book.ipynb"),
         (("run", "--profile=nope", "-c", "1"), "there is no profile 'nope'"),
         (("run", "--allow=not-listed.example", "-c", "1"), "not-listed.example"),
         (("run", "--package=--index-url", "-c", "1"), "is no name of a package"),
-        (("run", "--offline", "--package=x", "-c", "1"), "--offline"),
         (("run", f"--mount={env.home}", "-c", "1"), str(env.home)),
     )
     found = run_all(env, *(arguments for arguments, _ in wrong))
@@ -105,3 +103,7 @@ def test_what_is_wrong_is_one_line_and_a_status(env: Env) -> None:
         assert (ran.status, ran.out) == (1, ""), arguments
         assert words in ran.err
         assert len(ran.err.splitlines()) == 1, ran.err
+    usage = ((("run",), "name a script"), (("run", "--offline", "--package=x", "-c", "1"), "--offline"))
+    for (_, words), ran in zip(usage, run_all(env, *(arguments for arguments, _ in usage)), strict=True):
+        assert (ran.status, ran.out) == (2, "")
+        assert words in ran.err

@@ -22,8 +22,10 @@ manager.shutdown_kernel(now=True)
 
 def read_ids(shell: Shell) -> list[tuple[str, str]]:
     """Return the ids of the templates that are listed, and whether they fit."""
-    rows = [line.split(maxsplit=6) for line in shell("warm", "--list").splitlines()[1:]]
-    return [(row[0], row[-1]) for row in rows]
+    found = [(item["id"], item["fits"]) for item in json.loads(shell("warm", "--list", "--json"))]
+    table = shell("warm", "--list").splitlines()[1:]
+    assert [(line.split()[0], line.split(maxsplit=6)[-1]) for line in table] == found
+    return found
 
 
 @pytest.mark.timeout(400)

@@ -39,12 +39,6 @@ class _ImageCommand(Command):
         """Return it."""
         return ImageStore(Policy(parent=self).state_path)
 
-    def the_only(self, what: str) -> str:
-        """Return the only argument."""
-        if len(self.extra_args) != 1:
-            raise InvalidRequest(f"name one {what}; see --help")
-        return str(self.extra_args[0])
-
     def offer(self, image: Image) -> None:
         """Install kernelspecs for the image's kernels, and say so."""
         from jupyter_agentbox import kernelspecs
@@ -72,6 +66,7 @@ class BuildCommand(_ImageCommand):
         "jupyter agentbox image build ./Dockerfile --name=mine"
     )
     argument = "RECIPE"
+    wanted = "name one recipe; `jupyter agentbox image list` lists those that come with agentbox"
     aliases = _BUILD_ALIASES
     flags = _BUILD_FLAGS
     cache = Unicode(help="Where downloads are kept; agentbox/images in your cache directory unless given.").tag(
@@ -85,7 +80,7 @@ class BuildCommand(_ImageCommand):
         """Build it."""
         from jupyter_agentbox.images import build, docker
 
-        wanted = self.the_only("recipe")
+        wanted = self.extra_args[0]
         store = self.store()
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _leave)  # so that what builds ends as well, and takes its mounts away
@@ -148,11 +143,10 @@ class RemoveImageCommand(_ImageCommand):
     description = __doc__ or ""
     examples = "jupyter agentbox image remove datascience"
     argument = "IMAGE..."
+    wanted = "name the images to remove; `jupyter agentbox image list` lists them"
 
     def run(self) -> int:
         """Remove them."""
-        if not self.extra_args:
-            raise InvalidRequest("name the images to remove; `jupyter agentbox image list` lists them")
         store = self.store()
         for reference in self.extra_args:
             image = store.get(reference)
@@ -168,11 +162,10 @@ class ExportImageCommand(_ImageCommand):
     description = __doc__ or ""
     examples = "jupyter agentbox image export datascience datascience.tar.gz"
     argument = "IMAGE FILE"
+    wanted = "name an image and a new file; `jupyter agentbox image list` lists images"
 
     def run(self) -> int:
         """Write it."""
-        if len(self.extra_args) != 2:
-            raise InvalidRequest("name an image and a file")
         reference, file = self.extra_args
         store = self.store()
         image = store.get(reference)
@@ -203,7 +196,7 @@ class ImportImageCommand(_ImageCommand):
         recipe = values.read_recipe(values.find_recipe(self.recipe)) if self.recipe else None
         if recipe is None and self.title:
             recipe = values.make_recipe(self.title)
-        image = archive.import_image(self.store(), Path(self.the_only("file")).expanduser(), recipe)
+        image = archive.import_image(self.store(), Path(self.extra_args[0]).expanduser(), recipe)
         print(f"imported {image.short}  {format_size(image.size)}")
         if not self.is_plain:
             self.offer(image)

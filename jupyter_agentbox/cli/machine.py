@@ -13,7 +13,7 @@ from traitlets import Bool, Unicode
 
 from jupyter_agentbox.errors import AgentboxError
 
-from .base import ALIASES, FLAGS, Command, format_age, printable
+from .base import ALIASES, FLAGS, Command, UsageError, format_age, printable, write_table
 
 _SETUP_FLAGS = {
     **FLAGS,
@@ -141,7 +141,7 @@ class KernelspecCommand(Command):
     name = "jupyter agentbox kernelspec"
     description = __doc__ or ""
     examples = "jupyter agentbox kernelspec ir --profile=small\njupyter agentbox kernelspec --image=r"
-    argument = "NAME"
+    argument = "[NAME...]"
     aliases = _KERNELSPEC_ALIASES
     profile = Unicode(help="Profile of its sandboxes; the default one unless given.").tag(config=True)
     twin = Unicode(help="Name of the twin; NAME with -agentbox behind it unless given.").tag(config=True)
@@ -157,7 +157,7 @@ class KernelspecCommand(Command):
         if self.image:
             return self._run_for_image(policy.state_path)
         if len(self.extra_args) != 1:
-            raise AgentboxError("name one installed kernelspec; `jupyter kernelspec list` shows them")
+            raise UsageError("name one installed kernelspec; `jupyter kernelspec list` shows them")
         if self.profile:
             policy.profile(self.profile)
         made = kernelspecs.install_twin(
@@ -211,11 +211,9 @@ class ListCommand(Command):
         rows: list[tuple[str, ...]] = [("ID", "STATE", "PROFILE", "AGE", "MEMORY", "KERNEL", "WORK FOLDER")]
         for item in found:
             age, memory = format_age(time.time() - item.created), format_size(item.memory) if item.memory else "-"
-            texts = (item.id, item.state, item.profile, age, memory, item.kernel_id or "-", item.workspace or "private")
-            rows.append(tuple(map(printable, texts)))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+            place = item.workspace or "private"
+            rows.append((item.id, item.state, item.profile, age, memory, item.kernel_id or "-", place))
+        write_table(rows)
         if is_there:
             print()
             write_templates(open_templates(policy))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,22 @@ from jupyter_agentbox.session import Session
 from jupyter_agentbox.spec import WORKSPACE, SandboxSpec
 from jupyter_agentbox.warm import WarmStarts
 
-from .base import ALIASES, FLAGS, ProgramCommand, printable, read_input, write_out
+from .base import (
+    ALIASES,
+    BROKEN_PIPE,
+    FLAGS,
+    ProgramCommand,
+    UsageError,
+    printable,
+    read_input,
+    until_signal,
+    write_out,
+)
 
 #: Seconds that the sandbox outlives this process if that is killed.
 LEASE = 5.0
 MAX_SCRIPT = 16 * 1024 * 1024
-TIMED_OUT, BROKEN_PIPE = 124, 141
+TIMED_OUT = 124
 _ALIASES = {
     **ALIASES,
     "c": "RunCommand.code",
@@ -43,7 +52,6 @@ _FLAGS = {
     "offline": ({"RunCommand": {"is_offline": True}}, "Let it reach no host at all."),
     "stdin": ({"RunCommand": {"is_fed": True}}, "Give the script this one's input, which is read first."),
 }
-_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
 
 class RunCommand(ProgramCommand):
@@ -62,7 +70,7 @@ class RunCommand(ProgramCommand):
         "jupyter agentbox run --offline --timeout=10 -c 'print(1 + 1)'\n"
         "jupyter agentbox run --mount=. --package=pandas --allow=pypi --allow=data.example.org report.py"
     )
-    argument = "SCRIPT [ARGUMENTS]"
+    argument = "[SCRIPT] [ARGUMENTS...]"
     aliases = _ALIASES
     flags = _FLAGS
     code = Unicode(help="Python code to run instead of a script.").tag(config=True)
@@ -79,20 +87,20 @@ class RunCommand(ProgramCommand):
     def run(self) -> int:
         """Start the sandbox, run the script to its end, end the sandbox."""
         if self.is_offline and (self.allow or self.package):
-            raise InvalidRequest("--offline goes neither with --allow nor with --package", field="offline")
+            raise UsageError("--offline goes neither with --allow nor with --package")
         check_names(self.package)
         script = self._read_script()
         stdin = read_input() if self.is_fed or (self.rest[:1] == ["-"] and not self.code) else b""
         policy = Policy(parent=self)
         spec = self._resolve(policy)
-        return asyncio.run(self._run(policy, spec, script, self._command(spec.python), stdin))
+        return asyncio.run(until_signal(self._run(policy, spec, script, self._command(spec.python), stdin)))
 
     def _read_script(self) -> bytes:
         """Return what is to be put in: nothing of code, of standard input, and of what is in the mounted folder."""
         if self.code:
             return b""
         if not self.rest:
-            raise InvalidRequest("name a script, or give code with -c")
+            raise UsageError("name a script, or give code with -c; see --help")
         if self.rest[0] == "-":
             return b""
         path = Path(self.rest[0])
@@ -132,23 +140,6 @@ class RunCommand(ProgramCommand):
         return spec
 
     async def _run(self, policy: Policy, spec: SandboxSpec, script: bytes, command: Program, stdin: bytes) -> int:
-        loop = asyncio.get_running_loop()
-        work = asyncio.ensure_future(self._boxed(policy, spec, script, command, stdin))
-        ended_by: list[int] = []
-
-        def end(number: int) -> None:
-            if not ended_by:  # the first alone: what is being cleared up goes on
-                ended_by.append(number)
-                work.cancel()
-
-        for number in _ENDING:
-            loop.add_signal_handler(number, end, number)
-        try:
-            return await work
-        except asyncio.CancelledError:
-            return 128 + ended_by[0] if ended_by else 1
-
-    async def _boxed(self, policy: Policy, spec: SandboxSpec, script: bytes, command: Program, stdin: bytes) -> int:
         manager = SandboxManager.shared(policy.state_path, spec.runtime, config=policy.config)
         # It needs no kernel, so it takes one that waits, if any does, for the sandbox around it.
         sandbox = await LinkThread.instance().run(WarmStarts.shared(manager, policy).create(spec, has_code=False))

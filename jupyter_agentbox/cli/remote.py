@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import sys
 import time
@@ -22,8 +21,8 @@ from jupyter_agentbox.models import AuditItem, ExitEvent
 
 from .base import ALIASES, FLAGS, Command, ProgramCommand, format_age, printable, read_input, write_out, write_table
 
-#: Exit status of a command whose time was over, as of ``timeout``; after Ctrl-C; and when nobody reads the output.
-TIMED_OUT, INTERRUPTED, BROKEN_PIPE = 124, 130, 141
+#: Exit status of a command whose time was over, as of ``timeout``.
+TIMED_OUT = 124
 _REMOTE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63}):(.+)", re.DOTALL)
 _ALIASES = {**ALIASES, "url": "RemoteCommand.url", "token-file": "RemoteCommand.token_file"}
 
@@ -45,22 +44,16 @@ class RemoteCommand(Command):
         help="Base URL of the server. Else JUPYTER_AGENTBOX_URL, else the newest of this user's on this machine."
     ).tag(config=True)
     token_file = Unicode(
-        help="File with the server's token; - for standard input. Else JUPYTER_AGENTBOX_TOKEN. It is no option of its "
-        "own, since other users see the options of every program."
+        help="File with the server's token; - for standard input. Else JUPYTER_AGENTBOX_TOKEN. The token itself is "
+        "never an option, as other users can see those."
     ).tag(config=True)
 
     def run(self) -> int:
         """Connect, do it, hang up."""
         token = read_token(self.token_file) if self.token_file else None
         server = find_server(self.url or None, token)
-        try:
-            with Client(server.url, server.token) as client:
-                return self.do(client)
-        except KeyboardInterrupt:
-            return INTERRUPTED
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed goes nowhere
-            return BROKEN_PIPE
+        with Client(server.url, server.token) as client:
+            return self.do(client)
 
     def do(self, client: Client) -> int:
         """Do the work and return the exit status."""
@@ -81,7 +74,8 @@ class ExecCommand(ProgramCommand, RemoteCommand):
     name = "jupyter agentbox exec"
     description = __doc__ or ""
     examples = "jupyter agentbox exec demo -- python3 --version\njupyter agentbox exec demo 'ls | wc -l'"
-    argument = "ID COMMAND"
+    argument = "ID COMMAND..."
+    wanted = "name a sandbox and a command: jupyter agentbox exec ID -- COMMAND"
     own_count = 1
     aliases = _EXEC_ALIASES
     flags = _EXEC_FLAGS
@@ -91,8 +85,6 @@ class ExecCommand(ProgramCommand, RemoteCommand):
 
     def do(self, client: Client) -> int:
         """Run it, and pass on what it prints."""
-        if len(self.rest) < 2:
-            raise InvalidRequest("name a sandbox and a command: jupyter agentbox exec ID -- COMMAND")
         name, *words = self.rest
         command: str | list[str] = words[0] if len(words) == 1 else words
         stdin = read_input() if self.is_fed else b""
@@ -125,11 +117,10 @@ class CopyCommand(RemoteCommand):
     description = __doc__ or ""
     examples = "jupyter agentbox cp model demo:model\njupyter agentbox cp demo:/workspace/out.csv ."
     argument = "SOURCE TARGET"
+    wanted = "name a source and a target, one of them in a sandbox, such as demo:data.csv"
 
     def do(self, client: Client) -> int:
         """Copy."""
-        if len(self.extra_args) != 2:
-            raise InvalidRequest("name a source and a target, one of them in a sandbox, such as demo:data.csv")
         source, target = (_REMOTE.fullmatch(text) for text in self.extra_args)
         if (source is None) == (target is None):
             raise InvalidRequest(
@@ -198,14 +189,13 @@ class LogsCommand(RemoteCommand):
     description = __doc__ or ""
     examples = "jupyter agentbox logs demo\njupyter agentbox logs --follow demo 1f2e3d4c"
     argument = "ID [PROCESS]"
+    wanted = "name a sandbox, and a process if you want its output"
     flags = _LOGS_FLAGS
     is_json = Bool(False, help="Print JSON lines.").tag(config=True)
     is_following = Bool(False, help="Show more as it comes.").tag(config=True)
 
     def do(self, client: Client) -> int:
         """Show it."""
-        if len(self.extra_args) not in (1, 2):
-            raise InvalidRequest("name a sandbox, and a process if you want its output")
         box = self.sandbox(client, self.extra_args[0])
         if len(self.extra_args) == 1:
             for row in box.audit():
@@ -236,13 +226,12 @@ class PsCommand(RemoteCommand):
     description = __doc__ or ""
     examples = "jupyter agentbox ps --json"
     argument = "[ID]"
+    wanted = "name one sandbox at most"
     flags = _PS_FLAGS
     is_json = Bool(False, help="Print a JSON list.").tag(config=True)
 
     def do(self, client: Client) -> int:
         """Print the list."""
-        if len(self.extra_args) > 1:
-            raise InvalidRequest("name one sandbox at most")
         rows: list[tuple[str, ...]]
         items: list[Any]
         if self.extra_args:
@@ -271,11 +260,10 @@ class StopCommand(RemoteCommand):
     description = __doc__ or ""
     examples = "jupyter agentbox stop demo"
     argument = "ID..."
+    wanted = "name the sandboxes to end; `jupyter agentbox ps` lists them"
 
     def do(self, client: Client) -> int:
         """End them."""
-        if not self.extra_args:
-            raise InvalidRequest("name the sandboxes to end; `jupyter agentbox ps` lists them")
         for name in self.extra_args:
             self.sandbox(client, name).delete()
             print(f"stopped {name}")

@@ -53,6 +53,7 @@ class ServeCommand(Command):
     description = __doc__ or ""
     examples = "jupyter agentbox serve\njupyter agentbox serve --port=8899 --token-file=token --end-sandboxes"
     aliases = _ALIASES
+    takes_all_settings = True
     flags = _FLAGS
     ip = Unicode("127.0.0.1", help="Address to listen at, in numbers.").tag(config=True)
     port = Int(0, min=0, max=65535, help="Port to listen at; a free one unless given.").tag(config=True)
@@ -190,4 +191,4 @@ def _write_token(path: Path, token: str) -> None:
         with open(fd, "w") as file:
             file.write(token + "\n")
     except OSError as error:
-        raise InvalidRequest(f"the token can't be written: {error}", field="token_file") from None
+        raise InvalidRequest(f"the token can't be written to {path}: {error.strerror}", field="token_file") from None

@@ -11,7 +11,7 @@ import msgspec
 from traitlets import Bool, Unicode
 
 from jupyter_agentbox.client import Client, Sandbox
-from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound
+from jupyter_agentbox.errors import Conflict, NotFound
 from jupyter_agentbox.spec import format_size
 
 from .base import FLAGS, format_age, write_table
@@ -32,11 +32,10 @@ class ExportSnapshotCommand(RemoteCommand):
     description = __doc__ or ""
     examples = "jupyter agentbox snapshot export 0123456789abcdef0123 demo.snapshot"
     argument = "SNAPSHOT FILE"
+    wanted = "name a snapshot and a new file; `jupyter agentbox snapshots` lists them"
 
     def do(self, client: Client) -> int:
         """Fetch it."""
-        if len(self.extra_args) != 2:
-            raise InvalidRequest("name a snapshot and a new file; `jupyter agentbox snapshots` lists them")
         snapshot, name = self.extra_args
         target = Path(name)
         if target.exists():
@@ -56,11 +55,10 @@ class ImportSnapshotCommand(RemoteCommand):
     description = __doc__ or ""
     examples = "jupyter agentbox snapshot import demo.snapshot"
     argument = "FILE"
+    wanted = "name one file that was exported"
 
     def do(self, client: Client) -> int:
         """Send it."""
-        if len(self.extra_args) != 1:
-            raise InvalidRequest("name one file that was exported")
         try:
             with open(self.extra_args[0], "rb") as file:
                 print(client.import_snapshot(file).id)
@@ -84,14 +82,13 @@ class SnapshotCommand(RemoteCommand):
     description = __doc__ or ""
     examples = "jupyter agentbox snapshot demo --name=before"
     argument = "ID"
+    wanted = "name one sandbox; `jupyter agentbox ps` lists them"
     aliases = _TAKE_ALIASES
     title = Unicode(help="What to call it.").tag(config=True)
     note = Unicode(help="What is worth knowing of it.").tag(config=True)
 
     def do(self, client: Client) -> int:
         """Take it."""
-        if len(self.extra_args) != 1:
-            raise InvalidRequest("name one sandbox; `jupyter agentbox ps` lists them")
         print(self.sandbox(client, self.extra_args[0]).take_snapshot(self.title, self.note).id)
         return 0
 
@@ -106,13 +103,12 @@ class SnapshotsCommand(RemoteCommand):
     description = __doc__ or ""
     examples = "jupyter agentbox snapshots demo"
     argument = "[ID]"
+    wanted = "name one sandbox at most"
     flags = _LIST_FLAGS
     is_json = Bool(False, help="Print a JSON list.").tag(config=True)
 
     def do(self, client: Client) -> int:
         """Print the list."""
-        if len(self.extra_args) > 1:
-            raise InvalidRequest("name one sandbox at most")
         found = self.sandbox(client, self.extra_args[0]).snapshots() if self.extra_args else client.snapshots()
         if self.is_json:
             print(json.dumps(msgspec.to_builtins(list(found)), indent=2))
@@ -132,11 +128,10 @@ class RestoreCommand(RemoteCommand):
     description = __doc__ or ""
     examples = "jupyter agentbox restore demo 0123456789abcdef0123"
     argument = "ID SNAPSHOT"
+    wanted = "name a sandbox and one of its snapshots; `jupyter agentbox snapshots` lists them"
 
     def do(self, client: Client) -> int:
         """Go back."""
-        if len(self.extra_args) != 2:
-            raise InvalidRequest("name a sandbox and one of its snapshots; `jupyter agentbox snapshots` lists them")
         name, snapshot = self.extra_args
         self.sandbox(client, name).restore(snapshot)
         print(f"restored {name}")
@@ -150,14 +145,13 @@ class ForkCommand(RemoteCommand):
     description = __doc__ or ""
     examples = "jupyter agentbox fork demo --id=try-it\njupyter agentbox fork demo --snapshot=0123456789abcdef0123"
     argument = "ID"
+    wanted = "name one sandbox; `jupyter agentbox ps` lists them"
     aliases = _FORK_ALIASES
     snapshot = Unicode(help="Where it begins; as the sandbox is now unless given.").tag(config=True)
     fork_id = Unicode(help="An id of your own for it.").tag(config=True)
 
     def do(self, client: Client) -> int:
         """Fork it."""
-        if len(self.extra_args) != 1:
-            raise InvalidRequest("name one sandbox; `jupyter agentbox ps` lists them")
         box = self.sandbox(client, self.extra_args[0])
         print(box.fork(self.fork_id or None, snapshot=self.snapshot or None, keep=True).id)
         return 0
@@ -173,14 +167,13 @@ class ParkCommand(RemoteCommand):
     description = __doc__ or ""
     examples = "jupyter agentbox park demo"
     argument = "ID..."
+    wanted = "name one or more sandboxes; `jupyter agentbox ps` lists them"
 
     def do(self, client: Client) -> int:
         """Park them."""
         return self._each(client, "parked", lambda box: box.park())
 
     def _each(self, client: Client, done: str, work: Callable[[Sandbox], object]) -> int:
-        if not self.extra_args:
-            raise InvalidRequest("name one or more sandboxes; `jupyter agentbox ps` lists them")
         for name in self.extra_args:
             work(self.sandbox(client, name))
             print(f"{done} {name}")
@@ -206,11 +199,10 @@ class DeleteSnapshotCommand(RemoteCommand):
     description = __doc__ or ""
     examples = "jupyter agentbox delete-snapshot 0123456789abcdef0123"
     argument = "SNAPSHOT..."
+    wanted = "name the snapshots to remove; `jupyter agentbox snapshots` lists them"
 
     def do(self, client: Client) -> int:
         """Remove them."""
-        if not self.extra_args:
-            raise InvalidRequest("name the snapshots to remove; `jupyter agentbox snapshots` lists them")
         for name in self.extra_args:
             client.delete_snapshot(name)
             print(f"deleted {name}")

@@ -28,7 +28,7 @@ from jupyter_agentbox.processes import Exit, ProcessTable
 from jupyter_agentbox.processes.values import MAX_SIDE
 from jupyter_agentbox.spec import SandboxSpec
 
-from .base import ALIASES, FLAGS, Command, printable
+from .base import ALIASES, FLAGS, Command, printable, until_signal, write_out
 
 #: Seconds that the sandbox outlives this process, which nobody can follow: enough to ride out a busy machine.
 LEASE = 5.0
@@ -44,7 +44,6 @@ _FLAGS = {
         "error stays on the screen until a key is pressed.",
     ),
 }
-_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
 
 class ShellCommand(Command):
@@ -57,6 +56,7 @@ class ShellCommand(Command):
     description = __doc__ or ""
     examples = "jupyter agentbox shell --profile=offline ~/work"
     argument = "[FOLDER]"
+    wanted = "name one folder at most"
     aliases = _ALIASES
     flags = _FLAGS
     profile = Unicode(help="Profile of the sandbox; the default one unless given.").tag(config=True)
@@ -64,15 +64,13 @@ class ShellCommand(Command):
 
     def run(self) -> int:
         """Start the sandbox, and be the terminal's other end until the shell ends."""
-        if len(self.extra_args) > 1:
-            raise InvalidRequest("name one folder at most")
         if not (os.isatty(_STDIN) and os.isatty(_STDOUT)):
             raise InvalidRequest("a shell needs a terminal; here, input or output is none")
         with _terminal_modes():
             try:
                 policy = Policy(parent=self)
                 spec = self._resolve(policy)
-                return asyncio.run(_run(policy, spec))
+                return asyncio.run(until_signal(_shell(policy, spec)))
             except AgentboxError as error:
                 if not self.is_from_server:
                     raise
@@ -115,24 +113,6 @@ def _terminal_modes() -> Iterator[None]:
             termios.tcsetattr(_STDIN, termios.TCSANOW, modes)
 
 
-async def _run(policy: Policy, spec: SandboxSpec) -> int:
-    loop = asyncio.get_running_loop()
-    work = asyncio.ensure_future(_shell(policy, spec))
-    ended_by: list[int] = []
-
-    def end(number: int) -> None:
-        if not ended_by:  # the first alone: what is being cleared up goes on
-            ended_by.append(number)
-            work.cancel()
-
-    for number in _ENDING:
-        loop.add_signal_handler(number, end, number)
-    try:
-        return await work
-    except asyncio.CancelledError:
-        return 128 + ended_by[0] if ended_by else 1
-
-
 async def _shell(policy: Policy, spec: SandboxSpec) -> int:
     manager = SandboxManager.shared(policy.state_path, spec.runtime, config=policy.config)
     sandbox = await manager.create(spec)
@@ -173,16 +153,10 @@ async def _show(processes: ProcessTable, name: str) -> int:
             if isinstance(event, Exit):
                 return event.exit_code
             try:
-                await asyncio.to_thread(_write, event.data)
+                await asyncio.to_thread(write_out, event.data)
             except OSError:
                 return 128 + signal.SIGHUP
     raise AssertionError("a process's events end with its exit")
-
-
-def _write(data: bytes) -> None:
-    view = memoryview(data)
-    while len(view):
-        view = view[os.write(_STDOUT, view) :]
 
 
 async def _type(processes: ProcessTable, name: str) -> bool:

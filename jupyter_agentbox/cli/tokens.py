@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
-from traitlets import Bool, Unicode
+from traitlets import Bool, Float, Unicode
 
 from jupyter_agentbox.errors import AgentboxError
 
-from .base import ALIASES, FLAGS, Command, CommandGroup, format_age, printable
+from .base import ALIASES, FLAGS, Command, CommandGroup, UsageError, format_age, printable, write_table
 
 if TYPE_CHECKING:
     from jupyter_agentbox.manager import SandboxManager
@@ -44,9 +44,10 @@ class TokenCreateCommand(Command):
     description = __doc__ or ""
     examples = "TOKEN=$(jupyter agentbox token create demo --verbs=read,execute --life=600)"
     argument = "SANDBOX"
+    wanted = "name one sandbox; `jupyter agentbox list` shows them"
     aliases = _CREATE_ALIASES
     verbs = Unicode("read", help="What it is for: read, write, execute, restore, with commas between.").tag(config=True)
-    life = Unicode(help="Seconds until it expires; an hour unless given.").tag(config=True)
+    life = Float(0.0, min=0.0, help="Seconds until it expires; an hour unless given.").tag(config=True)
     token_name = Unicode("agent", help="Name to tell it by.").tag(config=True)
 
     def run(self) -> int:
@@ -54,14 +55,15 @@ class TokenCreateCommand(Command):
         from jupyter_agentbox.manager import SandboxManager
         from jupyter_agentbox.models import TokenRequest
         from jupyter_agentbox.policy import Policy
-        from jupyter_agentbox.tokens import TokenStore, choose_life
+        from jupyter_agentbox.tokens import VERBS, TokenStore, choose_life
 
-        if len(self.extra_args) != 1:
-            raise AgentboxError("name one sandbox; `jupyter agentbox list` shows them")
         policy = Policy(parent=self)
         asked = {"verbs": self.verbs.replace(" ", "").split(","), "name": self.token_name}
+        for verb in asked["verbs"]:
+            if verb not in VERBS:
+                raise UsageError(f"there is no verb {printable(verb)!r}; verbs are {', '.join(VERBS)}")
         try:
-            body = msgspec.convert(asked | ({"life": float(self.life)} if self.life else {}), TokenRequest)
+            body = msgspec.convert(asked | ({"life": self.life} if self.life else {}), TokenRequest)
         except ValueError as error:  # msgspec's own errors are such, too
             raise AgentboxError(f"the token can't be like that: {error}") from None
         life = choose_life(body.life, policy.max_token_life)
@@ -112,10 +114,8 @@ class TokenListCommand(Command):
         for record in found:
             left = format_age(record.expires - time.time())
             verbs = ",".join(record.verbs)
-            rows.append(tuple(map(printable, (record.id, record.name, record.sandbox, record.owner, verbs, left))))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+            rows.append((record.id, record.name, record.sandbox, record.owner, verbs, left))
+        write_table(rows)
         return 0
 
 
@@ -126,6 +126,7 @@ class TokenRevokeCommand(Command):
     description = __doc__ or ""
     examples = "jupyter agentbox token revoke 1f0c9e5d2b7a4836"
     argument = "ID..."
+    wanted = "name at least one token; `jupyter agentbox token list` shows them"
 
     def run(self) -> int:
         """Revoke them."""
@@ -133,8 +134,6 @@ class TokenRevokeCommand(Command):
         from jupyter_agentbox.policy import Policy
         from jupyter_agentbox.tokens import TokenStore
 
-        if not self.extra_args:
-            raise AgentboxError("name at least one token; `jupyter agentbox token list` shows them")
         state_path = Policy(parent=self).state_path
         store, audit = TokenStore(state_path), AuditLog(state_path / "audit.sqlite")
         places = {record.id: record.sandbox for record in store.list()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from traitlets import Bool, Unicode
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest
 from jupyter_agentbox.spec import format_size
 
-from .base import ALIASES, FLAGS, Command, format_age, printable, write_table
+from .base import ALIASES, FLAGS, Command, UsageError, format_age, printable, write_table
 
 if TYPE_CHECKING:
     from jupyter_agentbox.policy import Policy
@@ -23,6 +24,7 @@ _FLAGS = {
     **FLAGS,
     "remove": ({"WarmCommand": {"is_removing": True}}, "Remove all templates instead of making any."),
     "list": ({"WarmCommand": {"is_listing": True}}, "List the templates that there are."),
+    "json": ({"WarmCommand": {"is_json": True}}, "With --list: print a JSON list instead of a table."),
 }
 
 
@@ -35,12 +37,13 @@ class WarmCommand(Command):
     name = "jupyter agentbox warm"
     description = __doc__ or ""
     examples = "jupyter agentbox warm\njupyter agentbox warm default large\njupyter agentbox warm --list"
-    argument = "PROFILE"
+    argument = "[PROFILE...]"
     aliases = _ALIASES
     flags = _FLAGS
     kernel = Unicode("agentbox", help="Kernelspec whose kernels they are for; one of Python's.").tag(config=True)
     is_removing = Bool(False, help="Remove all.").tag(config=True)
     is_listing = Bool(False, help="List them.").tag(config=True)
+    is_json = Bool(False, help="Print a JSON list.").tag(config=True)
 
     def run(self) -> int:
         """Make them."""
@@ -48,6 +51,11 @@ class WarmCommand(Command):
 
         policy = Policy(parent=self)
         templates = open_templates(policy)
+        if self.is_json and not self.is_listing:
+            raise UsageError("--json goes with --list")
+        if self.is_json:
+            print(json.dumps([_describe(templates, item) for item in templates.list()], indent=2))
+            return 0
         if self.is_listing:
             write_templates(templates)
             return 0
@@ -133,6 +141,12 @@ def write_templates(templates: Templates) -> None:
             for item in found
         ]
         write_table([("TEMPLATE", "PROFILE", "AGE", "SIZE", "FITS"), *rows])
+
+
+def _describe(templates: Templates, item: Snapshot) -> dict[str, object]:
+    meta = item.meta
+    fit = _describe_fit(templates, item)
+    return {"id": item.id, "profile": meta.note, "created": meta.created, "size": item.size, "fits": fit}
 
 
 def _describe_fit(templates: Templates, item: Snapshot) -> str:
