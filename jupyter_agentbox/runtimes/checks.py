@@ -149,7 +149,7 @@ def _check_sandbox(runtime: RunscRuntime) -> list[Check]:
             finally:
                 os.close(up)
         except (AgentboxError, OSError) as error:
-            checks.append(Check(name, False, str(error), "jupyter agentbox setup --upgrade" if checks else ""))
+            checks.append(Check(name, False, str(error)))
         finally:
             for handle in handles:
                 probe.kill(handle)

@@ -46,7 +46,7 @@ MAX_PLAIN_FILES = 4096
 #: Docker writes these itself, unless something is mounted there.
 DOCKERS_OWN = ("resolv.conf", "hosts", "hostname")
 #: Of a work folder: more hidden files than this are refused, since each takes gVisor a connection.
-MAX_HIDDEN_FILES, MAX_HIDDEN = 100, 2_000
+MAX_HIDDEN_FILES = 100
 #: Calls that nobody inside needs, for where Linux itself serves them.
 REFUSED_CALLS = (
     "acct", "add_key", "bpf", "clock_adjtime", "clock_settime", "delete_module", "finit_module", "fsconfig", "fsmount",
