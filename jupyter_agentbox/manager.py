@@ -17,7 +17,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar
 
-from jupyter_core.paths import jupyter_data_dir
 
 from .audit import AuditLog
 from .driver.embedded import Claim
@@ -36,11 +35,6 @@ log = logging.getLogger(__name__)
 RUNTIME_GROUP = "jupyter_agentbox.runtimes"
 #: How many start at a time: more only make each of them slower, in gVisor out of all proportion.
 MAX_STARTING = max(2, os.cpu_count() or 1)
-
-
-def default_state_dir() -> Path:
-    """``agentbox`` beneath Jupyter's data directory."""
-    return Path(jupyter_data_dir()) / "agentbox"
 
 
 def load_runtime(name: str, **options: Any) -> Runtime:

@@ -174,4 +174,5 @@ def read_token(path: str) -> str:
         with open(path, encoding="ascii") as file:
             return file.readline(_MAX_FILE).strip()
     except (OSError, ValueError) as error:
-        raise InvalidRequest(f"the file of the token can't be read: {error}", field="token") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise InvalidRequest(f"the file of the token, {path}, can't be read: {reason}", field="token") from None
