@@ -17,7 +17,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar
 
-
 from .audit import AuditLog
 from .driver.embedded import Claim
 from .egress.gate import OnRefusal
