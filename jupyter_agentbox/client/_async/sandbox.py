@@ -237,6 +237,7 @@ class AsyncSandbox:
         code: str,
         *,
         context: str = "default",
+        language: str | None = None,
         timeout: float | None = 60.0,
         stream_bytes: int = 1024 * 1024,
         display_bytes: int = 10 * 1024 * 1024,
@@ -247,6 +248,8 @@ class AsyncSandbox:
 
         Parameters
         ----------
+        language : str, optional
+            One of ``info.languages``; other languages than Python have a context of their own unless one is named.
         timeout : float or None
             Seconds until it is interrupted.
         stream_bytes, display_bytes, displays : int
@@ -257,6 +260,7 @@ class AsyncSandbox:
         body = CodeRequest(
             code=code,
             context=context,
+            language=language,
             timeout=timeout,
             stream_bytes=stream_bytes,
             display_bytes=display_bytes,
@@ -271,6 +275,7 @@ class AsyncSandbox:
         code: str,
         *,
         context: str = "default",
+        language: str | None = None,
         timeout: float | None = 60.0,
         stream_bytes: int = 1024 * 1024,
         display_bytes: int = 10 * 1024 * 1024,
@@ -281,6 +286,7 @@ class AsyncSandbox:
         body = CodeRequest(
             code=code,
             context=context,
+            language=language,
             timeout=timeout,
             stream_bytes=stream_bytes,
             display_bytes=display_bytes,
@@ -293,9 +299,9 @@ class AsyncSandbox:
         """List its kernels."""
         return (await self._connection.call("GET", f"{self._path}/contexts", ContextList)).contexts
 
-    async def create_context(self, name: str = "default") -> ContextInfo:
+    async def create_context(self, name: str = "default", *, language: str | None = None) -> ContextInfo:
         """Start a kernel before it is needed."""
-        body = ContextRequest(name=name)
+        body = ContextRequest(name=name, language=language)
         return await self._connection.call("POST", f"{self._path}/contexts", ContextInfo, body=body, timeout=_START)
 
     async def delete_context(self, name: str) -> None:
