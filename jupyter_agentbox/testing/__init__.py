@@ -1,5 +1,6 @@
-"""The test suite that every runtime must pass, for whoever writes one in a package of their own.
+"""The test suites that every runtime must pass, for whoever writes one in a package of their own.
 
-Derive from :class:`.contract.RuntimeContract` and :class:`.escapes.EscapeContract`, give each a ``runtime`` fixture,
-and run pytest; ``docs/runtimes.md`` shows it whole. Needs pytest, and nothing of this package's own tests.
+:class:`.contract.RuntimeContract` and :class:`.escapes.EscapeContract` look at the runtime itself,
+:class:`.sandboxes.SandboxContract` at what users have of it, on any image. Derive from each, give it the fixtures that
+it asks for, and run pytest; ``docs/runtimes.md`` shows it whole. Needs pytest, and nothing of this package's own tests.
 """

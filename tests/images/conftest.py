@@ -13,13 +13,16 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from e2e.harness import Env, Server
 from handlers.conftest import Api, make_server_config
 
 from jupyter_agentbox import images
-from jupyter_agentbox.images import Image, ImageStore
+from jupyter_agentbox.images import Image, ImageStore, values
+from jupyter_agentbox.images import build as builder
+from jupyter_agentbox.testing.sandboxes import SandboxContract
 
 RECIPE = Path(__file__).with_name("languages.toml")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jupyter-agentbox-tests"
@@ -63,11 +66,11 @@ def build(state: Path) -> Image:
     return image
 
 
-@pytest.fixture(scope="session")
-def built(has_runsc: None) -> Built:
-    """The image, from the cache where an earlier run has built it in the same way."""
-    sources = sorted(Path(images.__file__).parent.glob("*.py"))
-    key = hashlib.sha256(b"".join(path.read_bytes() for path in (RECIPE, *sources))).hexdigest()[:16]
+def build_once(recipe: Path, build: Callable[[Path], Image]) -> Built:
+    """Return the image of a recipe, from the cache where an earlier run has built it in the same way."""
+    sources = [*sorted(Path(images.__file__).parent.glob("*.py")), *sorted(recipe.parent.glob("*.toml"))]
+    text = b"".join((recipe.name.encode(), *(path.read_bytes() for path in sources)))
+    key = hashlib.sha256(text).hexdigest()[:16]
     state = CACHE / key
     state.mkdir(parents=True, exist_ok=True)
     with (CACHE / f"{key}.lock").open("w") as lock:
@@ -75,6 +78,35 @@ def built(has_runsc: None) -> Built:
         store = ImageStore(state)
         image = next(iter(store.list()), None) or build(state)
     return Built(store, image)
+
+
+@pytest.fixture(scope="session")
+def built(has_runsc: None) -> Built:
+    """The image of all languages."""
+    return build_once(RECIPE, build)
+
+
+class OnRecipe:
+    """The suite of sandboxes on an image that comes with agentbox."""
+
+    image: ClassVar[str]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def images(cls, has_runsc: None) -> Path:
+        file = values.find_recipe(cls.image)
+
+        def make(state: Path) -> Image:
+            return builder.build(ImageStore(state), values.read_recipe(file), print, cache=CACHE / "downloads")
+
+        return build_once(file, make).store.state_dir
+
+
+def on_every_recipe(suite: type[SandboxContract]) -> dict[str, type]:
+    """Return the suite once for each image that comes with agentbox, by name; none unless AGENTBOX_IMAGES is all."""
+    names = values.list_recipes() if os.environ.get("AGENTBOX_IMAGES") == "all" else []
+    made = {f"{suite.__name__}On{name.capitalize()}": name for name in names}
+    return {title: type(title, (OnRecipe, suite), {"image": name}) for title, name in made.items()}
 
 
 @dataclass(frozen=True)

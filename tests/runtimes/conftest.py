@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 pytest.register_assert_rewrite(
-    "jupyter_agentbox.testing.contract", "jupyter_agentbox.testing.escapes", "jupyter_agentbox.testing.box"
+    "jupyter_agentbox.testing.contract",
+    "jupyter_agentbox.testing.escapes",
+    "jupyter_agentbox.testing.box",
+    "jupyter_agentbox.testing.sandboxes",
+    "jupyter_agentbox.testing.serving",
 )
 
 from dockerd import Dockerd  # noqa: E402
