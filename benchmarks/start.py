@@ -20,7 +20,7 @@ from typing import Any
 
 from jupyter_client.manager import KernelManager
 
-from jupyter_agentbox import warm
+from jupyter_agentbox import importcache, warm
 from jupyter_agentbox.linkthread import LinkThread
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.policy import Policy
@@ -116,8 +116,10 @@ def run(start: Start) -> float:
 def prepare(start: Start) -> None:
     """Fill the page cache, and make what the start goes on from; not counted."""
     warm.MAKING_DELAY = 0.0
-    WarmStarts.is_keeping = start.has_template
+    WarmStarts.is_keeping = start.kernel == "agentbox"
     run(start)
+    if WarmStarts.is_keeping:
+        wait_for(lambda: importcache.read(find_warm().manager.state_dir) is not None, "the import cache")
     if start.has_template:
         wait_for(lambda: bool(find_warm().templates.list()), f"a template for {start.name}")
         run(start)

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from . import importcache
 from .audit import AuditLog
 from .claims import begin, put_in_place, record_start
 from .driver import Kernel
@@ -131,6 +132,7 @@ class Sandbox:
             self._make_directory(inherit)
             if saved is None:
                 self._link.listen()
+                await asyncio.to_thread(importcache.give, self.directory, self.spec)
                 self._handle = await asyncio.to_thread(self.runtime.start, self.id, self.spec, self.directory)
             else:
                 work = saved / "work", self.directory / "work"

@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from . import importcache
 from .driver import Kernel
 from .driver.embedded import Claim
 from .egress.gate import OnRefusal
@@ -263,6 +264,7 @@ class Templates:
         inputs = await asyncio.to_thread(self.inputs, spec, argv)
         if inputs is None:
             raise RuntimeFailed(f"kernels of profile {spec.profile!r} start cold: only those of Python, not as root")
+        await asyncio.to_thread(importcache.make, self.manager.state_dir)
         staged = await asyncio.to_thread(self.store.stage)
         try:
             sandbox = await self.launch(spec, argv)

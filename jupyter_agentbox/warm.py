@@ -12,6 +12,7 @@ import sys
 import threading
 from typing import ClassVar
 
+from . import importcache
 from .errors import AgentboxError
 from .link import LinkThread
 from .manager import SandboxManager
@@ -54,6 +55,7 @@ class WarmStarts:
         self.keeper = Keeper(self.templates, policy)
         self._policy = policy
         self._making: dict[str, asyncio.Task[None]] = {}
+        self._gathering: asyncio.Task[None] | None = None
 
     @classmethod
     def shared(cls, manager: SandboxManager, policy: Policy) -> WarmStarts:
@@ -72,6 +74,7 @@ class WarmStarts:
         AgentboxError
             What would keep a cold start from succeeding too.
         """
+        self._gather_later()
         inputs = await asyncio.to_thread(self.templates.inputs, wish.spec, wish.argv)
         if inputs is None:
             return None
@@ -110,6 +113,16 @@ class WarmStarts:
                 return sandbox
         return await self.manager.create(spec)
 
+    def _gather_later(self) -> None:
+        """Make the import cache for the cold starts to come, once in this process's life."""
+
+        async def gather() -> None:
+            await asyncio.sleep(MAKING_DELAY)
+            await asyncio.to_thread(importcache.make, self.manager.state_dir)
+
+        if self.is_keeping and self._gathering is None:
+            self._gathering = LinkThread.instance().loop.create_task(gather())
+
     def _make_later(self, key: str, wish: Wish) -> None:
         if not self.is_keeping or not wish.is_usual or key in self._making:
             return
@@ -138,7 +151,7 @@ class WarmStarts:
 
     async def aclose(self) -> None:
         """End what waits, and make no more."""
-        tasks = list(self._making.values())
+        tasks = [*self._making.values(), *([self._gathering] if self._gathering is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, self.keeper.aclose(), return_exceptions=True)

@@ -38,6 +38,7 @@ READ_FIFOS = ("shell", "stdin", "control", "said-read", "answers-read")
 WRITTEN_FIFOS = ("said", "answers")
 EMBEDDED_MODULES = ("fifos", "embedded_lazy", "embedded_claim", "embedded_streams", "embedded_shells", "embedded")
 LINK_DIR = "/run/agentbox/link"
+IMPORT_CACHE = f"{LINK_DIR}/imports"
 _DIAL_INTERVAL = 0.01
 _READ_SIZE = 256 * 1024
 #: Reads of iopub that one word on another channel lets go first, at most.
@@ -72,7 +73,7 @@ class Kernel:
         stdio = None
         if is_embedded:
             env = {**env, "AGENTBOX_DRIVER": "embedded"}
-            stdio = self._open_embedded()
+            stdio = self._open_embedded(has_cache=not processes.has_started)
         self.channels: dict[str, Channel] = {}
         self.attach(stream)
         try:
@@ -133,8 +134,11 @@ class Kernel:
         """Tell the host that it has missed messages."""
         self._tell(event="dropped", channel=channel.name, count=count)
 
-    def _open_embedded(self) -> tuple[int, ...]:
-        """Make what an embedded kernel starts with: the socket of its orders, and its program."""
+    def _open_embedded(self, *, has_cache: bool) -> tuple[int, ...]:
+        """Make what an embedded kernel starts with: the socket of its orders, its program and the import cache.
+
+        A program that ran before may have changed what is imported, so the cache is the first one's alone.
+        """
         self._orders, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.setblocking(False)
         self._loop.watch(self._orders.fileno(), self._order_done)
@@ -145,6 +149,7 @@ class Kernel:
             2,
             inner.detach(),
             *(os.open(f"{folder}/{module}.py", os.O_RDONLY) for module in EMBEDDED_MODULES),
+            _take_file(IMPORT_CACHE) if has_cache else os.open("/dev/null", os.O_RDONLY),
         )
 
     def _hand_over(self, request: dict[str, Any]) -> None:
@@ -368,6 +373,16 @@ def _find_ports(is_ipc: bool) -> list[int]:
         if len(ports) == 5:
             return ports
     raise OSError("no five free ports on loopback")
+
+
+def _take_file(path: str) -> int:
+    """Open a file and remove it, as no snapshot is to name it; an empty one where there is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return os.open("/dev/null", os.O_RDONLY)
+    os.unlink(path)
+    return fd
 
 
 def make_shared_directory(path: str) -> None:

@@ -7,17 +7,81 @@ only what is used costs memory.
 """
 
 import linecache
+import marshal
 import os
 import sys
 import threading
 import types
+from importlib.machinery import ExtensionFileLoader, ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
 
-#: In the order of their descriptors, from 4 on.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+#: In the order of their descriptors, from 4 on; then comes the import cache.
 EMBEDDED = ("fifos", "embedded_lazy", "embedded_claim", "embedded_streams", "embedded_shells", "embedded")
 
 
-def load_embedded() -> None:
-    """Make modules of the sources that PID 1 left open."""
+class ImportCache:
+    """Finds modules whose code the host has gathered in one file: to open many costs much in gVisor.
+
+    Everything else about them is as if their files had been opened. Once the work folder is on the search path it finds
+    none.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self._modules: dict[str, tuple[str, int, int]] = {}
+        self._path = sys.path[:]
+        self._body = memoryview(content)
+        if content:
+            length = 8 + int.from_bytes(content[:8], "little")
+            header = marshal.loads(self._body[8:length])
+            self._body = self._body[length:]
+            shown = [entry for entry in header["path"] if entry in self._path]
+            is_own = header["python"] == (sys.version, sys.prefix, sys.flags.optimize)
+            if is_own and shown == self._path and header["roots"].issubset(shown):
+                self._modules = header["modules"]
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
+        """Return that of a module, without a look at its file."""
+        if name not in self._modules or sys.path != self._path:
+            return None
+        location, start, end = self._modules[name]
+        loader: SourceFileLoader | ExtensionFileLoader = ExtensionFileLoader(name, location)
+        if end > start:
+            loader = CachedLoader(name, location)
+            loader.cache = self
+        return spec_from_file_location(name, location, loader=loader)
+
+    def get_code(self, name: str) -> "Any":
+        """Return the code of a module; None where it has none."""
+        _, start, end = self._modules.get(name, ("", 0, 0))
+        return marshal.loads(self._body[start:end]) if end > start else None
+
+    def close(self) -> None:
+        """Find none any more."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        self._modules, self._body = {}, memoryview(b"")
+
+
+class CachedLoader(SourceFileLoader):
+    """Becomes its base as soon as it has given the code."""
+
+    cache: ImportCache
+
+    def get_code(self, fullname: str) -> "Any":
+        cache = self.__dict__.pop("cache")
+        self.__class__ = SourceFileLoader  # type: ignore[assignment]
+        return cache.get_code(fullname) or self.get_code(fullname)
+
+
+def load_embedded() -> ImportCache:
+    """Make modules of the sources that PID 1 left open, and return what others are found in."""
+    with open(4 + len(EMBEDDED), "rb", buffering=0) as file:
+        cache = ImportCache(file.read())
+    sys.meta_path.insert(0, cache)
     package = types.ModuleType("_agentbox")
     package.__path__ = []
     sys.modules[package.__name__] = package
@@ -29,18 +93,24 @@ def load_embedded() -> None:
         module.__file__ = f"<agentbox {name}>"
         sys.modules[module.__name__] = module
         linecache.cache[module.__file__] = (len(source), None, source.splitlines(True), module.__file__)
-        exec(compile(source, module.__file__, "exec"), module.__dict__)
+        exec(cache.get_code(module.__name__) or compile(source, module.__file__, "exec"), module.__dict__)
+    return cache
 
 
 def main() -> None:
     del sys.path[0]  # the work folder must not hide modules that the kernel imports; it adds it again later
     if os.environ.pop("AGENTBOX_DRIVER", "") == "embedded":
-        load_embedded()
-        from _agentbox.embedded import launch_new_instance  # type: ignore[import-not-found]
+        cache = load_embedded()
+        from _agentbox.embedded import EmbeddedApp  # type: ignore[import-not-found]
+
+        app = EmbeddedApp.instance()
+        app.initialize()
+        cache.close()
+        app.start()
     else:
         from ipykernel.kernelapp import launch_new_instance
 
-    launch_new_instance()
+        launch_new_instance()
 
 
 if sys.version_info >= (3, 11):

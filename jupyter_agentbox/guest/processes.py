@@ -66,9 +66,15 @@ class Processes:
     loop : Loop
     uid, gid : int
         Whom user code runs as.
+
+    Attributes
+    ----------
+    has_started : bool
+        Whether any program was started ever.
     """
 
     def __init__(self, loop: Loop, uid: int, gid: int) -> None:
+        self.has_started = False
         self.uid = uid
         self.gid = gid
         self._running: dict[int, Process] = {}
@@ -154,6 +160,7 @@ class Processes:
                 field = "argv"
                 path = _find(program or argv[0], env.get("PATH", os.defpath))
                 os.seteuid(0)
+                self.has_started = True
                 pid = os.posix_spawn(
                     path, argv, env, file_actions=actions, setsid=True, resetids=True, setsigdef=_PASSED_ON
                 )
