@@ -77,6 +77,8 @@ if site.ENABLE_USER_SITE and folder not in sys.path:
 gc.collect()
 ctypes.CDLL(None).malloc_trim(0)
 ''', {})"""
+#: A cell that changes nothing.
+_REHEARSAL = "None"
 
 
 @dataclass(frozen=True)
@@ -226,8 +228,22 @@ class Templates:
         return None if found is None else await self._restore(found, wish.claimed, wish)
 
     async def wait_off(self, found: Snapshot, spec: SandboxSpec) -> Sandbox | None:
-        """Start a sandbox that waits off a template; None where that fails, and then it is removed."""
-        return await self._restore(found, waiting_spec(spec, lease=LEASE))
+        """Start a sandbox that waits off a template; None where that fails, and then it is removed.
+
+        Its kernel has run a cell since, so that the pages which that takes are there when it is claimed.
+        """
+        sandbox = await self._restore(found, waiting_spec(spec, lease=LEASE))
+        if sandbox is not None:
+            try:
+                kernel, known = next(iter(sandbox.kernels.values())), sandbox.record.kernels[0]
+                signer = Signer(known.key.encode(), known.signature_scheme)
+                await asyncio.wait_for(_run(kernel, signer, [_REHEARSAL], is_silent=False), READY_TIMEOUT)
+            except BaseException as error:
+                await asyncio.shield(self.manager.stop(sandbox))
+                if isinstance(error, asyncio.TimeoutError):
+                    raise RuntimeFailed(f"the kernel did not answer within {READY_TIMEOUT:g} s") from None
+                raise
+        return sandbox
 
     async def _restore(self, found: Snapshot, spec: SandboxSpec, wish: Wish | None = None) -> Sandbox | None:
         extra: dict[str, Any] = {}
@@ -326,6 +342,25 @@ class Templates:
 async def _warm_up(kernel: Kernel, signer: Signer, spec: SandboxSpec) -> None:
     """Have it import what is to be imported, and go once through what every cell goes through."""
     assert spec.warm is not None
+    modules = spec.warm.preload
+    failed, said = await _run(kernel, signer, [*(f"exec('import {module}', {{}})" for module in modules), _SETTLE])
+    if failed is not None:
+        raise InvalidConfig(
+            f"the module {[*modules, ''][failed]!r} can't be imported: {said.get('ename')}: {said.get('evalue')}"[:500],
+            setting=f"Policy.profiles[{spec.profile!r}]['preload']",
+        )
+
+
+async def _run(
+    kernel: Kernel, signer: Signer, cells: Sequence[str], *, is_silent: bool = True
+) -> tuple[int | None, dict[str, Any]]:
+    """Run cells that leave no trace, up to the first that fails; return its number, and what was said last.
+
+    Raises
+    ------
+    RuntimeFailed
+        The kernel ended.
+    """
     replies: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     async def heard(channel: str, frames: list[bytes]) -> None:
@@ -336,10 +371,10 @@ async def _warm_up(kernel: Kernel, signer: Signer, spec: SandboxSpec) -> None:
     kernel.on_message = heard
     ended = asyncio.Event()
     kernel.add_end_callback(ended.set)
-    for module in (*spec.warm.preload, ""):
-        code = f"exec('import {module}', {{}})" if module else _SETTLE
+    said: dict[str, Any] = {}
+    for number, code in enumerate(cells):
         content = {
-            "code": code, "silent": True, "store_history": False, "user_expressions": {}, "allow_stdin": False,
+            "code": code, "silent": is_silent, "store_history": False, "user_expressions": {}, "allow_stdin": False,
             "stop_on_error": False,
         }  # fmt: skip
         await kernel.send("shell", [b"warm", *signer.message(b"", "execute_request", content)[1:]])
@@ -348,12 +383,10 @@ async def _warm_up(kernel: Kernel, signer: Signer, spec: SandboxSpec) -> None:
             await asyncio.wait((answer, end), return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
                 raise RuntimeFailed(f"the kernel ended before it was ready: {kernel.end and kernel.end.message}")
-            if answer.result().get("status") != "ok":
-                said = answer.result()
-                raise InvalidConfig(
-                    f"the module {module!r} can't be imported: {said.get('ename')}: {said.get('evalue')}"[:500],
-                    setting=f"Policy.profiles[{spec.profile!r}]['preload']",
-                )
+            said = answer.result()
+            if said.get("status") != "ok":
+                return number, said
         finally:
             answer.cancel()
             end.cancel()
+    return None, said

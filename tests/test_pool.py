@@ -18,6 +18,7 @@ from test_templates import ARGV, Place, Talk
 
 from jupyter_agentbox import pool as pools
 from jupyter_agentbox.errors import RuntimeFailed
+from jupyter_agentbox.messages import header_index
 from jupyter_agentbox.pool import Keeper
 from jupyter_agentbox.record import Record
 from jupyter_agentbox.runtimes import Handle
@@ -97,6 +98,35 @@ open("new.txt", "w").write("here")
             # Nobody gets it a second time.
             with pytest.raises(RuntimeFailed):
                 await kept.manager.claim(record, spec, Wish(spec, ARGV, "k", "hmac-sha256").claim)
+        finally:
+            await kept.manager.stop(sandbox)
+
+    kept.run(work)
+
+
+def test_of_the_cell_that_a_waiting_kernel_has_run_nothing_is_left(kept: Kept) -> None:
+    async def work() -> None:
+        await kept.filled()
+        sandbox = await kept.warm.pool.take(Wish(kept.spec(), ARGV, "k", "hmac-sha256"), kept.key(kept.spec()))
+        assert sandbox is not None
+        try:
+            heard: list[tuple[str, str]] = []
+            kernel = next(iter(sandbox.kernels.values()))
+            talk = Talk(sandbox, "k")
+
+            async def take(channel: str, frames: list[bytes]) -> None:
+                index = header_index(frames)
+                assert index is not None
+                heard.append((channel, json.loads(frames[index])["msg_type"]))
+                await talk._take(channel, frames)
+
+            kernel.on_message = take
+            code = "print(len(In), Out, repr(_i), repr(_))"
+            assert await talk.say(code) == "2 {} '' ''"
+            assert [kind for channel, kind in heard if kind in ("execute_input", "execute_reply")] == [
+                "execute_input",
+                "execute_reply",
+            ]
         finally:
             await kept.manager.stop(sandbox)
 
