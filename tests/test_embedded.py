@@ -194,6 +194,24 @@ def test_an_interrupt_ends_code_and_children(client: Client) -> None:
     assert client.run("!pgrep -f 'sleep 6[1]' || echo none").strip() == "none"
 
 
+def test_a_command_that_ends_as_its_reader_gives_up_loses_nothing(client: Client) -> None:
+    late = (
+        "import pexpect, time",
+        "calls, real = [], pexpect.spawn.isalive",
+        "def isalive(self):",
+        "    calls.append(1)",
+        "    time.sleep(0.6 if len(calls) == 2 else 0)",
+        "    return real(self)",
+        "pexpect.spawn.isalive = isalive",
+    )
+    client.run("\n".join(late))
+    try:
+        assert client.run("!sleep 0.3; echo said").strip() == "said"
+        assert client.run("len(calls) >= 2") == "True"
+    finally:
+        client.run("pexpect.spawn.isalive = real")
+
+
 def test_output_survives_an_interrupt_at_any_moment(client: Client) -> None:
     request = client.until("while True: print('x' * 5000)", "x")
     for _ in range(3):
