@@ -183,10 +183,10 @@ def embed(kernel_class: type) -> type:
 def run_command(system: Callable[[str], Any], command: str) -> Any:
     """IPython's ``system``, for ``!command``, with all that the command said.
 
-    pexpect waits 0.05 s for output, and then takes a command that has ended for one that has said nothing more. What one
-    of about that length said last was lost once in 150 times.
+    pexpect waits 0.05 s for output, and then takes a command that has ended for one that has said nothing more. What
+    one of about that length said last was lost once in 150 times.
     """
-    import pexpect
+    import pexpect  # type: ignore[import-untyped]
 
     spawn: Any = pexpect.spawn
     if not hasattr(spawn, "_agentbox_read"):
