@@ -13,6 +13,8 @@ import http.client
 import socket
 import ssl
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -22,6 +24,10 @@ from .errors import InvalidRequest, LinkClosed, PolicyRefused, RuntimeFailed
 from .link import LinkThread
 from .models import HttpAnswer, HttpRequest
 
+#: Requests of one sandbox at a time, so that slow hosts of one take no thread of another's, nor of the server's own.
+MAX_REQUESTS = 8
+_WORKERS = ThreadPoolExecutor(8 * MAX_REQUESTS, thread_name_prefix="agentbox-fetch")
+_requests: Counter[str] = Counter()
 #: What the gate's own answers begin with, in their reason phrase.
 _GATE = "agentbox: "
 #: Headers that are this module's to set.
@@ -75,18 +81,30 @@ async def fetch(gate: Gate, request: HttpRequest) -> HttpAnswer:
     InvalidRequest
         It is no request that can be sent.
     PolicyRefused
-        The gate refuses it; the sentence is the gate's.
+        The gate refuses it; the sentence is the gate's. Or the sandbox has as many under way as it may have.
     RuntimeFailed
         The server was not reached, or what it answered is no HTTP.
     TimeoutError
     """
     scheme, host, port, target = _parse(request)
+    if _requests[gate.sandbox_id] >= MAX_REQUESTS:
+        raise PolicyRefused(f"{MAX_REQUESTS} requests of this sandbox are under way; wait for one of them")
+    _requests[gate.sandbox_id] += 1
+    try:
+        return await _fetch(gate, request, scheme, host, port, target)
+    finally:
+        _requests.subtract([gate.sandbox_id])
+        if not _requests[gate.sandbox_id]:
+            del _requests[gate.sandbox_id]
+
+
+async def _fetch(gate: Gate, request: HttpRequest, scheme: str, host: str, port: int, target: str) -> HttpAnswer:
     ours, theirs = socket.socketpair()
     ours.settimeout(request.timeout)
     theirs.setblocking(False)
     guard = ours.dup()
     serving = LinkThread.instance().submit(_serve(gate, theirs))
-    work = asyncio.get_running_loop().run_in_executor(None, _exchange, ours, request, scheme, host, port, target)
+    work = asyncio.get_running_loop().run_in_executor(_WORKERS, _exchange, ours, request, scheme, host, port, target)
     try:
         done, _ = await asyncio.wait([work], timeout=request.timeout)
         if not done:
@@ -147,9 +165,9 @@ def _exchange(sock: socket.socket, request: HttpRequest, scheme: str, host: str,
             connection.request(request.method, target, body or None, {**headers, **request.headers})
         except ValueError as error:
             raise InvalidRequest(f"headers: {error}", field="headers") from None
-        response = connection.getresponse()
-        _check_gate(response)
-        data = response.read(request.max_bytes + 1)
+        with connection.getresponse() as response:
+            _check_gate(response)
+            data = response.read(request.max_bytes + 1)
         kept = data[: request.max_bytes]
         text, encoding = _text(kept)
         return HttpAnswer(
@@ -174,11 +192,11 @@ def _exchange(sock: socket.socket, request: HttpRequest, scheme: str, host: str,
 
 def _tunnel(sock: socket.socket, host: str, port: int) -> ssl.SSLSocket:
     sock.sendall(f"CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
-    response = http.client.HTTPResponse(sock, method="CONNECT")
-    response.begin()
-    _check_gate(response)
-    if response.status != 200:
-        raise RuntimeFailed(f"{host}:{port}: {response.status} {response.reason}")
+    with http.client.HTTPResponse(sock, method="CONNECT") as response:
+        response.begin()
+        _check_gate(response)
+        if response.status != 200:
+            raise RuntimeFailed(f"{host}:{port}: {response.status} {response.reason}")
     return ssl.create_default_context().wrap_socket(sock, server_hostname=host)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import http.server
@@ -18,9 +19,11 @@ import pytest
 import requests
 from egress.box import PUBLIC, Box, HttpServer, RawServer, read_all, read_head, read_response, running, until
 
+from jupyter_agentbox import fetch
 from jupyter_agentbox.egress.forward import Timeouts
 from jupyter_agentbox.egress.gate import GateLimits
-from jupyter_agentbox.errors import InvalidRequest
+from jupyter_agentbox.errors import InvalidRequest, PolicyRefused
+from jupyter_agentbox.models import HttpRequest
 from jupyter_agentbox.spec import Grant
 
 MakeBox = Callable[..., Box]
@@ -799,6 +802,32 @@ def test_transparent_http_and_tls_are_checked_like_the_rest(
         client.do_handshake()
     assert direct(443, outgoing.read()) == b"\x15\x03\x01\x00\x02\x02\x70"
     assert "secure.example, not a.example" in box.refusals[-1][2]
+
+
+def test_slow_hosts_of_one_sandbox_hold_up_no_requests_of_others(make_box: MakeBox) -> None:
+    slow, other = make_box("slow.example"), make_box("slow.example")
+    other.gate.sandbox_id = "other"
+
+    async def exchange(server: socket.socket) -> None:
+        for box in (slow, other):
+            box.world.add("slow.example", 80, server.getsockname())
+        request = HttpRequest(url="http://slow.example/", timeout=60)
+        waiting = [asyncio.ensure_future(fetch.fetch(slow.gate, request)) for _ in range(fetch.MAX_REQUESTS)]
+        while slow.gate._connections < fetch.MAX_REQUESTS:
+            await asyncio.sleep(0.01)
+        with pytest.raises(PolicyRefused, match="are under way"):
+            await fetch.fetch(slow.gate, request)
+        for box in (other, slow):
+            with pytest.raises(PolicyRefused, match=r"denied\.example:80" if box is other else "way"):
+                await fetch.fetch(box.gate, HttpRequest(url="http://denied.example/"))
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        with pytest.raises(PolicyRefused, match=r"denied\.example:80 is not allowed"):
+            await fetch.fetch(slow.gate, HttpRequest(url="http://denied.example/"))
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        asyncio.run(exchange(server))
 
 
 def test_a_closed_gate_lets_nothing_through(make_box: MakeBox) -> None:
