@@ -143,9 +143,17 @@ def install_own(*, prefix: str | None = None) -> Path:
 
 
 def ensure_installed() -> Path:
-    """Install our own kernelspec, unless the wheel's data files brought it; return its directory."""
+    """Install our own kernelspec, unless the wheel's data files brought it; return its directory.
+
+    Into the environment, or for this user where that may not be written to.
+    """
     found = KernelSpecManager().find_kernel_specs().get(OWN_NAME)
-    return Path(found) if found is not None else install_own(prefix=sys.prefix)
+    if found is not None:
+        return Path(found)
+    try:
+        return install_own(prefix=sys.prefix)
+    except OSError:
+        return install_own()
 
 
 def install_twin(

@@ -53,6 +53,11 @@ def test_jupyter_starts_our_spec_with_our_provisioner() -> None:
     assert isinstance(made, AgentboxProvisioner)
 
 
+def test_our_spec_is_for_this_user_where_the_environment_cannot_be_written_to(user_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "env").write_text("no folder")
+    assert kernelspecs.ensure_installed() == user_dir / "kernels/agentbox"
+
+
 def test_only_sandboxed_kernels_are_shown_and_startable(user_dir: Path) -> None:
     assert kernelspecs.ensure_installed() == kernelspecs.ensure_installed()
     write(user_dir, "plain")

@@ -21,7 +21,7 @@ Tell = Callable[[str], object]
 _PASSED_ON = (
     "PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy",
     "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS", "DOCKER_HOST", "DOCKER_CONFIG",
-    "DOCKER_CONTEXT", "XDG_RUNTIME_DIR",
+    "DOCKER_CONTEXT", "DOCKER_BUILDKIT", "XDG_RUNTIME_DIR",
 )  # fmt: skip
 #: Seconds that a program has to end of itself.
 _GRACE = 10.0

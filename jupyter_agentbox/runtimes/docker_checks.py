@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .docker import DockerRuntime
 
 START_REMEDY = "apt-get install docker.io, and start it: systemctl start docker"
+GROUP_REMEDY = 'usermod -aG docker "$USER" as root, and log in anew'
 
 
 def check_docker(runtime: DockerRuntime) -> list[Check]:
@@ -34,7 +35,8 @@ def check_docker(runtime: DockerRuntime) -> list[Check]:
     except RuntimeFailed as error:
         return [Check(name, False, str(error), "systemctl restart docker")]
     except AgentboxError as error:
-        return [Check(name, False, str(error), START_REMEDY)]
+        is_refused = isinstance(error.__cause__, PermissionError)
+        return [Check(name, False, str(error), GROUP_REMEDY if is_refused else START_REMEDY)]
     name = "docker runtime"
     try:
         found = runtime.find_engine_runtime()

@@ -8,6 +8,8 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -383,6 +385,22 @@ class TestSetup:
             path.write_text(json.dumps(before))
             dockerd.signal(signal.SIGHUP)
             wait_until(lambda: RUNTIME_NAME in [found.name for found in engine.runtimes()], 60, "it is registered")
+
+    def test_who_may_not_use_the_socket_is_told_what_gives_that(self, dockerd: Dockerd) -> None:
+        code = (
+            "import os; from jupyter_agentbox.runtimes.docker import DockerRuntime; from jupyter_agentbox.runtimes"
+            " import docker_checks\n"
+            "os.setgroups([]); os.setgid(12399); os.setuid(12399)\n"
+            f"for host in ('{dockerd.host}', 'unix:///no/such.sock'):\n"
+            "    found, = DockerRuntime(host=host).check(); print(found.is_ok, found.remedy)"
+        )
+        dockerd.base.chmod(0o711)
+        dockerd.socket.chmod(0o660)
+        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        assert answer.returncode == 0, answer.stderr
+        group, start = answer.stdout.splitlines()
+        assert group.startswith("False usermod -aG docker")
+        assert start.startswith("False apt-get install docker.io")
 
     def test_the_doctor_looks_at_what_profiles_name_or_is_asked_for(self) -> None:
         settings = {"profiles": {"boxed": {"runtime": "docker"}}, "allowed_runtimes": ["runsc", "docker"]}
