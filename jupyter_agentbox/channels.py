@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from . import zmtp
 from .errors import AgentboxError
 from .hostcells import HostCell
-from .peers import LocalPeer, Peer
+from .peers import LocalPeer, Peer, cut
 from .spec import MIB
 
 if TYPE_CHECKING:
@@ -173,13 +173,13 @@ class Channel:
 
     async def publish(self, frames: list[bytes]) -> None:
         """Send to every client that subscribed to the topic."""
-        topic, data = frames[0], zmtp.encode(frames)
+        topic, pieces = frames[0], cut(frames)
         for peer in list(self.peers):
             if any(topic.startswith(wanted) for wanted in peer.topics):
-                await peer.deliver(data)
+                await peer.deliver(pieces)
 
     async def route(self, frames: list[bytes]) -> None:
         """Send to the client whose identity is the first frame; nowhere when it has gone."""
         peer = self.by_identity.get(frames[0])
         if peer is not None:
-            await peer.deliver(zmtp.encode(frames[1:]))
+            await peer.deliver(cut(frames[1:]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from . import zmtp
@@ -21,6 +22,23 @@ FLUSH_SIZE = 64 * 1024
 #: Bytes that wait for one client before the kernel waits as well. What is on its way when a cell is answered should be
 #: little: nbclient drops what it has not read four seconds later.
 WRITE_BUFFER = 128 * 1024
+
+
+def cut(frames: list[bytes]) -> list[bytes | memoryview]:
+    """Encode a message: a small one as one piece, a large one as pieces of which large frames are not copied."""
+    pieces: list[bytes | memoryview] = []
+    small: list[bytes] = []
+    for part in zmtp.split(frames):
+        if len(part) <= FLUSH_SIZE:
+            small.append(part)
+            continue
+        pieces.append(b"".join(small))
+        small = []
+        view = memoryview(part)
+        pieces.extend(view[start : start + WRITE_BUFFER] for start in range(0, len(part), WRITE_BUFFER))
+    if small:
+        pieces.append(b"".join(small))
+    return pieces
 
 
 class LocalPeer(Protocol):
@@ -62,6 +80,8 @@ class Peer(asyncio.Protocol):
         self.lost = 0
         self._pending: list[bytes] = []
         self._pending_size = 0
+        self._is_amid_message = False
+        self._turn = asyncio.Lock()  # of those who deliver
         self._writable = asyncio.Event()
         self._writable.set()
 
@@ -122,7 +142,7 @@ class Peer(asyncio.Protocol):
 
         Messages that come in one turn of the loop go out in one system call: each costs a fight for the GIL.
         """
-        if not self._pending:
+        if not self._pending and not self._is_amid_message:
             asyncio.get_running_loop().call_soon(self._flush)
         self._pending.append(data)
         self._pending_size += len(data)
@@ -130,22 +150,46 @@ class Peer(asyncio.Protocol):
             self._flush()
 
     def _flush(self) -> None:
+        if self._is_amid_message:
+            return
         pending, self._pending, self._pending_size = self._pending, [], 0
         if pending:
             self.transport.write(pending[0] if len(pending) == 1 else b"".join(pending))
 
-    async def deliver(self, data: bytes) -> None:
-        """Write, after waiting for a client that still reads; one that does not loses the message."""
-        if not self._writable.is_set() and not await self._wait():
-            if not self.lost:
-                self.channel.front.log.warning(
-                    "front: a client of %s has not read for %g s; it loses messages until it reads on",
-                    self.channel.name,
-                    self.channel.front.slow_client_timeout,
-                )
-            self.lost += 1
-            return
-        self.write(data)
+    async def deliver(self, pieces: list[bytes | memoryview]) -> None:
+        """Write a message of :func:`cut`, after waiting for a client that still reads; one that does not loses it.
+
+        Of several pieces each waits until the one before has room, since what a transport has no room for it copies.
+        """
+        async with self._turn:
+            if not self._writable.is_set() and not await self._wait():
+                if not self.lost:
+                    self.channel.front.log.warning(
+                        "front: a client of %s has not read for %g s; it loses messages until it reads on",
+                        self.channel.name,
+                        self.channel.front.slow_client_timeout,
+                    )
+                self.lost += 1
+            elif len(pieces) == 1:
+                self.write(bytes(pieces[0]))
+            else:
+                await self._write_pieces(pieces)
+
+    async def _write_pieces(self, pieces: list[bytes | memoryview]) -> None:
+        self._flush()
+        self._is_amid_message = True
+        rest = deque(pieces)
+        try:
+            while rest and (self._writable.is_set() or await self._wait()):
+                if self.transport.is_closing():
+                    return
+                self.transport.write(rest.popleft())
+        finally:
+            # A message that has begun is written whole, even if the client stops reading.
+            self._is_amid_message = False
+            if rest and not self.transport.is_closing():
+                self.transport.write(b"".join(rest))
+            self._flush()
 
     async def _wait(self) -> bool:
         if self.lost:

@@ -8,9 +8,9 @@ harms nobody else. Announcing 3.0 makes newer peers send subscriptions as ordina
 
 from __future__ import annotations
 
-from .guest.zmtp import COMMAND, LONG, MORE, Decoder, ZmtpError, encode, greeting, ready
+from .guest.zmtp import COMMAND, LONG, MORE, Decoder, ZmtpError, encode, greeting, ready, split
 
-__all__ = ["Decoder", "ServerHandshake", "ZmtpError", "encode", "greeting", "ready"]
+__all__ = ["Decoder", "ServerHandshake", "ZmtpError", "encode", "greeting", "ready", "split"]
 
 _GREETING_SIZE = 64
 #: Of READY, which has two or three short properties.

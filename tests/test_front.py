@@ -24,6 +24,7 @@ from jupyter_client.session import Session
 from jupyter_agentbox import endpoints, zmtp
 from jupyter_agentbox.errors import AgentboxError
 from jupyter_agentbox.front import Front
+from jupyter_agentbox.guest.zmtp import Handshake
 from jupyter_agentbox.messages import DELIMITER, RunningCell, Signer, header_index
 from jupyter_agentbox.spec import End
 
@@ -329,6 +330,52 @@ def subscriber(front: Front) -> socket.socket:
     raw.connect(f"{front.directory}/k-2")
     raw.sendall(zmtp.greeting() + zmtp.ready(b"SUB") + b"\x00\x01\x01")
     return raw
+
+
+def read_messages(raw: socket.socket, count: int) -> list[list[bytes]]:
+    """Read so many messages after the handshake, which was not read yet."""
+    raw.settimeout(10)
+    handshake, decoder, found = Handshake(), zmtp.Decoder(10_000_000), []
+    while not handshake.is_done:
+        handshake.feed(raw.recv(64))
+    data = handshake.rest
+    while len(found) < count:
+        found += decoder.feed(data)
+        data = raw.recv(1 << 16) if len(found) < count else b""
+    assert decoder.is_at_boundary
+    return found
+
+
+def test_nothing_comes_between_the_pieces_of_a_large_message(front: Front, loop: LoopThread) -> None:
+    iopub = front._channels["iopub"]
+    first, second = ([b"t", b"head", b"%d" % n * 3_000_000, b"", b"tail"] for n in (1, 2))
+
+    async def publish_both() -> None:
+        await asyncio.gather(iopub.publish(first), iopub.publish(second))
+
+    with subscriber(front) as raw:
+        until(lambda: [peer for peer in iopub.peers if peer.topics])
+        (peer,) = iopub.peers
+        publishing = asyncio.run_coroutine_threadsafe(publish_both(), loop.loop)
+        until(lambda: peer._is_amid_message)
+        loop.call(front.notice, "of the front's own")
+        assert peer._is_amid_message
+        assert peer.transport.get_write_buffer_size() < 1_000_000
+        welcome, *messages = read_messages(raw, 4)
+        publishing.result(10)
+    assert b"iopub_welcome" in welcome[3]
+    assert [messages[0], messages[2]] == [first, second]
+    assert b"of the front's own" in messages[1][-1]
+
+
+def test_a_large_message_is_whole_for_a_client_that_stops_reading_in_its_midst(front: Front, loop: LoopThread) -> None:
+    front.slow_client_timeout = 0.2
+    iopub = front._channels["iopub"]
+    frames = [b"t", b"x" * 3_000_000, b"y" * 3_000_000]
+    with subscriber(front) as raw:
+        until(lambda: [peer for peer in iopub.peers if peer.topics])
+        loop.run(iopub.publish(frames))
+        assert read_messages(raw, 2)[1] == frames
 
 
 def test_a_full_queue_stops_reading_and_loses_nothing(front: Front, loop: LoopThread) -> None:

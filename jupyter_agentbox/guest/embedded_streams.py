@@ -22,7 +22,7 @@ from ipykernel.iostream import BackgroundSocket, IOPubThread, OutStream
 from tornado.ioloop import IOLoop
 from zmq.eventloop.zmqstream import ZMQStream
 
-from .fifos import READ_SIZE, FormatError, Sender, Unpacker, is_readable
+from .fifos import FIRST_READ_SIZE, READ_SIZE, FormatError, Sender, Unpacker, is_readable
 
 #: Largest message of the host's, bytes.
 MAX_MESSAGE = 512 * 1024 * 1024
@@ -116,7 +116,7 @@ class Receiver:
                 self._is_empty = True
                 return []
             try:
-                data = os.read(self.fd, READ_SIZE)
+                data = os.read(self.fd, FIRST_READ_SIZE if self._unpacker.is_at_boundary else READ_SIZE)
                 if data:
                     return self._unpacker.feed(data)  # type: ignore[return-value]
             except (OSError, FormatError):

@@ -27,8 +27,9 @@ ACK = struct.Struct("<Q")
 ACK_INTERVAL = 0.2
 #: Most parts of one message.
 MAX_PARTS = 4096
-#: Bytes read at a time.
+#: Bytes read at a time; and by a kernel while no message has begun, since gVisor clears as much memory for each read.
 READ_SIZE = 256 * 1024
+FIRST_READ_SIZE = 16 * 1024
 _COUNT = struct.Struct("<I")
 
 
@@ -64,39 +65,44 @@ class Unpacker:
         self.max_size = max_size
         self._kind = kind
         self._buffer = bytearray()
-        self._wanted = 0
+        self._sizes: list[int] = []  # of the parts to come of the message that has begun, the next one last
+        self._parts: list[bytes] = []
+
+    @property
+    def is_at_boundary(self) -> bool:
+        """Whether nothing of an unfinished message is held."""
+        return not self._buffer and not self._sizes
 
     def feed(self, data: bytes) -> list[list[bytes]]:
         """Take what was read; whole messages are returned. Raises FormatError."""
         self._buffer += data
-        size = len(self._buffer)
-        if size < self._wanted:  # not looked at again for each piece of a large message
-            return []
         messages: list[list[bytes]] = []
-        start = 0
+        start, end = 0, len(self._buffer)
         with memoryview(self._buffer) as view:
-            while size - start >= 4:
-                (count,) = _COUNT.unpack_from(view, start)
-                if not 0 < count <= MAX_PARTS:
-                    raise FormatError(f"a message of {count} parts; 1 to {MAX_PARTS} may be")
-                position = start + 4 + 4 * count
-                if position > size:
-                    self._wanted = position - start
+            while True:
+                if not self._sizes:
+                    if end - start < 4:
+                        break
+                    (count,) = _COUNT.unpack_from(view, start)
+                    if not 0 < count <= MAX_PARTS:
+                        raise FormatError(f"a message of {count} parts; 1 to {MAX_PARTS} may be")
+                    position = start + 4 + 4 * count
+                    if position > end:
+                        break
+                    sizes = struct.unpack_from(f"<{count}I", view, start + 4)
+                    if position - start + sum(sizes) > self.max_size:
+                        raise FormatError(f"a message of over {self.max_size} bytes")
+                    self._sizes = list(reversed(sizes))
+                    start = position
+                size = self._sizes[-1]
+                if end - start < size:
                     break
-                sizes = struct.unpack_from(f"<{count}I", view, start + 4)
-                end = position + sum(sizes)
-                if end - start > self.max_size:
-                    raise FormatError(f"a message of over {self.max_size} bytes")
-                if end > size:
-                    self._wanted = end - start
-                    break
-                parts = []
-                for length in sizes:
-                    parts.append(self._kind(view[position : position + length]))
-                    position += length
-                messages.append(parts)
-                start = end
-                self._wanted = 0
+                self._parts.append(self._kind(view[start : start + size]))
+                start += size
+                self._sizes.pop()
+                if not self._sizes:
+                    messages.append(self._parts)
+                    self._parts = []
         if start:
             del self._buffer[:start]
         return messages

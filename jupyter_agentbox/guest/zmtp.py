@@ -73,6 +73,11 @@ class Handshake:
 
 def encode(frames: list[bytes]) -> bytes:
     """One message as bytes."""
+    return b"".join(split(frames))
+
+
+def split(frames: list[bytes]) -> list[bytes]:
+    """One message as bytes, in two pieces for each frame, of which the second is the frame."""
     parts = []
     last = len(frames) - 1
     for index, frame in enumerate(frames):
@@ -82,7 +87,7 @@ def encode(frames: list[bytes]) -> bytes:
         else:
             parts.append(bytes((flags, len(frame))))
         parts.append(frame)
-    return b"".join(parts)
+    return parts
 
 
 class Splitter:
