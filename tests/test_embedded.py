@@ -251,6 +251,24 @@ def test_output_of_children_and_of_libraries_is_shown(client: Client) -> None:
     assert client.text(request, "stderr") == "wrong\n"
 
 
+def test_a_forked_child_speaks_only_by_its_output(client: Client) -> None:
+    code = """
+    import os, time
+    child = os.fork()
+    if child == 0:
+        display('a message of its own')
+        print('output', flush=True)
+        os._exit(7)
+    print(os.waitpid(child, 0)[1] >> 8)
+    time.sleep(0.5)
+    """
+    request = client.start(code.replace("\n    ", "\n"))
+    assert sorted(client.text(request).split()) == ["7", "output"]
+    assert "display_data" not in [message["msg_type"] for message in client.outputs(request)]
+    request = client.start("print('goes on')")
+    assert client.text(request) == "goes on\n"
+
+
 def test_much_output_comes_whole(client: Client) -> None:
     request = client.start("block = 'ä' * 99 + '\\n'\nfor _ in range(200): print(block * 1000, end='')")
     assert client.text(request, timeout=60) == ("ä" * 99 + "\n") * 200_000

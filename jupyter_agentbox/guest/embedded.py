@@ -215,6 +215,8 @@ class EmbeddedApp(IPKernelApp):
         self.control_thread.daemon = True
         main, control = IOLoop.current(), self.control_thread.io_loop
         said, answers = Sender(SAID_LIMIT), Sender(ANSWERS_LIMIT)
+        # To look costs a system call for each message; a forked child's senders are abandoned, and say nothing.
+        self.session.check_pid = False
         self.shell_socket = Stream("shell", said, main)
         self.stdin_socket = Stream("stdin", said, main)
         self.stdin_socket.receiver.on_message = self.stdin_socket._ready.append
