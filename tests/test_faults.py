@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import os
 import resource
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from boxes import boxed, run
 
+from jupyter_agentbox.errors import AgentboxError
+from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.runtimes import Handle
+from jupyter_agentbox.runtimes.runsc import RunscRuntime
 from jupyter_agentbox.sweep import kill_processes, read_start_time
 
 
@@ -72,3 +79,54 @@ def test_without_descriptors_a_frozen_sandbox_goes_on(handle: Handle) -> None:
     with no_descriptors():
         handle.resume()
     wait_for_state(handle.pid, "S", "R")
+
+
+def test_a_server_out_of_descriptors_keeps_its_sandboxes(has_runsc: None, manager: SandboxManager) -> None:
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager) as box:
+            with no_descriptors():
+                # Several looks at it, and what it takes to believe that it is gone.
+                await asyncio.sleep(4)
+            assert box.sandbox.end is None
+            assert await box.text("echo alive") == "alive"
+
+    run(test, manager)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m,mode=700", "none", tmp_path], check=True, timeout=10)
+    yield tmp_path
+    subprocess.run(["umount", "-l", tmp_path], check=True, timeout=10)
+
+
+def test_a_full_disk_is_told_and_ends_nothing(
+    has_runsc: None, small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = small_disk / "state"
+    manager = SandboxManager(state, RunscRuntime(state_dir=str(state)))
+
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager) as box:
+            with open(small_disk / "fill", "wb", buffering=0) as file, contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(4096))
+            assert await box.text("echo alive") == "alive"
+            with pytest.raises((AgentboxError, OSError), match=r"No space left|is full|cannot be written"):
+                async with boxed(manager):
+                    pass
+            for _ in range(20):  # what SQLite has room for is still written
+                manager.audit.note("call", box.sandbox.id, detail={"much": "x" * 100_000})
+            with pytest.raises(AgentboxError, match="cannot be written"):
+                await manager.audit.arecord("call", box.sandbox.id, detail={"much": "x" * 100_000})
+            (small_disk / "fill").unlink()
+            await manager.audit.arecord("call", box.sandbox.id)
+            assert await box.text("echo alive") == "alive"
+
+    run(test, manager)
+    assert any("is not in the audit log" in text for _, level, text in caplog.record_tuples if level == logging.ERROR)
+    assert manager.audit.verify().is_ok
+    manager.audit.close()
+    assert not list((state / "sandboxes").iterdir())
