@@ -17,6 +17,7 @@ import re
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -107,6 +108,7 @@ class AuditLog:
         self.busy_timeout = busy_timeout
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
+        self._closer: weakref.finalize[..., Any] | None = None
         self._inode: tuple[int, int] | None = None
         self._until_prune = 0
         self._is_closed = False
@@ -357,6 +359,9 @@ class AuditLog:
             connection.close()
             raise
         self._connection = connection
+        # With a log that nobody closed; at the program's end there may still be rows to come.
+        self._closer = weakref.finalize(self, connection.close)
+        self._closer.atexit = False
         self._inode = self._file_id()
         self._until_prune = 0
         if is_lost:
@@ -382,9 +387,9 @@ class AuditLog:
         return found.st_dev, found.st_ino
 
     def _disconnect(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self._closer is not None:
+            self._closer()
+        self._connection = self._closer = None
 
 
 def _say_missing(row: Future[int]) -> None:

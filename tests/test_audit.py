@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import sqlite3
 import stat
@@ -183,6 +184,23 @@ def test_a_log_of_a_newer_release_is_left_alone(path: Path) -> None:
     with pytest.raises(AgentboxError, match="newer release"):
         log.record("egress", "one")
     log.close()
+
+
+def test_a_log_that_nobody_closes_leaves_no_file_open(path: Path) -> None:
+    log = AuditLog(path)
+    log.record("egress", "one")
+    assert [link for link in open_files() if link.startswith(str(path))]
+    del log
+    gc.collect()
+    assert not [link for link in open_files() if link.startswith(str(path))]
+
+
+def open_files() -> list[str]:
+    links = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # that of the listing itself
+            links.append(os.readlink(entry))
+    return links
 
 
 # -- the chain ---------------------------------------------------------------------------------------
