@@ -1,9 +1,9 @@
 """What parked kernels take, and how soon one answers that a message wakes: ``python -m benchmarks.parked``.
 
-A server gets many kernels and parks them. Then some, each with a client that stays connected, are woken one at a
-time by a cell, and twenty at once. Each is a kernel of its own, started off a template as kernels usually are. With
-``--minutes`` it parks as many as the time allows, and an interrupt ends it with the figures that there are. The exit
-status is 1 if a target is missed.
+A server, or several of one user, get many kernels and park them. Then some, each with a client that stays connected,
+are woken one at a time by a cell, and twenty at once. Each is a kernel of its own, started off a template as kernels
+usually are. With ``--minutes`` it parks as many as the time allows, and an interrupt ends it with the figures that
+there are. The exit status is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import random
+import resource
 import socket
 import subprocess
 import sys
@@ -43,14 +44,14 @@ TARGETS = {
 
 
 class Server:
-    """A Jupyter server in a process of its own."""
+    """A Jupyter server in a process of its own; several share one directory, and so all that they keep there."""
 
     def __init__(self, base: Path) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.base, self.token = base, uuid.uuid4().hex
-        (base / "config").mkdir()
+        (base / "config").mkdir(exist_ok=True)
         policy = {"max_snapshot_bytes": "100 GiB", "lease_timeout": 60.0}
         (base / "config" / "jupyter_agentbox_config.json").write_text(json.dumps({"Policy": policy}))
         self.http = requests.Session()
@@ -65,7 +66,7 @@ class Server:
             f"--IdentityProvider.token={self.token}", f"--ServerApp.root_dir={self.base}",
             "--ServerApp.jpserver_extensions={'jupyter_agentbox': True}", "--AgentboxExtension.keep_sandboxes=False",
         ]  # fmt: skip
-        with (self.base / "log").open("w") as log:
+        with (self.base / f"log-{self.port}").open("w") as log:
             process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
         try:
             for _ in range(3000):
@@ -96,6 +97,10 @@ class Server:
     def park(self, kernel_id: str) -> None:
         """Park a kernel."""
         self.call("POST", f"api/agentbox/sandboxes/{kernel_id}/park")
+
+    def descriptors(self) -> int:
+        """Count the open files of the server."""
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def memory(self) -> float:
         """Return the resident memory of the server, MB."""
@@ -158,18 +163,19 @@ def wait_for_template(server: Server) -> None:
     raise TimeoutError("no template was made")
 
 
-def park_many(server: Server, count: int, deadline: float) -> list[str]:
-    """Start and park that many kernels, or as many as there is time for; return their ids."""
+def park_many(servers: list[Server], count: int, deadline: float) -> list[tuple[Server, str]]:
+    """Start and park that many kernels, or as many as there is time for; return their servers and ids."""
     began = time.perf_counter()
-    kernels: list[str] = []
+    kernels: list[tuple[Server, str]] = []
 
-    def make(_: int) -> None:
+    def make(number: int) -> None:
         if time.perf_counter() > deadline:
             return
+        server = servers[number % len(servers)]
         client = start(server)
         client.close()
         server.park(client.id)
-        kernels.append(client.id)
+        kernels.append((server, client.id))
         if len(kernels) % 50 == 0:
             print(f"{len(kernels)} are parked after {time.perf_counter() - began:.0f} s", flush=True)
 
@@ -181,8 +187,9 @@ def park_many(server: Server, count: int, deadline: float) -> list[str]:
     return kernels
 
 
-def measure(server: Server, count: int, samples: int, minutes: float, figures: dict[str, float]) -> None:
+def measure(servers: list[Server], count: int, samples: int, minutes: float, figures: dict[str, float]) -> None:
     """Park `count` kernels, and wake some of them. Each figure is there as soon as it is known."""
+    server = servers[0]
     end = time.perf_counter() + minutes * 60 if minutes else float("inf")
     # What comes after takes two minutes, and forty seconds.
     ends = [end - min(share * minutes * 60, most) for share, most in ((0.25, 120), (0.1, 40))]
@@ -198,8 +205,9 @@ def measure(server: Server, count: int, samples: int, minutes: float, figures: d
         client.close()
         server.call("DELETE", f"api/kernels/{client.id}")
     figures["beside it: a kernel's start to its first reply"] = sorted(times)[len(times) // 2]
-    began, before = time.perf_counter(), server.memory()
-    kernels = park_many(server, count, ends[0])
+    began, before = time.perf_counter(), sum(each.memory() for each in servers)
+    held = sum(each.descriptors() for each in servers)
+    kernels = park_many(servers, count, ends[0])
     state = server.base / "data" / "agentbox"
     saved = list(state.glob("snapshots/owners/*/snapshots/*/packed"))  # and no template
     assert len(saved) == len(kernels)
@@ -207,17 +215,18 @@ def measure(server: Server, count: int, samples: int, minutes: float, figures: d
     figures["seconds for each to start and be parked"] = (time.perf_counter() - began) / len(kernels)
     figures["disk for each, MB"] = disk_usage(*(path.parent for path in saved), state / "parked") / MB / len(kernels)
     figures["processes of all that are parked"] = server.processes()
-    figures["memory of the server for each, MB"] = (server.memory() - before) / len(kernels)
+    figures["memory of the server for each, MB"] = (sum(each.memory() for each in servers) - before) / len(kernels)
+    figures["descriptors of the server for each"] = (sum(each.descriptors() for each in servers) - held) / len(kernels)
     times = []
-    for kernel_id in random.Random(0).sample(kernels, min(len(kernels), samples)):
+    for owner, kernel_id in random.Random(0).sample(kernels, min(len(kernels), samples)):
         if times and time.perf_counter() > ends[1]:
             break
-        times.append(wake_one(server, kernel_id))
+        times.append(wake_one(owner, kernel_id))
         ordered = sorted(times)
         figures["one woken by a message, p50"] = ordered[len(times) // 2]
         figures["one woken by a message, p95"] = ordered[int(0.95 * len(times))]
 
-    clients = [parked_with_client(server, kernel_id) for kernel_id in kernels[:20]]
+    clients = [parked_with_client(owner, kernel_id) for owner, kernel_id in kernels[:20]]
     with ThreadPoolExecutor(len(clients)) as pool:
         times = list(pool.map(lambda client: client.execute("assert x == 41"), clients))
     figures[f"{len(clients)} woken at once, the last"] = max(times)
@@ -246,15 +255,20 @@ def main() -> int:
     """Print the figures with their targets."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kernels", type=int, default=1000, help="how many are parked")
+    parser.add_argument("--servers", type=int, default=1, help="how many servers of one user have them")
     parser.add_argument("--samples", type=int, default=40, help="how many are woken one at a time")
     parser.add_argument("--minutes", type=float, default=0.0, help="about how long it may take; 0 for no bound")
     options = parser.parse_args()
     figures: dict[str, float] = {}
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with tempfile.TemporaryDirectory(prefix="parked") as directory:
-        server = Server(Path(directory))
-        with server.running(), contextlib.suppress(KeyboardInterrupt):
-            measure(server, options.kernels, options.samples, options.minutes, figures)
-        server.http.close()
+        servers = [Server(Path(directory)) for _ in range(options.servers)]
+        with contextlib.ExitStack() as stack, contextlib.suppress(KeyboardInterrupt):
+            for server in servers:
+                stack.callback(server.http.close)
+                stack.enter_context(server.running())
+            measure(servers, options.kernels, options.samples, options.minutes, figures)
     missed = 0
     print(f"\n{machine()}")
     for name, value in figures.items():

@@ -1,4 +1,6 @@
-"""The use of notebooks' sandboxes over REST, told to Jupyter: its culler knows of cells only."""
+"""What Jupyter is told of notebooks' sandboxes: that one is used over REST, as its culler knows of cells only; that one
+was parked, as it holds connections for pages that were closed.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +44,20 @@ class KernelActivity:
         if session.uses and session not in self._waiting:
             self._waiting.add(session)
             self._loop.call_later(INTERVAL, self._look, session)
+
+    def parked(self, kernel_id: str) -> None:
+        """A kernel was parked. From any thread."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._loop.call_later, INTERVAL, self._let_go, kernel_id)
+
+    def _let_go(self, kernel_id: str) -> None:
+        """Close the connections that wait for a closed page to come back, half of a parked kernel's descriptors.
+
+        Not if they have brought something that the page has not seen. A page that comes back makes new ones.
+        """
+        kept = self._kernels._kernel_buffers.get(kernel_id)
+        if kept is not None and not kept["buffer"] and kernel_id in self._kernels:
+            self._kernels.stop_buffering(kernel_id)
 
     def _look(self, session: Session) -> None:
         self._waiting.discard(session)

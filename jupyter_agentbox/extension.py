@@ -30,7 +30,7 @@ from .warm import WarmStarts
 
 #: Seconds that the end of a server waits for its sandboxes to be gone; the sweeper takes what is left.
 STOP_TIMEOUT = 10.0
-#: Descriptors that the server may have open, where the system lets it: each kernel takes two dozen, parked ones too.
+#: Descriptors that the server may have open, where the system lets it: each kernel takes two dozen, a parked one over half.
 MAX_DESCRIPTORS = 65536
 
 
@@ -86,7 +86,8 @@ class AgentboxExtension(ExtensionApp):
             self._service.parker.start()
         if gateway_url is None:
             loop: Any = IOLoop.current()
-            sessions.on_use = KernelActivity(self.serverapp.kernel_manager, loop.asyncio_loop).used
+            activity = KernelActivity(self.serverapp.kernel_manager, loop.asyncio_loop)
+            sessions.on_use, self._service.parker.on_parked = activity.used, activity.parked
             Magics.share(policy, Magics(self._service.snapshots, sessions, loop.asyncio_loop))
         self._observer = Observer(sessions, self.serverapp.event_logger)
         if gateway_url is None and self.keep_sandboxes:

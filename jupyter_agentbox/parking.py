@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -49,9 +49,15 @@ class Parker:
     ----------
     sessions : Sessions
     snapshots : Snapshots
+
+    Attributes
+    ----------
+    on_parked : callable
+        Told the id of each kernel that was parked, on the link's thread.
     """
 
     def __init__(self, sessions: Sessions, snapshots: Snapshots) -> None:
+        self.on_parked: Callable[[str], object] = lambda kernel_id: None
         self.sessions = sessions
         self.snapshots = snapshots
         self._directory = sessions.policy.state_path / "parked"
@@ -74,6 +80,7 @@ class Parker:
                 raise Conflict("its kernel is none of this server's")
             await slot.park(lambda sandbox: self._save_kernel(session, sandbox))
             session.lie_down(slot.parked)
+            self.on_parked(sandbox.spec.kernel_id)
             return
         snapshot = await self._save(session, sandbox)
         session.close()

@@ -96,6 +96,39 @@ def test_a_parked_kernel_takes_nothing_and_any_message_wakes_it(kernel: KernelCl
     assert [item["state"] for item in call(server, "GET", "sandboxes")["sandboxes"]] == ["running"]
 
 
+def connections(server: Server) -> int:
+    """Count the server's sockets."""
+    folder = Path(f"/proc/{server.process.pid}/fd")
+    return sum(os.readlink(path).startswith("socket:") for path in folder.iterdir() if os.path.lexists(path))
+
+
+def leave(kernel: KernelClient) -> None:
+    """Close its page."""
+    kernel.socket.close()
+    wait_until(lambda: kernel.server.call("GET", f"api/kernels/{kernel.id}")["connections"] == 0, 20, "it is closed")
+
+
+def test_jupyter_holds_no_connections_for_a_page_that_was_closed(kernel: KernelClient) -> None:
+    kernel.check("x = 41")
+    leave(kernel)
+    before = connections(kernel.server)
+    park(kernel)
+    wait_until(lambda: connections(kernel.server) <= before - 8, 20, "those of the page are closed")
+    again = KernelClient(kernel.server, kernel.id, kernel.session)
+    assert again.check("print(x)") == "41\n"
+
+
+def test_what_a_closed_page_has_not_seen_is_kept_over_parking(kernel: KernelClient) -> None:
+    kernel.check("import time")
+    request = kernel.start("time.sleep(1); print('late')")
+    leave(kernel)
+    wait_until(lambda: state_of(kernel) == "idle", 20, "the cell is done")
+    park(kernel)
+    time.sleep(3)  # longer than what is waited before the connections are looked at
+    again = KernelClient(kernel.server, kernel.id, kernel.session)
+    assert again.finish(request).text == "late\n"
+
+
 def test_a_kernel_that_works_or_is_in_use_is_not_parked(kernel: KernelClient) -> None:
     server = kernel.server
     running = kernel.start("print('begun', flush=True)\nimport time; time.sleep(3)\ny = 1")
