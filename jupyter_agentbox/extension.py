@@ -30,7 +30,7 @@ from .warm import WarmStarts
 
 #: Seconds that the end of a server waits for its sandboxes to be gone; the sweeper takes what is left.
 STOP_TIMEOUT = 10.0
-#: Descriptors that the server may have open, where the system lets it: a kernel takes two dozen, a parked one over half.
+#: Descriptors that the server may have open, where the system lets it: a kernel takes two dozen, a parked one a dozen.
 MAX_DESCRIPTORS = 65536
 
 
