@@ -20,6 +20,7 @@ import signal
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -34,7 +35,7 @@ from .manager import SandboxManager
 from .policy import Policy
 from .renewal import keep_hosts
 from .slot import KernelSlot
-from .spec import WORKSPACE, SandboxSpec
+from .spec import WORKSPACE, Cause, End, SandboxSpec
 from .warm import WarmStarts
 
 #: Seconds between two looks of :meth:`AgentboxProvisioner.wait`.
@@ -262,7 +263,23 @@ class AgentboxProvisioner(KernelProvisionerBase):
     async def shutdown_requested(self, restart: bool = False) -> None:
         """The kernel was asked to leave; that it does needs no explanation."""
         if self._slot is not None:
-            self._slot.expect_end()
+            self._slot.expect_end(None if restart else self._end_as_idle())
+
+    def _end_as_idle(self) -> End | None:
+        """Return the end by Jupyter's limit on idle kernels, if it is that: Jupyter ends them without a word why."""
+        kernels, own = getattr(self.parent, "parent", None), self.kernel_spec.metadata.get("cull_idle_timeout")
+        limit = getattr(kernels, "cull_idle_timeout", 0) if own is None else own
+        last = getattr(self.parent, "last_activity", None)
+        if kernels is None or last is None or not isinstance(limit, (int, float)) or limit <= 0:
+            return None
+        idle = (datetime.now(timezone.utc) - last).total_seconds()
+        is_asleep = kernels.cull_busy or getattr(self.parent, "execution_state", None) != "busy"
+        is_alone = kernels.cull_connected or not kernels.kernel_model(self.kernel_id)["connections"]
+        if idle <= limit or not is_asleep or not is_alone:
+            return None
+        said = f"the kernel was not used (idle for {idle:.0f} s, limit {limit:.0f} s)"
+        setting = "MappingKernelManager.cull_idle_timeout" if own is None else "cull_idle_timeout of the kernelspec"
+        return End(Cause.IDLE, 0, said, setting=setting)
 
     async def cleanup(self, restart: bool = False) -> None:
         """Remove what is left; for a restart all but addresses and work files.

@@ -484,11 +484,7 @@ class Sandbox:
 
     async def _record_end(self, end: End) -> None:
         try:
-            detail = {
-                "event": "ended", "cause": end.cause.value, "kernel_id": self.spec.kernel_id,
-                "message": end.message[:500], "setting": end.setting or "",
-            }  # fmt: skip
-            await self._audit.arecord("lifecycle", self.id, detail=detail)
+            await self._audit.arecord("lifecycle", self.id, detail=end.to_detail(self.spec.kernel_id))
         except (AgentboxError, RuntimeError) as error:
             log.error("sandbox %s: its end could not be written to the audit log: %s", self.id, error)
 

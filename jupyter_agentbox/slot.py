@@ -92,6 +92,7 @@ class KernelSlot(Parkable):
         self._sandbox: Sandbox | None = None
         self._kernel: Kernel | None = None
         self._parked = self._waking = None
+        self._meant = End(Cause.STOPPED, 137, "it was stopped")
         # One start, stop or release at a time: Jupyter's calls overlap when a user is impatient.
         self._lock = asyncio.Lock()
         with KernelSlot._all_lock:
@@ -336,8 +337,9 @@ class KernelSlot(Parkable):
     def _connection_info(self, front: Front) -> dict[str, Any]:
         return {**front.connection_info, "key": self._key, "signature_scheme": self._signature_scheme}
 
-    def expect_end(self) -> None:
-        """Somebody asked the kernel to end; nobody needs to be told why it did."""
+    def expect_end(self, why: End | None = None) -> None:
+        """Somebody asked the kernel to end: no cell needs to be told. The log is told why, if that is known."""
+        self._meant = why or self._meant
         if self._front is not None:
             self._front.is_end_expected = True
 
@@ -377,22 +379,22 @@ class KernelSlot(Parkable):
 
     async def _stop(self) -> None:
         if self.parked is not None:
-            self.end = End(Cause.STOPPED, 137, "it was stopped")
+            self.end = self._meant
             if self._front is not None:
                 self._front.detach()
         if self._sandbox is None:
             return
         if self._kernel is not None and self._kernel.end is None:
             self.expect_end()
-        cause: Cause | End = Cause.STOPPED
+        end = self._meant
         if self._front is not None and not self._front.is_end_expected and self._kernel is not None:
             # A kernel's end that nobody asked for is why its sandbox ends.
             is_own = self._kernel in self._sandbox.kernels.values()
-            cause = (self._kernel.end if is_own else None) or cause
-        await self.manager.stop(self._sandbox, cause, is_kept=True)
+            end = (self._kernel.end if is_own else None) or end
+        await self.manager.stop(self._sandbox, end, is_kept=True)
         if self._kernel is not None and self._kernel.end is None:
             # The kernel's own watcher notices a moment later; poll() must not have to wait for it.
-            self._kernel.ended(self._sandbox.end or End(Cause.STOPPED, 137, "it was stopped"))
+            self._kernel.ended(self._sandbox.end or end)
 
     async def _release(self) -> None:
         await self._stop()
@@ -402,6 +404,11 @@ class KernelSlot(Parkable):
         parked, self._parked = self._parked, None
         if parked is not None:
             await parked.forget()
+            detail = self._meant.to_detail(parked.spec.kernel_id)
+            try:
+                await self.manager.audit.arecord("lifecycle", parked.sandbox_id, detail=detail)
+            except AgentboxError as error:
+                self._log.error("a parked kernel's end could not be written to the audit log: %s", error)
         front, self._front = self._front, None
         if front is not None:
             front.close()

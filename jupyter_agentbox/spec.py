@@ -286,3 +286,10 @@ class End:
     def __post_init__(self) -> None:
         clean = "".join(c if c.isprintable() else "?" for c in self.message)
         object.__setattr__(self, "message", clean)
+
+    def to_detail(self, kernel_id: str) -> dict[str, str]:
+        """Return what the audit log tells of it."""
+        return {
+            "event": "ended", "cause": self.cause.value, "kernel_id": kernel_id,
+            "message": self.message[:500], "setting": self.setting or "",
+        }  # fmt: skip

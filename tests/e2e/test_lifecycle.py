@@ -279,6 +279,9 @@ def test_culling_counts_from_the_end_of_a_cell_and_of_a_call(agentbox_env: Env) 
 
         wait_until(is_culled, 90, "it is culled")
         wait_until(lambda: not agentbox_env.sandboxes(), 60, "its sandbox is gone")
+        rows = [row["detail"] for row in server.call("GET", "api/agentbox/audit?kind=lifecycle")["rows"]]
+        (end,) = [row for row in rows if row["event"] == "ended"]
+        assert (end["cause"], end["setting"]) == ("idle", "MappingKernelManager.cull_idle_timeout")
 
 
 def test_a_kernel_that_never_answers_leaves_nothing(agentbox_env: Env) -> None:
