@@ -29,11 +29,11 @@ export class Actions {
     return nameOf(info, this.model.paths, this.trans);
   }
 
-  /** The actions that make sense for it now, with their labels. */
-  of(info: Info): [ActionName, string][] {
+  /** The actions that make sense for it now, with their labels and what there is to add. */
+  of(info: Info): [ActionName, string, string?][] {
     const { trans } = this;
     const isNotebook = info.kind === 'notebook';
-    const found: [ActionName, string][] = [];
+    const found: [ActionName, string, string?][] = [];
     const hasPath = info.kernels.some(kernel => this.model.paths.has(kernel.id));
     if (hasPath) {
       found.push(['open', trans.__('Open')]);
@@ -44,7 +44,7 @@ export class Actions {
         found.push(['interrupt', trans.__('Interrupt')], ['restart', trans.__('Restart')]);
       }
       found.push(['snapshot', trans.__('Snapshot')], ['restore', trans.__('Restore')]);
-      found.push(['fork', isNotebook ? trans.__('Fork into a new notebook') : trans.__('Fork')]);
+      found.push(['fork', trans.__('Fork'), isNotebook ? trans.__('Into a new notebook, whose kernel goes on from here') : trans.__('Into a new sandbox, which goes on from here')]);
       found.push(['terminal', trans.__('Terminal')], ['files', trans.__('Files')], ['park', trans.__('Park')]);
     } else if (info.state === 'parked') {
       found.push(['wake', trans.__('Wake')]);

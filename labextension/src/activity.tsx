@@ -1,6 +1,7 @@
 /** Who drives a sandbox, what agents did in it lately, and the tokens that they do it with. */
 import * as React from 'react';
 
+import { Ago } from './facts.js';
 import { useFetched, useSignal } from './hooks.js';
 import { findDriver, listDeeds, type Driver } from './rows.js';
 import type { Part } from './view.js';
@@ -79,10 +80,12 @@ export function Activity({ info, model, actions }: Part): JSX.Element {
           <tbody>
             {value.deeds.map((deed, index) => (
               <tr key={`${deed.time} ${index}`}>
-                <td>{new Date(deed.time * 1000).toLocaleTimeString()}</td>
-                <td>{deed.tool}</td>
+                <td>
+                  <Ago time={deed.time} trans={trans} />
+                </td>
+                <td>{deed.count > 1 ? `${deed.tool} × ${deed.count}` : deed.tool}</td>
                 <td>{deed.token ? trans.__('agent “%1”', deed.token) : deed.by}</td>
-                <td>{trans.__('%1 s', deed.duration.toFixed(1))}</td>
+                <td className="ab-fact">{trans.__('%1 s', deed.duration.toFixed(1))}</td>
                 <td>{deed.problem}</td>
               </tr>
             ))}

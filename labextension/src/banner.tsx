@@ -5,7 +5,7 @@ import * as React from 'react';
 
 import type { TurnDialogs } from './dialogs.js';
 import type { Model } from './model.js';
-import { explain, type Ending } from './words.js';
+import { explain, factsOf, type Ending } from './words.js';
 
 /** Statuses of a kernel that lives. */
 const LIVING = new Set(['idle', 'busy']);
@@ -82,7 +82,7 @@ export class Banner extends ReactWidget {
     if (this._hasLived && this._isBoxed()) {
       this._hasLived = false;
       this.surroundings.dialogs.close();
-      this.model.noteLoss(this._kernel, this._awaySince ?? Date.now() / 1000, this._awaySince !== null);
+      void this.model.noteLoss(this._kernel, this._awaySince ?? Date.now() / 1000, this._awaySince !== null);
     }
   }
 
@@ -115,7 +115,7 @@ export class Banner extends ReactWidget {
     return (
       <div className="ab-banner">
         <p>
-          <strong>{why}</strong> {ending.message && ending.cause !== 'stopped' && <span>– {ending.message}</span>}
+          <strong>{why}</strong> {ending.message && ending.cause !== 'stopped' && <span>– {factsOf(ending.message)}</span>}
           <br />
           {isGone ? trans.__('Its variables are gone with it.') : trans.__('A new kernel starts without your variables.')} {what}
         </p>

@@ -3,6 +3,7 @@ import { PathExt } from '@jupyterlab/coreutils';
 import * as React from 'react';
 
 import { ROUTES } from '../../clients/typescript/src/index.js';
+import { Ago } from './facts.js';
 import { useFetched } from './hooks.js';
 import type { Model } from './model.js';
 import type { Part } from './view.js';
@@ -221,8 +222,10 @@ export function Files({ info, model, actions }: Part): JSX.Element {
                       {isFolder ? `${name}/` : name}
                     </button>
                   </th>
-                  <td>{entry.kind === 'file' ? formatSize(entry.size) : entry.kind}</td>
-                  <td>{new Date(entry.mtime * 1000).toLocaleString()}</td>
+                  <td className="ab-fact">{entry.kind === 'file' ? formatSize(entry.size) : entry.kind}</td>
+                  <td>
+                    <Ago time={entry.mtime} trans={trans} />
+                  </td>
                   <td>
                     {entry.kind === 'file' && (
                       <button

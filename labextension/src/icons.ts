@@ -7,10 +7,10 @@ function make(name: string, inner: string): LabIcon {
   return new LabIcon({ name: `jupyter-agentbox:${name}`, svgstr });
 }
 
-/** A filled shield with a tick: in a sandbox. */
+/** A filled shield with a tick cut out of it, so that it is seen in every theme: in a sandbox. */
 export const boxedIcon = make(
   'boxed',
-  `<path class="jp-icon3" fill="#616161" d="${SHIELD}"/><path fill="none" stroke="#fff" stroke-width="2.4" d="m7.8 12 3 3 5.4-6"/>`
+  `<path class="jp-icon3" fill="#616161" fill-rule="evenodd" d="${SHIELD}M8.65 11.15l2.11 2.11 4.55-5.06 1.78 1.6-6.25 6.94-3.89-3.89z"/>`
 );
 /** An empty shield, struck through: not in one. */
 export const unboxedIcon = make(

@@ -9,12 +9,13 @@ import { Terminal } from '@jupyterlab/terminal';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { DisposableSet, type IDisposable } from '@lumino/disposable';
 import { Signal } from '@lumino/signaling';
+import type { Widget } from '@lumino/widgets';
 
 import { Actions, type ActionName, type Tab } from './actions.js';
 import { Banner } from './banner.js';
 import { TurnDialogs } from './dialogs.js';
 import { boxedIcon } from './icons.js';
-import { Indicator } from './indicator.js';
+import { Indicator, see, type Seen } from './indicator.js';
 import { Model } from './model.js';
 import { SandboxPanel } from './panel.js';
 import { Notices } from './reach.js';
@@ -23,6 +24,8 @@ import { SandboxView } from './view.js';
 import { idOf, type Info } from './words.js';
 
 const ID = 'jupyter-agentbox:plugin';
+/** Pixels of a window in which a view gets a tab instead of a column. */
+const NARROW = 1000;
 
 const plugin: JupyterFrontEndPlugin<void> = {
   id: ID,
@@ -66,6 +69,8 @@ const plugin: JupyterFrontEndPlugin<void> = {
     }
 
     // -- views --------------------------------------------------------------------------------
+    /** The sandboxes of our own views and terminals. */
+    const shownIn = new WeakMap<Widget, Info>();
     const views = new Map<string, { widget: MainAreaWidget<SandboxView>; view: SandboxView }>();
     actions.showView = (info: Info, tab: Tab): void => {
       const key = idOf(info);
@@ -81,10 +86,12 @@ const plugin: JupyterFrontEndPlugin<void> = {
           views.delete(key);
         });
         views.set(key, (found = { widget, view }));
+        shownIn.set(widget, info);
       }
       found.view.showTab(tab);
       if (!found.widget.isAttached) {
-        app.shell.add(found.widget, 'main', { mode: 'split-right' });
+        // Two columns side by side are no use where there is room for one.
+        app.shell.add(found.widget, 'main', { mode: app.shell.node.clientWidth < NARROW ? 'tab-after' : 'split-right' });
       }
       app.shell.activateById(found.widget.id);
     };
@@ -92,6 +99,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
       const connection = new SandboxTerminal(model, idOf(info), name);
       const content = new Terminal(connection, { theme: 'inherit', shutdownOnClose: true }, translator ?? nullTranslator);
       const widget = new MainAreaWidget({ content, reveal: content.ready });
+      shownIn.set(widget, info);
       widget.id = `jupyter-agentbox-terminal-${info.sandbox_id ?? info.id}-${name}`;
       content.title.icon = boxedIcon;
       content.title.closable = true;
@@ -126,7 +134,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     };
     app.docRegistry.addWidgetExtension('Notebook', {
       createNew(notebook: NotebookPanel): IDisposable {
-        const item = new Indicator(model, () => notebook, open, true);
+        const item = new Indicator(model, () => see(model, notebook), open, true);
         const look = (): void => {
           item.setHidden(!wanted.toolbar);
         };
@@ -161,7 +169,16 @@ const plugin: JupyterFrontEndPlugin<void> = {
     };
     tracker.currentChanged.connect(watch);
     if (statusBar) {
-      const item = new Indicator(model, () => (app.shell.currentWidget === tracker.currentWidget ? tracker.currentWidget : null), open, false);
+      const seeCurrent = (): Seen | null => {
+        const { currentWidget } = app.shell;
+        if (currentWidget && currentWidget === tracker.currentWidget) {
+          return see(model, tracker.currentWidget);
+        }
+        const shown = currentWidget ? shownIn.get(currentWidget) : undefined;
+        const info = shown ? model.find(idOf(shown)) : undefined;
+        return info ? { isBoxed: true, info } : null;
+      };
+      const item = new Indicator(model, seeCurrent, open, false);
       tracker.currentChanged.connect(() => {
         item.update();
       });
@@ -210,7 +227,12 @@ const plugin: JupyterFrontEndPlugin<void> = {
       app.commands.notifyCommandChanged();
     });
     app.commands.addCommand('agentbox:new-notebook', {
-      label: args => app.serviceManager.kernelspecs.specs?.kernelspecs[String(args['kernelName'])]?.display_name ?? trans.__('Notebook in a Sandbox'),
+      label: args => {
+        const name = String(args['kernelName']);
+        const image = model.stanza(name)?.['image'];
+        const label = app.serviceManager.kernelspecs.specs?.kernelspecs[name]?.display_name ?? trans.__('Notebook in a Sandbox');
+        return typeof image === 'string' ? `${label} · ${image}` : label;
+      },
       caption: args => {
         const stanza = model.stanza(String(args['kernelName'])) ?? {};
         const said = ['image', 'profile', 'memory'].map(name => stanza[name]).filter(value => typeof value === 'string');

@@ -68,11 +68,11 @@ function Shown({ seen, model, isShort, onOpen }: { seen: Seen | null; model: Mod
   );
 }
 
-/** An item for one notebook, or for the one that is in front. */
+/** An item for one notebook, or for what is in front. */
 export class Indicator extends ReactWidget {
   constructor(
     private readonly model: Model,
-    private readonly getPanel: () => NotebookPanel | null,
+    private readonly getSeen: () => Seen | null,
     private readonly onOpen: (info: Info) => void,
     private readonly isShort: boolean
   ) {
@@ -84,7 +84,6 @@ export class Indicator extends ReactWidget {
   }
 
   protected override render(): JSX.Element {
-    const panel = this.getPanel();
-    return <Shown seen={panel ? see(this.model, panel) : null} model={this.model} isShort={this.isShort} onOpen={this.onOpen} />;
+    return <Shown seen={this.getSeen()} model={this.model} isShort={this.isShort} onOpen={this.onOpen} />;
   }
 }

@@ -4,6 +4,7 @@ import { PageConfig } from '@jupyterlab/coreutils';
 import { Signal, type ISignal } from '@lumino/signaling';
 
 import { AgentboxClient, type AgentboxError } from '../../clients/typescript/src/index.js';
+import { findEnding } from './rows.js';
 import { cpuShare, type Ending, type Info, type Trans, type Usage } from './words.js';
 
 /** `here`: as it should be. `gateway`: kernels run elsewhere. `failed`: bad configuration. `absent`: no extension. */
@@ -174,20 +175,32 @@ export class Model {
   }
 
   /**
-   * A kernel is no more, and none comes in its place.
+   * A kernel is no more, and none comes in its place. What was told while this page was not there, the server's log has.
    *
    * @param since - when it was last heard of, in seconds since the epoch.
    * @param wasAway - whether the server did not answer meanwhile.
    */
-  noteLoss(kernel: string, since: number, wasAway: boolean): void {
-    const known = this.endings.get(kernel);
+  async noteLoss(kernel: string, since: number, wasAway: boolean): Promise<void> {
     const stop = this._stops.get(kernel);
-    if (stop && stop.time > since - LOSS && (!known || known.time <= stop.time)) {
+    const isStop = stop !== undefined && stop.time > since - LOSS;
+    const found = isStop || this.endings.has(kernel) ? undefined : await this._lookUp(kernel);
+    const known = this.endings.get(kernel);
+    if (isStop && (!known || known.time <= stop.time)) {
       this._note(this.endings, stop);
     } else if (!known) {
-      this._note(this.endings, guess(kernel, wasAway ? 'lease_over' : ''));
+      this._note(this.endings, found ?? guess(kernel, wasAway ? 'lease_over' : ''));
     }
     this._changed.emit();
+  }
+
+  /** Find in the log how a kernel ended. Who may not read it, is told nothing. */
+  private async _lookUp(kernel: string): Promise<Ending | undefined> {
+    try {
+      const { rows } = await this.client.call('get_audit', { query: { kind: 'lifecycle', limit: 1000 } });
+      return findEnding(rows, kernel);
+    } catch {
+      return undefined;
+    }
   }
 
   private _note(map: Map<string, Ending>, ending: Ending): void {

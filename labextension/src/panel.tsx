@@ -4,6 +4,7 @@ import type { Message } from '@lumino/messaging';
 import * as React from 'react';
 
 import type { Actions } from './actions.js';
+import { Facts } from './facts.js';
 import { useModel } from './hooks.js';
 import { boxedIcon } from './icons.js';
 import type { Model } from './model.js';
@@ -55,15 +56,16 @@ const Row = React.memo(function Row({
       }}>
         <span className="ab-row-text">
           <span className="ab-row-name">{name}</span>
-          <span className="ab-row-facts">{facts.join(' · ')}</span>
+          <Facts facts={facts} />
         </span>
       </button>
       {isOpen && (
         <div role="group" className="ab-row-actions" aria-label={trans.__('Actions for %1', name)}>
-          {actions.of(info).map(([action, label]) => (
+          {actions.of(info).map(([action, label, more]) => (
             <button
               type="button"
-              className="ab-button"
+              className={action === 'stop' ? 'ab-button ab-mod-end' : 'ab-button'}
+              title={more}
               key={action}
               onClick={() => {
                 void actions.run(action, info);

@@ -5,6 +5,7 @@ import * as React from 'react';
 
 import type { AgentboxError } from '../../clients/typescript/src/index.js';
 import type { Actions } from './actions.js';
+import { Ago } from './facts.js';
 import { useFetched, useSignal } from './hooks.js';
 import type { Model, Refused } from './model.js';
 import { countHosts } from './rows.js';
@@ -110,7 +111,8 @@ export function Reach({ info, model, actions }: Part): JSX.Element {
       },
       (error: unknown) => {
         const { message, setting } = error as AgentboxError;
-        say(setting ? `${message}. ${trans.__('Ask whoever runs this server to allow it (%1).', setting)}` : message);
+        const ask = setting && !message.includes(setting) ? trans.__('Ask whoever runs this server to allow it (%1).', setting) : trans.__('Ask whoever runs this server to allow it.');
+        say(setting ? `${message}. ${ask}` : message);
       }
     );
   };
@@ -135,16 +137,18 @@ export function Reach({ info, model, actions }: Part): JSX.Element {
       {value.asks.map(ask => (
         <div key={ask.id} className="ab-ask">
           <span>{ask.why ? trans.__('An agent asks for %1: %2', ask.host, ask.why) : trans.__('An agent asks for %1', ask.host)}</span>
-          <button type="button" className="ab-button" onClick={() => {
-            decide(ask.id, 'allow');
-          }}>
-            {trans.__('Allow for this sandbox')}
-          </button>
-          <button type="button" className="ab-button" onClick={() => {
-            decide(ask.id, 'deny');
-          }}>
-            {trans.__('Deny')}
-          </button>
+          <div className="ab-row-actions">
+            <button type="button" className="ab-button" onClick={() => {
+              decide(ask.id, 'allow');
+            }}>
+              {trans.__('Allow for this sandbox')}
+            </button>
+            <button type="button" className="ab-button" onClick={() => {
+              decide(ask.id, 'deny');
+            }}>
+              {trans.__('Deny')}
+            </button>
+          </div>
         </div>
       ))}
       <h2>{trans.__('Asked for so far')}</h2>
@@ -168,7 +172,9 @@ export function Reach({ info, model, actions }: Part): JSX.Element {
                 <td>{item.allowed}</td>
                 <td>{item.denied}</td>
                 <td>{`${formatSize(item.bytesUp)}, ${formatSize(item.bytesDown)}`}</td>
-                <td>{new Date(item.last * 1000).toLocaleTimeString()}</td>
+                <td>
+                  <Ago time={item.last} trans={trans} />
+                </td>
                 <td>
                   {item.denied > 0 && !granted.has(item.host) && (
                     <button
@@ -179,7 +185,7 @@ export function Reach({ info, model, actions }: Part): JSX.Element {
                         tryAllow(item.host);
                       }}
                     >
-                      {trans.__('Allow for this sandbox')}
+                      {trans.__('Allow')}
                     </button>
                   )}
                 </td>

@@ -1,6 +1,6 @@
 /** What rows of the audit log come to: hosts with their counts, and who did what. */
 import type { components } from '../../clients/typescript/src/schema.js';
-import type { Info } from './words.js';
+import type { Ending, Info } from './words.js';
 
 export type Row = components['schemas']['AuditItem'];
 
@@ -50,21 +50,44 @@ export interface Deed {
   token: string;
   duration: number;
   problem: string;
+  /** How often in a row, with nothing else between; time and duration are those of the last. */
+  count: number;
 }
 
 /** What was called, newest first. */
 export function listDeeds(rows: readonly Row[]): Deed[] {
-  const deeds = rows
-    .filter(row => row.kind === 'call')
-    .map(row => ({
+  const deeds: Deed[] = [];
+  for (const row of rows) {
+    if (row.kind !== 'call') {
+      continue;
+    }
+    const deed = {
       time: row.time,
       tool: text(row.detail, 'tool'),
       by: text(row.detail, 'by'),
       token: text(row.detail, 'token_name'),
       duration: row.duration ?? 0,
-      problem: row.reason ?? ''
-    }));
+      problem: row.reason ?? '',
+      count: 1
+    };
+    const last = deeds.at(-1);
+    if (last && (['tool', 'by', 'token', 'problem'] as const).every(name => last[name] === deed[name])) {
+      deed.count += last.count;
+      deeds.pop();
+    }
+    deeds.push(deed);
+  }
   return deeds.reverse();
+}
+
+/** How a kernel ended, if that is the last that was written of it. */
+export function findEnding(rows: readonly Row[], kernel: string): Ending | undefined {
+  const row = rows.filter(item => text(item.detail, 'kernel_id') === kernel).at(-1);
+  if (row === undefined || text(row.detail, 'event') !== 'ended') {
+    return undefined;
+  }
+  const [cause, message, setting] = ['cause', 'message', 'setting'].map(name => text(row.detail, name));
+  return { kernel, sandbox: row.sandbox, cause: cause ?? '', message: message ?? '', setting: setting ?? '', time: row.time };
 }
 
 function text(detail: Row['detail'], name: string): string {

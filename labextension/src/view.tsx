@@ -4,6 +4,7 @@ import * as React from 'react';
 
 import type { Actions, Tab } from './actions.js';
 import { Activity } from './activity.js';
+import { Facts } from './facts.js';
 import { Files } from './files.js';
 import { useModel } from './hooks.js';
 import type { Model } from './model.js';
@@ -24,10 +25,10 @@ function View({ id, last, tab, onTab, model, actions }: { id: string; last: Info
   const info = model.find(id);
   const shown = info ?? last;
   const tabs: [Tab, string][] = [
-    ['reach', trans.__('What it reaches')],
+    ['reach', trans.__('Network')],
     ['snapshots', trans.__('Snapshots')],
     ['files', trans.__('Files')],
-    ['activity', trans.__('Who does what')]
+    ['activity', trans.__('Activity')]
   ];
   const turn = (event: React.KeyboardEvent): void => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -50,7 +51,9 @@ function View({ id, last, tab, onTab, model, actions }: { id: string; last: Info
   return (
     <div className="ab-view">
       <h1>{actions.name(shown)}</h1>
-      <p role="status">{facts.join(' · ')}</p>
+      <p role="status">
+        <Facts facts={facts} />
+      </p>
       <div role="tablist" aria-label={trans.__('Views')} className="ab-tabs" onKeyDown={turn}>
         {tabs.map(([name, label]) => (
           <button

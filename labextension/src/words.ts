@@ -118,7 +118,7 @@ export function explain(ending: Pick<Ending, 'cause' | 'message' | 'setting'>, t
     case 'life_over':
       return { why: trans.__('The time of the sandbox was over.'), what: trans.__('Run your cells again.') + ask };
     case 'idle':
-      return { why: trans.__('The sandbox was not used for long, and was ended.'), what: trans.__('Run your cells again.') + ask };
+      return { why: trans.__('The kernel was not used for long, and was shut down.'), what: trans.__('Run your cells again.') + ask };
     case 'killed':
       return {
         why: trans.__('The kernel was killed, by a program inside or by an operator.'),
@@ -129,9 +129,7 @@ export function explain(ending: Pick<Ending, 'cause' | 'message' | 'setting'>, t
     case 'stopped':
       return {
         why: trans.__('The kernel was shut down.'),
-        what: trans.__(
-          'An operator, another window or the limit on idle kernels (MappingKernelManager.cull_idle_timeout) did it. Start a new one and run your cells again.'
-        )
+        what: trans.__('An operator or another window did it. Start a new one and run your cells again.')
       };
     case 'lease_over':
       return {
@@ -143,6 +141,11 @@ export function explain(ending: Pick<Ending, 'cause' | 'message' | 'setting'>, t
     default:
       return { why: trans.__('The kernel ended.'), what: trans.__('Run your cells again.') + ask };
   }
+}
+
+/** Of a server's sentence on an end, what the one by {@link explain} does not say: `limit 300 MiB`. */
+export function factsOf(message: string): string {
+  return /^[^()]*\(([^()]*)\)$/.exec(message)?.[1] ?? message;
 }
 
 /** The id to call a sandbox by: of a notebook's that of its kernel, since its own is another after each restart. */

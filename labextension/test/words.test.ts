@@ -1,8 +1,8 @@
 import { strict as assert } from 'node:assert';
 import { test } from 'node:test';
 
-import { countHosts, findDriver, listDeeds, type Row } from '../src/rows.js';
-import { cpuShare, explain, fits, formatAge, formatCpu, formatReach, formatSize, idOf, nameOf, sayShortly, type Info, type Trans } from '../src/words.js';
+import { countHosts, findDriver, findEnding, listDeeds, type Row } from '../src/rows.js';
+import { cpuShare, explain, factsOf, fits, formatAge, formatCpu, formatReach, formatSize, idOf, nameOf, sayShortly, type Info, type Trans } from '../src/words.js';
 
 const fill = (text: string, values: (string | number)[]): string => text.replace(/%(\d)/g, (_, index: string) => String(values[Number(index) - 1]));
 const trans: Trans = {
@@ -89,9 +89,32 @@ test('what was done is listed newest first, with the token that it was done with
     row({ kind: 'grant' })
   ];
   assert.deepEqual(listDeeds(rows), [
-    { time: 2, tool: 'read', by: 'me', token: 'agent', duration: 0, problem: 'Conflict' },
-    { time: 1, tool: 'bash', by: 'me', token: '', duration: 2, problem: '' }
+    { time: 2, tool: 'read', by: 'me', token: 'agent', duration: 0, problem: 'Conflict', count: 1 },
+    { time: 1, tool: 'bash', by: 'me', token: '', duration: 2, problem: '', count: 1 }
   ]);
+  const often = [1, 2, 3].map(time => row({ kind: 'call', time, detail: { tool: time < 3 ? 'list' : 'read', by: 'me' } }));
+  assert.deepEqual(
+    listDeeds(often).map(({ tool, time, count }) => [tool, time, count]),
+    [
+      ['read', 3, 1],
+      ['list', 2, 2]
+    ]
+  );
+});
+
+test('how a kernel ended is what the log has of it last', () => {
+  const of = (event: string, kernel_id: string, cause = ''): Row =>
+    row({ kind: 'lifecycle', sandbox: 'box', time: 7, detail: { event, kernel_id, cause, message: 'it was', setting: '' } });
+  const rows = [of('started', 'k1'), of('ended', 'k1', 'stopped'), of('ended', 'k2', 'idle'), of('parked', '')];
+  assert.deepEqual(findEnding(rows, 'k1'), { kernel: 'k1', sandbox: 'box', cause: 'stopped', message: 'it was', setting: '', time: 7 });
+  assert.equal(findEnding(rows, 'k2')?.cause, 'idle');
+  assert.equal(findEnding([...rows, of('started', 'k2')], 'k2'), undefined);
+  assert.equal(findEnding(rows, 'k3'), undefined);
+});
+
+test('of the sentence on an end, what is not said already is left', () => {
+  assert.equal(factsOf('disk full (limit 64 MiB, used 64 MiB)'), 'limit 64 MiB, used 64 MiB');
+  assert.equal(factsOf('the kernel was killed (SIGKILL) by a program inside'), 'the kernel was killed (SIGKILL) by a program inside');
 });
 
 test('an agent drives before a person does', () => {

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.harness import Env, Server, wait_until
+from e2e.harness import Env, Server, kill_group, wait_until
+from images.conftest import built as built
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 ROOT = Path(__file__).parents[2]
@@ -136,6 +137,17 @@ class Lab:
         if status >= 400 and "agentbox" in url:
             self.complaints.append(f"{status}: {url}")
 
+    def kill_server(self) -> None:
+        """Kill it, as a machine's reset does; its kernels live on for the lease."""
+        kill_group(self.server.process)
+        self.server.process.wait()
+
+    def start_server(self) -> None:
+        """Start the server again, at its address."""
+        with self.server.log.open("a") as log:
+            self.server.process = self.server.env.spawn(*map(str, self.server.process.args), stdout=log)
+        self.server.wait_ready()
+
     def check_console(self, *expected: str) -> None:
         """Fail on anything of ours in the console, but what names one of the expected words."""
         found = [text for text in self.complaints if not any(word in text for word in expected)]
@@ -237,6 +249,11 @@ class Lab:
         """Keep a picture, if they are to be kept."""
         if SCREENS:
             Path(SCREENS).mkdir(parents=True, exist_ok=True)
+            self.page.evaluate(  # notices slide in
+                """() => Promise.all(document.getAnimations()
+                    .filter(item => item.effect.target?.matches('.Toastify__toast'))
+                    .map(item => item.finished.catch(() => undefined)))"""
+            )
             self.page.screenshot(path=Path(SCREENS) / f"{name}.png")
 
     def check_access(self, *selectors: str) -> None:
@@ -257,13 +274,14 @@ class Lab:
         assert found == []
 
 
-def kernelspec(env: Env, name: str, display_name: str, **request: Any) -> None:
-    """Install a sandboxed kernelspec."""
+def kernelspec(env: Env, name: str, display_name: str, *, cull: float | None = None, **request: Any) -> None:
+    """Install a sandboxed kernelspec, with a limit in seconds on idle kernels of its own."""
     folder = env.data / "kernels" / name
     folder.mkdir(parents=True)
     stanza = {"provisioner_name": "agentbox-provisioner", "config": request}
     spec = {
         "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
-        "display_name": display_name, "language": "python", "metadata": {"kernel_provisioner": stanza},
+        "display_name": display_name, "language": "python",
+        "metadata": {"kernel_provisioner": stanza} | ({} if cull is None else {"cull_idle_timeout": cull}),
     }  # fmt: skip
     (folder / "kernel.json").write_text(json.dumps(spec))

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import requests
 from e2e.harness import Env, wait_until
+from images.conftest import Built
 from playwright.sync_api import Browser, Route, expect
 
 from .conftest import BANNER, SOURCES, STATUS, Lab, kernelspec
@@ -51,8 +52,10 @@ def make_language_pack(base: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def lab(make_lab: Callable[..., Env], browser: Browser, npm_packages: Path) -> Iterator[Lab]:
+def lab(make_lab: Callable[..., Env], browser: Browser, npm_packages: Path, built: Built) -> Iterator[Lab]:
     env = make_lab(allowed_hosts=["allowed.test"])
+    built.lend(env.state_dir)
+    env.run("jupyter-agentbox", "kernelspec", "--image=languages")
     kernelspec(env, "narrow", "Python (narrow)", allowed_hosts=[], memory="300 MiB")
     paths = [str(make_language_pack(env.base / "pack")), os.environ.get("PYTHONPATH", "")]
     with env.server(
@@ -156,7 +159,7 @@ def test_files_and_a_terminal(lab: Lab, tmp_path: Path) -> None:
 def test_agents_beside_people(lab: Lab) -> None:
     kernel = lab.kernel_of("boxed.ipynb")
     made = lab.api("POST", f"/sandboxes/{kernel}/tokens", {"verbs": ["read", "execute"], "name": "helper"})
-    view = lab.show_view("Who does what")
+    view = lab.show_view("Activity")
     expect(view).to_contain_text("Nobody drives it now.")
     expect(view.get_by_role("listitem")).to_contain_text("helper may read, execute")
     headers = {"Authorization": f"Bearer {made['token']}"}
@@ -176,7 +179,7 @@ def test_agents_beside_people(lab: Lab) -> None:
     lab.api("POST", f"/sandboxes/{kernel}/contexts/default/interrupt")
     lab.close_view()
     lab.run_cell(3)
-    view = lab.show_view("Who does what")
+    view = lab.show_view("Activity")
     expect(view).to_contain_text("A person drives it now: a cell runs in the notebook.")
     lab.close_view()
     lab.server.call("POST", f"api/kernels/{kernel}/interrupt")
@@ -223,7 +226,8 @@ def test_the_side_panel(lab: Lab) -> None:
 
 def test_of_hundreds_of_sandboxes_few_rows_are_drawn(lab: Lab) -> None:
     (info, *_) = lab.api("GET", "/sandboxes")["sandboxes"]
-    many = [{**info, "id": f"row-{n}", "sandbox_id": f"row-{n}", "kind": "session", "kernels": []} for n in range(400)]
+    info |= {"kind": "session", "kernels": [], "state": "running", "created": info["created"] - 90000, "last_used": 1}
+    many = [{**info, "id": f"row-{n}", "sandbox_id": f"row-{n}"} for n in range(400)]
 
     def answer(route: Route) -> None:
         route.fulfill(json={"sandboxes": many})
@@ -306,7 +310,7 @@ def test_what_is_refused_is_told_and_can_be_allowed(lab: Lab) -> None:
     row = view.get_by_role("row").filter(has_text="elsewhere.test")
     expect(row.get_by_role("cell").nth(1)).to_have_text(re.compile("[1-9]"))
     lab.press("Allow elsewhere.test for this sandbox", within=row)
-    expect(view).to_contain_text("Ask whoever runs this server to allow it (Policy.allowed_hosts).")
+    expect(view).to_contain_text("(setting: Policy.allowed_hosts). Ask whoever runs this server to allow it.")
     lab.api("PATCH", f"/sandboxes/{kernel}", {"allowed_hosts": []})
     lab.api("POST", f"/sandboxes/{kernel}/egress/asks", {"host": "allowed.test", "why": "to read the news"})
     expect(view).to_contain_text("An agent asks for allowed.test: to read the news")
@@ -328,7 +332,7 @@ def test_every_theme_and_a_narrow_screen(lab: Lab, theme: str) -> None:
     lab.open_row("boxed.ipynb")
     for width in (1280, 800):
         lab.page.set_viewport_size({"width": width, "height": 800})
-        for tab in ("What it reaches", "Snapshots", "Files", "Who does what"):
+        for tab in ("Network", "Snapshots", "Files", "Activity"):
             view = lab.show_view(tab)
             expect(view.locator("[role=tabpanel]")).not_to_contain_text("Loading")
             lab.check_access(".ab-view", ".ab-panel")
@@ -344,6 +348,8 @@ def test_launcher_palette_and_settings(lab: Lab) -> None:
     expect(section.locator(".jp-LauncherCard", has_text="Python (sandboxed)")).to_have_count(1)
     card = section.locator(".jp-LauncherCard", has_text="Python (narrow)")
     assert "300 MiB" in str(card.get_attribute("title"))
+    image = section.locator(".jp-LauncherCard", has_text="Bash (sandboxed) · languages")
+    image.scroll_into_view_if_needed()
     lab.shoot("launcher")
     lab.page.keyboard.press("Control+Shift+C")
     lab.page.locator(".lm-CommandPalette-input, #command-palette input, .jp-search-input input").last.fill(
