@@ -36,7 +36,7 @@ def test_the_guest_needs_the_standard_library_only(path: Path) -> None:
     """It runs with ``-S``, without the package, in images that have nothing else."""
     own = {"guest"}  # itself, by the name that it has inside
     if path.name.startswith(("launch_ipykernel", "embedded")):  # runs in the kernel's process, which has these
-        own |= {"ipykernel", "tornado", "zmq", "_agentbox"}
+        own |= {"ipykernel", "tornado", "zmq", "pexpect", "_agentbox"}
     assert imported(path) - own <= sys.stdlib_module_names
 
 
@@ -56,7 +56,7 @@ def test_every_dependency_is_used_and_justified() -> None:
     assert {name for name in required if f"`{name}`" not in page} == set()
     used = set().union(*(imported(path) for path in MODULES)) - sys.stdlib_module_names - {"jupyter_agentbox", "guest"}
     # The kernel's process has its own; ours is that of ipykernel.
-    used -= {"zmq", "_agentbox"}
+    used -= {"zmq", "pexpect", "_agentbox"}
     used -= {"pytest"}  # of the suite for runtimes, which whoever runs it has
     assert used <= required
 

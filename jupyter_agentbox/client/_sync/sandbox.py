@@ -109,8 +109,6 @@ class Sandbox:
             if error is None:  # what went wrong before it says more
                 raise
 
-    # -- life ------------------------------------------------------------------------------------
-
     def refresh(self) -> SandboxInfo:
         """Look at it anew. Looking does not count as use."""
         self.info = self._connection.call("GET", self._path, SandboxInfo)
@@ -137,8 +135,6 @@ class Sandbox:
     def delete(self) -> None:
         """End it and forget it."""
         self._connection.call("DELETE", self._path, type(None), timeout=_START)
-
-    # -- commands --------------------------------------------------------------------------------
 
     def exec(
         self,
@@ -230,8 +226,6 @@ class Sandbox:
     def _process(self, info: ProcessAnswer) -> Process:
         return Process(self._connection, self._path, info)
 
-    # -- code ------------------------------------------------------------------------------------
-
     def run_code(
         self,
         code: str,
@@ -319,8 +313,6 @@ class Sandbox:
         path = f"{self._path}/contexts/{segment(name, 'context')}/interrupt"
         self._connection.call("POST", path, type(None))
 
-    # -- packages --------------------------------------------------------------------------------
-
     def install(
         self,
         *packages: str,
@@ -352,8 +344,6 @@ class Sandbox:
             "result": lambda data: decode_answer(data, Installed),
         }
         return self._connection.events("POST", f"{self._path}/packages/stream", decoders, "result", body=body)
-
-    # -- egress ----------------------------------------------------------------------------------
 
     def egress(self) -> GrantInfo:
         """Tell what it may reach, and what it could be given."""
@@ -404,8 +394,6 @@ class Sandbox:
         )
         return self._connection.call("POST", f"{self._path}/http", HttpAnswer, body=request, timeout=timeout)
 
-    # -- tokens ----------------------------------------------------------------------------------
-
     def create_token(
         self, *verbs: Literal["read", "write", "execute", "restore"], name: str = "agent", life: float | None = None
     ) -> TokenMade:
@@ -420,8 +408,6 @@ class Sandbox:
     def revoke_token(self, id: str) -> None:
         """Revoke a token, at once."""
         self._connection.call("DELETE", f"{self._path}/tokens/{segment(id)}", type(None))
-
-    # -- snapshots -------------------------------------------------------------------------------
 
     def take_snapshot(self, name: str = "", note: str = "") -> SnapshotInfo:
         """Save it as it is, while it goes on."""
@@ -464,8 +450,6 @@ class Sandbox:
     def _change(self, what: str, body: RestoreRequest | None = None) -> SandboxInfo:
         self.info = self._connection.call("POST", f"{self._path}/{what}", SandboxInfo, body=body, timeout=_LONG)
         return self.info
-
-    # -- the log ---------------------------------------------------------------------------------
 
     def audit(self, **wanted: Any) -> list[AuditItem]:
         """List the newest rows on it that fit; names are :class:`~jupyter_agentbox.models.AuditFilters`' fields."""
