@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 from e2e.harness import Env, Server
@@ -22,7 +22,9 @@ from handlers.conftest import Api, make_server_config
 from jupyter_agentbox import images
 from jupyter_agentbox.images import Image, ImageStore, values
 from jupyter_agentbox.images import build as builder
-from jupyter_agentbox.testing.sandboxes import SandboxContract
+
+if TYPE_CHECKING:
+    from jupyter_agentbox.testing.sandboxes import SandboxContract
 
 RECIPE = Path(__file__).with_name("languages.toml")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jupyter-agentbox-tests"
