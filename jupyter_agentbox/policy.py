@@ -279,7 +279,8 @@ class Policy(WarmSettings, SnapshotSettings, ImageSettings):
         if name not in self.profile_names():
             names = self.profile_names()
             raise InvalidRequest(
-                f"there is no profile {name!r}{did_you_mean(name, names)}; profiles are {', '.join(names)}",
+                f"there is no profile {name!r}{did_you_mean(name, names)}; profiles are {', '.join(names)} "
+                "(setting: Policy.profiles)",
                 field="profile",
                 setting="Policy.profiles",
             )

@@ -179,4 +179,5 @@ def test_what_is_wrong_is_one_line_and_a_status(serving: Serving, box: Sandbox) 
     elsewhere = {"JUPYTER_RUNTIME_DIR": str(work)}
     assert "jupyter agentbox serve" in run(serving.env, "ps", **elsewhere).err
     assert run(serving.env, "ps", f"--url={serving.url}", "--token-file=token", **elsewhere).status == 0
-    assert run(serving.env, "ps", f"--url={serving.url}", **elsewhere).status == 1
+    refused = run(serving.env, "ps", f"--url={serving.url}", **elsewhere)
+    assert (refused.status, "refuses the token" in refused.err) == (1, True)

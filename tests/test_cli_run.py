@@ -70,6 +70,7 @@ def test_time_memory_and_signals_end_it(env: Env) -> None:
     big = run(env, "run", "--profile=small", "-c", "x = bytearray(10**9)")
     assert big.status != 0
     assert "memory" in big.err.lower()
+    assert len(big.err.splitlines()) == 1, big.err
     code = "import time; print('up', flush=True); time.sleep(60)"
     command = [sys.executable, "-m", "jupyter_agentbox.cli", "run", "-c", code]
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -170,8 +170,11 @@ class Command(JupyterApp):
         raise NotImplementedError
 
     def complain(self, error: Exception | str) -> None:
-        """Say what is wrong. The sentence may hold what code in a sandbox chose."""
-        print(f"{self.name}: " + "\n".join(map(printable, str(error).splitlines())), file=sys.stderr)
+        """Say what is wrong, and the setting that changes it. The sentence may hold what code in a sandbox chose."""
+        text, setting = str(error), getattr(error, "setting", None)
+        if setting and setting not in text:
+            text += f" (setting: {setting})"
+        print(f"{self.name}: " + "\n".join(map(printable, text.splitlines())), file=sys.stderr)
 
     def emit_help(self, classes: bool = False) -> Iterator[str]:  # type: ignore[override]
         """Yield the lines of the help; with `classes` all settings that options can be given for."""

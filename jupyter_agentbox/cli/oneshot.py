@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,7 @@ class RunCommand(ProgramCommand):
         manager = SandboxManager.shared(policy.state_path, spec.runtime, config=policy.config)
         # It needs no kernel, so it takes one that waits, if any does, for the sandbox around it.
         sandbox = await LinkThread.instance().run(WarmStarts.shared(manager, policy).create(spec, has_code=False))
+        logging.getLogger("jupyter_agentbox.sandbox").setLevel(logging.CRITICAL)  # how it ends is told below
         session = Session("run", spec.owner, SandboxRequest())
         try:
             session.attach(sandbox)

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 from traitlets import Bool, Float, Unicode
 
-from jupyter_agentbox.client import Client, Output, Sandbox, find_server
+from jupyter_agentbox.client import ApiError, Client, Output, Sandbox, find_server
 from jupyter_agentbox.client.find import read_token
-from jupyter_agentbox.errors import InvalidRequest
+from jupyter_agentbox.errors import AgentboxError, InvalidRequest
 from jupyter_agentbox.files import Copied, Folder, FolderView
 from jupyter_agentbox.models import AuditItem, ExitEvent
 
@@ -53,7 +53,15 @@ class RemoteCommand(Command):
         token = read_token(self.token_file) if self.token_file else None
         server = find_server(self.url or None, token)
         with Client(server.url, server.token) as client:
-            return self.do(client)
+            try:
+                return self.do(client)
+            except ApiError as error:
+                if str(error) != "Forbidden":  # Jupyter's own word
+                    raise
+                raise AgentboxError(
+                    f"{server.url} refuses the token, or the token lacks the right; name a file with another one by "
+                    "--token-file, or give it in JUPYTER_AGENTBOX_TOKEN"
+                ) from None
 
     def do(self, client: Client) -> int:
         """Do the work and return the exit status."""

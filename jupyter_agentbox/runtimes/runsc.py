@@ -228,7 +228,10 @@ class RunscRuntime(Runtime):
         if self.runsc:
             if os.access(self.runsc, os.X_OK):
                 return os.path.abspath(self.runsc)
-            raise RuntimeUnavailable(f"{self.runsc} is not a program", setting="RunscRuntime.runsc")
+            raise RuntimeUnavailable(
+                f"RunscRuntime.runsc is {self.runsc}, which is no program; correct it, or remove it",
+                setting="RunscRuntime.runsc",
+            )
         # Setup put one there only because that on PATH was missing or too old.
         own = Path(self.state_dir) / "bin" if self.state_dir else None
         found = (shutil.which("runsc", path=str(own)) if own else None) or shutil.which("runsc")
