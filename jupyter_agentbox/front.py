@@ -353,7 +353,7 @@ class Front:
 
     async def _on_message(self, kernel: Kernel, channel: str, frames: list[bytes]) -> None:
         await self.audience.is_there.wait()
-        if kernel is not self._kernel or not frames:
+        if kernel is not self._kernel or header_index(frames) is None:  # what is no message, Jupyter's clients choke on
             return
         if self._repeating:
             frames = self._renew("control" if channel == "control" else "shell", frames)

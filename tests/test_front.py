@@ -105,6 +105,17 @@ def test_a_client_executes_through_the_front(client: BlockingKernelClient, kerne
     assert text_of(seen) == "42\n"
 
 
+def test_what_is_no_message_reaches_no_client(client: BlockingKernelClient, kernel: BareKernel) -> None:
+    client.wait_for_ready(timeout=30)
+    nonsense = "[[b'x'], [b''], [b'x', b'<IDS|MSG>'], [b'x', b'<IDS|MSG>', b'', b'{}', b'{}', b'{}']]"
+    reply, seen = run(
+        client, f"for f in {nonsense}:\n    get_ipython().kernel.iopub_socket.send_multipart(f)\nprint('after')"
+    )
+    # Jupyter's own client raises at each, and its server stops listening.
+    assert reply["status"] == "ok"
+    assert text_of(seen) == "after\n"
+
+
 def test_ten_thousand_small_outputs_and_one_of_50_mb_arrive_whole(
     client: BlockingKernelClient, kernel: BareKernel
 ) -> None:
@@ -426,7 +437,10 @@ def test_a_reconnect_under_the_same_identity_takes_over(front: Front, loop: Loop
         async def send(self, channel: str, frames: list[bytes]) -> None:
             got.append(frames)
             await self.on_message(channel, frames)
-            await self.on_message(channel, [b"nobody", b"lost quietly"])
+            await self.on_message(channel, [b"nobody", *frames[1:]])
+
+    def message(text: str) -> list[bytes]:
+        return Signer(KEY).message(b"", "request", {"text": text})[1:]
 
     loop.call(front.attach, Echo())
     context = zmq.Context()
@@ -435,12 +449,13 @@ def test_a_reconnect_under_the_same_identity_takes_over(front: Front, loop: Loop
             dealer.linger = 0
             dealer.identity = b"page"
             dealer.connect(f"ipc://{front.directory}/k-1")
-            dealer.send(str(number).encode())
+            sent = message(str(number))
+            dealer.send_multipart(sent)
             assert dealer.poll(5000)
-            assert dealer.recv() == str(number).encode()
+            assert dealer.recv_multipart() == sent
         first.close()
         time.sleep(0.1)
-        second.send(b"again")
+        second.send_multipart(message("again"))
         assert second.poll(5000)
     assert [frames[0] for frames in got] == [b"page"] * 3
 
