@@ -43,9 +43,15 @@ class Dockerd:
         """Start it and wait until it answers."""
         assert self.program is not None
         with (self.base / "log").open("ab") as log:
-            # What it mounts is seen by nobody else, and is gone with it; and it does not outlive these tests.
+            # What it mounts is seen by nobody else, and is gone with it; and it does not outlive these tests. The
+            # machine's containerd could not see it either, so that is kept out of its sight: it starts its own.
+            containerd = Path("/run/containerd")
+            for folder in (containerd, self.base / "containerd"):
+                folder.mkdir(mode=0o711, exist_ok=True)
             self.process = subprocess.Popen(
-                ["unshare", "--mount", "--propagation", "private", "setpriv", "--pdeathsig", "TERM", self.program,
+                ["unshare", "--mount", "--propagation", "private",
+                 "sh", "-c", 'mount --bind "$0" "$1" && shift && exec "$@"', self.base / "containerd", containerd,
+                 "setpriv", "--pdeathsig", "TERM", self.program,
                  f"--config-file={self.base}/daemon.json", f"--data-root={self.base}/data",
                  f"--exec-root={self.base}/exec", f"--pidfile={self.base}/pid", f"--host={self.host}",
                  "--iptables=false", "--bridge=none", "--log-level=warn"],
