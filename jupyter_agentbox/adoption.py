@@ -15,8 +15,11 @@ A kernel that is a fork of another one is started in the same way, under a new i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import sqlite3
 import uuid
+from pathlib import Path
 from typing import Any
 
 from jupyter_client.kernelspec import NoSuchKernel
@@ -39,14 +42,34 @@ TIMEOUT = 60.0
 
 
 def keep_sessions(server: ServerApp, policy: Policy) -> None:
-    """Have the server write down which notebook has which kernel, unless it is told where already."""
+    """Have the server write down which notebook has which kernel, unless it is told where already.
+
+    Where that can't be done the server keeps it in its memory, and says so. A file that is broken is put aside.
+    """
     manager = server.session_manager
-    if manager.database_filepath == ":memory:":
-        name = hashlib.sha256(server.root_dir.encode()).hexdigest()[:16]
-        directory = policy.state_path / "servers"
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Two servers of one root directory at a time share it, as they share the notebooks.
-        manager.database_filepath = str(directory / f"sessions-{name}.db")
+    if manager.database_filepath != ":memory:":
+        return
+    name = hashlib.sha256(server.root_dir.encode()).hexdigest()[:16]
+    # Two servers of one root directory at a time share it, as they share the notebooks.
+    path = policy.state_path / "servers" / f"sessions-{name}.db"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_sound(path):
+            server.log.error("%s is broken, and put aside: notebooks may not find their kernels again", path)
+            path.replace(path.with_suffix(".broken"))
+        manager.database_filepath = str(path)
+    except OSError as error:
+        server.log.error("which notebook has which kernel is not kept for a later server: %s", error)
+
+
+def _is_sound(path: Path) -> bool:
+    with contextlib.closing(sqlite3.connect(path, timeout=TIMEOUT)) as database:
+        try:
+            return bool(database.execute("PRAGMA quick_check(1)").fetchone() == ("ok",))
+        except sqlite3.OperationalError as error:
+            raise OSError(f"{path}: {error}") from error
+        except sqlite3.DatabaseError:
+            return False
 
 
 async def take_back(server: ServerApp, policy: Policy, parker: Parker) -> list[str]:

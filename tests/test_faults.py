@@ -12,12 +12,17 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from boxes import boxed, run
+from jupyter_server.services.sessions.sessionmanager import SessionManager
 
+from jupyter_agentbox.adoption import keep_sessions
 from jupyter_agentbox.errors import AgentboxError
 from jupyter_agentbox.manager import SandboxManager
+from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.runtimes import Handle
 from jupyter_agentbox.runtimes.runsc import RunscRuntime
 from jupyter_agentbox.sweep import kill_processes, read_start_time
@@ -130,3 +135,40 @@ def test_a_full_disk_is_told_and_ends_nothing(
     assert manager.audit.verify().is_ok
     manager.audit.close()
     assert not list((state / "sandboxes").iterdir())
+
+
+def keep(state: Path) -> SessionManager:
+    """Have a server's own session manager keep its list; what it finds there is told by using it."""
+    server: Any = SimpleNamespace(
+        session_manager=SessionManager(),  # type: ignore[no-untyped-call]
+        root_dir=str(state),
+        log=logging.getLogger("server"),
+    )
+    keep_sessions(server, Policy(state_dir=str(state)))
+    manager: SessionManager = server.session_manager
+    with contextlib.closing(manager.connection), contextlib.closing(manager):
+        manager.cursor.execute("INSERT INTO session VALUES ('an-id', 'a.ipynb', 'a', 'notebook', 'a-kernel')")
+        assert manager.cursor.execute("SELECT COUNT(*) FROM session").fetchone()[0] == 1
+        manager.cursor.execute("DELETE FROM session")
+    return manager
+
+
+@pytest.mark.parametrize("damage", ["header", "middle"])
+def test_a_broken_list_of_notebooks_is_put_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str) -> None:
+    path = Path(keep(tmp_path).database_filepath)
+    assert caplog.records == []
+    data = path.read_bytes()
+    path.write_bytes(bytes(100) + data[100:] if damage == "header" else data[:100] + b"x" * (len(data) - 100))
+    assert keep(tmp_path).database_filepath == str(path)
+    (record,) = caplog.records
+    assert f"{path} is broken" in record.getMessage()
+    assert path.with_suffix(".broken").exists()
+
+
+def test_without_a_place_for_it_the_list_of_notebooks_is_kept_in_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "servers").write_text("in the way")
+    assert keep(tmp_path).database_filepath == ":memory:"
+    (record,) = caplog.records
+    assert "is not kept for a later server" in record.getMessage()
