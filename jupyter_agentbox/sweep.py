@@ -275,7 +275,7 @@ def _try_lock(path: Path) -> Iterator[bool]:
 def _read_state(directory: Path) -> dict[str, object] | None:
     try:
         state = json.loads((directory / "state.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return state if isinstance(state, dict) else None
 
@@ -296,9 +296,9 @@ def _read_processes(state: dict[str, object]) -> tuple[list[tuple[int, int]], li
         processes = [(int(handle["pid"]), int(handle["start_time"]))]
         processes += [(int(pid), int(start)) for pid, start in handle.get("helpers", ())]
         cgroups = [str(path) for path in handle.get("cgroups", ())]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return [], []
-    return processes, cgroups
+    return [(pid, start) for pid, start in processes if 0 < pid <= 1 << 22], cgroups  # beyond, Linux has none
 
 
 def _sweep_one(directory: Path, now: float) -> bool:

@@ -142,7 +142,9 @@ def test_registered_paths_go_only_where_they_are_ours(
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{", '{"handle": 3}', '{"handle": {"pid": "x"}}', '{"lease_timeout": "for ever"}', "\0" * 100,
-     '{"handle": null, "cleanup": {}}', '{"handle": {"pid": 1, "start_time": 2, "helpers": [3]}}'],
+     '{"handle": null, "cleanup": {}}', '{"handle": {"pid": 1, "start_time": 2, "helpers": [3]}}',
+     '{"handle": {"pid": 1e30, "start_time": 2}}', '{"handle": {"pid": 1, "start_time": Infinity}}',
+     pytest.param("[" * 100_000, id="deep")],
 )  # fmt: skip
 def test_a_broken_state_is_no_obstacle(state_dir: Path, text: str) -> None:
     directory = make_sandbox(state_dir)
