@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, ClassVar, TypeVar
 
@@ -59,6 +59,15 @@ class LinkThread:
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
+
+    async def repeat(self, interval: float, work: Callable[[], Awaitable[None]]) -> None:
+        """Do work again and again, after so many seconds each time. What fails is logged, and done again."""
+        while True:
+            await asyncio.sleep(interval)
+            try:
+                await work()
+            except Exception:
+                log.exception("what is done again and again failed; it is tried again")
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -212,7 +212,7 @@ class Parker:
                 try:
                     if await session.sandbox.is_quiet_for(after):
                         await self.park(session)
-                except AgentboxError as error:
+                except (AgentboxError, OSError) as error:
                     # Better alive than lost; it is tried again when it has been quiet for as long once more.
                     log.warning("kernel of sandbox %s was not parked, and lives on: %s", session.id, error)
 

@@ -20,7 +20,7 @@ async def keep_removing(snapshots: Snapshots, max_age: float) -> None:
     while True:
         try:
             await remove_old(snapshots, max_age)
-        except AgentboxError as error:
+        except (AgentboxError, OSError) as error:
             log.warning("old snapshots were not removed: %s", error)
         await asyncio.sleep(min(INTERVAL, max_age / 4))
 

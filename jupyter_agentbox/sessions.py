@@ -329,46 +329,43 @@ class Sessions(CountedSessions):
     async def _watch_tenants(self) -> None:
         """End the sandboxes of a tenant that keeps too much: code inside writes past all that REST looks at."""
         limit = self.policy.max_tenant_disk
-        while True:
-            await asyncio.sleep(TENANT_INTERVAL)
-            tenants: dict[tuple[str, str], list[Session]] = {}
-            for session in self._sessions.values():
-                if session.state == "running" and session.request.tenant is not None:
-                    tenants.setdefault((session.owner, session.request.tenant), []).append(session)
-            for (owner, name), sessions in tenants.items():
-                tenant = await asyncio.to_thread(Tenant.open, self.policy.state_path, owner, name)
-                used = await asyncio.to_thread(tenant.used)
-                if used > limit:
-                    message = f"the tenant's disk is full (limit {format_size(limit)}, used {format_size(used)})"
-                    end = End(Cause.DISK_FULL, 137, message, "Policy.max_tenant_disk")
-                    await asyncio.gather(*(self._end(session, end) for session in sessions))
+        tenants: dict[tuple[str, str], list[Session]] = {}
+        for session in self._sessions.values():
+            if session.state == "running" and session.request.tenant is not None:
+                tenants.setdefault((session.owner, session.request.tenant), []).append(session)
+        for (owner, name), sessions in tenants.items():
+            tenant = await asyncio.to_thread(Tenant.open, self.policy.state_path, owner, name)
+            used = await asyncio.to_thread(tenant.used)
+            if used > limit:
+                message = f"the tenant's disk is full (limit {format_size(limit)}, used {format_size(used)})"
+                end = End(Cause.DISK_FULL, 137, message, "Policy.max_tenant_disk")
+                await asyncio.gather(*(self._end(session, end) for session in sessions))
 
     def _start_keeping(self) -> None:
         if not self._keepers:
-            self._keepers = [self._thread.spawn(self._cull_for_ever()), self._thread.spawn(self._watch_tenants())]
+            work = ((CULL_INTERVAL, self._cull), (TENANT_INTERVAL, self._watch_tenants))
+            self._keepers = [self._thread.spawn(self._thread.repeat(*each)) for each in work]
 
-    async def _cull_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(CULL_INTERVAL)
-            for session in list(self._sessions.values()):
-                if session.state not in ("running", "parked") or (over := session.overdue()) is None:
-                    continue
-                if over == "idle_timeout" and session.request.idle_policy == "park" and self.parking is not None:
-                    if session.state == "running":
-                        self._thread.spawn(self._park_idle(session))
-                    continue
-                seconds = getattr(session, over)
-                if over == "idle_timeout":
-                    end = End(Cause.IDLE, 137, f"it was not used for {seconds:g} s", "Policy.idle_timeout")
-                else:
-                    end = End(Cause.LIFE_OVER, 137, f"its life of {seconds:g} s is over", "Policy.max_life")
-                self._thread.spawn(self._end(session, end))
+    async def _cull(self) -> None:
+        for session in list(self._sessions.values()):
+            if session.state not in ("running", "parked") or (over := session.overdue()) is None:
+                continue
+            if over == "idle_timeout" and session.request.idle_policy == "park" and self.parking is not None:
+                if session.state == "running":
+                    self._thread.spawn(self._park_idle(session))
+                continue
+            seconds = getattr(session, over)
+            if over == "idle_timeout":
+                end = End(Cause.IDLE, 137, f"it was not used for {seconds:g} s", "Policy.idle_timeout")
+            else:
+                end = End(Cause.LIFE_OVER, 137, f"its life of {seconds:g} s is over", "Policy.max_life")
+            self._thread.spawn(self._end(session, end))
 
     async def _park_idle(self, session: Session) -> None:
         assert self.parking is not None
         try:
             await self.parking.park(session)
-        except AgentboxError as error:
+        except (AgentboxError, OSError) as error:
             # It is tried again when its time is over once more: better alive than lost.
             session.touch()
             log.warning("sandbox %s was not parked, and lives on: %s", session.id, error)

@@ -21,6 +21,7 @@ from jupyter_server.services.sessions.sessionmanager import SessionManager
 
 from jupyter_agentbox.adoption import keep_sessions
 from jupyter_agentbox.errors import AgentboxError
+from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.runtimes import Handle
@@ -172,3 +173,23 @@ def test_without_a_place_for_it_the_list_of_notebooks_is_kept_in_memory(
     assert keep(tmp_path).database_filepath == ":memory:"
     (record,) = caplog.records
     assert "is not kept for a later server" in record.getMessage()
+
+
+def test_a_watch_goes_on_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    thread, done = LinkThread.instance(), asyncio.Event()
+    failures = iter([OSError(28, "No space left on device"), RuntimeError("can't start new thread")])
+
+    async def look() -> None:
+        for error in failures:
+            raise error
+        done.set()
+
+    async def watch() -> None:
+        task = thread.spawn(thread.repeat(0.01, look))
+        await asyncio.wait_for(done.wait(), 10)
+        task.cancel()
+
+    thread.submit(watch()).result(20)
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == [
+        "[Errno 28] No space left on device", "can't start new thread",
+    ]  # fmt: skip
