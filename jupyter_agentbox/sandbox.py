@@ -14,6 +14,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -450,9 +451,10 @@ class Sandbox:
             await freezer.look()
             if now - measured > MEASURE_INTERVAL and not freezer.is_frozen:
                 measured = now
-                usage = await asyncio.to_thread(self.runtime.usage, self._handle, self.directory)
-                self.measured = (time.time(), usage)
-                breach = find_breach(usage, self.spec)
+                with suppress(OSError, RuntimeError):  # no thread is to be had, or the like: it is measured again
+                    usage = await asyncio.to_thread(self.runtime.usage, self._handle, self.directory)
+                    self.measured = (time.time(), usage)
+                breach = find_breach(self.measured[1], self.spec) if self.measured is not None else None
                 if breach is not None:
                     await self._end(breach)
                     return

@@ -24,7 +24,7 @@ from jupyter_agentbox.errors import AgentboxError
 from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.policy import Policy
-from jupyter_agentbox.runtimes import Handle
+from jupyter_agentbox.runtimes import Handle, Usage
 from jupyter_agentbox.runtimes.runsc import RunscRuntime
 from jupyter_agentbox.sweep import kill_processes, read_start_time
 
@@ -97,6 +97,27 @@ def test_a_server_out_of_descriptors_keeps_its_sandboxes(has_runsc: None, manage
             assert await box.text("echo alive") == "alive"
 
     run(test, manager)
+
+
+def test_a_sandbox_that_can_not_be_measured_is_measured_again(has_runsc: None, tmp_path: Path) -> None:
+    failures: list[Exception] = [OSError(24, "Too many open files"), RuntimeError("can't start new thread")]
+
+    class Failing(RunscRuntime):
+        def usage(self, handle: Handle, directory: Path) -> Usage:
+            if failures:
+                raise failures.pop()
+            return super().usage(handle, directory)
+
+    state = tmp_path / "state"
+
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager) as box:
+            while box.sandbox.measured is None:
+                await asyncio.sleep(0.1)
+            assert not failures
+            assert box.sandbox.end is None
+
+    run(test, SandboxManager(state, Failing(state_dir=str(state))))
 
 
 @pytest.fixture
