@@ -27,10 +27,19 @@ CELLS = {
     "fine": "import uuid; print('it lives', uuid.uuid4())",
 }
 
+#: A cell that says something every second, until it is told to end.
+LONG = """import pathlib, time
+n = 0
+while not pathlib.Path('enough').exists():
+    print('at', n, flush=True)
+    n += 1
+    time.sleep(1)
+print('that is all')"""
+
 
 @pytest.fixture(scope="module")
 def lab(make_lab: Callable[..., Env], browser: Browser, npm_packages: Path) -> Iterator[Lab]:
-    env = make_lab()
+    env = make_lab(lease_timeout=60.0)
     kernelspec(env, "ends", "Python (ends)", memory="300 MiB", disk="64 MiB", lease_timeout=15.0)
     # Here kernels die faster than Jupyter bears by itself.
     with env.server("lab", "--AsyncIOLoopKernelRestarter.restart_limit=50") as server:
@@ -165,6 +174,35 @@ def test_a_server_that_was_away_for_longer_than_the_lease(lab: Lab) -> None:
     check_alive(lab)
     assert lab.kernel_of("ends.ipynb") != kernel
     lab.page.remove_locator_handler(told)
+    lab.check_console("ERR_CONNECTION_REFUSED")
+
+
+def test_a_page_goes_on_with_a_server_that_was_killed(lab: Lab) -> None:
+    """The cell goes on meanwhile; the page connects again by itself, and nothing that was put out is missing."""
+    lab.write("long.ipynb", LONG, "print('n is', n)")
+    lab.open("long.ipynb")
+    lab.run_cell(0)
+    lab.output(0, "at 2\n")
+    kernel = lab.kernel_of("long.ipynb")
+    # JupyterLab tells in its own words that the server is away.
+    told = lab.page.locator(".jp-Dialog")
+    lab.page.add_locator_handler(told, lambda dialog: dialog.locator(".jp-Dialog-button").last.click())
+    lab.kill_server()
+    lab.start_server()
+    lab.output(0, "at 12\n")
+    (lab.server.env.work / "enough").touch()
+    lab.output(0, "that is all")
+    lab.page.locator("#jp-main-statusbar").get_by_text("| Idle").wait_for()
+    lab.page.remove_locator_handler(told)
+    said = "".join(lab.notebook.locator(".jp-Cell").first.locator(".jp-OutputArea-output").all_text_contents())
+    numbers = [int(number) for number in re.findall(r"at (\d+)\n", said)]
+    # What the old server passed on last may come twice, but nothing is left out.
+    assert sorted(set(numbers)) == list(range(numbers[-1] + 1))
+    lab.run_cell(1)
+    lab.output(1, f"n is {numbers[-1] + 1}")
+    expect(lab.page.locator(BANNER)).to_have_count(0)
+    assert lab.kernel_of("long.ipynb") == kernel
+    lab.server.call("DELETE", f"api/kernels/{kernel}")
     lab.check_console("ERR_CONNECTION_REFUSED")
 
 

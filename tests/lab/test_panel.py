@@ -1,4 +1,4 @@
-"""Sandboxes steered from the side panel, and a page whose server or whose kernel goes away, in Chromium on real gVisor.
+"""Sandboxes steered from the side panel, and a page whose kernel goes away, in Chromium on real gVisor.
 
 One server and one page serve all tests, which follow one another as a person's work does.
 """
