@@ -1,6 +1,6 @@
 # make run    install here (.venv), get gVisor, start JupyterLab with sandboxed Python
 # make test   install, lint and test
-# Works from a clean clone on Debian 12 or Ubuntu, as root or with sudo, and asks nothing.
+# Works from a clean clone on Debian 12 and 13, as root or with sudo, and asks nothing; Ubuntu has no package chromium.
 # A second run installs nothing again unless pyproject.toml has changed.
 
 BIN  := .venv/bin
