@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from e2e.harness import Env, Server, kill_group, wait_until
 from images.conftest import built as built
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, Response, expect, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "labextension"
@@ -126,16 +126,16 @@ class Lab:
         self.page.set_default_timeout(PATIENCE)
         self.page.on("console", lambda message: self._hear(message.type, message.text, str(message.location)))
         self.page.on("pageerror", lambda error: self.complaints.append(f"exception: {error}"))
-        self.page.on("response", lambda answer: self._see(answer.status, answer.url))
+        self.page.on("response", self._see)
 
     def _hear(self, kind: str, text: str, place: str) -> None:
         # How long plugins take to start is the machine's matter.
         if kind in ("error", "warning") and "agentbox" in text + place and "activate" not in text:
             self.complaints.append(f"{kind}: {text} {place}")
 
-    def _see(self, status: int, url: str) -> None:
-        if status >= 400 and "agentbox" in url:
-            self.complaints.append(f"{status}: {url}")
+    def _see(self, answer: Response) -> None:
+        if answer.status >= 400 and "agentbox" in answer.url:
+            self.complaints.append(f"{answer.status}: {answer.url} {answer.text()}")
 
     def kill_server(self) -> None:
         """Kill it, as a machine's reset does; its kernels live on for the lease."""
