@@ -51,6 +51,11 @@ class Api:
         assert error["reason"]
         return error
 
+    def counted(self, name: str) -> float:
+        """Return the sum of the server's metrics whose lines begin so."""
+        text = self.server.http.get(self.server.url("metrics"), timeout=60).text
+        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
+
     def events(self, verb: str, path: str, body: Any = None, **options: Any) -> Iterator[tuple[str, Any]]:
         """Read server-sent events."""
         answer = self(verb, path, body, stream=True, **options)

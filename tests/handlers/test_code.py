@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import time
+import wave
 
 import pytest
 import requests
@@ -28,6 +31,33 @@ def test_events(api: Api, box: str) -> None:
     events = list(api.events("POST", box + "/code/stream", {"code": "print(1)\n5"}))
     assert [name for name, _ in events] == ["stream", "result", "done"]
     assert events[-1][1]["result"]["status"] == "ok"
+
+
+def test_sound_comes_as_it_is(api: Api, box: str) -> None:
+    code = (
+        "import io, wave\nfrom IPython.display import Audio, display\nfile = io.BytesIO()\n"
+        "with wave.open(file, 'wb') as sound:\n"
+        "    sound.setparams((1, 2, 8000, 0, 'NONE', ''))\n    sound.writeframes(bytes(1600))\n"
+        "display({'audio/wav': file.getvalue()}, raw=True)\ndisplay(Audio(data=file.getvalue()))"
+    )
+    raw, player = api.ok("POST", box + "/code", {"code": code})["displays"]
+    with wave.open(io.BytesIO(base64.b64decode(raw["data"]["audio/wav"]))) as sound:
+        assert (sound.getframerate(), sound.getnframes()) == (8000, 800)
+    assert f"data:audio/wav;base64,{raw['data']['audio/wav']}" in player["data"]["text/html"].replace("\n", "")
+
+
+@pytest.mark.network
+def test_a_plot_of_plotly_comes_as_its_own_type(api: Api, box: str) -> None:
+    api.ok("POST", box + "/packages", {"packages": ["plotly"]}, timeout=300)
+    code = (
+        "import plotly.io, plotly.graph_objects as go\nplotly.io.renderers.default = 'plotly_mimetype'\n"
+        "go.Figure(go.Bar(y=[3, 1, 2], name='bars')).show()"
+    )
+    ran = api.ok("POST", box + "/code", {"code": code, "timeout": 120}, timeout=150)
+    assert ran["status"] == "ok", ran
+    (plot,) = ran["displays"]
+    (bars,) = plot["data"]["application/vnd.plotly.v1+json"]["data"]
+    assert (bars["type"], bars["name"], bars["y"]) == ("bar", "bars", [3, 1, 2])
 
 
 def test_a_caller_who_goes_away_interrupts_its_run(api: Api, box: str) -> None:

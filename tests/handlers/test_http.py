@@ -23,6 +23,8 @@ def package_index() -> str:
 def test_a_request_goes_out_through_the_gate(api: Api, box: str) -> None:
     address = package_index()
     host = urlsplit(address).hostname
+    metric = 'agentbox_egress_total{decision="allowed"}'
+    counted = api.counted(metric)
     before = api.ok("GET", box + "/egress/log", params={"is_allowed": "true", "limit": 100})["rows"]
     request = {"url": f"{address}/iniconfig/", "headers": {"Accept": "text/html"}, "timeout": 60}
     answer = api.ok("POST", box + "/http", request, timeout=90)
@@ -31,6 +33,7 @@ def test_a_request_goes_out_through_the_gate(api: Api, box: str) -> None:
     assert "iniconfig-" in answer["body"]
     rows = api.ok("GET", box + "/egress/log", params={"is_allowed": "true", "limit": 100})["rows"]
     assert host in {row["host"] for row in rows if row not in before}
+    assert api.counted(metric) > counted
 
     # The same from inside: the gate makes no difference between the two.
     code = f"import urllib.request as r; print(r.urlopen({address + '/iniconfig/'!r}, timeout=60).status)"

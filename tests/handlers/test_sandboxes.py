@@ -76,6 +76,20 @@ def test_what_is_wrong_is_named(api: Api) -> None:
     assert [item["id"] for item in api.ok("GET", "/sandboxes", params={"state": "starting"})["sandboxes"]] == []
 
 
+def test_lists_are_filtered_by_profile_and_tenant(api: Api, make: Make) -> None:
+    made = {make(profile="small"), make(tenant="filtered"), make(profile="small", tenant="filtered")}
+    own = {path.rpartition("/")[2] for path in made}
+
+    def count(**filters: str) -> int:
+        found = api.ok("GET", "/sandboxes", params=filters)["sandboxes"]
+        assert all(item[name] == value for item in found for name, value in filters.items())
+        return len(own & {item["id"] for item in found})
+
+    assert [count(), count(profile="small"), count(tenant="filtered")] == [3, 2, 2]
+    assert count(profile="small", tenant="filtered") == 1
+    assert (count(profile="smal"), count(tenant="filtered2")) == (0, 0)
+
+
 def test_the_cause_of_an_end_stays(api: Api, make: Make) -> None:
     path = make(id="hog", profile="small")
     error = api.fails(
@@ -234,7 +248,7 @@ def test_a_tenants_files_stay(api: Api, make: Make) -> None:
 def test_a_caller_who_goes_away_leaves_no_sandbox(api: Api) -> None:
     before = len(api.ok("GET", "/sandboxes")["sandboxes"])
     with pytest.raises(requests.Timeout):
-        api("POST", "/sandboxes", {"labels": {"left": "1"}}, timeout=0.3)
+        api("POST", "/sandboxes", {"labels": {"left": "1"}}, timeout=0.05)
     deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
         found = api.ok("GET", "/sandboxes")["sandboxes"]
@@ -281,17 +295,16 @@ def test_a_notebooks_sandbox_is_there_too(api: Api) -> None:
 
 
 def test_what_happens_is_counted_and_told(api: Api, make: Make) -> None:
-    def counted(name: str) -> float:
-        text = api.server.http.get(api.server.url("metrics")).text
-        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
-
+    counted = api.counted
     names = (
         'agentbox_start_seconds_count{kind="session"}',
+        'agentbox_start_seconds_count{kind="notebook"}',
         'agentbox_call_seconds_count{outcome="ok",tool="bash"}',
         'agentbox_egress_total{decision="denied"}',
         'agentbox_ends_total{cause="stopped"}',
     )
     before = {name: counted(name) for name in names}
+    api.server.kernel().shutdown()
     events = websocket.create_connection(
         api.server.url("api/events/subscribe").replace("http", "ws", 1),
         header=[f"Authorization: token {api.server.token}"],
@@ -300,6 +313,13 @@ def test_what_happens_is_counted_and_told(api: Api, make: Make) -> None:
     )
     try:
         sandbox = make()
+        running = {"state": "running"}
+        wait_until(
+            lambda: counted("agentbox_sandboxes ") == len(api.ok("GET", "/sandboxes", params=running)["sandboxes"]),
+            60,
+            "those that live are counted",
+        )
+        assert counted("agentbox_sandboxes ") >= 1
         api.ok("POST", sandbox + "/exec", {"command": "curl -s https://not-granted.example.org; true"})
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(api.ok, "POST", sandbox + "/exec", {"command": "sleep 5"})
