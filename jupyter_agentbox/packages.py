@@ -11,7 +11,7 @@ import codecs
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 
 from .errors import InvalidRequest
@@ -135,11 +135,14 @@ async def install(session: Session, request: InstallRequest) -> AsyncIterator[Pr
     )
 
 
-async def install_all(session: Session, request: InstallRequest) -> Installed:
-    """Install, and return the result alone."""
+async def install_all(
+    session: Session, request: InstallRequest, tell: Callable[[str], object] = lambda text: None
+) -> Installed:
+    """Install, and return the result alone; `tell` gets each line as it is printed."""
     async for event in install(session, request):
         if isinstance(event, Done):
             return event.result
+        tell(event.text + "\n")
         await asyncio.sleep(0)
     raise AssertionError("an installation ends with its result")
 

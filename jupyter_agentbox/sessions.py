@@ -46,6 +46,11 @@ TENANT_INTERVAL = 5.0
 Ids = list[str]
 Found = list[Session]
 Start = Callable[[], Awaitable[Sandbox]]
+Tell = Callable[[str], object]
+
+
+def _nobody(text: str) -> None:
+    """Hear what nobody wants to know."""
 
 
 class Parking(Protocol):
@@ -80,8 +85,12 @@ class Sessions(CountedSessions):
 
     # -- life ----------------------------------------------------------------------------------
 
-    async def create(self, request: SandboxRequest, *, caller: Caller) -> tuple[SandboxInfo, bool]:
+    async def create(
+        self, request: SandboxRequest, *, caller: Caller, tell: Tell = _nobody
+    ) -> tuple[SandboxInfo, bool]:
         """Start a sandbox, or return the one of the same id that was asked for in the same words.
+
+        What installing its packages prints goes to `tell`, on the link's thread.
 
         Returns
         -------
@@ -97,9 +106,9 @@ class Sessions(CountedSessions):
         RuntimeUnavailable, RuntimeFailed
             It did not start. Nothing is left of it.
         """
-        return await self._thread.run(self._create(request, caller))
+        return await self._thread.run(self._create(request, caller, tell))
 
-    async def _create(self, request: SandboxRequest, caller: Caller) -> tuple[SandboxInfo, bool]:
+    async def _create(self, request: SandboxRequest, caller: Caller, tell: Tell) -> tuple[SandboxInfo, bool]:
         caller.check_unscoped("make sandboxes")
         check_request(request)
         check_names(request.packages)
@@ -123,7 +132,7 @@ class Sessions(CountedSessions):
         )
         self._sessions[session.key] = session
         self._start_keeping()
-        starting = session.starting = self._thread.spawn(self._start(session))
+        starting = session.starting = self._thread.spawn(self._start(session, tell=tell))
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
@@ -177,7 +186,7 @@ class Sessions(CountedSessions):
             await asyncio.to_thread(TokenStore(self.policy.state_path).carry, old.id, sandbox.id)
             await self._remove(old)
 
-    async def _start(self, session: Session, start: Start | None = None) -> None:
+    async def _start(self, session: Session, start: Start | None = None, tell: Tell = _nobody) -> None:
         sandbox: Sandbox | None = None
         try:
             if start is not None:
@@ -190,7 +199,7 @@ class Sessions(CountedSessions):
                     sandbox = await self._make(session, manager, spec)
             session.attach(sandbox)
             await asyncio.to_thread(session.save)
-            await self._prepare(session)
+            await self._prepare(session, tell)
             session.starting = None
             session.touch()
             self._thread.spawn(self._watch(session, sandbox))
@@ -241,13 +250,13 @@ class Sessions(CountedSessions):
         tenant = Tenant.open(self.policy.state_path, session.owner, request.tenant)
         return replace(spec, workspace=tenant.workspace, hidden=(), mounts=(*spec.mounts, *tenant.mounts))
 
-    async def _prepare(self, session: Session) -> None:
+    async def _prepare(self, session: Session, tell: Tell) -> None:
         """Put in what was asked for before its first user gets it."""
         request = session.request
         if request.files:
             await asyncio.to_thread(session.write_files)
         if request.packages:
-            done = await install_all(session, InstallRequest(packages=request.packages))
+            done = await install_all(session, InstallRequest(packages=request.packages), tell)
             if not done.is_ok:
                 raise Conflict(f"the packages were not installed: {done.message}", field="packages")
 

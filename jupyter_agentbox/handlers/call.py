@@ -132,6 +132,8 @@ class Call:
         Of an upload.
     is_allowed : coroutine function
         Asks the authorizer whether the caller may ``read``, ``write`` or ``execute``.
+    tell : callable
+        Takes text that comes while the work goes on; from any thread.
     """
 
     route: Route
@@ -145,6 +147,7 @@ class Call:
     service: Any
     is_allowed: Callable[..., Awaitable[bool]]
     status: int | None = None
+    tell: Callable[[str], object] = lambda text: None
 
     @property
     def id(self) -> str:

@@ -42,7 +42,7 @@ async def create_sandbox(call: Call) -> SandboxInfo:
     200; asking for something else under that id is a conflict. A caller who goes away before the answer leaves
     nothing behind, unless it chose an id to ask again by.
     """
-    info, is_new = await call.sessions.create(call.body, caller=call.caller)
+    info, is_new = await call.sessions.create(call.body, caller=call.caller, tell=call.tell)
     if not is_new:
         call.status = 200
     return info

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -36,6 +37,8 @@ INSTRUCTIONS = (
 #: Seconds between two notifications of progress, and characters of one.
 PROGRESS_INTERVAL = 0.25
 MAX_PROGRESS = 4000
+#: Seconds of silence after which a client is told that the work goes on.
+QUIET_TIMEOUT = 5.0
 #: JSON-RPC's code for parameters that are wrong.
 _INVALID_PARAMS = -32602
 
@@ -43,10 +46,15 @@ Report = Callable[[float, "float | None", "str | None"], Awaitable[None]]
 
 
 class Progress:
-    """Passes on what work tells, as it comes, but no more than a client takes: the newest that fits is kept."""
+    """Passes on what work tells, as it comes, but no more than a client takes: the newest that fits is kept.
 
-    def __init__(self, report: Report) -> None:
+    Of work that is silent it tells that it goes on.
+    """
+
+    def __init__(self, report: Report, title: str) -> None:
         self._report = report
+        self._title = title
+        self._began = time.monotonic()
         self._waiting = ""
         self._told = 0
         self._left_out = 0
@@ -65,7 +73,10 @@ class Progress:
     async def run(self) -> None:
         """Report until cancelled."""
         while True:
-            await self._changed.wait()
+            try:
+                await asyncio.wait_for(self._changed.wait(), QUIET_TIMEOUT)
+            except asyncio.TimeoutError:
+                self.tell(f"[{self._title}: {time.monotonic() - self._began:.0f} s so far]\n")
             self._changed.clear()
             text, self._waiting = results.plain(self._waiting), ""
             cut, self._left_out = self._left_out, 0
@@ -89,7 +100,9 @@ def make_server(access_of: Callable[[Any], Access]) -> Server[Any]:
         tool = TOOLS.get(params.name)
         if tool is None:
             raise MCPError(_INVALID_PARAMS, f"there is no tool {params.name!r:.100}")
-        progress = Progress(context.session.report_progress)
+        progress = Progress(context.session.report_progress, tool.title)
+        if tool.is_long:
+            progress.tell(f"[{tool.title}: begun]\n")
         return await _attend(access_of(context), _call(tool, access_of(context), params.arguments or {}, progress),
                              progress)  # fmt: skip
 

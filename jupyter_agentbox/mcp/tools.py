@@ -101,7 +101,7 @@ class Turn:
         route = _ROUTES[operation]
         if not await self.access.is_allowed(route.right):
             raise NotAuthorized(f"you may not {route.right} on sandboxes here")
-        caller = await self.access.caller(route.right)
+        caller, loop = await self.access.caller(route.right), asyncio.get_running_loop()
         if route.is_owners:
             caller.check_unscoped("change the terms that the sandbox is under")
         return Call(
@@ -115,6 +115,7 @@ class Turn:
             chunks=Chunks(),
             service=self.access.service,
             is_allowed=self.access.is_allowed,
+            tell=lambda text: loop.call_soon_threadsafe(self.tell, text),
         )
 
     async def do(self, operation: Callable[..., Any], args: take.Target, **values: Any) -> Any:
@@ -159,6 +160,8 @@ class Tool:
         Does it. Takes a :class:`Turn` and the arguments.
     is_destructive, is_open_world : bool
         Hints for clients: it may destroy something; it may reach the world outside.
+    is_long : bool
+        It may take long, so that its client is told when it begins.
     """
 
     name: str
@@ -168,6 +171,7 @@ class Tool:
     work: Callable[[Turn, Any], Awaitable[Result]]
     is_destructive: bool = False
     is_open_world: bool = False
+    is_long: bool = False
 
     @property
     def is_read_only(self) -> bool:
@@ -207,7 +211,7 @@ def tool(
 # -- sandboxes -------------------------------------------------------------------------------------
 
 
-@tool("create_sandbox", "Create a sandbox", sandboxes.create_sandbox, take.CreateSandbox)
+@tool("create_sandbox", "Create a sandbox", sandboxes.create_sandbox, take.CreateSandbox, is_long=True)
 async def create_sandbox(turn: Turn, args: take.CreateSandbox) -> Result:
     """Create an isolated sandbox with a workspace of its own at `/workspace`, Python, a shell, and access to the
     network by host names only. It ends when it is not used for a while, so save what matters by `download`."""
@@ -237,7 +241,7 @@ async def stop_sandbox(turn: Turn, args: take.Target) -> Result:
 # -- snapshots -------------------------------------------------------------------------------------
 
 
-@tool("snapshot", "Save the sandbox", snapshots.take_snapshot, take.Snapshot)
+@tool("snapshot", "Save the sandbox", snapshots.take_snapshot, take.Snapshot, is_long=True)
 async def snapshot(turn: Turn, args: take.Snapshot) -> Result:
     """Save the sandbox as it is, variables, running programs and files, so that `restore` can go back to it. Take one
     before something that may go wrong. A folder of the user's that is shown at the workspace is not part of it."""
@@ -251,14 +255,14 @@ async def list_snapshots(turn: Turn, args: take.Target) -> Result:
     return results.data(await turn.do(snapshots.list_snapshots, args))
 
 
-@tool("restore", "Go back to a snapshot", snapshots.restore_sandbox, take.Restore, is_destructive=True)
+@tool("restore", "Go back to a snapshot", snapshots.restore_sandbox, take.Restore, is_destructive=True, is_long=True)
 async def restore(turn: Turn, args: take.Restore) -> Result:
     """Take the sandbox back to one of its snapshots: undo. What happened in it since is lost."""
     body = RestoreRequest(snapshot=args.snapshot)
     return results.data(await turn.do(snapshots.restore_sandbox, args, body=body))
 
 
-@tool("fork", "Fork the sandbox", snapshots.fork_sandbox, take.Fork)
+@tool("fork", "Fork the sandbox", snapshots.fork_sandbox, take.Fork, is_long=True)
 async def fork(turn: Turn, args: take.Fork) -> Result:
     """Start another sandbox that goes on from here, or from a snapshot, to try something without touching this one."""
     body = ForkRequest(id=args.id, snapshot=args.snapshot)
@@ -472,9 +476,7 @@ class _Hosts(msgspec.Struct):
 @tool("ask_host", "Ask for a host", sandboxes.ask_host, take.AskHost)
 async def ask_host(turn: Turn, args: take.AskHost) -> Result:
     """Ask the person in charge to let the sandbox reach a host. `hosts` tells what became of it."""
-    return results.data(
-        await turn.do(sandboxes.ask_host, args, body=AskRequest(host=args.host, why=args.why)),
-    )
+    return results.data(await turn.do(sandboxes.ask_host, args, body=AskRequest(host=args.host, why=args.why)))
 
 
 @tool("http_request", "Send an HTTP request", sandboxes.http_request, take.HttpCall, is_destructive=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import time
 from typing import Any
 
@@ -207,9 +208,39 @@ def test_progress_comes_while_the_work_goes_on(endpoint: Endpoint, box: str, mod
             result = await client.call_tool(name, arguments, progress_callback=progress)
             ended = time.monotonic()
             assert text_of(result) == "first\nsecond"
-            assert told[0][2].startswith("first")
-            assert ended - told[0][0] > 1
+            assert ended - next(when for when, _, text in told if text.startswith("first")) > 1
             assert [done for _, done, _ in told] == sorted({done for _, done, _ in told})
+
+    endpoint.run(test, mode=mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_long_or_silent_tells_that_it_goes_on(endpoint: Endpoint, box: str, mode: str) -> None:
+    async def test(client: Client) -> None:
+        async def call(tool: str, **arguments: Any) -> tuple[Any, str]:
+            told: list[tuple[float, str]] = []
+
+            async def progress(done: float, total: float | None, message: str | None) -> None:
+                told.append((done, message or ""))
+
+            result = await client.call_tool(tool, arguments, progress_callback=progress)
+            assert not result.is_error, text_of(result)
+            assert [done for done, _ in told] == sorted({done for done, _ in told})
+            return result.structured_content, "".join(text for _, text in told)
+
+        name = f"told-{mode[:6]}"
+        _, text = await call("create_sandbox", id=name)
+        assert text.startswith("[Create a sandbox: begun]\n")
+        saved, text = await call("snapshot", sandbox=name)
+        assert text.startswith("[Save the sandbox: begun]\n")
+        _, text = await call("restore", sandbox=name, snapshot=saved["id"])
+        assert text.startswith("[Go back to a snapshot: begun]\n")
+        fork, text = await call("fork", sandbox=name, snapshot=saved["id"])
+        assert text.startswith("[Fork the sandbox: begun]\n")
+        await call("stop_sandbox", sandbox=fork["id"])
+        _, text = await call("bash", sandbox=name, command="sleep 7")
+        assert re.match(r"\[Run a command: \d+ s so far\]\n", text)
+        await call("stop_sandbox", sandbox=name)
 
     endpoint.run(test, mode=mode)
 

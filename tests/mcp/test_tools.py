@@ -243,6 +243,12 @@ def test_packages(endpoint: Endpoint, box: str) -> None:
         installed = await client.call_tool("install", {"packages": ["six"], "upgrade": True, "timeout": 60},
                                            progress_callback=progress)  # fmt: skip
         assert not installed.is_error, text_of(installed)
+        before = len(told)
+        made = await client.call_tool("create_sandbox", {"id": "packed", "packages": ["six"]},
+                                      progress_callback=progress)  # fmt: skip
+        assert not made.is_error, text_of(made)
+        assert any("six" in line for line in told[before:])
+        await client.call_tool("stop_sandbox", {"sandbox": "packed"})
         hostile = await client.call_tool("install", {"packages": ["--index-url=http://x"]})
         assert hostile.is_error
         assert "no name of a package" in text_of(hostile)
