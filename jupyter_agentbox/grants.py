@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
+
 from .errors import AgentboxError, NotFound, PolicyRefused
 from .models import AskInfo, GrantInfo
 from .models.service import HostVerdict
@@ -153,7 +155,20 @@ class GrantedSessions(SessionRegistry):
         await self._keep(session)
         return decided
 
+    def moved(self, old_id: str, sandbox: Sandbox) -> None:
+        """A notebook's kernel goes on in another sandbox, and what was asked for with it. On the link's thread."""
+        super().moved(old_id, sandbox)
+        session = self._notebooks.get(sandbox.id)
+        if session is not None:
+            self._thread.spawn(self._keep(session))
+
     async def _keep(self, session: Session) -> None:
-        """Write down what an owner to come needs to know; that of a notebook's kernel keeps nothing."""
-        if session.kind == "session" and session.sandbox is not None:
+        """Write down what was asked for, for an owner to come."""
+        sandbox = session.sandbox
+        if sandbox is None:
+            return
+        if session.kind == "session":
             await asyncio.to_thread(session.save)
+        else:
+            sandbox.record.asks = msgspec.to_builtins(list(session.asks.values()))
+            await asyncio.to_thread(sandbox.record.save, sandbox.directory)

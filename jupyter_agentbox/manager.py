@@ -175,6 +175,8 @@ class SandboxManager:
         claim: Claim | None = None,
     ) -> Sandbox:
         await asyncio.to_thread(ensure_sweeper, self.state_dir)
+        if inherit is not None:
+            record.asks = inherit.record.asks
         sandbox = Sandbox(record, self._directory(record.id), self.runtime, self.audit, on_refusal)
         self.sandboxes[record.id] = sandbox
         try:
@@ -229,6 +231,8 @@ class SandboxManager:
         record = self._make_record(spec)
         record.kernels, record.processes, record.link = list(then.kernels), list(then.processes), then.link
         record.started_kernels = then.started_kernels
+        if spec.kernel_id and spec.kernel_id == then.spec.kernel_id:
+            record.asks = then.asks
         if claim is not None:
             record.kernels = _claimed(record.kernels, claim)
         return await self._start(record, inherit, on_refusal, saved, claim)
@@ -259,7 +263,14 @@ class SandboxManager:
             Somebody else has it, or it has ended, or it ended as it could not be claimed.
         """
         kernels = _claimed(record.kernels, claim)
-        record = replace(record, spec=spec, kernels=kernels, lease_timeout=spec.lease_timeout, created=time.time())
+        record = replace(
+            record,
+            spec=spec,
+            kernels=kernels,
+            lease_timeout=spec.lease_timeout,
+            created=time.time(),
+            asks=inherit.record.asks if inherit is not None else [],
+        )
         sandbox = Sandbox(record, self._directory(record.id), self.runtime, self.audit, on_refusal)
         self.sandboxes[record.id] = sandbox
         try:

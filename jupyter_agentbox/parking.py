@@ -16,6 +16,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from .errors import AgentboxError, Conflict
 from .manager import MAX_STARTING, Listed
@@ -187,7 +188,8 @@ class Parker:
     def _parked(self, snapshot: Snapshot, saved: Saved) -> _ParkedKernel:
         kernel = saved.record.main_kernel
         assert kernel is not None
-        return _ParkedKernel(self, snapshot.id, snapshot.meta.owner, saved.record.id, saved.record.spec, kernel)
+        record = saved.record
+        return _ParkedKernel(self, snapshot.id, snapshot.meta.owner, record.id, record.spec, kernel, record.asks)
 
     # -- idle kernels ----------------------------------------------------------------------------
 
@@ -252,6 +254,7 @@ class _ParkedKernel:
     sandbox_id: str
     spec: SandboxSpec
     kernel: KernelRecord
+    asks: list[dict[str, Any]]
 
     def waking(self) -> AbstractContextManager[None]:
         return self.parker.sessions.waking(self.spec.kernel_id)

@@ -95,6 +95,8 @@ class Record:
         Number of the link's pair of FIFOs, in a snapshot's record.
     started_kernels : int
         How many kernels were ever started in it: no name is given twice.
+    asks : list of dict
+        Hosts that were asked for, of a notebook's sandbox; see :meth:`.session.Session.recall`.
     """
 
     id: str
@@ -109,6 +111,7 @@ class Record:
     processes: list[ProcessRecord] = field(default_factory=list)
     link: int = 0
     started_kernels: int = 0
+    asks: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def main_kernel(self) -> KernelRecord | None:

@@ -213,6 +213,7 @@ class SessionRegistry:
                 if session is None:
                     session = NotebookSession(sandbox.id, self.server_owner, self.on_use)
                     session.created = sandbox.record.created
+                    session.recall(sandbox.record.asks)
                     session.blocked_commands = tuple(self.policy.blocked_commands)
                     session.attach(sandbox)
                 found[sandbox.id] = session
@@ -223,6 +224,7 @@ class SessionRegistry:
                 if session is None:
                     session = NotebookSession(parked.sandbox_id, self.server_owner, self.on_use)
                     session.blocked_commands = tuple(self.policy.blocked_commands)
+                    session.recall(parked.asks)
                 if session.parked is None:
                     session.lie_down(parked)
                 found[parked.sandbox_id] = session

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from .record import KernelRecord, Record
 from .sandbox import Sandbox
@@ -40,6 +40,8 @@ class Parked(Protocol):
         What that was.
     kernel : KernelRecord
         The notebook's.
+    asks : list of dict
+        Of its :class:`~jupyter_agentbox.record.Record`.
     """
 
     @property
@@ -50,6 +52,8 @@ class Parked(Protocol):
     def spec(self) -> SandboxSpec: ...
     @property
     def kernel(self) -> KernelRecord: ...
+    @property
+    def asks(self) -> list[dict[str, Any]]: ...
 
     def waking(self) -> AbstractContextManager[None]:
         """Have it count as one that lives. Raises LimitReached."""

@@ -13,9 +13,10 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -316,6 +317,7 @@ class Session:
         """A notebook's: its kernel goes on in another sandbox, from where it was."""
         self.close()
         self.id, self.created, self.parked, self.end = sandbox.id, sandbox.record.created, None, None
+        self.recall([msgspec.to_builtins(item) for item in self.asks.values()])
         self.attach(sandbox)
 
     @property
@@ -341,6 +343,12 @@ class Session:
         item = AskInfo(id=secrets.token_hex(6), sandbox=self.id, host=host, why=why, state="pending", asked=time.time())
         self.asks[item.id] = item
         return item
+
+    def recall(self, asks: Sequence[dict[str, Any]]) -> None:
+        """A notebook's: take over what was asked for in the sandbox that it goes on from."""
+        with suppress(msgspec.ValidationError):  # of another release
+            found = msgspec.convert(list(asks)[-MAX_ASKS:], list[AskInfo])
+            self.asks = {item.id: msgspec.structs.replace(item, sandbox=self.id) for item in found}
 
     def pending(self, ask_id: str) -> AskInfo:
         """Return an open question. Raises NotFound, Conflict."""

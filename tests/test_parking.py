@@ -250,16 +250,21 @@ def test_an_idle_kernel_is_parked_by_policy_found_by_the_next_server_and_culled_
     first.wait_ready()
     kernel = first.kernel()
     kernel.check("x = 41")
+    call(first, "PATCH", f"sandboxes/{kernel.id}", {"allowed_hosts": []})
+    asked = call(first, "POST", f"sandboxes/{kernel.id}/egress/asks", {"host": "github.com"})
     wait_until(lambda: is_parked(kernel), 40, "it is parked")
     first.stop(signal.SIGKILL)
 
     with agentbox_env.server("server", EXTENSION) as second:
         assert [item["id"] for item in second.call("GET", "api/kernels")] == [kernel.id]
+        assert call(second, "GET", f"sandboxes/{kernel.id}/egress/asks")["asks"] == [asked]
         assert agentbox_env.sandboxes() == []
         again = KernelClient(second, kernel.id)
         assert again.check("print(x + 1)") == "42\n"
         wait_until(lambda: is_parked(again), 40, "it is parked once more")
         again.socket.close()
+        (kept,) = call(second, "GET", "egress/asks")["asks"]
+        assert (kept["id"], kept["state"]) == (asked["id"], "pending")
 
     # Also by a server that ends in peace. What is culled is not woken for it.
     cull = [f"--MappingKernelManager.cull_{name}" for name in ("idle_timeout=3", "interval=1")]

@@ -24,6 +24,10 @@ def test_a_server_takes_its_kernels_back_with_all_they_hold(agentbox_env: Env, s
     kernel_id = session["kernel"]["id"]
     client = KernelClient(first, kernel_id)
     client.check("x = 41")
+    path = f"api/agentbox/sandboxes/{kernel_id}"
+    first.call("PATCH", path, {"allowed_hosts": []})
+    asked = first.call("POST", path + "/egress/asks", {"host": "github.com", "why": "to clone"})
+    assert asked["state"] == "pending"
     code = (
         "import time\nfor i in range({}):\n    print(i, flush=True); time.sleep(0.1)\nopen('done', 'w').close(); 'end'"
     )
@@ -39,6 +43,8 @@ def test_a_server_takes_its_kernels_back_with_all_they_hold(agentbox_env: Env, s
         assert [kernel["id"] for kernel in second.call("GET", "api/kernels")] == [kernel_id]
         (again,) = second.call("GET", "api/sessions")
         assert (again["id"], again["path"], again["kernel"]["id"]) == (session["id"], "book.ipynb", kernel_id)
+        # What an agent has asked for waits for a person still.
+        assert second.call("GET", path + "/egress/asks")["asks"] == [asked]
         # The page comes back, and what the cell put out meanwhile with it.
         follower = KernelClient(second, kernel_id, client.session)
         if signum == signal.SIGKILL:
@@ -60,6 +66,8 @@ def test_a_server_takes_its_kernels_back_with_all_they_hold(agentbox_env: Env, s
         assert follower.check("print(x + 1)", timeout=60).strip() == "42"
         follower.restart()
         assert "NameError" in follower.execute("x").error
+        (kept,) = second.call("GET", path + "/egress/asks")["asks"]
+        assert (kept["id"], kept["state"], kept["sandbox"] == asked["sandbox"]) == (asked["id"], "pending", False)
         second.call("DELETE", f"api/kernels/{kernel_id}")
 
 
