@@ -26,7 +26,7 @@ from typing import ClassVar
 from traitlets import Enum, Float, Unicode
 
 from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
-from jupyter_agentbox.spec import CLAIM_DIR, GIB, Cause, End, Limits, SandboxSpec, format_size
+from jupyter_agentbox.spec import CLAIM_DIR, GIB, MIB, Cause, End, Limits, SandboxSpec, format_size
 from jupyter_agentbox.sweep import (
     find_processes,
     get_runtime_directories,
@@ -43,6 +43,8 @@ from .reasons import explain_restore, explain_save
 #: First release with the systrap platform as default and FIFOs of the host.
 MIN_VERSION = 20230904
 INSTALL_REMEDY = "jupyter agentbox setup"
+#: Bytes that gVisor sets aside in its file of memory for each process.
+PROCESS_ROOM = 16 * MIB
 #: A file of a sandbox's directory that is there while all inside stands still.
 PAUSED = "paused"
 #: And of its bundle: the hidden entries of the work folder.
@@ -382,9 +384,10 @@ def bound_file_size(limits: Limits) -> int:
 
     gVisor keeps the writable layer in one file and memory in another, and lets them grow by whole GiB. At the bound
     writing fails inside and all else goes on; the owner's watch of :meth:`RunscRuntime.usage` is exact. The file of
-    memory needs one step of headroom, since pages in use are not all side by side.
+    memory needs one step of headroom, since pages in use are not all side by side, and room for each process, hardly
+    any of which is ever used: gVisor panics where it has none.
     """
-    return max(-(-limits.disk // GIB), -(-limits.memory // GIB) + 1) * GIB
+    return max(-(-limits.disk // GIB), -(-(limits.memory + limits.processes * PROCESS_ROOM) // GIB) + 1) * GIB
 
 
 @functools.lru_cache(maxsize=8)

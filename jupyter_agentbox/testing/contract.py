@@ -310,7 +310,7 @@ class RuntimeContract:
             assert box.runtime.usage(box.handle, box.directory).disk < 100 * MIB
 
     def test_many_files_cannot_fill_the_disk_even_unwatched(self, make_box: MakeBox, spec: SandboxSpec) -> None:
-        wide = replace(spec, limits=replace(spec.limits, memory=512 * MIB, disk=1024 * MIB))
+        wide = replace(spec, limits=replace(spec.limits, memory=512 * MIB, disk=1024 * MIB, processes=32))
         with make_box(wide) as box:
             said = box.run(
                 "cd /tmp; for i in 1 2 3 4 5 6; do fallocate -l 500M $i || echo refused; done; rm ?; echo fine"

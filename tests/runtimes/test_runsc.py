@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,18 @@ class TestRunsc(RuntimeContract):
             assert not find_processes(directory)
             assert not list(Path("/sys/fs/cgroup").glob("*/**/agentbox-broken"))
             shutil.rmtree(directory)
+
+    def test_there_is_room_for_as_many_processes_as_allowed(self, make_box: MakeBox, spec: SandboxSpec) -> None:
+        bomb = (
+            "import os,time\nmade=[]\n"
+            "try:\n while len(made)<300:\n  made.append(os.fork())\n  if not made[-1]: time.sleep(300); os._exit(0)\n"
+            "except OSError as error: print(len(made), error.errno)\n"
+            "for pid in made: os.kill(pid, 9); os.waitpid(pid, 0)"
+        )
+        with make_box(replace(spec, limits=replace(spec.limits, memory=1024 * MIB, processes=200))) as box:
+            count, number = box.python(bomb).split()
+            assert int(count) > 180
+            assert number == "11"
 
     def test_an_unmapped_owner_of_work_files_is_the_user_inside(
         self, make_box: MakeBox, spec: SandboxSpec, workspace: Path
