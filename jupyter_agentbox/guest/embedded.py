@@ -20,6 +20,7 @@ import json
 import os
 import queue
 import select
+import selectors
 import signal
 import socket
 from collections.abc import Callable
@@ -213,6 +214,10 @@ class EmbeddedApp(IPKernelApp):
     def init_sockets(self) -> None:
         self.control_thread = ControlThread(daemon=True)
         self.control_thread.daemon = True
+        # gVisor's epoll may hold a FIFO that is closed, in which case it can't be saved. Poll remembers none.
+        self.control_thread.io_loop.close()
+        loop = asyncio.SelectorEventLoop(selectors.PollSelector())
+        self.control_thread.io_loop = IOLoop(make_current=False, asyncio_loop=loop)
         main, control = IOLoop.current(), self.control_thread.io_loop
         said, answers = Sender(SAID_LIMIT), Sender(ANSWERS_LIMIT)
         # To look costs a system call for each message; a forked child's senders are abandoned, and say nothing.

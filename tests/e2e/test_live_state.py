@@ -344,3 +344,29 @@ def test_round_after_round_nothing_grows(server: Server) -> None:
     }
     assert not grown
     assert sizes[-1] < 1.25 * sizes[1], sizes
+
+
+EARLY = """
+from jupyter_client.manager import KernelManager
+
+for _ in range(8):
+    manager = KernelManager(kernel_name="agentbox")
+    manager.start_kernel()
+    client = manager.client()
+    client.start_channels()
+    try:
+        for _ in range(4):
+            client.control_channel.send(client.session.msg("kernel_info_request", {}))
+            client.kernel_info()
+        client.wait_for_ready(timeout=60)
+        reply = client.execute_interactive("%snapshot early", timeout=60, output_hook=lambda message: None)
+        print(reply["content"].get("evalue", "saved"), flush=True)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+"""
+
+
+def test_what_is_asked_while_a_kernel_starts_keeps_it_from_no_snapshot(make_env: Callable[..., Env]) -> None:
+    """JupyterLab's server asks on the control channel at once, and every third such kernel could not be saved."""
+    assert make_env().run("python", "-c", EARLY).output.split() == ["saved"] * 8
