@@ -1450,7 +1450,7 @@ export interface components {
             cause: components["schemas"]["Cause"];
             /** @description 0 to 255; 128 + n after signal n, 137 for an end by memory. */
             exit_code: number;
-            /** @description The sentence for a person, such as ``out of memory (limit 512 MiB)``. */
+            /** @description The sentence for a person, such as ``out of memory (limit 512 MiB)``: one printable line, whatever of it comes from inside. */
             message: string;
             /**
              * @description The setting that would have changed it.
