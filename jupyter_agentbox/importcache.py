@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from .importgather import make_stamp
 from .spec import SandboxSpec
 
 log = logging.getLogger(__name__)
@@ -39,15 +40,6 @@ def read(state_dir: Path) -> bytes | None:
     except (OSError, ValueError, EOFError, TypeError, KeyError):
         return None
     return content if all(make_stamp(path) == stamp for path, stamp in stamps.items()) else None
-
-
-def make_stamp(path: str) -> str:
-    """Return what differs when a file was changed, or something was put into a folder or taken out of it."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return "none"
-    return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"
 
 
 def give(directory: Path, spec: SandboxSpec) -> None:

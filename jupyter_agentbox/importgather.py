@@ -27,7 +27,7 @@ EMBEDDED = ("fifos", "embedded_lazy", "embedded_claim", "embedded_streams", "emb
 
 
 def make_stamp(path: str) -> str:
-    """As :func:`.importcache.make_stamp`, which can't be imported here."""
+    """Return what differs when a file was changed, or something was put into a folder or taken out of it."""
     try:
         found = os.stat(path)
     except OSError:

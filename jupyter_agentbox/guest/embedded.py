@@ -303,6 +303,3 @@ class EmbeddedApp(IPKernelApp):
         if self.control_thread is not None and self.control_thread.is_alive():
             self.control_thread.stop()
             self.control_thread.join()
-
-
-launch_new_instance = EmbeddedApp.launch_instance
