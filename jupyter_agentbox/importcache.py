@@ -9,12 +9,15 @@ It is for a kernel that is the first program there, of the same interpreter with
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import marshal
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +78,10 @@ def make(state_dir: Path) -> bool:
         return True
     target = _find(state_dir)
     target.parent.mkdir(mode=0o700, exist_ok=True)
+    for left in target.parent.glob(".new-*"):  # of one that was killed
+        with contextlib.suppress(OSError):
+            if left.stat().st_mtime < time.time() - 2 * MAKE_TIMEOUT:
+                shutil.rmtree(left)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=target.parent) as folder:
         made = Path(folder) / NAME
         command = [sys.executable, "-I", "-B", str(_OWN / "importgather.py"), str(_OWN / "guest"), str(made)]

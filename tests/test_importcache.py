@@ -152,6 +152,17 @@ def test_one_that_was_spoilt_is_none_and_is_made_anew(tmp_path: Path, content: b
     assert load(path)[0]["python"][0] == sys.version
 
 
+def test_what_a_killed_maker_left_is_removed_and_another_ones_is_not(tmp_path: Path) -> None:
+    left, busy = tmp_path / "imports" / ".new-left", tmp_path / "imports" / ".new-busy"
+    for folder in (left, busy):
+        folder.mkdir(parents=True)
+        (folder / "imports").touch()
+    os.utime(left, (0, 0))
+    assert importcache.make(tmp_path)
+    assert not left.exists()
+    assert busy.exists()
+
+
 def test_a_server_makes_it_once_kernels_start(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     from jupyter_agentbox import warm
 
