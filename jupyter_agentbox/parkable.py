@@ -38,7 +38,7 @@ class Parkable(ABC):
     _waking: asyncio.Task[None] | None
 
     @abstractmethod
-    async def _restore(self, found: Restoration) -> dict[str, Any]: ...
+    async def _restore(self, found: Restoration, moved: Callable[[Sandbox], object]) -> dict[str, Any]: ...
     @abstractmethod
     async def _open_front(self, key: bytes, signature_scheme: str) -> Front: ...
     @abstractmethod
@@ -107,10 +107,13 @@ class Parkable(ABC):
                 return
             with parked.waking():
                 async with parked.opened() as found:
-                    await self._restore(found)
-                assert self._sandbox is not None
-                self._parked = None
+                    await self._restore(found, lambda sandbox: self._moved(parked, sandbox))
+            assert self._sandbox is not None
             await parked.woken(self._sandbox)
+
+    def _moved(self, parked: Parked, sandbox: Sandbox) -> None:
+        self._parked = None
+        parked.moved(sandbox)
 
     @property
     def _parking(self) -> Parking:

@@ -281,8 +281,10 @@ class _ParkedKernel:
             if not renewal.cancelled():
                 renewal.exception()  # looked at: where the checkout failed, nobody else will
 
-    async def woken(self, sandbox: Sandbox) -> None:
+    def moved(self, sandbox: Sandbox) -> None:
         self.parker.sessions.moved(self.sandbox_id, sandbox)
+
+    async def woken(self, sandbox: Sandbox) -> None:
         await asyncio.to_thread(TokenStore(self.parker.sessions.policy.state_path).carry, self.snapshot_id, sandbox.id)
         detail = {"event": "woken", "snapshot": self.snapshot_id, "name": ""}
         with suppress(AgentboxError):

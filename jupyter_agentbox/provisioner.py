@@ -195,7 +195,8 @@ class AgentboxProvisioner(KernelProvisionerBase):
             return None
         own = self._spec
         spec = dataclasses.replace(found.spec, kernel_id=own.kernel_id, kernel_name=own.kernel_name, origin=own.origin)
-        return await LinkThread.instance().run(slot.restore(spec, found.record, found.saved))
+        found = dataclasses.replace(found, spec=spec)
+        return await LinkThread.instance().run(slot.restore(found, lambda sandbox: None))
 
     async def _adopt(self, slot: KernelSlot) -> dict[str, Any] | None:
         """Go on with the kernel of this id that an earlier server of the same root directory left, if there is one."""

@@ -61,6 +61,9 @@ class Parked(Protocol):
     def opened(self) -> AbstractAsyncContextManager[Restoration]:
         """Have what was saved at hand, as policy allows it now. Raises AgentboxError."""
 
+    def moved(self, sandbox: Sandbox) -> None:
+        """It goes on in another sandbox from now on."""
+
     async def woken(self, sandbox: Sandbox) -> None:
         """It goes on in another sandbox: remove what was saved. Never fails."""
 

@@ -14,8 +14,7 @@ import logging
 import signal
 import threading
 import weakref
-from collections.abc import Awaitable, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar
 
 from .driver import Kernel
@@ -263,15 +262,15 @@ class KernelSlot(Parkable):
             front.ask()
             return self._connection_info(front)
 
-    async def restore(self, spec: SandboxSpec, record: Record, saved: Path) -> dict[str, Any]:
+    async def restore(self, found: Restoration, moved: Callable[[Sandbox], object]) -> dict[str, Any]:
         """Put the kernel of a snapshot behind the endpoints, in place of any other, which ends.
 
         Parameters
         ----------
-        spec : SandboxSpec
-            For its sandbox, as policy has it now.
-        record, saved
-            See ``SandboxManager.restore``.
+        found : Restoration
+            What was saved.
+        moved : callable
+            Told the new sandbox, before its kernel says a word to anybody.
 
         Returns
         -------
@@ -284,9 +283,9 @@ class KernelSlot(Parkable):
             It did not start. What was there goes on.
         """
         async with self._lock:
-            return await self._restore(Restoration(spec, record, saved))
+            return await self._restore(found, moved)
 
-    async def _restore(self, found: Restoration) -> dict[str, Any]:
+    async def _restore(self, found: Restoration, moved: Callable[[Sandbox], object]) -> dict[str, Any]:
         known = _main_kernel(found.record)
         front = self._front
         if front is None or self._key.decode() != known.key:
@@ -304,6 +303,7 @@ class KernelSlot(Parkable):
         self._key, self._signature_scheme = known.key.encode(), known.signature_scheme
         self._front, self._sandbox, self.end = front, sandbox, None
         self.language = known.language
+        moved(sandbox)
         self._hold(sandbox.kernels[known.name], front, sandbox)
         front.ask()
         if old_sandbox is not None:

@@ -254,10 +254,13 @@ class Snapshots:
         old = slot.sandbox
         if old is None:
             raise Conflict("the kernel was parked or shut down meanwhile")
-        await slot.restore(replace(spec, kernel_id=old.spec.kernel_id), record, files)
+
+        def moved(sandbox: Sandbox) -> None:
+            self._sessions.take_place(sandbox, old)
+            self._sessions.moved(old.id, sandbox)
+
+        await slot.restore(Restoration(replace(spec, kernel_id=old.spec.kernel_id), record, files), moved)
         assert slot.sandbox is not None
-        self._sessions.take_place(slot.sandbox, old)
-        self._sessions.moved(old.id, slot.sandbox)
         await asyncio.to_thread(slot.sandbox.record.save, slot.sandbox.directory)
         return slot.sandbox
 
