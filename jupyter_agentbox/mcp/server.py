@@ -77,11 +77,16 @@ class Progress:
                 await asyncio.wait_for(self._changed.wait(), QUIET_TIMEOUT)
             except asyncio.TimeoutError:
                 self.tell(f"[{self._title}: {time.monotonic() - self._began:.0f} s so far]\n")
-            self._changed.clear()
-            text, self._waiting = results.plain(self._waiting), ""
-            cut, self._left_out = self._left_out, 0
-            await self._report(float(self._told), None, f"[{cut:,} characters are left out]\n{text}" if cut else text)
+            await self.flush()
             await asyncio.sleep(PROGRESS_INTERVAL)
+
+    async def flush(self) -> None:
+        """Report what was told and is not reported yet."""
+        self._changed.clear()
+        text, self._waiting = results.plain(self._waiting), ""
+        cut, self._left_out = self._left_out, 0
+        if text:
+            await self._report(float(self._told), None, f"[{cut:,} characters are left out]\n{text}" if cut else text)
 
 
 def make_server(access_of: Callable[[Any], Access]) -> Server[Any]:
@@ -190,7 +195,9 @@ async def _call(tool: Tool, access: Access, given: dict[str, Any], progress: Pro
             raise invalid(error, "the arguments") from None
         except (RecursionError, UnicodeError):
             raise InvalidRequest("the arguments are nested too deeply, or no UTF-8") from None
-        return await tool.work(Turn(access, progress.tell), arguments)
+        result = await tool.work(Turn(access, progress.tell), arguments)
+        await progress.flush()
+        return result
     except Exception as error:
         status, answer = describe(error)
         if status == 500:

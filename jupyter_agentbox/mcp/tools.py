@@ -438,11 +438,12 @@ async def grep(turn: Turn, args: take.Grep) -> Result:
 async def upload(turn: Turn, args: take.Upload) -> Result:
     """Write bytes given in base64 into a file of the workspace. Of text, use `write`."""
     if args.append:
-        return results.data(
-            await turn.do(files.append_file, args, body=AppendRequest(path=args.path, base64=args.base64))
-        )
-    body = WriteRequest(path=args.path, base64=args.base64, overwrite=args.overwrite)
-    return results.data(await turn.do(files.write_file, args, body=body))
+        entry = await turn.do(files.append_file, args, body=AppendRequest(path=args.path, base64=args.base64))
+    else:
+        body = WriteRequest(path=args.path, base64=args.base64, overwrite=args.overwrite)
+        entry = await turn.do(files.write_file, args, body=body)
+    turn.tell(f"[{entry.path}: {entry.size:,} bytes so far]\n")
+    return results.data(entry)
 
 
 @tool("download", "Download bytes", files.read_file, take.Download)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hashlib
 import json
 import re
 import time
@@ -307,3 +309,29 @@ def test_work_of_a_revoked_token_ends(endpoint: Endpoint, box: str) -> None:
         await asyncio.to_thread(wait_until, lambda: not count(endpoint, box, "3031"), 15, "the command has ended")
 
     asyncio.run(asyncio.wait_for(test(), 60))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_long_upload_tells_how_far_it_is(endpoint: Endpoint, box: str, mode: str) -> None:
+    part, count = bytes(range(256)) * (4 * 1024 * 4), 16  # 64 MiB in the largest parts that the tool takes
+    encoded = base64.b64encode(part).decode()
+
+    async def test(client: Client) -> None:
+        for number in range(1, count + 1):
+            told: list[tuple[float, str]] = []
+
+            async def progress(done: float, total: float | None, message: str | None, told: Any = told) -> None:
+                told.append((done, message or ""))
+
+            arguments = {"path": "long.bin", "base64": encoded, "append": number > 1}
+            sent = await client.call_tool("upload", arguments, progress_callback=progress)
+            assert not sent.is_error, text_of(sent)
+            assert sent.structured_content["size"] == number * len(part)
+            with anyio.fail_after(20):  # the SDK's client hears of progress in a task of its own
+                while not (told and told[-1][1].endswith(f"[long.bin: {number * len(part):,} bytes so far]\n")):
+                    await asyncio.sleep(0.01)
+            assert [done for done, _ in told] == sorted({done for done, _ in told})
+        summed = await client.call_tool("bash", {"command": "sha256sum < long.bin; rm long.bin"})
+        assert text_of(summed).split()[0] == hashlib.sha256(part * count).hexdigest()
+
+    endpoint.run(test, mode=mode)
