@@ -154,6 +154,31 @@ def test_silent_code_and_history(client: Client) -> None:
         "shell", "history_request", {"hist_access_type": "tail", "n": 1, "raw": True, "output": False}
     )
     assert client.reply(history)["content"]["history"][-1][2] == "'kept'"
+    # It was written down as somebody asked. What nobody asks for is, for other programs, after twenty cells.
+    client.run(
+        "import contextlib, sqlite3, time\n"
+        "def count():\n"
+        "    with contextlib.closing(sqlite3.connect(get_ipython().history_manager.hist_file)) as database:\n"
+        "        return database.execute('select count(*) from history').fetchone()[0]\n"
+        "def has_grown():\n"
+        "    end = time.monotonic() + 60\n"
+        "    while count() <= before and time.monotonic() < end: time.sleep(0.05)\n"
+        "    return count() > before\n"
+        "before = count()"
+    )
+    for _ in range(20):
+        client.run("1")
+    assert client.run("has_grown()") == "True"
+
+
+def test_the_kernels_log_is_for_whoever_listens(client: Client) -> None:
+    code = (
+        "import logging.handlers\nlog, ears = get_ipython().kernel.log, logging.handlers.MemoryHandler(9)\n"
+        "quiet = log.isEnabledFor(logging.DEBUG), log.isEnabledFor(logging.ERROR)\n"
+        "log.addHandler(ears); log.debug('heard'); log.removeHandler(ears)\n"
+        "print(quiet, [record.getMessage() for record in ears.buffer])"
+    )
+    assert client.run(code) == "(False, True) ['heard']\n"
 
 
 def test_the_parts_of_the_protocol_answer(client: Client) -> None:

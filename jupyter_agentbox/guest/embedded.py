@@ -17,6 +17,7 @@ import functools
 import importlib
 import inspect
 import json
+import logging
 import os
 import queue
 import select
@@ -30,7 +31,9 @@ import zmq
 from ipykernel import zmqshell
 from ipykernel.control import ControlThread
 from ipykernel.kernelapp import IPKernelApp
+from jupyter_client.session import Session
 from tornado.ioloop import IOLoop
+from traitlets import default
 from zmq.eventloop.zmqstream import ZMQStream
 
 from .embedded_claim import claim
@@ -43,6 +46,8 @@ from .fifos import Sender
 FIFOS = ("shell", "stdin", "control", "said-read", "answers-read", "said", "answers")
 #: Bytes kept while no owner is there.
 SAID_LIMIT, ANSWERS_LIMIT = 64 * 1024 * 1024, 4 * 1024 * 1024
+#: Cells that IPython's history keeps in memory until it writes them down; whoever asks it for them sees them all.
+HISTORY_CACHE = 20
 #: Longest order of PID 1's, bytes: that of a claim has the whole environment.
 ORDER_SIZE = 128 * 1024
 
@@ -205,8 +210,35 @@ def run_command(system: Callable[[str], Any], command: str) -> Any:
     return system(command)
 
 
+class ForklessSession(Session):
+    """Jupyter's session without a system call for each message: a forked child's senders are abandoned, and say
+    nothing."""
+
+    check_pid = False
+
+    @property
+    def msg_id(self) -> str:
+        number = self.message_count
+        self.message_count += 1
+        return f"{self.session}_{self.pid}_{number}"
+
+
+def drop_unheard(log: Any) -> None:
+    """Have a logger make no records that each of its handlers drops: ipykernel's is at DEBUG, its handlers are not."""
+
+    def is_enabled(level: int) -> bool:
+        is_heard = log.propagate or any(level >= handler.level for handler in log.handlers)
+        return is_heard and logging.Logger.isEnabledFor(log, level)
+
+    log.isEnabledFor = is_enabled
+
+
 class EmbeddedApp(IPKernelApp):
     """ipykernel's application with other sockets and streams."""
+
+    @default("session")
+    def _default_session(self) -> Session:
+        return ForklessSession(parent=self)
 
     #: As a trait, which it is otherwise, it would load all of jupyter_client.
     blocking_class: Any = property(lambda self: importlib.import_module("jupyter_client").BlockingKernelClient)
@@ -220,8 +252,6 @@ class EmbeddedApp(IPKernelApp):
         self.control_thread.io_loop = IOLoop(make_current=False, asyncio_loop=loop)
         main, control = IOLoop.current(), self.control_thread.io_loop
         said, answers = Sender(SAID_LIMIT), Sender(ANSWERS_LIMIT)
-        # To look costs a system call for each message; a forked child's senders are abandoned, and say nothing.
-        self.session.check_pid = False
         self.shell_socket = Stream("shell", said, main)
         self.stdin_socket = Stream("stdin", said, main)
         self.stdin_socket.receiver.on_message = self.stdin_socket._ready.append
@@ -287,6 +317,9 @@ class EmbeddedApp(IPKernelApp):
             "profile_dir": self.profile_dir,
             "user_ns": self.user_ns,
         }
+        drop_unheard(self.log)
+        if "db_cache_size" not in self.config.HistoryManager:
+            self.config.HistoryManager.db_cache_size = HISTORY_CACHE
         shells: Any = zmqshell
         shells.system = functools.partial(run_command, shells.system)
         embedded: Any = embed(kernel_class)
