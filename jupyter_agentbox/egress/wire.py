@@ -19,7 +19,6 @@ class WireError(ValueError):
 
 #: Most bytes that a ClientHello may have, and records that it may come in: it is read anew with each piece.
 MAX_HELLO, MAX_RECORDS = 32 * 1024, 64
-_HANDSHAKE = 22
 _CLIENT_HELLO = 1
 _SERVER_NAME = 0
 
@@ -187,7 +186,7 @@ def socks_reply(code: int) -> bytes:
 
 # -- DNS ------------------------------------------------------------------------------------------
 
-NOERROR, FORMERR, SERVFAIL, NXDOMAIN, NOTIMP, REFUSED = 0, 1, 2, 3, 4, 5
+NOERROR, FORMERR, NXDOMAIN, NOTIMP, REFUSED = 0, 1, 3, 4, 5
 TYPE_A = 1
 _CLASS_IN = 1
 #: Seconds that programs may remember an answer.

@@ -149,11 +149,6 @@ class Decoder:
         self._frames: list[bytes] = []
         self._size = 0
 
-    @property
-    def is_at_boundary(self) -> bool:
-        """Whether nothing of an unfinished message is held."""
-        return not self._buffer and not self._frames
-
     def feed(self, data: bytes) -> list[list[bytes]]:
         """Take what was read; whole messages are returned. Raises ZmtpError."""
         self._buffer += data
