@@ -7,10 +7,11 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
+from copy import copy
 from types import TracebackType
 from typing import NamedTuple
 
-from jupyter_agentbox.errors import AgentboxError, Conflict, NotFound
+from jupyter_agentbox.errors import AgentboxError, Conflict, NotFound, TooLarge
 
 from .atomic import NewFile, Room, check_replaceable, copy_data, look, make_name, permissions
 from .paths import MAX_PATH, Parts, is_inner_link, show, write_path
@@ -185,7 +186,7 @@ def delete_tree(directory: int, name: str, path: str, hidden: tuple[str, ...], b
     Conflict
         Hidden entries are in it; nothing was deleted.
     TooLarge
-        It did not get done.
+        It did not get done; says how much did, and how to go on.
     """
     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     with spoken(path):
@@ -193,10 +194,11 @@ def delete_tree(directory: int, name: str, path: str, hidden: tuple[str, ...], b
     visible, tree = Tree(top, hidden), Tree(os.dup(top))
     try:
         if hidden:
-            for found in visible.walk((), budget, see_hidden=True):
+            looking = copy(budget)  # what is only looked at leaves all entries to be deleted
+            for found in visible.walk((), looking, see_hidden=True):
                 if visible.is_hidden(found.name):
                     raise _holds_hidden(path)
-            budget.require()
+            looking.refuse()
         with spoken(path):
             return _empty(tree, visible, path, budget) + _remove(directory, name)
     finally:
@@ -207,8 +209,17 @@ def delete_tree(directory: int, name: str, path: str, hidden: tuple[str, ...], b
 def _empty(tree: Tree, visible: Tree, path: str, budget: Budget) -> int:
     pending: list[Parts] = [()]
     count = 0
+
+    def take() -> None:
+        if not budget.take():
+            raise TooLarge(
+                f"{count} entries of {show(path)} were deleted, and it {budget.reason}, which is its limit; delete it "
+                "again to go on",
+                field="path",
+            )
+
     while pending:
-        budget.require(1)
+        take()
         inside = pending[-1]
         try:
             base = tree.open(inside)
@@ -222,7 +233,7 @@ def _empty(tree: Tree, visible: Tree, path: str, budget: Budget) -> int:
             below: list[Parts] = []
             entries = _read_batch(base)
             for name, is_directory in entries:
-                budget.require(1)
+                take()
                 if visible.is_hidden(name):
                     raise _holds_hidden(path)
                 if not is_directory:
