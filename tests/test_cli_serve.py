@@ -7,11 +7,10 @@ import stat
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import requests
-from e2e.harness import Env, processes_naming
+from e2e.harness import Env, files_with, processes_naming
 from serving import Serving, run_all
 
 from jupyter_agentbox.client import Client
@@ -73,13 +72,9 @@ def test_only_the_token_opens_it_and_no_log_or_command_line_has_it(serving: Serv
     assert len(serving.token) >= 32
     assert serving.token not in serving.log.read_text()
     assert processes_naming(serving.token) == {}
-    holders = [path for path in [*env.base.rglob("*"), *env.runtime.rglob("*")] if _holds(path, serving.token)]
+    holders = files_with(serving.token, env.base, env.runtime)
     assert [path.name for path in holders] == [f"jpserver-{serving.process.pid}.json"]
     assert stat.S_IMODE(holders[0].stat().st_mode) == 0o600
-
-
-def _holds(path: Path, text: str) -> bool:
-    return path.is_file() and text.encode() in path.read_bytes()
 
 
 def test_it_listens_where_it_is_told_and_elsewhere_only_when_that_is_said_by_name(serving: Serving, env: Env) -> None:

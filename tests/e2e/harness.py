@@ -56,6 +56,22 @@ def processes_naming(text: str) -> dict[int, str]:
     return found
 
 
+def all_below(*folders: Path) -> list[Path]:
+    """Return all files and directories beneath folders, where others make and remove some meanwhile."""
+    walks = (os.walk(folder) for folder in folders)  # which bears that, as pathlib's patterns do not
+    return [Path(top, name) for walk in walks for top, folders_in, files in walk for name in folders_in + files]
+
+
+def files_with(text: str, *folders: Path) -> list[Path]:
+    """Return the files beneath folders that contain a text."""
+    found = []
+    for path in all_below(*folders):
+        with contextlib.suppress(FileNotFoundError):  # a database's journal is gone with its transaction
+            if path.is_file() and text.encode() in path.read_bytes():
+                found.append(path)
+    return found
+
+
 class Env:
     """An isolated Jupyter: its own home, configuration, data, runtime and state directories.
 
@@ -160,12 +176,10 @@ class Env:
         """Return what is left of sandboxes: directories, processes, mounts, sockets."""
         left = [f"directory {path}" for path in (self.state_dir / "sandboxes").glob("*")]
         left += [f"process {pid}: {line[:200]}" for pid, line in self.processes().items()]
-        # Others' groups come and go meanwhile, which os.walk bears.
-        groups = [f"{top}/{name}" for top, names, _ in os.walk("/sys/fs/cgroup") for name in names]
-        left += [f"control group {path}" for path in groups if self.owns(path.rpartition("/")[2])]
+        left += [f"control group {path}" for path in all_below(Path("/sys/fs/cgroup")) if self.owns(path.name)]
         mounts = Path("/proc/self/mounts").read_text()
         left += [f"mount {line}" for line in mounts.splitlines() if str(self.base) in line]
-        left += [f"socket {path}" for path in self.runtime.rglob("*") if path.is_socket()]
+        left += [f"socket {path}" for path in all_below(self.runtime) if path.is_socket()]
         return left
 
     def owns(self, name: str) -> bool:

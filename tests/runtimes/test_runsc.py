@@ -51,7 +51,8 @@ class TestRunsc(RuntimeContract):
             directory = state_dir / "sandboxes" / "broken"
             assert sorted(os.listdir(directory)) == ["link", "log"]
             assert not find_processes(directory)
-            assert not list(Path("/sys/fs/cgroup").glob("*/**/agentbox-broken"))
+            # Others' groups come and go meanwhile, which os.walk bears.
+            assert not [top for top, names, _ in os.walk("/sys/fs/cgroup") if "agentbox-broken" in names]
             shutil.rmtree(directory)
 
     def test_there_is_room_for_as_many_processes_as_allowed(self, make_box: MakeBox, spec: SandboxSpec) -> None:
@@ -80,7 +81,6 @@ class TestRunsc(RuntimeContract):
 
     def test_nothing_outlives_a_killed_owner_and_its_lease(self, state_dir: Path) -> None:
         state_dir.mkdir()
-        mounts = Path("/proc/mounts").read_text()
         command = [sys.executable, "-m", "tests.runtimes.owner", str(state_dir), "3"]
         with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as owner:
             assert owner.stdout is not None
@@ -95,7 +95,7 @@ class TestRunsc(RuntimeContract):
             time.sleep(0.1)
         assert not [pid for pid, start in handle.processes if is_running(pid, start)]
         assert not [path for path in handle.cgroups if Path(path).exists()]
-        assert Path("/proc/mounts").read_text() == mounts
+        assert str(state_dir) not in Path("/proc/mounts").read_text()
 
     def test_checkpoint_restore_and_link_work_here(self, runtime: Runtime) -> None:
         checks = {check.name: check for check in runtime.check()}
