@@ -73,13 +73,22 @@ def write(folder: Path, text: str, name: str = "Dockerfile") -> Path:
     return folder / name
 
 
+@pytest.mark.parametrize("copy", ["COPY", "COPY --chmod=755"], ids=["classic", "buildkit"])
 def test_a_dockerfile_becomes_an_image_that_a_sandbox_and_docker_can_use(
-    store: ImageStore, engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: ImageStore,
+    engine: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    copy: str,
 ) -> None:
+    """The engine's own client, as others may lack BuildKit, without which Docker refuses ``--chmod``."""
+    monkeypatch.setenv("PATH", f"/usr/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("DOCKER_BUILDKIT", str(int("--chmod" in copy)))
     (tmp_path / "hello").write_text("#!/bin/sh\necho hello\n")
-    (tmp_path / "hello").chmod(0o755)
+    (tmp_path / "hello").chmod(0o644 if "--chmod" in copy else 0o755)
     file = write(
-        tmp_path, f"FROM {FROM}\nCOPY hello /usr/local/bin/\nENV WHERE=there EMPTY=\nENV PATH=/opt/bin:/usr/bin\n"
+        tmp_path, f"FROM {FROM}\n{copy} hello /usr/local/bin/\nENV WHERE=there EMPTY=\nENV PATH=/opt/bin:/usr/bin\n"
     )
     command = BuildCommand(title="mine", is_plain=True, extra_args=[str(file)])
     command.update_config(Config({"Policy": {"state_dir": str(store.state_dir)}}))
