@@ -380,6 +380,9 @@ class AgentboxHandler(TokenMixin, APIHandler):
         """Answer what Tornado or Jupyter has found wrong in the words of this API."""
         error = (kwargs.get("exc_info") or (None, None, None))[1]
         message = getattr(error, "log_message", None) or self._reason
+        is_known = getattr(self, "_jupyter_current_user", None) is not None
+        if status_code == 403 and not is_known and "Authorization" in self.request.headers:
+            message = "the header Authorization holds no token of this server's"
         self._refused = ErrorAnswer(str(message), REASONS.get(status_code, "error"))
         self.finish(_ENCODER.encode(self._refused))
 

@@ -147,6 +147,7 @@ def test_nobody_comes_in(api: Api, place: Place) -> None:
         for route, answer in walk(api, place, TABLE, headers=headers):
             assert answer.status_code == 403, (route, header)
             assert answer.json()["reason"] == "forbidden"
+            assert ("holds no token" in answer.json()["message"]) == (header is not None)
         assert socket_status(api, place, header=headers) == 403
     assert state_of(api, place) == before
 
