@@ -240,6 +240,6 @@ class PruneCommand(Command):
         removed = [f"removed {sandbox_id}" for sandbox_id in sweep(policy.state_path)]
         if (policy.state_path / "snapshots").is_dir():
             for item, why in open_templates(policy).remove_unfit():
-                removed.append(f"removed template {item.id} of profile {item.meta.note}: not as it was is {why}")
+                removed.append(f"removed template {item.id} of profile {item.meta.note}, changed since: {why}")
         print("\n".join(map(printable, removed or ["nothing to remove"])))
         return 0

@@ -156,4 +156,4 @@ def _describe_fit(templates: Templates, item: Snapshot) -> str:
         return printable(f"can't be told: {error}")
     if changes is None:
         return "another environment"
-    return "yes" if not changes else f"no: not as it was is {', '.join(changes)}"
+    return "yes" if not changes else f"no, changed since: {', '.join(changes)}"
