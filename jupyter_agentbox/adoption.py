@@ -37,7 +37,7 @@ from .runtimes import Handle
 from .slot import KernelSlot, Restoration
 from .sweep import ensure_sweeper, has_left
 
-#: Seconds that a server's start waits for the kernels it takes back.
+#: Seconds that a server's start waits for the kernels it takes back, and a shutdown for a restart.
 TIMEOUT = 60.0
 
 
@@ -187,3 +187,19 @@ async def start_restored(server: ServerApp, restoration: Restoration) -> str:
 async def leave_kernels() -> None:
     """Let the kernels live on for a successor: what the server's own shutdown does to them after this has no effect."""
     await KernelSlot.leave_all()
+
+
+def wait_for_restarts(kernels: Any) -> None:
+    """Have a kernel that restarts be shut down when it has, as Jupyter fails at it before, and never culls it then."""
+    shut_down = kernels._async_shutdown_kernel
+
+    async def shutdown_kernel(kernel_id: str, now: bool = False, restart: bool = False) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + TIMEOUT
+        while kernel_id in kernels and (kernel := kernels.get_kernel(kernel_id)).owns_kernel:
+            if kernel.ready.done() or loop.time() > deadline:
+                break
+            await asyncio.sleep(0.05)
+        await shut_down(kernel_id, now=now, restart=restart)
+
+    kernels.shutdown_kernel = kernels._async_shutdown_kernel = shutdown_kernel

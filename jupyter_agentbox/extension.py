@@ -14,7 +14,7 @@ from tornado.ioloop import IOLoop
 from traitlets import Bool, Enum
 
 from .activity import KernelActivity
-from .adoption import keep_sessions, leave_kernels, start_restored, take_back
+from .adoption import keep_sessions, leave_kernels, start_restored, take_back, wait_for_restarts
 from .errors import AgentboxError
 from .handlers import make_all
 from .handlers.mcp import close_endpoints
@@ -82,6 +82,7 @@ class AgentboxExtension(ExtensionApp):
         page.update(agentbox="here" if gateway_url is None else "gateway", agentboxNote=gateway_url or "")
         if gateway_url is None:
             make_room(self.serverapp.kernel_manager.context)
+            wait_for_restarts(self.serverapp.kernel_manager)
             self._service.snapshots.start_kernel = partial(start_restored, self.serverapp)
             self._service.parker.start()
         if gateway_url is None:

@@ -94,6 +94,17 @@ def test_a_sandbox_killed_behind_jupyters_back_is_replaced(server: Server, kerne
     assert server.env.sandboxes() != before
 
 
+def test_a_kernel_that_is_shut_down_while_it_restarts_is_gone(server: Server) -> None:
+    kernel = server.kernel()
+    kernel.check("1")
+    before = server.env.sandboxes()
+    kernel.start("import os; os.kill(os.getpid(), 9)")
+    wait_until(lambda: server.env.sandboxes() not in ([], before), 60, "it restarts")
+    kernel.shutdown()
+    assert server.call("GET", "api/kernels") == []
+    wait_until(lambda: not server.env.sandboxes(), 60, "its sandbox is gone")
+
+
 # Restarts and interrupts
 
 
