@@ -21,6 +21,7 @@ from jupyter_agentbox.driver.embedded import Writer
 from jupyter_agentbox.errors import LinkClosed
 from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.manager import SandboxManager
+from jupyter_agentbox.record import Record
 from jupyter_agentbox.runtimes.runsc import RunscRuntime
 from jupyter_agentbox.sandbox import Sandbox
 
@@ -29,14 +30,18 @@ SIZE = 20_000_000
 
 
 @pytest.fixture(scope="module")
-def sandbox(has_runsc: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+def manager(has_runsc: None, tmp_path_factory: pytest.TempPathFactory) -> SandboxManager:
     state = tmp_path_factory.mktemp("hang") / "state"
-    manager = SandboxManager(state, RunscRuntime(state_dir=str(state)))
+    return SandboxManager(state, RunscRuntime(state_dir=str(state)))
+
+
+@pytest.fixture(scope="module")
+def sandbox(manager: SandboxManager) -> Iterator[Sandbox]:
     thread = LinkThread.instance()
     made = thread.submit(manager.create(spec())).result(100)
     yield made
     thread.submit(manager.stop(made)).result(100)
-    assert not list((state / "sandboxes").iterdir())
+    assert not list((manager.state_dir / "sandboxes").iterdir())
 
 
 def make_client(sandbox: Sandbox) -> Client:
@@ -125,6 +130,45 @@ def test_a_large_message_that_a_checkpoint_comes_upon_is_there_once(
     assert client.run("print(got)", timeout=60) == f"{wanted}\n"
     assert cut_while_busy > 0, "no checkpoint came upon a half written message"
     client.run("got.clear()")
+
+
+def test_a_copy_has_a_message_that_the_checkpoint_came_upon_whole_or_not_at_all(
+    client: Client, sandbox: Sandbox, manager: SandboxManager, tmp_path: Path
+) -> None:
+    size = 64_000_000
+    client.run(RECEIVE)
+    client.send("shell", "comm_open", {"comm_id": "d", "target_name": "sink", "data": {}})
+    # While a cell runs the kernel reads nothing, so that it has a part for sure.
+    code = "import os, time; print('works', flush=True)\nwhile not os.path.exists('/workspace/go'): time.sleep(0.05)"
+    cell = client.until(code, "works", 60)
+    frames = make_message(client, "comm_msg", {"comm_id": "d", "data": {"n": 1}}, [bytes(size)])
+    staged = tmp_path / "staged"
+    for name in ("image", "work"):
+        (staged / name).mkdir(parents=True)
+
+    async def copy_meanwhile() -> Sandbox:
+        sending = asyncio.ensure_future(client.kernel.send("shell", frames))
+        await asyncio.sleep(0.1)
+        assert not sending.done()
+        record = Record.from_bytes(await sandbox.checkpoint(staged))
+        (sandbox.workspace / "go").touch()
+        await sending
+        copy = await manager.restore(record.spec, record, staged)
+        (copy.workspace / "go").touch()
+        return copy
+
+    copy = client._do(copy_meanwhile())
+    try:
+        other = Client(copy.kernels[client.kernel.name])
+        wanted = f"[(1, {size}, {bytes(1)!r})]\n"
+        for who, has in ((client, wanted), (other, "[]\n")):
+            if who is client:
+                assert client.reply(cell, timeout=60)["content"]["status"] == "ok"
+            assert who.run("print(got); got.clear()", timeout=60) == has
+            who.send("shell", "comm_msg", {"comm_id": "d", "data": {"n": 2}}, buffers=[b"after"])
+            assert who.run("print(got)", timeout=60) == "[(2, 5, b'r')]\n", "what comes next is read as what it is"
+    finally:
+        client._do(manager.stop(copy))
 
 
 def test_a_large_input_that_a_checkpoint_comes_upon_is_there_once(
