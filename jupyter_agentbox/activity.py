@@ -1,15 +1,22 @@
 """What Jupyter is told of notebooks' sandboxes: that one is used over REST, as its culler knows of cells only; that one
-was parked, as it holds connections for pages that were closed.
+was parked or woken, as it holds connections for pages that were closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import weakref
 from datetime import datetime, timezone
 from typing import Any
 
+from .adoption import listen
+from .audience import is_missed
 from .session import Session
+from .slot import KernelSlot
+
+log = logging.getLogger(__name__)
 
 #: Seconds between two words to Jupyter while a call goes on.
 INTERVAL = 1.0
@@ -30,6 +37,9 @@ class KernelActivity:
         self._kernels = kernels
         self._loop = loop
         self._waiting: set[Session] = set()
+        #: Of parked kernels, the sessions of closed pages whose connections were closed.
+        self._away: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._listening: set[asyncio.Task[None]] = set()
 
     def used(self, session: Session) -> None:
         """Somebody uses a notebook's sandbox. From any thread."""
@@ -55,9 +65,38 @@ class KernelActivity:
 
         Not if they have brought something that the page has not seen. A page that comes back makes new ones.
         """
-        kept = self._kernels._kernel_buffers.get(kernel_id)
-        if kept is not None and not kept["buffer"] and kernel_id in self._kernels:
+        kept, slot = self._kernels._kernel_buffers.get(kernel_id), KernelSlot.find(kernel_id=kernel_id)
+        if kept is None or slot is None or slot.parked is None or kernel_id not in self._kernels:
+            return
+        client = kept["session_key"].removeprefix(f"{kernel_id}:")
+        if not any(is_missed(channel, frames, client) for channel, frames in kept["buffer"]):
             self._kernels.stop_buffering(kernel_id)
+            self._away[self._kernels.get_kernel(kernel_id)] = client
+
+    def woken(self, kernel_id: str) -> None:
+        """A kernel goes on that was parked, and says nothing yet. On the link's thread."""
+        slot = KernelSlot.find(kernel_id=kernel_id)
+        if slot is not None and slot.front is not None:
+            slot.front.audience.expect()
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._listen, kernel_id, slot)
+
+    def _listen(self, kernel_id: str, slot: KernelSlot) -> None:
+        """Have what it says be kept for the page that was closed, unless one is there."""
+        if kernel_id not in self._kernels:
+            return
+        client = self._away.pop(self._kernels.get_kernel(kernel_id), "") or slot.client
+        if self._kernels._kernel_connections.get(kernel_id) or kernel_id in self._kernels._kernel_buffers:
+            client = ""
+        task = self._loop.create_task(self._have_it_speak(kernel_id, client))
+        self._listening.add(task)
+        task.add_done_callback(self._listening.discard)
+
+    async def _have_it_speak(self, kernel_id: str, client: str) -> None:
+        try:
+            await listen(self._kernels, kernel_id, client)
+        except Exception as error:  # it was shut down at the same moment, or descriptors have run out
+            log.warning("what kernel %s says is not kept for a page that is away: %s", kernel_id, error)
 
     def _look(self, session: Session) -> None:
         self._waiting.discard(session)

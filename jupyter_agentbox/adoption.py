@@ -91,7 +91,8 @@ async def take_back(server: ServerApp, policy: Policy, parker: Parker) -> list[s
     async def start(kernel_id: str, name: str) -> str | None:
         try:
             await asyncio.wait_for(ensure_async(kernels.start_kernel(kernel_id=kernel_id, kernel_name=name)), TIMEOUT)
-            await listen(kernels, kernel_id)
+            slot = KernelSlot.find(kernel_id=kernel_id)
+            await listen(kernels, kernel_id, slot.client if slot is not None else "")
         except Exception as error:  # whatever is wrong with one kernel, the server starts
             server.log.warning("kernel %s was not taken back: %s", kernel_id, error)
             return None
@@ -114,25 +115,28 @@ async def take_back(server: ServerApp, policy: Policy, parker: Parker) -> list[s
     return [kernel_id for kernel_id in found if kernel_id is not None]
 
 
-async def listen(kernels: Any, kernel_id: str) -> None:
-    """Have a kernel that was taken back speak, and keep what it says for the page that ran its last cell."""
+async def listen(kernels: Any, kernel_id: str, client: str) -> None:
+    """Have a kernel speak that was taken back or woken, and keep what it says for this client, if one is named."""
     slot = KernelSlot.find(kernel_id=kernel_id)
     front = slot.front if slot is not None else None
     if slot is None or front is None or slot.parked is not None:
         return
     kernel = kernels.get_kernel(kernel_id)
-    client, listeners = slot.client, 1  # who watches for activity
+    streams: dict[str, Any] = {}
     if client and kernels.buffer_offline_messages:
-        streams = {}
         for name in ("iopub", "shell", "control", "stdin"):
             streams[name] = getattr(kernel, f"connect_{name}")(identity=client.encode())
             streams[name].channel = name  # as Jupyter marks its own
         kernels.start_buffering(kernel_id, f"{kernel_id}:{client}", streams)
         kernels._kernel_buffers[kernel_id]["buffer"] = Kept(front)
-        listeners += 1
     else:
         client = ""
-    is_idle = await LinkThread.instance().run(front.audience.gather(front, client, listeners))
+    listeners = 2 if client else 1  # one watches for activity
+
+    def is_left() -> bool:
+        return any(stream.closed() for stream in streams.values())
+
+    is_idle = await LinkThread.instance().run(front.audience.gather(front, client, listeners, is_left))
     if not is_idle and kernel.execution_state == "starting":
         # Jupyter would take it for one that starts, and have whoever opens it wait for an answer.
         kernel.execution_state = "busy"

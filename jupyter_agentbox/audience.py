@@ -60,8 +60,8 @@ class Audience:
             if self.on_client is not None:
                 self.on_client(client)
 
-    async def gather(self, front: Front, client: str, listeners: int) -> bool:
-        """Wait until the client's sockets and so many subscribers are there, and have the kernel speak.
+    async def gather(self, front: Front, client: str, listeners: int, is_left: Callable[[], bool]) -> bool:
+        """Wait until the client's sockets and so many subscribers are there, or were closed, and have the kernel speak.
 
         Returns
         -------
@@ -69,7 +69,7 @@ class Audience:
             Whether the kernel is idle.
         """
         for _ in range(int(TIMEOUT / 0.01)):
-            if self.is_there.is_set() or front.has_listeners(client.encode(), listeners):
+            if self.is_there.is_set() or front.has_listeners(client.encode(), listeners) or is_left():
                 break
             await asyncio.sleep(0.01)
         self.is_there.set()
@@ -116,3 +116,11 @@ def is_status(frames: list[bytes]) -> bool:
     """Whether a message of iopub tells a kernel's state."""
     index = header_index(frames)
     return index is not None and parse(frames[index]).get("msg_type") == "status"
+
+
+def is_missed(channel: str, frames: list[bytes], client: str) -> bool:
+    """Whether a client that was away needs a message: news of a kernel's state while others asked, it does not."""
+    index = header_index(frames)
+    if channel != "iopub" or index is None or parse(frames[index]).get("msg_type") not in ("status", "iopub_welcome"):
+        return True
+    return parse(frames[index + 1]).get("session") == client

@@ -88,7 +88,8 @@ class AgentboxExtension(ExtensionApp):
         if gateway_url is None:
             loop: Any = IOLoop.current()
             activity = KernelActivity(self.serverapp.kernel_manager, loop.asyncio_loop)
-            sessions.on_use, self._service.parker.on_parked = activity.used, activity.parked
+            parker = self._service.parker
+            sessions.on_use, parker.on_parked, parker.on_woken = activity.used, activity.parked, activity.woken
             Magics.share(policy, Magics(self._service.snapshots, sessions, loop.asyncio_loop))
         self._observer = Observer(sessions, self.serverapp.event_logger)
         if gateway_url is None and self.keep_sandboxes:

@@ -55,10 +55,13 @@ class Parker:
     ----------
     on_parked : callable
         Told the id of each kernel that was parked, on the link's thread.
+    on_woken : callable
+        Told the id of each kernel that goes on, before it says a word, on the link's thread.
     """
 
     def __init__(self, sessions: Sessions, snapshots: Snapshots) -> None:
         self.on_parked: Callable[[str], object] = lambda kernel_id: None
+        self.on_woken: Callable[[str], object] = lambda kernel_id: None
         self.sessions = sessions
         self.snapshots = snapshots
         self._directory = sessions.policy.state_path / "parked"
@@ -283,6 +286,7 @@ class _ParkedKernel:
 
     def moved(self, sandbox: Sandbox) -> None:
         self.parker.sessions.moved(self.sandbox_id, sandbox)
+        self.parker.on_woken(self.spec.kernel_id)
 
     async def woken(self, sandbox: Sandbox) -> None:
         await asyncio.to_thread(TokenStore(self.parker.sessions.policy.state_path).carry, self.snapshot_id, sandbox.id)

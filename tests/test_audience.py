@@ -79,7 +79,7 @@ def test_a_kernel_that_was_taken_back_speaks_when_its_listeners_are_there(
         front.attach(kernel)
         front.ask()
         said = asyncio.ensure_future(kernel.on_message("iopub", output("early")[1]))
-        gathered = asyncio.ensure_future(front.audience.gather(front, "page", 1))
+        gathered = asyncio.ensure_future(front.audience.gather(front, "page", 1, lambda: False))
         await asyncio.sleep(0.1)
         assert not said.done()
         context = zmq.Context()

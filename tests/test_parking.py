@@ -129,6 +129,33 @@ def test_what_a_closed_page_has_not_seen_is_kept_over_parking(kernel: KernelClie
     assert again.finish(request).text == "late\n"
 
 
+def shown(client: KernelClient) -> str:
+    """Return the first that is put out to this page."""
+    deadline = time.monotonic() + 60
+    while (message := client.receive(deadline))["msg_type"] != "stream":
+        pass
+    return str(message["content"]["text"])
+
+
+def test_a_page_that_comes_back_is_shown_what_others_ran_after_it_was_parked(kernel: KernelClient) -> None:
+    server, path = kernel.server, f"sandboxes/{kernel.id}"
+    kernel.check("x = 41")
+    leave(kernel)
+    before = connections(server)
+    for turn in range(2):
+        park(kernel)
+        wait_until(lambda: connections(server) <= before - 8, 20, "the connections of the page are closed")
+        if turn == 0:
+            # Nothing that the page has missed: those for it are closed once more.
+            assert call(server, "POST", f"{path}/exec", {"command": "echo said"})["stdout"] == "said\n"
+            wait_until(lambda: connections(server) > before - 8, 20, "it is listened to for the page")
+    assert call(server, "POST", f"{path}/code", {"code": "print(x + 1)"})["status"] == "ok"
+    park(kernel)
+    again = KernelClient(server, kernel.id, kernel.session)
+    assert shown(again) == "42\n"
+    assert again.check("print(x)") == "41\n"
+
+
 def test_a_kernel_that_works_or_is_in_use_is_not_parked(kernel: KernelClient) -> None:
     server = kernel.server
     running = kernel.start("print('begun', flush=True)\nimport time; time.sleep(3)\ny = 1")
@@ -259,7 +286,10 @@ def test_an_idle_kernel_is_parked_by_policy_found_by_the_next_server_and_culled_
         assert [item["id"] for item in second.call("GET", "api/kernels")] == [kernel.id]
         assert call(second, "GET", f"sandboxes/{kernel.id}/egress/asks")["asks"] == [asked]
         assert agentbox_env.sandboxes() == []
-        again = KernelClient(second, kernel.id)
+        # The page comes back, and is shown what others ran meanwhile.
+        call(second, "POST", f"sandboxes/{kernel.id}/code", {"code": "print('by another')"})
+        again = KernelClient(second, kernel.id, kernel.session)
+        assert shown(again) == "by another\n"
         assert again.check("print(x + 1)") == "42\n"
         wait_until(lambda: is_parked(again), 40, "it is parked once more")
         again.socket.close()
