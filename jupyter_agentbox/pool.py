@@ -228,11 +228,12 @@ class Keeper:
             log.warning("no sandbox was added to the pool: %s", error)
             return
         directory, handle = sandbox.directory, Handle.from_dict(sandbox.record.handle or {})
-        usage = await asyncio.to_thread(self._manager.runtime.usage, handle, directory)
         try:
+            usage = await asyncio.to_thread(self._manager.runtime.usage, handle, directory)
             (directory / MARK).write_text(key)
             await sandbox.leave(is_waiting=True)
         except BaseException:
+            kind.pause_until = time.monotonic() + RETRY_INTERVAL
             await asyncio.shield(self._manager.stop(sandbox))
             raise
         self._manager.sandboxes.pop(sandbox.id, None)

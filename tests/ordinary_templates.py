@@ -1,4 +1,4 @@
-"""Run by an ordinary user: make a template, and start a sandbox off it. Prints what came of it as JSON."""
+"""Run by an ordinary user: make a template, start some off it and out of a pool. Prints as JSON what came of it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from jupyter_agentbox.linkthread import LinkThread
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.runner import Runner
+from jupyter_agentbox.spec import SandboxSpec
 from jupyter_agentbox.warm import WarmStarts, context_argv
 
 home, packages = Path.home(), Path(sys.argv[1])
@@ -22,11 +23,23 @@ settings = {
     "accept_unenforced": ["memory", "cpus"],
     "mounts": {"/packages": str(packages)},
     "env": {"PYTHONPATH": "/packages"},
+    "pool_size": 1,
 }
 policy = Policy(config=Config({"Policy": settings}))
 manager = SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config)
 warm = WarmStarts.shared(manager, policy)
 found: dict[str, object] = {}
+
+
+async def use(spec: SandboxSpec) -> tuple[str, str, str]:
+    sandbox = await warm.create(spec)
+    try:
+        ran = await Runner.shared().run(
+            sandbox, "import os; open('f', 'w').write('x'); print(os.getuid(), os.getcwd())"
+        )
+        return sandbox.spec.layout, ran.stdout or str(ran), sandbox.id
+    finally:
+        await manager.stop(sandbox)
 
 
 async def work() -> None:
@@ -36,15 +49,15 @@ async def work() -> None:
         found["made"] = len(warm.templates.list())
     except AgentboxError as error:
         found["refusal"] = str(error)
-    sandbox = await warm.create(spec)
-    try:
-        found["layout"] = sandbox.spec.layout
-        ran = await Runner.shared().run(
-            sandbox, "import os; open('f', 'w').write('x'); print(os.getuid(), os.getcwd())"
-        )
-        found["said"] = ran.stdout or str(ran)
-    finally:
-        await manager.stop(sandbox)
+    WarmStarts.is_keeping = "made" in found
+    found["layout"], found["said"], _ = await use(spec)
+    if WarmStarts.is_keeping:
+        while not warm.keeper.waiting:
+            await asyncio.sleep(0.1)
+        waiting = {path.name for path in (home / "state" / "sandboxes").iterdir()}
+        _, found["said_by_pooled"], sandbox_id = await use(spec)
+        found["is_pooled"] = sandbox_id in waiting
+    await WarmStarts.aclose_all()
 
 
 LinkThread.instance().submit(asyncio.wait_for(work(), 200)).result(220)

@@ -85,7 +85,7 @@ class TestOrdinaryUser:
         assert "no subordinate ids" in str(found["refusal"])
         assert (found["layout"], found["said"], found["left"]) == ("plain", "0 /workspace\n", [])
 
-    def test_with_subordinate_ids_they_start_off_a_template(self, public_dir: Path) -> None:
+    def test_with_subordinate_ids_they_start_off_a_template_and_out_of_a_pool(self, public_dir: Path) -> None:
         name = f"agenttpl{os.getpid()}"
         subprocess.run(["useradd", "--no-create-home", "--user-group", name], check=True, timeout=60)
         try:
@@ -93,4 +93,6 @@ class TestOrdinaryUser:
             found = run_as(uid, public_dir)
         finally:
             subprocess.run(["userdel", "--force", name], check=True, timeout=60)
-        assert found == {"made": 1, "layout": "claimed", "said": "1000 /workspace\n", "left": []}
+        said = "1000 /workspace\n"
+        warm = {"made": 1, "layout": "claimed", "said": said, "is_pooled": True, "said_by_pooled": said}
+        assert found == {**warm, "left": []}

@@ -7,6 +7,7 @@ outside, and no privilege it has there reaches out of it. Its neighbours: :mod:`
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import marshal
 import os
@@ -20,7 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
 from jupyter_agentbox.spec import USER_ID
@@ -226,7 +227,7 @@ def run(launch: Launch, log: Path, timeout: float) -> int:
         "may_set_groups": launch.maps.may_set_groups,
         "env": {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
     }
-    with log.open("ab") as output:
+    with _open_log(log) as output:
         process = subprocess.Popen(
             [find_python(), "-I", "-S", "-B", "-c", _LOADER],
             stdin=subprocess.PIPE,
@@ -249,6 +250,17 @@ def run(launch: Launch, log: Path, timeout: float) -> int:
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 stream.close()
+
+
+def _open_log(log: Path) -> IO[bytes]:
+    """Open a log to add to it; only this user may enter its directory.
+
+    runsc makes the id that is root inside its owner, and more is to be added to it after that.
+    """
+    file = log.open("ab")
+    with contextlib.suppress(PermissionError):  # it is that id's already, and writable
+        os.fchmod(file.fileno(), 0o666)
+    return file
 
 
 @functools.lru_cache(maxsize=1)
@@ -275,7 +287,7 @@ def start_helper(directory: Path, log: Path) -> None:
     for name in ("ask", "answer"):
         os.mkfifo(folder / name, 0o600)
     command = [find_python(), "-I", "-S", "-B", str(LAUNCHER), f"--root={directory / 'state'}", str(folder)]
-    with log.open("ab") as output:
+    with _open_log(log) as output:
         subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={}, cwd="/", start_new_session=True,
             timeout=HELPER_TIMEOUT, check=True,
