@@ -157,8 +157,11 @@ def test_one_that_is_deleted_while_it_starts_is_gone(policy: Policy) -> None:
                     await task
             with pytest.raises(NotFound):
                 await sessions.get("x", caller=ADA)
-            await asyncio.sleep(0.2)
-            assert not list((policy.state_path / "sandboxes").glob("*"))
+            for _ in range(600):
+                if not (left := list((policy.state_path / "sandboxes").glob("*"))):
+                    break
+                await asyncio.sleep(0.05)
+            assert not left
 
     run(test)
 

@@ -100,8 +100,8 @@ def test_a_terminal_is_inside_and_its_folder_is_the_work_folder(enforced: Server
     assert json.loads((sandbox / "state.json").read_text())["spec"]["limits"]["processes"] == 77
     terminal.send("stdin", "exit\r")
     terminal.wait_ended()
-    wait_until(lambda: not enforced.env.sandboxes(), 20, "the sandbox ends with its shell")
-    assert enforced.call("GET", "api/terminals") == []
+    wait_until(lambda: not enforced.env.sandboxes(), 60, "the sandbox ends with its shell")
+    wait_until(lambda: enforced.call("GET", "api/terminals") == [], 60, "it is listed no more")
 
 
 def test_a_deleted_terminal_takes_its_sandbox_along(enforced: Server) -> None:

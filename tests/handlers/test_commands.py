@@ -52,14 +52,11 @@ def test_what_is_wrong_with_a_command_is_named(api: Api, box: str) -> None:
 
 
 def test_output_comes_as_it_happens(api: Api, box: str) -> None:
-    began = time.monotonic()
-    seen = []
-    for name, event in api.events("POST", box + "/exec/stream", {"command": "echo a; sleep 1.5; echo ü >&2; exit 4"}):
-        seen.append((name, event, time.monotonic() - began))
-    assert [(name, event.get("text", event.get("exit_code"))) for name, event, _ in seen] == [
-        ("stdout", "a\n"), ("stderr", "ü\n"), ("exit", 4),
-    ]  # fmt: skip
-    assert seen[1][2] - seen[0][2] > 1
+    line, seen = "echo a; until [ -e /tmp/heard ]; do sleep 0.1; done; echo ü >&2; exit 4", []
+    for name, event in api.events("POST", box + "/exec/stream", {"command": line}):
+        seen.append((name, event.get("text", event.get("exit_code"))))
+        api.ok("POST", box + "/exec", {"command": "touch /tmp/heard"})
+    assert seen == [("stdout", "a\n"), ("stderr", "ü\n"), ("exit", 4)]
 
 
 def test_a_reader_who_goes_away_ends_the_command(api: Api, box: str) -> None:
@@ -68,7 +65,7 @@ def test_a_reader_who_goes_away_ends_the_command(api: Api, box: str) -> None:
     events.close()
     with pytest.raises(requests.Timeout):
         api("POST", box + "/exec", {"command": "exec sleep 4243"}, timeout=1)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         left = api.ok(
             "POST", box + "/exec", {"command": "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -o 'sleep 424[23]'"}

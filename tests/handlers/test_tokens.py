@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import requests
 import websocket
+from e2e.harness import wait_until
 
 from .conftest import Api, Make
 
@@ -165,15 +166,15 @@ def test_a_running_call_ends_with_its_token(api: Api, own: str) -> None:
         target=lambda: answers.append(agent("POST", own + "/exec", {"command": "touch begun; sleep 40; touch over"}))
     )
     thread.start()
-    deadline = time.monotonic() + 20
-    while not api.ok("GET", own + "/files/exists", params={"path": "begun"})["exists"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    begun = {"path": "begun"}
+    wait_until(lambda: api.ok("GET", own + "/files/exists", params=begun)["exists"], 60, "it runs")
     api("DELETE", f"{own}/tokens/{made['info']['id']}")
     thread.join(15)
     assert not thread.is_alive()
     assert answers[0].status_code == 401
-    assert api.ok("POST", own + "/exec", {"command": "pgrep -x sleep; true"})["stdout"] == ""
+    look = {"command": "pgrep -x sleep; true"}
+    wait_until(lambda: api.ok("POST", own + "/exec", look)["stdout"] == "", 60, "the command has ended")
+    assert not api.ok("GET", own + "/files/exists", params={"path": "over"})["exists"]
 
 
 def connect(api: Api, path: str, protocols: list[str], **options: Any) -> websocket.WebSocket:

