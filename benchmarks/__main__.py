@@ -62,6 +62,8 @@ def measure(rounds: int, executions: int, parallel: int) -> Samples:
             for name, kernel in running.items():
                 samples["50 MB of output"][name].append(kernels.output(kernel))
                 samples["10 MB of comm buffers"][name].append(kernels.comm_buffers(kernel))
+                to_kernel = samples["10 MB of comm buffers to the kernel"][name]
+                to_kernel.append(kernels.comm_buffers_to_kernel(kernel))
     for subject in kernels.SUBJECTS:
         samples[f"{parallel} starts at once"][subject.name].append(kernels.parallel_starts(subject, parallel))
     return samples

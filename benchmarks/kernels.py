@@ -66,17 +66,26 @@ class Kernel:
 
     def execute(self, code: str, timeout: float = 120) -> int:
         """Run code until its reply and its idle status are here; return the bytes of stream output and of buffers."""
-        request = self.client.execute(code)
+        return self._wait_for(self.client.execute(code), "execute_reply", code, timeout)
+
+    def send_comm(self, target: str, buffers: list[bytes], timeout: float = 120) -> None:
+        """Open a comm in the kernel with buffers, and wait until its handler is done."""
+        session, channel = self.client.session, self.client.shell_channel
+        message = session.msg("comm_open", {"comm_id": uuid.uuid4().hex, "target_name": target, "data": {}})
+        session.send(channel.socket, message, buffers=buffers)
+        self._wait_for(message["msg_id"], "", target, timeout)
+
+    def _wait_for(self, request: str, reply: str, what: str, timeout: float) -> int:
         shell, iopub = self.client.shell_channel, self.client.iopub_channel
         poller = zmq.Poller()
         poller.register(shell.socket, zmq.POLLIN)
         poller.register(iopub.socket, zmq.POLLIN)
-        is_idle = has_reply = False
+        is_idle, has_reply = False, not reply
         size, deadline = 0, time.monotonic() + timeout
         while not (is_idle and has_reply):
-            ready = dict(poller.poll(1000 * max(0.0, deadline - time.monotonic())))
+            ready = dict(poller.poll(int(1000 * max(0.0, deadline - time.monotonic()))))
             if not ready:
-                raise TimeoutError(f"no answer to {code[:40]!r} in {timeout} s")
+                raise TimeoutError(f"no answer to {what[:40]!r} in {timeout} s")
             if shell.socket in ready:
                 has_reply |= shell.get_msg(timeout=1)["parent_header"].get("msg_id") == request
             if iopub.socket in ready:
@@ -152,6 +161,18 @@ def comm_buffers(kernel: Kernel) -> float:
         "from comm import create_comm\n"
         f"create_comm(target_name='none', buffers=[bytes({BUFFER_BYTES // 10}) for _ in range(10)])",
     )
+
+
+def comm_buffers_to_kernel(kernel: Kernel) -> float:
+    """Seconds until 10 MB, in ten buffers of a comm message, are in the kernel and it says so."""
+    kernel.execute(
+        "def take(comm, message): size = sum(map(len, message['buffers']))\n"
+        "get_ipython().kernel.comm_manager.register_target('sink', take)"
+    )
+    buffers = [bytes(BUFFER_BYTES // 10) for _ in range(10)]
+    begin = time.perf_counter()
+    kernel.send_comm("sink", buffers)
+    return time.perf_counter() - begin
 
 
 def _until_here(kernel: Kernel, expected: int, code: str) -> float:

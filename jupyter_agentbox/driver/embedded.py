@@ -20,13 +20,13 @@ import secrets
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyter_agentbox.errors import LinkClosed
-from jupyter_agentbox.guest.fifos import ACK, HELLO, READ_SIZE, FormatError, Unpacker, pack, packed_size
+from jupyter_agentbox.guest.fifos import ACK, HELLO, READ_SIZE, FormatError, Unpacker, pack, pack_head, packed_size
 from jupyter_agentbox.link import PIPE_SIZE, LinkThread
 from jupyter_agentbox.spec import MIB
 
@@ -41,6 +41,8 @@ WRITTEN_BY_KERNEL = ("said", "answers")
 CHANNELS = frozenset({b"shell", b"iopub", b"stdin", b"control"})
 #: Largest message of a kernel, bytes.
 MAX_MESSAGE = 128 * MIB
+#: Bytes of a message for the kernel that make its FIFO a large one; they are not put together before.
+LARGE = 64 * 1024
 #: Reads that may wait while a client is slow.
 MAX_READS = 2
 #: Seconds that the kernel may take to close its ends.
@@ -138,7 +140,8 @@ class Embedded:
 
     async def send(self, channel: str, frames: list[bytes]) -> None:
         """Hand the kernel a message. Raises LinkClosed."""
-        data, is_written = pack(frames), False
+        is_large = sum(map(len, frames)) > LARGE
+        pieces, is_written = [pack_head(frames), *frames] if is_large else [pack(frames)], False
         while not is_written:
             await self._is_open.wait()
             writer = self._writers.get(channel)
@@ -146,7 +149,7 @@ class Embedded:
                 raise LinkClosed("the kernel has ended")
             self._kernel.sandbox.link.on_write()
             self._active()
-            is_written = await writer.write(data)
+            is_written = await writer.write(pieces)
 
     async def _carry(self, index: int, reader: Reader, acks: Acks) -> None:
         unpacker = Unpacker(MAX_MESSAGE)
@@ -254,18 +257,25 @@ class Writer:
         self._lock = asyncio.Lock()
         self._can_write = asyncio.Event()
         self._has_hung_up = False
+        self._is_large = False
 
-    async def write(self, data: bytes) -> bool:
-        """Write all of it; whether that was done, and not cut off by :meth:`hang_up`. Raises LinkClosed."""
+    async def write(self, pieces: Sequence[bytes]) -> bool:
+        """Write all of them; whether that was done, and not cut off by :meth:`hang_up`. Raises LinkClosed."""
         async with self._lock:
-            view = memoryview(data)
-            while view:
+            if not self._is_large and self._fd >= 0 and sum(map(len, pieces)) > LARGE:
+                self._is_large = True
+                with contextlib.suppress(OSError):  # beyond this user's share of pipe memory: slower, no worse
+                    fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+            rest = deque(memoryview(piece) for piece in pieces)
+            while rest:
                 if self._has_hung_up:
                     return False
                 if self._fd < 0:
                     raise LinkClosed("the kernel has ended")
                 try:
-                    view = view[os.write(self._fd, view) :]
+                    rest[0] = rest[0][os.write(self._fd, rest[0]) :]
+                    if not rest[0]:
+                        rest.popleft()
                 except BlockingIOError:
                     self._can_write.clear()
                     self._loop.add_writer(self._fd, self._can_write.set)

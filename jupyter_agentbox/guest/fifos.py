@@ -40,7 +40,12 @@ class FormatError(Exception):
 def pack(parts: Sequence[Part]) -> bytes:
     """One message as bytes."""
     views = [part if isinstance(part, bytes) else _flat(part) for part in parts]
-    return b"".join((struct.pack(f"<{len(views) + 1}I", len(views), *map(len, views)), *views))
+    return b"".join((pack_head(views), *views))
+
+
+def pack_head(parts: Sequence[Part]) -> bytes:
+    """What goes before the parts of one message, which are flat."""
+    return struct.pack(f"<{len(parts) + 1}I", len(parts), *map(len, parts))
 
 
 def _flat(part: Part) -> Part:
