@@ -1,4 +1,4 @@
-"""Who listens to a front whose kernel was taken back from an earlier server: what it says waits until they are there.
+"""Who listens to a front whose kernel was taken back or woken: what it says waits until they are there.
 
 A page that lost its server comes back to the new one as the same *client*: with the session id that it had, which is
 also its sockets' identity. So which client ran the last cell is kept beside the sandbox.
