@@ -22,8 +22,6 @@ LATE = (
     "IPython.core.debugger",
     "sqlite3",
 )
-#: As in :mod:`.guest.launch_ipykernel`.
-EMBEDDED = ("fifos", "embedded_lazy", "embedded_claim", "embedded_streams", "embedded_shells", "embedded")
 
 
 def make_stamp(path: str) -> str:
@@ -42,6 +40,7 @@ def gather(guest: str) -> bytes:
     package.__path__ = [guest]
     sys.modules[package.__name__] = package
     importlib.import_module("_agentbox.embedded")
+    embedded = sorted(name.partition(".")[2] for name in sys.modules if name.startswith("_agentbox."))
     for name in LATE:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -66,7 +65,7 @@ def gather(guest: str) -> bytes:
             add(name, spec.origin, spec.loader.get_code(name))
         elif type(spec.loader) is ExtensionFileLoader:
             add(name, spec.origin, None)
-    for name in EMBEDDED:
+    for name in embedded:
         location = f"{guest}/{name}.py"
         with open(location, encoding="utf-8") as file:
             add(f"_agentbox.{name}", location, compile(file.read(), f"<agentbox {name}>", "exec"))

@@ -36,6 +36,7 @@ MAX_MESSAGE = 128 * 1024 * 1024
 #: FIFOs of an embedded kernel, those that it reads first; as in its own program, which cannot be imported here.
 READ_FIFOS = ("shell", "stdin", "control", "said-read", "answers-read")
 WRITTEN_FIFOS = ("said", "answers")
+#: What such a kernel's launcher loads, in that order: it is told their names in AGENTBOX_EMBEDDED.
 EMBEDDED_MODULES = ("fifos", "embedded_lazy", "embedded_claim", "embedded_streams", "embedded_shells", "embedded")
 LINK_DIR = "/run/agentbox/link"
 IMPORT_CACHE = f"{LINK_DIR}/imports"
@@ -72,7 +73,7 @@ class Kernel:
         env = header["env"]
         stdio = None
         if is_embedded:
-            env = {**env, "AGENTBOX_DRIVER": "embedded"}
+            env = {**env, "AGENTBOX_EMBEDDED": ",".join(EMBEDDED_MODULES)}
             stdio = self._open_embedded(has_cache=not processes.has_started)
         self.channels: dict[str, Channel] = {}
         self.attach(stream)

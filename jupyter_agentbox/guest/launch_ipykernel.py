@@ -19,9 +19,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-#: In the order of their descriptors, from 4 on; then comes the import cache.
-EMBEDDED = ("fifos", "embedded_lazy", "embedded_claim", "embedded_streams", "embedded_shells", "embedded")
-
 
 class ImportCache:
     """Finds modules whose code the host has gathered in one file: to open many costs much in gVisor.
@@ -77,15 +74,15 @@ class CachedLoader(SourceFileLoader):
         return cache.get_code(fullname) or self.get_code(fullname)
 
 
-def load_embedded() -> ImportCache:
-    """Make modules of the sources that PID 1 left open, and return what others are found in."""
-    with open(4 + len(EMBEDDED), "rb", buffering=0) as file:
+def load_embedded(names: "list[str]") -> ImportCache:
+    """Make modules of the sources that PID 1 left open from descriptor 4 on, and return what others are found in."""
+    with open(4 + len(names), "rb", buffering=0) as file:
         cache = ImportCache(file.read())
     sys.meta_path.insert(0, cache)
     package = types.ModuleType("_agentbox")
     package.__path__ = []
     sys.modules[package.__name__] = package
-    for fd, name in enumerate(EMBEDDED, 4):
+    for fd, name in enumerate(names, 4):
         with open(fd, encoding="utf-8") as file:
             source = file.read()
         module = types.ModuleType(f"_agentbox.{name}")
@@ -99,8 +96,8 @@ def load_embedded() -> ImportCache:
 
 def main() -> None:
     del sys.path[0]  # the work folder must not hide modules that the kernel imports; it adds it again later
-    if os.environ.pop("AGENTBOX_DRIVER", "") == "embedded":
-        cache = load_embedded()
+    if names := os.environ.pop("AGENTBOX_EMBEDDED", ""):
+        cache = load_embedded(names.split(","))
         from _agentbox.embedded import EmbeddedApp  # type: ignore[import-not-found]
 
         app = EmbeddedApp.instance()
