@@ -204,6 +204,12 @@ def wait_for_restarts(kernels: Any) -> None:
             if kernel.ready.done() or loop.time() > deadline:
                 break
             await asyncio.sleep(0.05)
+        if kernel_id not in kernels and (start := kernels._pending_kernels.get(kernel_id)) is not None:
+            # One whose start was refused Jupyter keeps for pending, and its server would fail at it, and not end.
+            await asyncio.wait([start], timeout=TIMEOUT)
+            if kernel_id not in kernels:
+                kernels._pending_kernels.pop(kernel_id, None)
+                return
         await shut_down(kernel_id, now=now, restart=restart)
 
     kernels.shutdown_kernel = kernels._async_shutdown_kernel = shutdown_kernel

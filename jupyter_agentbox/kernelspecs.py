@@ -21,7 +21,7 @@ from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKerne
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from traitlets import Set, Unicode
 
-from .errors import InvalidRequest, NotFound
+from .errors import InvalidRequest, NotFound, PolicyRefused
 from .images import KernelEntry
 
 PROVISIONER_NAME = "agentbox-provisioner"
@@ -37,6 +37,8 @@ _ENFORCING = {
     "ServerApp": {"kernel_spec_manager_class": "jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager"},
     "MultiKernelManager": {"default_kernel_name": OWN_NAME},
     "TerminalsExtensionApp": {"terminal_manager_class": "jupyter_agentbox.terminals.AgentboxTerminalManager"},
+    # Else a request installs any package of an index on the host.
+    "LabApp": {"extension_manager": "readonly"},
 }
 
 
@@ -91,6 +93,34 @@ class AgentboxKernelSpecManager(KernelSpecManager):
             kernel_name,
         )
         raise NoSuchKernel(kernel_name)
+
+
+def check_folder(kernel: Any, folder: Path) -> None:
+    """Refuse a kernel's folder that is not in the root directory of its server, links followed, if that is enforcing.
+
+    Jupyter takes any path of the host, and code inside can make links in folders that it writes.
+
+    Parameters
+    ----------
+    kernel : KernelManager
+        Only one whose kernelspecs are of an :class:`AgentboxKernelSpecManager` is judged.
+    folder : Path
+        Absolute.
+
+    Raises
+    ------
+    PolicyRefused
+        It lies elsewhere.
+    """
+    root = getattr(kernel.parent, "root_dir", None)
+    if root and isinstance(kernel.kernel_spec_manager, AgentboxKernelSpecManager):
+        real = os.path.realpath(root)
+        if not Path(os.path.realpath(folder)).is_relative_to(real):
+            raise PolicyRefused(
+                f"{folder} is no folder in the server's root directory, {real}",
+                field="cwd",
+                setting="Policy.allowed_workspaces",
+            )
 
 
 @dataclass(frozen=True)

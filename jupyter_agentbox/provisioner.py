@@ -29,6 +29,7 @@ from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 
 from .errors import AgentboxError, InvalidRequest
+from .kernelspecs import check_folder
 from .link import LinkThread
 from .magics import install as install_magics
 from .manager import SandboxManager
@@ -103,7 +104,10 @@ class AgentboxProvisioner(KernelProvisionerBase):
         if kwargs.get("cwd") is None and not isinstance(getattr(self.parent, "parent", None), MultiKernelManager):
             self._spec = await asyncio.to_thread(self._resolve_own_folder, resolve)
         else:
-            self._spec = await asyncio.to_thread(resolve, _work_folder(kwargs.get("cwd")))
+            folder = _work_folder(kwargs.get("cwd"))
+            if folder is not None and not policy.allowed_workspaces:
+                check_folder(self.parent, folder)
+            self._spec = await asyncio.to_thread(resolve, folder)
         self._spec = dataclasses.replace(
             self._spec,
             kernel_name=getattr(self.parent, "kernel_name", ""),

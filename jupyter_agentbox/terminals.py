@@ -117,8 +117,17 @@ def write_settings(policy: Policy, runtime_name: str) -> Path:
     return path
 
 
+def _installs_by_default(app: Any) -> bool:
+    """Whether it is JupyterLab's, with an extension manager that nobody chose."""
+    named = (app.config.get(kind.__name__, {}) for kind in type(app).__mro__) if app is not None else ()
+    return hasattr(app, "extension_manager") and not any("extension_manager" in settings for settings in named)
+
+
 def guard(server: ServerApp, choice: str) -> bool:
     """Have a server's terminals sandboxed, or turned off. Safe to call again.
+
+    A server that makes sandboxed kernels only does not have JupyterLab install extensions either, unless its
+    configuration names an extension manager.
 
     Parameters
     ----------
@@ -141,6 +150,8 @@ def guard(server: ServerApp, choice: str) -> bool:
             _close(made, _OFF)
         return True
     for name, point in server.extension_manager.extension_points.items():
+        if is_enforced and _installs_by_default(point.app):
+            point.app.extension_manager = "readonly"  # JupyterLab's installs packages on the host
         if isinstance(point.app, TerminalsExtensionApp):
             point.app.terminal_manager_class = AgentboxTerminalManager
             server.log.debug("jupyter_agentbox: terminals of %s are sandboxed", name)

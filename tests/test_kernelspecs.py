@@ -148,3 +148,4 @@ def test_enforcement_is_one_file_that_servers_read() -> None:
     config = json.loads(path.read_text())
     assert config["ServerApp"]["kernel_spec_manager_class"].endswith("." + AgentboxKernelSpecManager.__name__)
     assert import_item(config["TerminalsExtensionApp"]["terminal_manager_class"]) is AgentboxTerminalManager
+    assert config["LabApp"] == {"extension_manager": "readonly"}

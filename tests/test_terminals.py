@@ -29,11 +29,11 @@ def _load_jupyter_server_extension(server):
 
 
 class Terminal:
-    """A terminal as the page uses it."""
+    """A terminal as the page uses it; a new one unless it is named."""
 
-    def __init__(self, server: Server, **body: str) -> None:
+    def __init__(self, server: Server, made: str = "", **body: str) -> None:
         self.server = server
-        self.name = server.call("POST", "api/terminals", body)["name"]
+        self.name = made or server.call("POST", "api/terminals", body)["name"]
         self.socket = websocket.create_connection(
             server.url(f"terminals/websocket/{self.name}").replace("http", "ws", 1),
             header=[f"Authorization: token {server.token}"],
