@@ -88,6 +88,16 @@ def built(has_runsc: None) -> Built:
     return build_once(RECIPE, build)
 
 
+def build_ours(name: str) -> Built:
+    """Return the image of a recipe that comes with agentbox."""
+    file = values.find_recipe(name)
+
+    def make(state: Path) -> Image:
+        return builder.build(ImageStore(state), values.read_recipe(file), print, cache=CACHE / "downloads")
+
+    return build_once(file, make)
+
+
 class OnRecipe:
     """The suite of sandboxes on an image that comes with agentbox."""
 
@@ -96,12 +106,7 @@ class OnRecipe:
     @pytest.fixture(scope="class")
     @classmethod
     def images(cls, has_runsc: None) -> Path:
-        file = values.find_recipe(cls.image)
-
-        def make(state: Path) -> Image:
-            return builder.build(ImageStore(state), values.read_recipe(file), print, cache=CACHE / "downloads")
-
-        return build_once(file, make).store.state_dir
+        return build_ours(cls.image).store.state_dir
 
 
 def on_every_recipe(suite: type[SandboxContract]) -> dict[str, type]:

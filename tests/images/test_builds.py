@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,10 +14,38 @@ from dockerd import Dockerd
 
 from jupyter_agentbox.images import ImageStore, build, docker, values
 from jupyter_agentbox.images.values import Recipe
+from jupyter_agentbox.testing.serving import Serving
 
 from . import conftest
 
 pytestmark = pytest.mark.timeout(3600)
+
+#: A cell of each part of an image, and what it prints.
+DATASCIENCE = {
+    "numpy": ("import numpy as np; print(np.linalg.det(np.eye(3) * 2).round())", "8.0"),
+    "pandas": ("import pandas as pd; t = pd.DataFrame({'a': [1, 2, 3]}); print(t.a.sum())", "6"),
+    "pyarrow": ("t.to_parquet('t.parquet'); print(pd.read_parquet('t.parquet').equals(t))", "True"),
+    "openpyxl": ("t.to_excel('t.xlsx', index=False); print(pd.read_excel('t.xlsx').equals(t))", "True"),
+    "scipy": ("from scipy import stats; print(stats.norm.cdf(0))", "0.5"),
+    "sklearn": (
+        "from sklearn.linear_model import LinearRegression as L; print(L().fit([[0], [1]], [0, 2]).coef_.round(3))",
+        "[2.]",
+    ),
+    "plotly": ("import plotly.express as px; print(len(px.line(t, y='a').data))", "1"),
+    "ipywidgets": ("import ipywidgets; print(ipywidgets.IntSlider(7).value)", "7"),
+    "matplotlib": ("import matplotlib.pyplot as plt; plt.plot(t.a); plt.show(); print('drawn')", "drawn"),
+}
+LANGUAGES = {
+    "bash": ("echo $((6 * 7)) in $(ls t.parquet)", "42 in t.parquet"),
+    "r": (
+        "library(ggplot2); t <- data.table::fread('a,b\\n1,x\\n2,y\\n'); d <- tempfile(fileext = '.png'); "
+        "suppressMessages(ggsave(d, ggplot(t, aes(b, a)) + geom_col())); "
+        "cat(nrow(readr::read_csv(I('a\\n1\\n'), show_col_types = FALSE)), jsonlite::toJSON(t$a), file.exists(d))",
+        "1 [1,2] TRUE",
+    ),
+    "typescript": ("const f = (n: number): number => n * 7; console.log(f(6))", "42"),
+    "javascript": ("console.log([1, 2, 3].map((n) => n * 2).join())", "2,4,6"),
+}
 
 if os.environ.get("AGENTBOX_IMAGES") == "all":
 
@@ -32,6 +61,39 @@ if os.environ.get("AGENTBOX_IMAGES") == "all":
     @pytest.mark.parametrize("name", values.list_recipes())
     def test_two_builds_of_one_recipe_have_one_address(name: str, tmp_path: Path) -> None:
         assert make(read(name), tmp_path / "one") == make(read(name), tmp_path / "two")
+
+    @pytest.fixture(params=["runsc", "docker"])
+    def runtime(request: pytest.FixtureRequest, has_runsc: None) -> Iterator[dict[str, dict[str, object]]]:
+        """Settings of a runtime, with its engine."""
+        policy = {"runtime": request.param, "allowed_runtimes": [request.param]}
+        if request.param != "docker":
+            yield {"Policy": policy}
+            return
+        dockerd = Dockerd(Path(tempfile.mkdtemp(prefix="ab-d")))
+        try:
+            dockerd.start()
+            yield {"Policy": policy, "DockerRuntime": {"host": dockerd.host}}
+        finally:
+            dockerd.close()
+
+    @pytest.mark.parametrize("name", ["datascience", "all"])
+    def test_what_an_image_has_works_in_sandboxes(name: str, runtime: dict[str, dict[str, object]]) -> None:
+        image = conftest.build_ours(name)
+        serving = Serving(runtime, image.store.state_dir, 9)
+        try:
+            serving.start()
+            with serving.client.create(image=name, memory="2 GiB", disk="2 GiB") as box:
+                info = box.refresh()
+                assert info.image == image.image.address
+                cells = [("python", *cell) for cell in DATASCIENCE.values()]
+                for language, code, printed in (*cells, *((key, *LANGUAGES[key]) for key in info.languages[1:])):
+                    result = box.run_code(code, language=language, timeout=240)
+                    assert (result.status, result.stdout.strip()) == ("ok", printed), result
+                    if "plt.show" in code:
+                        assert "image/png" in result.displays[0].data
+                assert {*info.languages} == {"python", "bash", *(LANGUAGES if name == "all" else ())}
+        finally:
+            serving.close()
 
     def test_docker_builds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """From a bare system of the same release, as there is no registry here."""
