@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import hashlib
 import hmac
 import os
@@ -264,10 +265,15 @@ def choose_life(asked: float | None, ceiling: float) -> float:
 
 
 def _read(path: Path) -> TokenRecord | None:
+    """Read a record; None if there is none, or it is malformed. Raises OSError where that can't be told."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
             return msgspec.json.decode(file.read(_MAX_RECORD), type=TokenRecord)
-    except (OSError, msgspec.MsgspecError):
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):
+            return None
+        raise
+    except msgspec.MsgspecError:
         return None
 
 

@@ -19,6 +19,7 @@ import pytest
 from boxes import boxed, run
 from jupyter_server.services.sessions.sessionmanager import SessionManager
 
+from jupyter_agentbox import tokens
 from jupyter_agentbox.adoption import keep_sessions
 from jupyter_agentbox.errors import AgentboxError
 from jupyter_agentbox.link import LinkThread
@@ -85,6 +86,16 @@ def test_without_descriptors_a_frozen_sandbox_goes_on(handle: Handle) -> None:
     with no_descriptors():
         handle.resume()
     wait_for_state(handle.pid, "S", "R")
+
+
+def test_without_descriptors_a_token_is_neither_malformed_nor_revoked(tmp_path: Path) -> None:
+    (tmp_path / "sandboxes" / "one").mkdir(parents=True)
+    store = tokens.TokenStore(tmp_path)
+    text, record = store.create("one", owner="me", verbs=["read"], life=60, name="", made_by="me")
+    with no_descriptors(), pytest.raises(OSError, match="Too many open files"):
+        tokens._read(tmp_path / "sandboxes" / "one" / "tokens" / f"{record.id}.json")
+    assert store.list("one") == [record]
+    assert store.authenticate(text) == record
 
 
 def test_a_server_out_of_descriptors_keeps_its_sandboxes(has_runsc: None, manager: SandboxManager) -> None:
