@@ -36,7 +36,7 @@ def test_the_guest_needs_the_standard_library_only(path: Path) -> None:
     """It runs with ``-S``, without the package, in images that have nothing else."""
     own = {"guest"}  # itself, by the name that it has inside
     if path.name.startswith(("launch_ipykernel", "embedded")):  # runs in the kernel's process, which has these
-        own |= {"ipykernel", "tornado", "zmq", "pexpect", "_agentbox"}
+        own |= {"ipykernel", "jupyter_client", "tornado", "traitlets", "zmq", "pexpect", "_agentbox"}
     assert imported(path) - own <= sys.stdlib_module_names
 
 
