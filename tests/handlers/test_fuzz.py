@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .conftest import Api
 
-#: Calls that would take away what the others are tried on, or wait for long.
+#: Calls that would take away what the others are tried on, or wait for long: `test_fuzz_real` tries them.
 LEFT_OUT = (
     "create_sandbox", "delete_sandbox", "patch_sandbox", "wait_process", "install_packages", "stream_installation",
     "http_request", "create_context", "restart_context",
