@@ -66,7 +66,8 @@ export class Banner extends ReactWidget {
         this._lost();
       } else if (status === 'terminating') {
         this._hasLived = false; // whoever sits here shuts it down
-      } else if (LIVING.has(status)) {
+      } else if (LIVING.has(status) && !sessionContext.isTerminating) {
+        // A kernel that is shut down may say that it is busy with that.
         this._hasLived = true;
         this._look();
       }

@@ -7,7 +7,7 @@ import { Ago } from './facts.js';
 import { useFetched } from './hooks.js';
 import type { Model } from './model.js';
 import type { Part } from './view.js';
-import { formatSize, idOf, type Info } from './words.js';
+import { formatKind, formatSize, idOf, type Info } from './words.js';
 
 /** Bytes: of an image that is shown, of text that is shown, and of a download, which is held in memory. */
 const MAX_IMAGE = 8 * 1024 * 1024;
@@ -222,7 +222,7 @@ export function Files({ info, model, actions }: Part): JSX.Element {
                       {isFolder ? `${name}/` : name}
                     </button>
                   </th>
-                  <td className="ab-fact">{entry.kind === 'file' ? formatSize(entry.size) : entry.kind}</td>
+                  <td className="ab-fact">{entry.kind === 'file' ? formatSize(entry.size) : formatKind(entry.kind, trans)}</td>
                   <td>
                     <Ago time={entry.mtime} trans={trans} />
                   </td>

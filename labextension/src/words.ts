@@ -101,6 +101,18 @@ export function formatState(state: Info['state'], trans: Trans): string {
   }[state];
 }
 
+/** What an entry of a folder is. */
+export function formatKind(kind: Schemas['Entry']['kind'], trans: Trans): string {
+  return {
+    file: trans.__('file'),
+    directory: trans.__('folder'),
+    link: trans.__('link'),
+    fifo: trans.__('named pipe'),
+    socket: trans.__('socket'),
+    device: trans.__('device')
+  }[kind];
+}
+
 /** Say why it ended, and what to do about it. */
 export function explain(ending: Pick<Ending, 'cause' | 'message' | 'setting'>, trans: Trans): { why: string; what: string } {
   const ask = ending.setting ? ' ' + trans.__('Whoever runs this server can change it: %1.', ending.setting) : '';

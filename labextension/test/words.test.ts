@@ -2,7 +2,7 @@ import { strict as assert } from 'node:assert';
 import { test } from 'node:test';
 
 import { countHosts, findDriver, findEnding, listDeeds, type Row } from '../src/rows.js';
-import { cpuShare, explain, factsOf, fits, formatAge, formatCpu, formatReach, formatSize, idOf, nameOf, sayShortly, type Info, type Trans } from '../src/words.js';
+import { cpuShare, explain, factsOf, fits, formatAge, formatCpu, formatKind, formatReach, formatSize, idOf, nameOf, sayShortly, type Info, type Trans } from '../src/words.js';
 
 const fill = (text: string, values: (string | number)[]): string => text.replace(/%(\d)/g, (_, index: string) => String(values[Number(index) - 1]));
 const trans: Trans = {
@@ -22,6 +22,10 @@ const info = {
   calls: []
 } as unknown as Info;
 const row = (values: Partial<Row>): Row => ({ kind: 'egress', host: null, detail: {}, time: 0, is_allowed: null, ...values }) as Row;
+
+test('what is in a folder has a name', () => {
+  assert.deepEqual((['file', 'directory', 'fifo'] as const).map(kind => formatKind(kind, trans)), ['file', 'folder', 'named pipe']);
+});
 
 test('sizes are written as people say them', () => {
   const said = [0, 1023, 1024, 1536, 212 * 2 ** 20, 4 * 2 ** 30, 2 ** 30 - 1].map(formatSize);

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import re
 import sys
 from pathlib import Path
 
 import pytest
+from babel.messages.pofile import read_po
 
 from .conftest import BUILT, ROOT, SOURCES, run_npm
 
@@ -71,6 +73,20 @@ def test_lock_files_name_no_registry() -> None:
     for path in (SOURCES / "package-lock.json", SOURCES / "builder" / "package-lock.json"):
         assert '"integrity": "sha512-' in path.read_text()
         assert '"resolved"' not in path.read_text()
+
+
+def test_the_catalogue_of_texts_is_of_these_sources() -> None:
+    spec = importlib.util.spec_from_file_location("make_catalogue", ROOT / "tools" / "make_catalogue.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    found = tool.make_catalogue()
+    assert {"Open", ("%1 day", "%1 days")} <= {message.id for message in found}
+    with tool.TARGET.open("rb") as file:
+        kept = read_po(file)
+    texts = [{(message.id, message.context) for message in catalogue if message.id} for catalogue in (found, kept)]
+    assert texts[0] == texts[1], "run tools/make_catalogue.py"
 
 
 def test_every_text_that_people_see_is_translatable() -> None:

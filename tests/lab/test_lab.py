@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 import requests
+from babel.messages.mofile import write_mo
+from babel.messages.pofile import read_po
 from e2e.harness import Env, wait_until
 from images.conftest import Built
 from playwright.sync_api import Browser, Route, expect
@@ -27,27 +29,32 @@ pytestmark = pytest.mark.timeout(900)
 #: Of the language pack.
 LOCALE = "de_DE"
 PLURALS = "nplurals=2; plural=(n != 1);"
-#: Of a text in the sources.
-TEXT = r"'((?:[^'\\]|\\.)*)'"
+#: What Jupyter's server takes a pack of that language from.
+PACK = f"jupyterlab_language_pack_{LOCALE}"
 
 
 def make_language_pack(base: Path) -> Path:
     """Write a Python package that is a language pack for JupyterLab, with our texts in brackets; return its path."""
     texts: dict[str, object] = {"": {"domain": "jupyter_agentbox", "language": "de-DE", "plural_forms": PLURALS}}
-    for path in sorted((SOURCES / "src").glob("*.ts*")):
-        source = path.read_text()
-        texts |= {one: [f"⟦{one}⟧"] for one in re.findall(rf"\b__\(\s*{TEXT}", source)}
-        plural = re.findall(rf"\b_n\(\s*{TEXT},\s*{TEXT}", source)
-        texts |= {one: [f"⟦{one}⟧", f"⟦{many}⟧"] for one, many in plural}
+    with (SOURCES / "jupyter_agentbox.pot").open("rb") as file:
+        catalogue = read_po(file, locale=LOCALE)
+    for message in catalogue:
+        if message.id:
+            forms = (message.id,) if isinstance(message.id, str) else message.id
+            marked = tuple(f"⟦{text}⟧" for text in forms)
+            message.string = marked[0] if isinstance(message.id, str) else marked
+            texts[f"{message.context}\4{forms[0]}" if message.context else forms[0]] = marked
     assert len(texts) > 150
-    folder = base / "agentbox_pack" / "locale" / LOCALE / "LC_MESSAGES"
+    folder = base / PACK / "locale" / LOCALE / "LC_MESSAGES"
     folder.mkdir(parents=True)
-    (folder / "jupyter_agentbox.json").write_text(json.dumps(texts))
-    (base / "agentbox_pack" / "__init__.py").touch()
+    (folder / "jupyter_agentbox.json").write_text(json.dumps(texts))  # the page's
+    with (folder / "jupyter_agentbox.mo").open("wb") as file:  # the server's
+        write_mo(file, catalogue)
+    (base / PACK / "__init__.py").touch()
     about = base / "agentbox_pack-1.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: agentbox-pack\nVersion: 1\n")
-    (about / "entry_points.txt").write_text(f"[jupyterlab.languagepack]\n{LOCALE} = agentbox_pack\n")
+    (about / "entry_points.txt").write_text(f"[jupyterlab.languagepack]\n{LOCALE} = {PACK}\n")
     return base
 
 
@@ -359,7 +366,8 @@ def test_launcher_palette_and_settings(lab: Lab) -> None:
     expect(item).to_contain_text("Alt+Shift+B")
     item.click()
     lab.page.locator("#jupyter-agentbox-sandboxes").wait_for()
-    lab.page.keyboard.press("Control+,")
+    lab.page.get_by_role("menuitem", name="Settings", exact=True).click()
+    lab.page.locator(".lm-Menu-item").get_by_text("Settings Editor", exact=True).click()
     lab.page.locator(".jp-SettingsPanel, #setting-editor").first.wait_for()
     lab.page.locator(".jp-PluginList-entry", has_text="Sandboxes").first.click()
     for name in ("Status bar", "Toolbar of notebooks", "Notices of refused connections"):
@@ -420,9 +428,13 @@ def test_every_text_is_translated(lab: Lab) -> None:
     rows = lab.api("GET", f"/sandboxes/{lab.kernel_of('boxed.ipynb')}/audit?kind=call")["rows"]
     calls = {str(row["detail"].get(name)) for row in rows for name in ("tool", "by", "token_name")}
     names = calls | {"boxed", "narrow", "ipynb", "default", "gVisor", "workspace", "allowed", "test", "Copy"}
-    names |= {path.name for path in lab.server.env.work.iterdir()} | {"directory"}
+    names |= {path.name for path in lab.server.env.work.iterdir()}
     rest = set(re.findall("[A-Za-z]{3,}", seen))
     assert rest - {word for name in names for word in re.findall("[A-Za-z]{3,}", name)} == set()
+    # The words of the settings are the server's to translate.
+    schema = lab.server.call("GET", "lab/api/settings/jupyter-agentbox:plugin")["schema"]
+    assert schema["title"] == "⟦Sandboxes⟧"
+    assert schema["properties"]["notices"]["title"] == "⟦Notices of refused connections⟧"
     lab.check_console()
 
 
