@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable, Iterable
+from copy import copy
 from functools import cache, partial
 from typing import Any, ClassVar
 from urllib.parse import quote
@@ -19,8 +20,7 @@ from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
 from tornado import web
 from tornado.http1connection import HTTP1Connection
-from tornado.httputil import HTTPMessageDelegate
-from tornado.iostream import IOStream, StreamClosedError
+from tornado.iostream import StreamClosedError
 
 from jupyter_agentbox.errors import InvalidRequest, NotAuthenticated, TooLarge
 from jupyter_agentbox.models import ErrorAnswer
@@ -96,13 +96,12 @@ class AgentboxHandler(TokenMixin, APIHandler):
             self._work.add_done_callback(_retrieve)
 
     def _take_large_parts(self) -> None:
-        """Have the body of this request alone read in large parts, and each straight to where it stays.
-
-        Tornado's own way is a turn of the event loop and two copies for each 64 KiB.
-        """
+        """Have the body of this request alone read in larger parts than others: each costs a turn of the event loop."""
         connection: Any = self.request.connection
         if isinstance(connection, HTTP1Connection):
-            connection._read_fixed_body = partial(_read_body, connection.stream)  # type: ignore[method-assign]
+            connection.params = copy(connection.params)
+            connection.params.chunk_size = UPLOAD_PART
+            connection.stream.read_chunk_size = UPLOAD_PART
 
     async def _check_right(self, route: Route) -> None:
         if self.current_user is None:
@@ -392,17 +391,6 @@ class AgentboxHandler(TokenMixin, APIHandler):
         super().on_finish()
         if self._refused is not None and self.route is not None:
             note_refusal(self, self.route.operation.__name__, self._refused, self.path_kwargs.get("id"))
-
-
-async def _read_body(stream: IOStream, left: int, delegate: HTTPMessageDelegate) -> None:
-    while left > 0:
-        part = bytearray(min(UPLOAD_PART, left))
-        await stream.read_into(part)
-        left -= len(part)
-        received = delegate.data_received(part)  # type: ignore[arg-type]  # what is read only may be a bytearray
-        if received is not None:
-            await received
-        await asyncio.sleep(0)  # others have their turn, however fast the bytes come
 
 
 def _retrieve(work: asyncio.Future[Any]) -> None:
