@@ -6,6 +6,7 @@ JupyterLab runs it in its own page, with the rights of whoever ran the cell.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -96,9 +97,9 @@ def test_a_script_in_an_output_starts_nothing_outside_of_a_sandbox(lab: Lab) -> 
     assert done - {"spec agentbox", "a terminal"} == {
         "a kernel", "a kernel in another folder", "a file beside", "a host that is covered"
     }, found  # fmt: skip
-    assert {name: found[name][0] for name in ("an extension", "a host that is not")} == {
-        "an extension": 422, "a host that is not": 403
-    }  # fmt: skip
+    # JupyterLab of today says the first, 4.2 the second.
+    assert re.search("was blocked|installation not supported", found["an extension"][1]), found
+    assert found["a host that is not"][0] == 403
     assert [path.name for path in outside.iterdir()] == ["secret.txt"]
 
     # Whatever it started runs in a sandbox.
