@@ -55,6 +55,7 @@ run: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/jupyter lab --no-browser $(if $(SUDO),,--allow-root) \
 		--ServerApp.root_dir="$(NOTEBOOKS)" \
 		--ServerApp.kernel_spec_manager_class=jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager \
+		--ServerApp.contents_manager_class=jupyter_agentbox.contents.AgentboxContentsManager \
 		--MultiKernelManager.default_kernel_name=agentbox --Policy.pool_size=1 $(ARGS)
 
 packages:

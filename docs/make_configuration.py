@@ -12,6 +12,7 @@ from typing import Any
 
 from traitlets import Enum, TraitType
 
+from jupyter_agentbox.contents import AgentboxContentsManager
 from jupyter_agentbox.extension import AgentboxExtension
 from jupyter_agentbox.kernelspecs import AgentboxKernelSpecManager
 from jupyter_agentbox.policy import Policy
@@ -113,7 +114,7 @@ def make() -> str:
         lines.append(f"| `{key}` | {marks[0]} | {marks[1]} | {text} |")
     assert set(KEYS) == {*REQUEST_KEYS, *PROFILE_KEYS}
     page = HEAD + "\n".join(lines) + "\n"
-    jupyter = (AgentboxKernelSpecManager, AgentboxExtension, AgentboxTerminalManager)
+    jupyter = (AgentboxKernelSpecManager, AgentboxExtension, AgentboxTerminalManager, AgentboxContentsManager)
     for owner in (Policy, RunscRuntime, DockerRuntime, *jupyter):
         page += f"\n## {owner.__name__}\n"
         traits = {

@@ -10,11 +10,13 @@ from typing import Any
 
 import zmq
 from jupyter_server.extension.application import ExtensionApp
+from jupyter_server.services.contents.filemanager import FileContentsManager
 from tornado.ioloop import IOLoop
 from traitlets import Bool, Enum
 
 from .activity import KernelActivity
 from .adoption import keep_sessions, leave_kernels, start_restored, take_back, wait_for_restarts
+from .contents import AgentboxContentsManager
 from .errors import AgentboxError
 from .handlers import make_all
 from .handlers.mcp import close_endpoints
@@ -63,6 +65,13 @@ class AgentboxExtension(ExtensionApp):
         page = self.serverapp.web_app.settings.setdefault("page_config_data", {})
         page.update(agentbox="failed", agentboxNote="")
         self._observer: Observer | None = None
+        manager = self.serverapp.contents_manager
+        if isinstance(manager, FileContentsManager) and not isinstance(manager, AgentboxContentsManager):
+            self.log.warning(
+                "jupyter_agentbox: the file browser (%s) follows links that code in a sandbox makes to wherever they"
+                " lead; set ServerApp.contents_manager_class to jupyter_agentbox.contents.AgentboxContentsManager",
+                type(manager).__name__,
+            )
         guard(self.serverapp, self.terminals)
         IOLoop.current().add_callback(guard, self.serverapp, self.terminals)  # once more when all others are loaded
         try:

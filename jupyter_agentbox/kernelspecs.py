@@ -34,7 +34,10 @@ OWN_SPEC: Mapping[str, Any] = {
     "metadata": {"debugger": True, "kernel_provisioner": {"provisioner_name": PROVISIONER_NAME, "config": {}}},
 }
 _ENFORCING = {
-    "ServerApp": {"kernel_spec_manager_class": "jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager"},
+    "ServerApp": {
+        "kernel_spec_manager_class": "jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager",
+        "contents_manager_class": "jupyter_agentbox.contents.AgentboxContentsManager",
+    },
     "MultiKernelManager": {"default_kernel_name": OWN_NAME},
     "TerminalsExtensionApp": {"terminal_manager_class": "jupyter_agentbox.terminals.AgentboxTerminalManager"},
     # Else a request installs any package of an index on the host.

@@ -132,6 +132,7 @@ class ServeCommand(Command):
                     "extra_services": [],
                     "jpserver_extensions": {EXTENSION: True},
                     "kernel_spec_manager_class": "jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager",
+                    "contents_manager_class": "jupyter_agentbox.contents.AgentboxContentsManager",
                     "identity_provider_class": "jupyter_server.auth.identity.PasswordIdentityProvider",
                 },
                 "AgentboxKernelSpecManager": {"unsandboxed_kernelspecs": set()},

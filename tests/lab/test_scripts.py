@@ -35,6 +35,10 @@ CALLS: dict[str, tuple[str, str, Any]] = {
     "an extension": ("POST", "lab/api/extensions", {"cmd": "install", "extension_name": "no-such-extension-agentbox"}),
     "a file beside": ("PUT", "api/contents/beside.txt", {"type": "file", "format": "text", "content": "x"}),
     "a file outside": ("PUT", "api/contents/..%2foutside%2fx.txt", {"type": "file", "format": "text", "content": "x"}),
+    "a file by a link": (
+        "PUT", "api/contents/book/link/x.txt", {"type": "file", "format": "text", "content": "x"}
+    ),
+    "a secret by a link": ("GET", "api/contents/book/link/secret.txt", None),
     "a hidden file": ("PUT", "api/contents/.profile", {"type": "file", "format": "text", "content": "x"}),
     "a host that is covered": ("PATCH", "api/agentbox/sandboxes/{kernel}", {"allowed_hosts": ["allowed.test"]}),
     "a host that is not": ("PATCH", "api/agentbox/sandboxes/{kernel}", {"allowed_hosts": ["elsewhere.test"]}),
@@ -73,7 +77,8 @@ def lab(make_lab: Callable[..., Env], browser: Browser) -> Iterator[Lab]:
         (env.base / name).mkdir()
     (env.base / "outside" / "secret.txt").write_text(CANARY)
     enforced = "--ServerApp.kernel_spec_manager_class=jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager"
-    with env.server("lab", "--AgentboxExtension.keep_sandboxes=False", enforced) as server:
+    bound = "--ServerApp.contents_manager_class=jupyter_agentbox.contents.AgentboxContentsManager"
+    with env.server("lab", "--AgentboxExtension.keep_sandboxes=False", enforced, bound) as server:
         lab = Lab(browser, server)
         yield lab
         lab.page.close()
