@@ -96,9 +96,16 @@ class BareKernel:
                 sock.subscribe(b"")
             else:
                 sock.identity = identity
-            sock.connect(f"tcp://127.0.0.1:{ports[name + '_port']}")
             self._sockets[name] = sock
-            self._tasks.append(asyncio.create_task(self._read(name, sock)))
+        # What it puts out is listened to before it is asked anything, as in a sandbox.
+        monitor = self._sockets["iopub"].get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        for name in ("iopub", "shell", "control", "stdin"):
+            self._sockets[name].connect(f"tcp://127.0.0.1:{ports[name + '_port']}")
+            if name == "iopub":
+                await asyncio.wait_for(monitor.recv_multipart(), 60)
+                self._sockets["iopub"].disable_monitor()
+                monitor.close(linger=0)
+            self._tasks.append(asyncio.create_task(self._read(name, self._sockets[name])))
         self._tasks.append(asyncio.create_task(self._watch()))
         return self
 

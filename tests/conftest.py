@@ -8,10 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.harness import Env
 
-from jupyter_agentbox.manager import SandboxManager
-from jupyter_agentbox.runtimes.runsc import RunscRuntime
+# Before anything imports them: failed assertions of the shared suite tell their values.
+pytest.register_assert_rewrite(
+    "jupyter_agentbox.testing.contract",
+    "jupyter_agentbox.testing.escapes",
+    "jupyter_agentbox.testing.box",
+    "jupyter_agentbox.testing.sandboxes",
+    "jupyter_agentbox.testing.serving",
+)
+
+from e2e.harness import Env  # noqa: E402
+
+from jupyter_agentbox.manager import SandboxManager  # noqa: E402
+from jupyter_agentbox.runtimes.runsc import RunscRuntime  # noqa: E402
 
 
 @pytest.fixture(scope="session")

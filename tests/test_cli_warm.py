@@ -47,7 +47,7 @@ def test_setup_makes_a_template_which_kernels_start_off_until_it_fits_no_more(ha
     settings = {"Policy": {"profiles": {"default": {"preload": ["json"]}}}}
     (config / "jupyter_agentbox_config.json").write_text(json.dumps(settings))
     ((found, fits),) = read_ids(shell)
-    assert (found, fits.split()[0]) == (made, "no:")
+    assert (found, fits.split()[0]) == (made, "no,")
     assert "the profile's preload" in fits
     text = shell("prune")
     assert f"removed template {made} of profile default" in text

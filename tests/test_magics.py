@@ -155,7 +155,7 @@ def test_it_is_answered_as_a_cell_is_and_the_kernel_knows_nothing(bench: Bench) 
     assert bench.asked[-2:] == [("snapshot", "before"), ("snapshot", "quiet")]
     reply, seen = bench.finish(bench.client.execute("print(In[-2:], mark)"))
     assert ("stream", "['mark = 1', 'print(In[-2:], mark)'] 1\n") in seen
-    assert not bench.front.cell.is_working, "what the kernel never saw is not waited for"
+    wait_until(lambda: not bench.front.cell.is_working, 20, "what the kernel never saw is not waited for")
 
 
 def test_it_comes_after_the_cells_before_it_and_before_those_behind(bench: Bench) -> None:

@@ -130,6 +130,14 @@ class Kernel:
     def connected(self, channel: Channel) -> None:
         """Tell the host that it listens there."""
         self._tell(event="connected", channel=channel.name)
+        if channel.name == "iopub":
+            for other in self.channels.values():
+                other.send_waiting()
+
+    @property
+    def is_listened_to(self) -> bool:
+        """Whether what it puts out is heard: a request that came before would be answered, and never known to end."""
+        return "iopub" in self.channels and self.channels["iopub"].is_connected
 
     def dropped(self, channel: Channel, count: int) -> None:
         """Tell the host that it has missed messages."""
@@ -282,14 +290,14 @@ class Channel:
             self._from_kernel = zmtp.Splitter(MAX_MESSAGE)
             self._kernel.connected(self)
             self._kernel_said(self._handshake.rest)
-            self._send()
+            self.send_waiting()
 
     def _watch(self) -> None:
         if self._sock is not None:
             self._loop.watch(
                 self._sock.fileno(),
                 self._read if self._outbox.has_room else None,
-                self._send if self._unsent else None,
+                self.send_waiting if self._unsent and self._kernel.is_listened_to else None,
             )
 
     def _drain(self) -> None:
@@ -335,10 +343,16 @@ class Channel:
                 self._stream.reset(str(error))
             return
         self._uncredited += len(data)
-        self._send()
+        self.send_waiting()
 
-    def _send(self) -> None:
-        if self._sock is None:
+    @property
+    def is_connected(self) -> bool:
+        """Whether the kernel has accepted it."""
+        return self._sock is not None
+
+    def send_waiting(self) -> None:
+        """Hand the kernel what it takes of what waits for it."""
+        if self._sock is None or not self._kernel.is_listened_to:
             return
         try:
             while self._unsent:

@@ -231,7 +231,10 @@ class Server:
         else:
             command = [f"jupyter-{program}", "--no-browser", "--allow-root", f"--ServerApp.port={self.port}",
                        "--ServerApp.port_retries=0", f"--IdentityProvider.token={self.token}",
-                       "--ServerApp.root_dir=" + str(env.work)]  # fmt: skip
+                       "--ServerApp.root_dir=" + str(env.work),
+                       # As the package's configuration has it where it is installed.
+                       "--ServerApp.contents_manager_class=jupyter_agentbox.contents.AgentboxContentsManager",
+                       ]  # fmt: skip
         # The server's own throttle of output is not what these tests are about.
         command.append("--ZMQChannelsWebsocketConnection.limit_rate=False")
         self.log = env.base / f"server-{self.port}.log"

@@ -1,4 +1,4 @@
-"""Failed assertions of the shared suite tell their values; and one Docker engine for all tests of it."""
+"""One Docker engine for all tests of the shared suite."""
 
 from __future__ import annotations
 
@@ -7,16 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-pytest.register_assert_rewrite(
-    "jupyter_agentbox.testing.contract",
-    "jupyter_agentbox.testing.escapes",
-    "jupyter_agentbox.testing.box",
-    "jupyter_agentbox.testing.sandboxes",
-    "jupyter_agentbox.testing.serving",
-)
-
-from dockerd import Dockerd  # noqa: E402
+from dockerd import Dockerd
 
 
 @pytest.fixture(scope="session")
