@@ -47,41 +47,48 @@ class Owner:
     def write(self, data: bytes) -> None:
         self.heard.append((self.name, data))
 
+    def consumed(self, count: int) -> None:
+        pass
+
 
 class Kernel:
     """A kernel's listening sockets, and the guest's channels to them."""
 
     is_running = True
+    is_listened_to = kernels.Kernel.is_listened_to
+    connected = kernels.Kernel.connected
 
-    def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, *names: str) -> None:
         self.loop = Hand()
+        self.folder = folder
         self.heard: list[tuple[str, bytes]] = []
         self.ends: dict[str, socket.socket] = {}
         self.channels: dict[str, Channel] = {}
-        kept: dict[int, Any] = {}
         for name in names:
-            with socket.socket(socket.AF_UNIX) as listener:
-                listener.bind(str(folder / name))
-                listener.listen()
-                channel = Channel(self.loop, self, name, str(folder / name))  # type: ignore[arg-type]
-                self.channels[name] = channel
-                ((_, (_, on_writable)),) = self.loop.watched.items()
-                assert on_writable is not None
-                on_writable()
-                self.ends[name] = listener.accept()[0]
-            self.ends[name].sendall(zmtp.greeting() + zmtp.ready(b"PUB" if name == "iopub" else b"ROUTER"))
-            deadline = time.monotonic() + 60
-            while channel._sock is None:
-                assert time.monotonic() < deadline
-                ((_, (on_readable, _)),) = self.loop.watched.items()
-                assert on_readable is not None
-                on_readable()
-            channel.attach(Owner(name, self.heard))  # type: ignore[arg-type]
-            kept |= self.loop.watched
-            self.loop.watched = {}
-        self.loop.watched = kept
+            self.add(name)
 
-    def connected(self, channel: Channel) -> None:
+    def add(self, name: str) -> None:
+        kept, self.loop.watched = self.loop.watched, {}
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(self.folder / name))
+            listener.listen()
+            channel = Channel(self.loop, self, name, str(self.folder / name))  # type: ignore[arg-type]
+            self.channels[name] = channel
+            ((fd, (_, on_writable)),) = self.loop.watched.items()
+            assert on_writable is not None
+            on_writable()
+            self.ends[name] = listener.accept()[0]
+        self.ends[name].sendall(zmtp.greeting() + zmtp.ready(b"PUB" if name == "iopub" else b"ROUTER"))
+        deadline = time.monotonic() + 60
+        while channel._sock is None:
+            assert time.monotonic() < deadline
+            on_readable, _ = self.loop.watched[fd]
+            assert on_readable is not None
+            on_readable()
+        channel.attach(Owner(name, self.heard))  # type: ignore[arg-type]
+        self.loop.watched = {**kept, **self.loop.watched}
+
+    def _tell(self, **fields: Any) -> None:
         pass
 
     def close(self) -> None:
@@ -94,7 +101,7 @@ class Kernel:
 
 @pytest.fixture
 def kernel(tmp_path: Path) -> Iterator[Kernel]:
-    made = Kernel(tmp_path, ("shell", "iopub"))
+    made = Kernel(tmp_path, "shell", "iopub")
     yield made
     made.close()
 
@@ -110,3 +117,21 @@ def test_a_reply_does_not_overtake_what_was_put_out_before_it(kernel: Kernel, mo
     assert kernel.heard == [("iopub", said[0]), ("iopub", said[1]), ("shell", reply)]
     kernel.loop.fire(kernel.channels["iopub"])
     assert len(kernel.heard) == 3
+
+
+def test_a_kernel_is_asked_nothing_before_what_it_puts_out_is_heard(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path, "shell")
+    try:
+        owner: Any = kernel.channels["shell"]._stream
+        request = zmtp.encode([b"request"])
+        owner.on_data(request)
+        end = kernel.ends["shell"]
+        end.setblocking(False)
+        assert request not in end.recv(65536)  # the greeting
+        assert kernel.loop.watched[kernel.channels["shell"]._sock.fileno()][1] is None, "nothing spins meanwhile"  # type: ignore[union-attr]
+        kernel.add("iopub")
+        assert end.recv(65536) == request
+        owner.on_data(request)
+        assert end.recv(65536) == request
+    finally:
+        kernel.close()
