@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
 import mimetypes
 import os
+import stat
 import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -32,7 +34,7 @@ MAX_CALLS = 8
 #: Bytes of a file that is downloaded, at a time.
 PART = 1024 * 1024
 #: Seconds that a thread waits for what has to be done on the server's own.
-TIMEOUT = 60.0
+TIMEOUT = 10.0
 
 #: The server's loop, on the threads that are kept to the folder.
 _home: contextvars.ContextVar[asyncio.AbstractEventLoop | None] = contextvars.ContextVar("home", default=None)
@@ -70,9 +72,10 @@ class AgentboxContentsManager(AsyncLargeFileManager):
         kept = getattr(self.checkpoints, "checkpoint_dir", "")
         changed.append(kept if os.path.isabs(kept) else getattr(self.checkpoints, "root_dir", self.root_dir))
         if self.delete_to_trash:
-            trash = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share", "Trash")
+            trash = Path(os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share"), "Trash")
             for folder in ("files", "info"):
-                (trash / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+                with contextlib.suppress(OSError):  # then there is none, which a deletion says
+                    (trash / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
             changed.append(str(trash))
         # Modules are imported when they are first used.
         prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, "/usr", "/lib", "/lib64"}
@@ -112,9 +115,14 @@ class AgentboxContentsManager(AsyncLargeFileManager):
 
         def work() -> Any:
             self.check(os_path)
-            return open(os_path, "rb")
+            return open(os_path, "rb", opener=_open_regular)
 
         return self._threads.submit(work).result(TIMEOUT)
+
+    def open(self, os_path: str, *args: Any, **kwargs: Any) -> Any:
+        """Jupyter's own way to open what it reads, which waits for nobody."""
+        method: Any = super().open
+        return method(os_path, *args, **{"opener": _open_regular, **kwargs})
 
     # -- each call of the API ----------------------------------------------------------------------
 
@@ -209,6 +217,15 @@ class _FilesHandler(AuthenticatedFileHandler):
                     return
                 left = None if left is None else left - len(part)
                 yield part
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open a file, and no FIFO that was put in its place, which would be waited for."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise HTTPError(400, "it is no regular file")
+    return fd
 
 
 def _parent(path: str) -> str:

@@ -203,6 +203,17 @@ async def test_a_link_that_appears_after_the_look_leads_nowhere_either(
     assert (root / "good.txt").read_text() == "good"
 
 
+async def test_a_fifo_that_takes_the_place_of_a_file_is_not_waited_for(
+    manager: AgentboxContentsManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(Path(manager.root_dir, "pipe.txt"))
+    monkeypatch.setattr(os.path, "isfile", lambda path: True)  # it was one at the last look
+    with pytest.raises(HTTPError, match="no regular file"):
+        manager.open_bound(str(Path(manager.root_dir, "pipe.txt")))
+    with pytest.raises(HTTPError, match="no regular file"):
+        await asyncio.wait_for(manager.get("pipe.txt"), 30)
+
+
 def test_a_thread_and_what_it_starts_are_kept_to_their_folders(tmp_path: Path) -> None:
     assert landlock.is_available(), "these tests need Linux 5.19 with Landlock"
     for name in ("changed", "read", "other"):
