@@ -16,6 +16,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from .errors import AgentboxError, Conflict
@@ -179,6 +180,7 @@ class Parker:
     async def _find_left(self) -> list[tuple[Snapshot, Saved]]:
         """Return what is parked and nobody's, oldest first."""
         await asyncio.to_thread(self.snapshots.store.sweep)
+        await asyncio.to_thread(self._sweep)
         found = []
         for snapshot in await asyncio.to_thread(self.snapshots.store.list):
             if snapshot.meta.kind == "park" and snapshot.id not in self._locks:
@@ -187,6 +189,13 @@ class Parker:
                 except AgentboxError as error:
                     log.warning("a parked sandbox is not taken back: %s", error)
         return found
+
+    def _sweep(self) -> None:
+        """Remove what a server that was killed left of those which it had just woken or ended."""
+        for directory in self._directory.glob("*"):
+            with suppress(OSError, AgentboxError):
+                if directory.name not in self._locks and not self.snapshots.store.exists(directory.name):
+                    _remove_unheld(directory)
 
     def _parked(self, snapshot: Snapshot, saved: Saved) -> _ParkedKernel:
         kernel = saved.record.main_kernel
@@ -230,6 +239,9 @@ class Parker:
         if not lock.acquire():
             return False
         self._locks[snapshot_id] = lock
+        if not self.snapshots.store.exists(snapshot_id):
+            self._drop_lock(snapshot_id)  # another server woke or ended it just before
+            return False
         return True
 
     def _drop_lock(self, snapshot_id: str) -> None:
@@ -319,6 +331,13 @@ def list_parked(policy: Policy) -> list[Listed]:
                     )
                 )  # fmt: skip
     return found
+
+
+def _remove_unheld(directory: Path) -> None:
+    lock = Lock(directory)
+    if lock.acquire():
+        shutil.rmtree(directory, ignore_errors=True)
+        lock.release()
 
 
 def _check_unused(session: Session) -> None:

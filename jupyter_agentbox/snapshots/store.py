@@ -380,6 +380,10 @@ class SnapshotStore:
         """Return one. Raises NotFound, also for another owner's, and Damaged."""
         return self._folder(owner).snapshot(snapshot_id)
 
+    def exists(self, snapshot_id: str) -> bool:
+        """Whether anybody has one of this id, readable or not."""
+        return any(self._owners.glob(f"*/snapshots/{check_id(snapshot_id)}"))
+
     # -- moving --------------------------------------------------------------------------------
 
     def export(self, snapshot_id: str, owner: str) -> Iterator[bytes]:

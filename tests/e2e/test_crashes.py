@@ -102,7 +102,7 @@ def test_killed_at_any_moment_a_kernel_is_what_it_was_before_or_after(agentbox_e
     kernel_id = server.call("POST", "api/kernels", {"name": "agentbox"})["id"]
     took = {operation: Round(server, kernel_id, operation, 0).measure() for operation in OPERATIONS}
     cut_off: dict[str, list[float]] = {operation: [] for operation in OPERATIONS}
-    live = agentbox_env.state_dir / "snapshots" / "live"
+    live, parked = agentbox_env.state_dir / "snapshots" / "live", agentbox_env.state_dir / "parked"
     with ThreadPoolExecutor(1) as pool:
         for number, (operation, part) in enumerate(spread(rng), 1):
             attempt = Round(server, kernel_id, operation, number)
@@ -127,6 +127,7 @@ def test_killed_at_any_moment_a_kernel_is_what_it_was_before_or_after(agentbox_e
                 ran = server.call("POST", f"{place}/code", {"code": "x"})
                 assert ran["status"] == "ok", (operation, ran)
                 assert ran["result"]["data"]["text/plain"] in attempt.allowed, (operation, number)
+            wait_until(lambda: not list(parked.iterdir()), 60, f"nothing is parked any more after {operation}")
             for fork in forks:
                 server.call("DELETE", f"api/agentbox/sandboxes/{fork}")
             if operation == "snapshot":
@@ -137,7 +138,6 @@ def test_killed_at_any_moment_a_kernel_is_what_it_was_before_or_after(agentbox_e
             remove_snapshots(server)
     print(f"{sum(map(len, cut_off.values()))} of {CRASHES} operations were cut off, at these parts of them: {cut_off}")
     server.call("DELETE", f"api/kernels/{kernel_id}")
-    wait_until(lambda: not list(agentbox_env.state_dir.glob("parked/*")), 60, "nothing is parked any more")
     server.stop()
     # A copy that was cut off before anybody knew of it ends with its lease.
     agentbox_env.assert_clean(LEASE + 60)
