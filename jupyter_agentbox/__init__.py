@@ -1,4 +1,8 @@
-"""Jupyter kernels in gVisor sandboxes, with egress allowed by host name."""
+"""Jupyter kernels in gVisor sandboxes, with egress allowed by host name.
+
+Programs use :mod:`jupyter_agentbox.client`; a runtime of your own derives from :mod:`jupyter_agentbox.runtimes`, and is
+tried by :mod:`jupyter_agentbox.testing`. ``docs/architecture.md`` says what each of the other modules is for.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from jupyter_core.paths import jupyter_config_path
 from traitlets.config import Configurable
 
 from . import landlock
-from .egress import rules
+from .egress import presets, rules
 from .errors import AgentboxError
 from .kernelspecs import find_shadowed, is_sandboxed
 from .manager import SandboxManager, load_runtime
@@ -185,10 +185,14 @@ def check_warm(policy: Policy) -> Iterator[Check]:
 
 
 def check_hosts(policy: Policy) -> Iterator[Check]:
-    """Tell what may be reached, and warn of hosts that anybody can put files on."""
+    """Tell what may be reached, which presets are empty, and warn of hosts that anybody can put files on."""
     for name in policy.profile_names():
-        hosts = expand(policy.profile(name).hosts)
+        entries = policy.profile(name).hosts
+        hosts = expand(entries)
         lines = [f"hosts: {', '.join(hosts) or 'none'}"]
+        for preset in (presets.lookup(entry) for entry in entries if entry in presets.PRESETS):
+            if preset.note:
+                lines.append(f"note: the preset {preset.name!r} is empty: {preset.note}")
         if shared := [pattern for pattern in hosts if rules.shared_host_note(pattern)]:
             lines.append(
                 f"note: {', '.join(shared)} serve many owners, which a name cannot tell apart: code inside can fetch "

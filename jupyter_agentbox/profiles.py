@@ -115,6 +115,8 @@ def _read_hosts(value: object) -> tuple[str, ...]:
 def _read_plain_hosts(value: object) -> tuple[str, ...]:
     texts = _read_texts(value)
     for text in texts:
+        if text in presets.PRESETS:
+            raise ValueError(f"{text!r} is a preset; write the names of its hosts")
         rules.parse_pattern(text)
     return texts
 

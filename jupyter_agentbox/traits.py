@@ -88,7 +88,10 @@ class HostPatterns(List[str]):
         for pattern in patterns:
             if not isinstance(pattern, str):
                 raise TraitError(f"{setting}: {pattern!r} is no text")
-            if not (self.has_presets and pattern in presets.PRESETS):
+            if pattern in presets.PRESETS:
+                if not self.has_presets:
+                    raise TraitError(f"{setting}: {pattern!r} is a preset; write the names of its hosts")
+            else:
                 try:
                     rules.parse_pattern(pattern, setting=setting)
                 except InvalidRequest as error:

@@ -118,3 +118,10 @@ def test_hosts_that_anybody_can_put_files_on_are_noted() -> None:
     assert "note: storage.googleapis.com serve many owners" in found.message
     policy = Policy(config=Config({"Policy": {"allowed_hosts": []}}))
     assert next(doctor.check_hosts(policy)).message == "hosts: none"
+
+
+def test_a_preset_that_stands_for_nothing_is_noted_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    found = next(doctor.check_hosts(Policy(config=Config({"Policy": {"allowed_hosts": ["npm", "github"]}}))))
+    assert "note: the preset 'npm' is empty: npm is not installed" in found.message
+    assert "'github' is empty" not in found.message

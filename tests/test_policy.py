@@ -232,6 +232,8 @@ def test_a_request_is_bounded_by_its_profile_and_not_by_the_ceiling() -> None:
         ({"profiles": {"x": {"memory": "9 GiB"}}}, "above Policy.max_memory, 4 GiB"),
         ({"profiles": {"x": {"allowed_hosts": ["evil.org"]}}}, "Policy.allowed_hosts does not cover"),
         ({"profiles": {"x": {"private_hosts": ["evil.org"]}}}, "Policy.private_hosts does not cover"),
+        ({"private_hosts": ["pypi"]}, "Policy.private_hosts: 'pypi' is a preset"),
+        ({"profiles": {"x": {"private_hosts": ["pypi"]}}}, "'pypi' is a preset"),
         ({"profiles": {"x": {"is_root": True}}}, "needs Policy.allow_root"),
         ({"profiles": {"x": {"is_root": 1}}}, "neither true nor false"),
         ({"profiles": {"x": {"runtime": "runc"}}}, "Policy.allowed_runtimes lacks"),
