@@ -9,7 +9,9 @@ The guest is hostile: what it can make this end hold is bounded by
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
+import itertools
 import logging
 import os
 import secrets
@@ -44,6 +46,8 @@ READ_SIZE = 256 * 1024
 PIPE_SIZE = 1024 * 1024
 #: Credit is given back when half of a stream's is used, or after so many seconds.
 GRANT_DELAY = 0.05
+#: Seconds between two nudges for a guest that waits in a dead owner's files, and most of these files.
+NUDGE_INTERVAL, MAX_LEFT = 0.05, 256
 #: Streams that one guest may have open at a time.
 MAX_GUEST_STREAMS = 512
 
@@ -208,9 +212,31 @@ class Link:
         after : int
             The number that the guest, restored from a checkpoint, knows already.
         """
+        left = self._open_left()
         self._open_files(after)
         self._connection.hello({})
         self._flush()
+        self._nudge(left)
+
+    def _open_left(self) -> list[int]:
+        """Have at hand what an earlier owner left, without opening it."""
+        found = []
+        for path in itertools.islice(self._directory.iterdir(), MAX_LEFT):
+            with contextlib.suppress(OSError):
+                if path.is_fifo():
+                    found.append(os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC))
+        return found
+
+    def _nudge(self, left: list[int]) -> None:
+        """Let the guest go on if it waits, as gVisor does, for the other end of FIFOs whose owner died before that."""
+        if self._is_lost or self._greeted.done() or not left:
+            for fd in left:
+                os.close(fd)
+            return
+        for fd in left:
+            with contextlib.suppress(OSError):
+                os.close(os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+        self._loop.call_later(NUDGE_INTERVAL, self._nudge, left)
 
     def _open_files(self, after: int, token: str = "") -> None:
         numbers = [after]

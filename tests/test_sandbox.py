@@ -16,6 +16,7 @@ from boxes import ENV, Box, boxed, run
 from jupyter_client.session import Session
 
 from jupyter_agentbox.driver import Kernel
+from jupyter_agentbox.driver.embedded import READ_BY_KERNEL, WRITTEN_BY_KERNEL
 from jupyter_agentbox.errors import NotFound, RuntimeFailed, SandboxEnded
 from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.manager import SandboxManager
@@ -287,6 +288,47 @@ def test_another_owner_goes_on_with_the_kernel_and_misses_nothing(manager: Sandb
     sandbox_id, request = thread.submit(before()).result(60)
     time.sleep(1.0)
     thread.submit(after(sandbox_id, request)).result(60)
+
+
+@pytest.mark.parametrize("whose", ["guest", "kernel"])
+def test_a_guest_that_waits_for_a_dead_owners_files_is_found_by_the_next(manager: SandboxManager, whose: str) -> None:
+    async def before() -> str:
+        sandbox = await manager._create(kernel_spec(), None, None)
+        kernel = await sandbox.start_kernel(
+            [PYTHON, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            ENV,
+            "/workspace",
+            key="secret",
+            signature_scheme="hmac-sha256",
+        )
+        talk = Talk(kernel)
+        await talk.stream_until_idle(await talk.execute("x = 41"))
+        # As they are left by an owner that is killed before the guest has opened them: gVisor has it wait in that.
+        link = sandbox.directory / "link"
+        if whose == "guest":
+            os.mkfifo(link / f"down.{sandbox.link.number + 1}")
+            os.mkfifo(link / f"up.{sandbox.link.number + 1}")
+        else:
+            for channel in (*READ_BY_KERNEL, *WRITTEN_BY_KERNEL):
+                os.mkfifo(link / f"left-{channel}")
+            kernel.request({"fifos": "left", "taken": None, "room": [65536, 65536]})
+        await asyncio.sleep(0.2)
+        await sandbox.leave()
+        return sandbox.id
+
+    async def after(sandbox_id: str) -> None:
+        second = SandboxManager(manager.state_dir, RunscRuntime(state_dir=str(manager.state_dir)))
+        sandbox = await second._adopt(sandbox_id, None)
+        (kernel,) = sandbox.kernels.values()
+        talk = Talk(kernel)
+        assert await talk.stream_until_idle(await talk.execute("print(x + 1)")) == "42\n"
+        assert (await sandbox.run(["/bin/echo", "here"], {})).stdout == b"here\n"
+        await second._stop(sandbox, Cause.STOPPED, False)
+
+    thread = LinkThread.instance()
+    sandbox_id = thread.submit(before()).result(60)
+    time.sleep(1.0)  # it looks for an owner every 20 ms
+    thread.submit(after(sandbox_id)).result(60)
 
 
 def test_one_with_an_owner_is_not_for_the_taking(manager: SandboxManager) -> None:
