@@ -7,6 +7,8 @@ on ``lock`` in it for as long as it lives, and touches that file as the heartbea
 - its processes run and the last heartbeat is younger than the lease: it waits to be adopted;
 - else its processes are killed, its control groups and registered paths removed, and the directory with them.
 
+What a killed process was saving, or laying out to be started, goes as well: whoever is at it holds a lock on that too.
+
 A container whose sandbox has no directory any more is removed by :mod:`.containers`, a program of its own that is
 given a bounded time, since an engine may hang.
 
@@ -65,11 +67,7 @@ def is_running(pid: int, start_time: int) -> bool:
 def find_processes(directory: Path, among: Iterable[str] | None = None) -> list[tuple[int, int]]:
     """Find the processes that runsc started for a sandbox directory, by their command lines.
 
-    Parameters
-    ----------
-    directory : Path
-    among : iterable of str, optional
-        Pids that they are some of, where that is known; all there are otherwise.
+    Where it is known which pids they are some of, ``among`` tells them.
     """
     wanted = b"--root=" + os.fsencode(directory / "state")
     found = []
@@ -389,10 +387,7 @@ class ContainerSweep:
 def sweep(state_dir: Path) -> list[str]:
     """Clear away what has no owner any more, containers included; takes a minute where an engine hangs.
 
-    Returns
-    -------
-    list of str
-        Ids of the sandboxes that were removed. One that resists is left for the next round.
+    Returns the ids of the sandboxes that were removed. One that resists is left for the next round.
     """
     removed = sweep_directories(state_dir)
     return [*removed, *(name for name in ContainerSweep(state_dir).wait() if name not in removed)]
@@ -400,6 +395,7 @@ def sweep(state_dir: Path) -> list[str]:
 
 def sweep_directories(state_dir: Path) -> list[str]:
     """Clear away what has no owner any more, and leave its containers; see :func:`sweep`."""
+    _sweep_staged(Path(state_dir) / "snapshots")
     removed = []
     base = Path(state_dir) / "sandboxes"
     try:
@@ -423,17 +419,20 @@ def sweep_directories(state_dir: Path) -> list[str]:
     return removed
 
 
+def _sweep_staged(store: Path) -> None:
+    """Remove what killed processes were saving or laying out in the store of snapshots."""
+    with contextlib.suppress(OSError), _try_lock(store / "lock") as is_quiet:  # nothing gets its own lock meanwhile
+        for path in (store / "live").iterdir() if is_quiet else ():
+            with contextlib.suppress(OSError), _try_lock(path / "lock") as is_left:
+                if is_left:
+                    remove_tree(path)
+
+
 # The sweeper process
 
 
 def ensure_sweeper(state_dir: Path) -> bool:
-    """Make sure that a sweeper process watches ``state_dir``; call it after the sandbox's directory was made.
-
-    Returns
-    -------
-    bool
-        One was started; false where one ran already.
-    """
+    """Make sure that a sweeper process watches ``state_dir``; return whether one was started, as none ran already."""
     with _try_lock(Path(state_dir) / "sweeper.lock") as is_free:
         if not is_free:
             return False

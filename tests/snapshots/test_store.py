@@ -15,6 +15,7 @@ import pytest
 
 from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, LimitReached, NotFound, TooLarge
 from jupyter_agentbox.snapshots import SnapshotStore, tree
+from jupyter_agentbox.sweep import sweep_directories
 
 from .images import describe_tree, make_pages, make_store, meta, pages_of, put, store_files
 
@@ -189,7 +190,8 @@ def test_an_image_that_is_none_is_refused(store: SnapshotStore, tmp_path: Path) 
     assert not list((tmp_path / "state" / "snapshots" / "owners").glob("*/packs/*"))
 
 
-def test_sweep_removes_what_killed_processes_left_and_nothing_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["the next server", "the sweeper"])
+def test_what_killed_processes_left_is_removed_and_nothing_else(by: str, tmp_path: Path) -> None:
     store = make_store(tmp_path / "state")
     made = put(store, make_pages(3))
     program = textwrap.dedent("""
@@ -208,9 +210,14 @@ def test_sweep_removes_what_killed_processes_left_and_nothing_else(tmp_path: Pat
     names = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.split()
     mine = store.stage()
     with store.checkout(made.id, "ada") as path:
-        assert sorted(make_store(tmp_path / "state").sweep()) == sorted(names)
-        assert mine.is_dir()
-        assert path.is_dir()
+        assert {*names} < {*os.listdir(mine.parent)}
+        if by == "the sweeper":
+            assert sweep_directories(tmp_path / "state") == []
+        else:
+            assert sorted(make_store(tmp_path / "state").sweep()) == sorted(names)
+        assert sorted(os.listdir(mine.parent)) == sorted([mine.name, path.name])
+        assert (mine / "work").is_dir()
+        assert (path / "image").is_dir()
     store.discard(mine)
     assert os.listdir(mine.parent) == [] == store.sweep()
 
