@@ -125,7 +125,7 @@ def test_killed_at_any_moment_a_kernel_is_what_it_was_before_or_after(agentbox_e
             assert forks in ([], [f"fork-{number}"] if operation == "fork" else []), (operation, listed)
             for place in (attempt.path, *(f"api/agentbox/sandboxes/{fork}" for fork in forks)):
                 ran = server.call("POST", f"{place}/code", {"code": "x"})
-                assert ran["status"] == "ok", (operation, ran)
+                assert ran["status"] == "ok", f"{operation}: {ran}\n{server.log.read_text()[-3000:]}"
                 assert ran["result"]["data"]["text/plain"] in attempt.allowed, (operation, number)
             wait_until(lambda: not list(parked.iterdir()), 60, f"nothing is parked any more after {operation}")
             for fork in forks:
