@@ -1,7 +1,7 @@
 """Where fronts keep their sockets: a short path in a directory that only this user can enter.
 
 Each front's directory has a lock that its process holds, so that what a killed process left behind
-is told from what is in use, and goes when the next front is made.
+is told from what is in use, and goes when the next front is made, or a server starts.
 """
 
 from __future__ import annotations
@@ -70,21 +70,32 @@ def make_directory() -> tuple[Path, int]:
     """
     base = runtime_directory()
     with _locked(base / "lock"):
-        for old in base.iterdir():
-            if not old.is_dir() or old.is_symlink():
-                continue
-            try:
-                descriptor = os.open(old / "lock", os.O_RDWR | os.O_CLOEXEC)
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                finally:
-                    os.close(descriptor)
-            except BlockingIOError:
-                continue
-            except OSError:
-                pass
-            shutil.rmtree(old, ignore_errors=True)
+        _clear(base)
         directory = Path(tempfile.mkdtemp(prefix="", dir=base))
         lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
     return directory, lock
+
+
+def clear() -> None:
+    """Remove the directories of fronts whose owner is gone. Raises AgentboxError, as :func:`runtime_directory`."""
+    base = runtime_directory()
+    with _locked(base / "lock"):
+        _clear(base)
+
+
+def _clear(base: Path) -> None:
+    for old in base.iterdir():
+        if not old.is_dir() or old.is_symlink():
+            continue
+        try:
+            descriptor = os.open(old / "lock", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            finally:
+                os.close(descriptor)
+        except BlockingIOError:
+            continue
+        except OSError:
+            pass
+        shutil.rmtree(old, ignore_errors=True)

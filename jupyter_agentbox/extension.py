@@ -14,6 +14,7 @@ from jupyter_server.services.contents.filemanager import FileContentsManager
 from tornado.ioloop import IOLoop
 from traitlets import Bool, Enum
 
+from . import leftovers
 from .activity import KernelActivity
 from .adoption import keep_sessions, leave_kernels, start_restored, take_back, wait_for_restarts
 from .contents import AgentboxContentsManager
@@ -132,6 +133,7 @@ class AgentboxExtension(ExtensionApp):
 
     async def _recover(self) -> None:
         assert self._service is not None
+        await asyncio.to_thread(leftovers.clear, self._service.sessions.policy.state_path)
         try:
             found = await self._service.sessions.recover()
         except AgentboxError as error:

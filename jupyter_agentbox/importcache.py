@@ -74,14 +74,11 @@ def make(state_dir: Path) -> bool:
 
     Where it can't be made kernels start without it, and the log says why.
     """
+    clear(state_dir)
     if read(state_dir) is not None:
         return True
     target = _find(state_dir)
     target.parent.mkdir(mode=0o700, exist_ok=True)
-    for left in target.parent.glob(".new-*"):  # of one that was killed
-        with contextlib.suppress(OSError):
-            if left.stat().st_mtime < time.time() - 2 * MAKE_TIMEOUT:
-                shutil.rmtree(left)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=target.parent) as folder:
         made = Path(folder) / NAME
         command = [sys.executable, "-I", "-B", str(_OWN / "importgather.py"), str(_OWN / "guest"), str(made)]
@@ -99,6 +96,14 @@ def make(state_dir: Path) -> bool:
         except (OSError, subprocess.TimeoutExpired) as error:
             log.warning("no import cache was made, so kernels start cold without: %s", error)
     return read(state_dir) is not None
+
+
+def clear(state_dir: Path) -> None:
+    """Remove what those that were killed as they made one have left."""
+    for left in (state_dir / FOLDER).glob(".new-*"):
+        with contextlib.suppress(OSError):
+            if left.stat().st_mtime < time.time() - 2 * MAKE_TIMEOUT:
+                shutil.rmtree(left)
 
 
 def _find(state_dir: Path) -> Path:

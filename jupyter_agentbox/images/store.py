@@ -7,6 +7,7 @@ directory is the user's own (0700), and an image is never written to again: sand
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -25,8 +26,8 @@ from . import tree
 from .values import MAX_TEXT, Image, Recipe
 
 _REFERENCE = re.compile(r"(?P<name>[a-z0-9][a-z0-9._-]{0,63})(@(?P<address>[0-9a-f]{12,64}))?")
-#: Hours after which what an interrupted build has left is removed.
-_STALE = 24 * 3600
+#: Seconds after which an empty folder is none that was made just now.
+_FRESH = 60.0
 
 
 class ImageStore:
@@ -101,12 +102,13 @@ class ImageStore:
         """Make a folder for an image that is being made; it is removed unless :meth:`add` has taken it."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.chmod(self.state_dir, 0o700)
-        self._remove_stale()
+        self.clear()
         folder = Path(tempfile.mkdtemp(prefix=".new-", dir=self.directory))
-        try:
-            yield folder
-        finally:
-            remove_folder(folder)
+        with _held(folder):
+            try:
+                yield folder
+            finally:
+                remove_folder(folder)
 
     def add(
         self,
@@ -191,14 +193,34 @@ class ImageStore:
                 if json.loads(path.read_bytes())["spec"]["root"] == root:
                     raise Conflict(f"sandbox {path.parent.name} runs on image {image.short}; end it first")
         gone = self.directory / f".gone-{image.address[:16]}-{os.getpid()}"
-        (self.directory / image.address).rename(gone)
-        remove_folder(gone)
+        with _held(self.directory / image.address):
+            (self.directory / image.address).rename(gone)
+            remove_folder(gone)
 
-    def _remove_stale(self) -> None:
+    def clear(self) -> None:
+        """Remove what builds and removals that were killed have left, and nothing that one is at."""
         for path in self.directory.glob(".*-*"):
             with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > _STALE:
-                    remove_folder(path)
+                # One that was just made has its lock in a moment.
+                if any(path.iterdir()) or time.time() - path.stat().st_mtime > _FRESH:
+                    with _held(path) as is_left:
+                        if is_left:
+                            remove_folder(path)
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[bool]:
+    """Hold the lock on a folder in the block; whether nobody else did."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)
 
 
 def describe(recipe: Recipe) -> dict[str, Any]:

@@ -1,0 +1,42 @@
+"""What processes that were killed have left beside sandboxes: cleared away when a server starts.
+
+Sandboxes, and what was being saved to the snapshots or laid out from there, are the sweeper's: see :mod:`.sweep`. What
+was parked goes on: see :mod:`.parking`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import suppress
+from pathlib import Path
+from subprocess import SubprocessError
+
+from . import endpoints, importcache
+from .errors import AgentboxError
+from .images import ImageStore
+from .sweep import ensure_sweeper, has_left
+
+log = logging.getLogger(__name__)
+
+#: Files that have another name, or none, a moment after they were made: of keys, settings, and a downloaded runsc.
+FRESH = (".token.key.*", ".snapshots.key.*", "servers/settings-*.json.*", "bin/tmp*")
+#: Seconds after which whoever made one was killed.
+MAX_AGE = 60.0
+
+
+def clear(state_dir: Path) -> None:
+    """Clear away what is nobody's any more, and nothing that a living process is at. Blocks; never fails."""
+    for pattern in FRESH:
+        for path in state_dir.glob(pattern):
+            with suppress(OSError):
+                if time.time() - path.lstat().st_mtime > MAX_AGE:
+                    path.unlink()
+    importcache.clear(state_dir)
+    ImageStore(state_dir).clear()
+    try:
+        endpoints.clear()
+        if has_left(state_dir):
+            ensure_sweeper(state_dir)
+    except (AgentboxError, OSError, SubprocessError) as error:
+        log.warning("what earlier processes left was not cleared away: %s", error)
