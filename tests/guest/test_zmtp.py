@@ -59,7 +59,7 @@ def router() -> zmq.Socket:
     context = zmq.Context()
     sock = context.socket(zmq.ROUTER)
     sock.linger = 0
-    sock.rcvtimeo = 5000
+    sock.rcvtimeo = 60_000
     yield sock
     sock.close()
     context.term()
@@ -67,7 +67,7 @@ def router() -> zmq.Socket:
 
 def test_libzmq_takes_our_greeting_and_identity_and_answers(router: zmq.Socket) -> None:
     port = router.bind_to_random_port("tcp://127.0.0.1")
-    with socket.create_connection(("127.0.0.1", port), 5) as sock:
+    with socket.create_connection(("127.0.0.1", port), 60) as sock:
         sock.sendall(zmtp.greeting() + zmtp.ready(b"DEALER", b"agentbox"))
         handshake = Handshake()
         while not handshake.is_done:
