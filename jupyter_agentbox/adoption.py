@@ -32,10 +32,7 @@ from .link import LinkThread
 from .manager import SandboxManager
 from .parking import Parker
 from .policy import Policy
-from .record import Lock
-from .runtimes import Handle
 from .slot import KernelSlot, Restoration
-from .sweep import ensure_sweeper, has_left
 
 #: Seconds that a server's start waits for the kernels it takes back, and a shutdown for a restart.
 TIMEOUT = 60.0
@@ -110,8 +107,6 @@ async def take_back(server: ServerApp, policy: Policy, parker: Parker) -> list[s
             await parker.sessions.on_thread(item.woken(slot.sandbox))
     # Where a restore was cut off there are two of an id. One has been taken; the other must never be.
     await asyncio.to_thread(_end_twins, manager, {kernel_id for kernel_id in found if kernel_id is not None})
-    if await asyncio.to_thread(has_left, policy.state_path):
-        await asyncio.to_thread(ensure_sweeper, policy.state_path)  # for what nobody takes back
     return [kernel_id for kernel_id in found if kernel_id is not None]
 
 
@@ -147,11 +142,11 @@ async def listen(kernels: Any, kernel_id: str, client: str) -> None:
 
 def _end_twins(manager: SandboxManager, kernel_ids: set[str]) -> None:
     for record in manager.orphans():
-        if record.spec.kernel_id in kernel_ids and record.handle is not None:
-            lock = Lock(manager.state_dir / "sandboxes" / record.id)
-            if lock.acquire():
-                manager.runtime.kill(Handle.from_dict(record.handle))
-                lock.release()  # the sweeper removes what is left of it
+        if record.spec.kernel_id in kernel_ids:
+            slot = KernelSlot.find(kernel_id=record.spec.kernel_id)
+            sandbox, parked = (slot.sandbox, slot.parked) if slot is not None else (None, None)
+            heir = sandbox.id if sandbox is not None else parked.snapshot_id if parked is not None else None
+            manager.end_twin(record, heir)
 
 
 async def start_restored(server: ServerApp, restoration: Restoration) -> str:

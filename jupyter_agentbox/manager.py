@@ -20,14 +20,15 @@ from typing import Any, ClassVar
 from .audit import AuditLog
 from .driver.embedded import Claim
 from .egress.gate import OnRefusal
-from .errors import InvalidRequest, NotFound, RuntimeUnavailable
+from .errors import AgentboxError, InvalidRequest, NotFound, RuntimeUnavailable
 from .link import LinkThread
 from .preparation import prepare
-from .record import KernelRecord, Record, is_owned
+from .record import KernelRecord, Lock, Record, is_owned
 from .runtimes import Handle, Runtime
 from .sandbox import Sandbox
 from .spec import Cause, End, SandboxSpec
 from .sweep import ensure_sweeper
+from .tokens import TokenStore
 
 log = logging.getLogger(__name__)
 
@@ -319,6 +320,27 @@ class SandboxManager:
             if is_alive and not is_owned(directory):
                 found.append(record)
         return found
+
+    def end_twin(self, record: Record, heir: str | None) -> None:
+        """End one that has no owner, as what it is of goes on elsewhere; its tokens are that one's. Blocks.
+
+        Parameters
+        ----------
+        record : Record
+            From :meth:`orphans`.
+        heir : str or None
+            The sandbox that goes on, or what it is parked as.
+        """
+        lock = Lock(self._directory(record.id))
+        try:
+            if record.handle is not None and lock.acquire():
+                if heir is not None:
+                    TokenStore(self.state_dir).carry(record.id, heir)
+                self._runtime_of(record).kill(Handle.from_dict(record.handle))
+        except (AgentboxError, OSError) as error:  # it is gone, or ends with its lease
+            log.warning("sandbox %s, of which there is another one, was not ended: %s", record.id, error)
+        finally:
+            lock.release()  # the sweeper removes what is left of it
 
     def _directory(self, sandbox_id: str) -> Path:
         return self.state_dir / "sandboxes" / sandbox_id

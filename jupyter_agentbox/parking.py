@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from .errors import AgentboxError, Conflict
-from .manager import MAX_STARTING, Listed
+from .manager import MAX_STARTING, Listed, SandboxManager
 from .models import SnapshotRequest
 from .policy import Policy
-from .record import KernelRecord, Lock
+from .record import KernelRecord, Lock, is_owned
 from .retention import keep_removing
 from .sandbox import Sandbox
 from .session import Session
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two looks for kernels in which nothing runs, at most.
 LOOK_INTERVAL = 5.0
+#: Seconds that another server may take to end what it has saved to park it, and between two looks.
+PARKING_TIMEOUT, PARKING_INTERVAL = 15.0, 0.1
 
 # A method of the store is called `list`.
 Found = list[Session]
@@ -155,7 +157,7 @@ class Parker:
         """Make the sessions again that an earlier server has parked, and clear away what it left half done."""
         found = []
         for snapshot, saved in await self._find_left():
-            if saved.session is not None and self._take_lock(snapshot.id):
+            if saved.session is not None and await self._take(snapshot, saved):
                 session = Session.of(saved.session)
                 session.parked = snapshot.id
                 found.append(session)
@@ -170,7 +172,7 @@ class Parker:
         for snapshot, saved in await self._find_left():
             record = saved.record
             is_kernel = saved.session is None and record.main_kernel is not None
-            if is_kernel and record.spec.origin == origin and self._take_lock(snapshot.id):
+            if is_kernel and record.spec.origin == origin and await self._take(snapshot, saved):
                 older = found.pop(record.spec.kernel_id, None)
                 if older is not None:
                     await older.forget()
@@ -189,6 +191,17 @@ class Parker:
                 except AgentboxError as error:
                     log.warning("a parked sandbox is not taken back: %s", error)
         return found
+
+    async def _take(self, snapshot: Snapshot, saved: Saved) -> bool:
+        """Take over what is parked, unless another server has it, or is just parking it and will have it."""
+        origin, own = saved.record.id, SandboxManager.all_shared(self.sessions.policy.state_path)
+        for _ in range(int(PARKING_TIMEOUT / PARKING_INTERVAL)):
+            # Where this process has it that one lives, and wins.
+            is_own = any(origin in manager.sandboxes for manager in own)
+            if is_own or not await asyncio.to_thread(is_owned, self._directory.parent / "sandboxes" / origin):
+                return self._take_lock(snapshot.id)
+            await asyncio.sleep(PARKING_INTERVAL)
+        return False
 
     def _sweep(self) -> None:
         """Remove what a server that was killed left of those which it had just woken or ended."""

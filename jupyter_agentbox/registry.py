@@ -256,6 +256,15 @@ class SessionRegistry:
                 return other
         raise NotFound(f"there is no sandbox {session_id[:64]!r}")
 
+    def _end_twins(self, manager: SandboxManager) -> None:
+        """End what was cut off as another took its place, or as it was parked: there is never more than one of each."""
+        for record in manager.orphans():
+            with contextlib.suppress(NotFound):
+                twin = Session.load(manager.state_dir / "sandboxes" / record.id)
+                known = self._sessions.get(twin.key)
+                if known is not None and known.created == twin.created:
+                    manager.end_twin(record, known.sandbox.id if known.sandbox is not None else known.parked)
+
     # -- use -----------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager

@@ -198,8 +198,8 @@ class Sessions(CountedSessions):
                 async with manager.starting:
                     sandbox = await self._make(session, manager, spec)
             session.attach(sandbox)
-            await asyncio.to_thread(session.save)
             await self._prepare(session, tell)
+            await asyncio.to_thread(session.save)  # now a later server may take it for what was asked for
             session.starting = None
             session.touch()
             self._thread.spawn(self._watch(session, sandbox))
@@ -405,13 +405,14 @@ class Sessions(CountedSessions):
             self._thread.spawn(self._watch(session, sandbox))
             found.append(session.id)
         if self.parking is not None:
-            for session in await self.parking.recover():
-                if session.key not in self._sessions:
+            for session in reversed(await self.parking.recover()):
+                if (known := self._sessions.setdefault(session.key, session)) is session:
                     session.restrict(self.policy.blocked_commands)
-                    self._sessions[session.key] = session
                     found.append(session.id)
                 else:
+                    session.sandbox = known.sandbox  # whose its tokens are
                     await self.parking.forget(session)  # the process ended between two steps, and it lives
+        await asyncio.to_thread(self._end_twins, manager)
         if found:
             self._start_keeping()
         return found

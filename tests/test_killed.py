@@ -1,0 +1,247 @@
+"""What a server that is killed between two steps leaves: the next one clears it, and it counts as nothing else.
+
+Each test makes what such a kill would leave by the product's own steps, and lets go of it as the end of a process does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from traitlets.config import Config
+
+from jupyter_agentbox import parking
+from jupyter_agentbox.manager import SandboxManager
+from jupyter_agentbox.models import SandboxRequest, SnapshotRequest
+from jupyter_agentbox.parking import Parker
+from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.processes import Command
+from jupyter_agentbox.registry import Caller
+from jupyter_agentbox.runtimes import Handle
+from jupyter_agentbox.sandbox import Sandbox
+from jupyter_agentbox.session import SESSION_FILE, Session
+from jupyter_agentbox.sessions import Sessions
+from jupyter_agentbox.snapshotting import Snapshots, read_saved
+from jupyter_agentbox.spec import Cause
+from jupyter_agentbox.tokens import TokenStore
+
+pytestmark = pytest.mark.usefixtures("has_runsc")
+
+ADA = Caller("ada")
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Policy:
+    settings = {"state_dir": str(tmp_path / "state"), "lease_timeout": 600.0, "templates": False}
+    return Policy(config=Config({"Policy": settings}))
+
+
+class Server:
+    """What a server has, without one."""
+
+    def __init__(self, policy: Policy) -> None:
+        # As in another process: it knows none of the sandboxes of this one.
+        SandboxManager._shared.clear()
+        self.sessions = Sessions(policy)
+        self.snapshots = Snapshots(self.sessions)
+        self.parker = Parker(self.sessions, self.snapshots)
+        self.manager = SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config)
+        self.parked = policy.state_path / "parked"
+
+    async def make(self, **request: Any) -> Session:
+        await self.sessions.create(SandboxRequest(id="x", **request), caller=ADA)
+        await self.bash("echo first > file")
+        return self.session
+
+    @property
+    def session(self) -> Session:
+        return self.sessions._sessions["ada", "x"]
+
+    async def bash(self, line: str) -> str:
+        async with self.sessions.use("x", caller=ADA) as session:
+            return (await session.running().processes.run(Command(line=line))).stdout.decode()
+
+    async def kill(self, *left: Sandbox) -> None:
+        """Let go of all that it holds, as its end does."""
+        for sandbox in left:
+            await self.manager.leave(sandbox)
+        self.parker.close()
+        await self.sessions.aclose(is_ended=False)
+
+    def living(self) -> list[str]:
+        """Return the ids of all sandboxes that run, whoever has them."""
+        return [item.id for item in self.manager.list() if item.state != "ended"]
+
+
+@asynccontextmanager
+async def opened(policy: Policy) -> AsyncIterator[Server]:
+    server = Server(policy)
+    try:
+        yield server
+    finally:
+        await server.sessions.aclose()
+        server.parker.close()
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 240))
+
+
+def make_token(policy: Policy, sandbox: str) -> str:
+    text, _ = TokenStore(policy.state_path).create(
+        sandbox, owner="ada", verbs=["read"], life=600, name="", made_by="ada"
+    )
+    return text
+
+
+def place_of(policy: Policy, token: str) -> str:
+    """Return the sandbox that a token is good for."""
+    return TokenStore(policy.state_path).authenticate(token).sandbox
+
+
+def test_one_that_was_saved_to_be_parked_and_has_not_ended_lives_on_with_its_tokens(policy: Policy) -> None:
+    async def test() -> None:
+        first = Server(policy)
+        session = await first.make()
+        sandbox = session.running()
+        token = make_token(policy, sandbox.id)
+        parked = await first.sessions.on_thread(first.parker._save(session, sandbox))
+        assert place_of(policy, token) == parked.id
+        await first.bash("echo later > file")
+        await first.kill()
+        async with opened(policy) as second:
+            assert await second.sessions.recover() == ["x"]
+            assert await second.bash("cat file") == "later\n"
+            assert second.session.running().id == sandbox.id
+            assert place_of(policy, token) == sandbox.id
+            assert not second.snapshots.store.exists(parked.id)
+            assert list(second.parked.iterdir()) == []
+
+    run(test)
+
+
+def test_of_two_that_are_parked_the_later_one_counts(policy: Policy) -> None:
+    async def test() -> None:
+        first = Server(policy)
+        session = await first.make()
+        sandbox = session.running()
+        # As it was not removed when it was woken.
+        old = await first.sessions.on_thread(first.parker._save(session, sandbox))
+        await first.bash("echo later > file")
+        await first.sessions.park("x", caller=ADA)
+        await first.kill()
+        async with opened(policy) as second:
+            assert await second.sessions.recover() == ["x"]
+            assert second.session.state == "parked"
+            assert await second.bash("cat file") == "later\n"
+            assert not second.snapshots.store.exists(old.id)
+            assert list(second.parked.iterdir()) == []
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_carried", [False, True])
+def test_of_two_after_a_restore_that_was_cut_off_one_is_ended(is_carried: bool, policy: Policy) -> None:
+    async def test() -> None:
+        first = Server(policy)
+        session = await first.make()
+        old = session.running()
+        token = make_token(policy, old.id)
+        snapshot = await first.snapshots.save(session, SnapshotRequest())
+        saved = read_saved(snapshot)
+        async with first.snapshots.checked_out(snapshot) as files:
+            new = await first.manager.restore(old.spec, saved.record, files)
+        # As `swap` does it, up to where it ends the old one.
+        session.attach(new)
+        session.save()
+        if is_carried:
+            TokenStore(policy.state_path).carry(old.id, new.id)
+        await first.kill(old)
+        async with opened(policy) as second:
+            assert sorted(second.living()) == sorted([old.id, new.id])
+            assert await second.sessions.recover() == ["x"]
+            assert await second.bash("cat file") == "first\n"
+            survivor = second.session.running().id
+            assert second.living() == [survivor]
+            assert place_of(policy, token) == survivor
+
+    run(test)
+
+
+def test_a_twin_that_somebody_has_is_left_alone(policy: Policy) -> None:
+    async def test() -> None:
+        async with opened(policy) as server:
+            session = await server.make()
+            sandbox = session.running()
+            record, handle = sandbox.record, Handle.from_dict(sandbox.record.handle or {})
+            await asyncio.to_thread(server.manager.end_twin, record, None)
+            assert server.manager.runtime.is_alive(handle)
+            assert await server.bash("cat file") == "first\n"
+
+    run(test)
+
+
+def test_one_that_was_not_prepared_is_not_taken_for_what_was_asked_for(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = Sessions._prepare
+
+    async def test() -> None:
+        first = Server(policy)
+        loop, begun, never = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+        async def hang(self: Sessions, session: Session, tell: Any) -> None:
+            loop.call_soon_threadsafe(begun.set)
+            await never.wait()
+
+        monkeypatch.setattr(Sessions, "_prepare", hang)
+        request = SandboxRequest(id="x", files={"wanted": "here"})
+        making = asyncio.ensure_future(first.sessions.create(request, caller=ADA))
+        await begun.wait()
+        left = first.session.sandbox
+        assert left is not None
+        await first.manager.leave(left)
+        monkeypatch.setattr(Sessions, "_prepare", prepare)
+        async with opened(policy) as second:
+            assert not (left.directory / SESSION_FILE).exists()
+            assert await second.sessions.recover() == []
+            assert (await second.sessions.create(request, caller=ADA))[1], "it is made anew"
+            assert await second.bash("cat wanted") == "here"
+        await first.sessions.aclose()
+        await asyncio.wait([making])
+
+    run(test)
+
+
+def test_what_another_server_is_about_to_park_stays_its_own(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parking, "PARKING_TIMEOUT", 0.3)
+
+    async def test() -> None:
+        first = Server(policy)
+        session = await first.make()
+        sandbox = session.running()
+        snapshot = await first.snapshots.save(session, SnapshotRequest(), kind="park")
+        async with opened(policy) as second:
+
+            async def finds() -> list[str]:
+                found = await second.sessions.recover()
+                assert second.snapshots.store.exists(snapshot.id)
+                return found
+
+            assert await finds() == [], "it is saved, and nobody holds that yet"
+            assert await first.bash("cat file") == "first\n"
+            assert first.parker._take_lock(snapshot.id)
+            assert await finds() == [], "it has not ended yet"
+            session.close()
+            session.sandbox, session.parked = None, snapshot.id
+            await first.manager.stop(sandbox, Cause.STOPPED)
+            assert await finds() == [], "it is parked, and the first server's"
+            await first.kill()
+            assert await finds() == ["x"]
+            assert await second.bash("cat file") == "first\n"
+
+    run(test)
