@@ -15,6 +15,7 @@ from subprocess import SubprocessError
 from . import endpoints, importcache
 from .errors import AgentboxError
 from .images import ImageStore
+from .runtimes.checks import clear_left
 from .sweep import ensure_sweeper, has_left
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ def clear(state_dir: Path) -> None:
             with suppress(OSError):
                 if time.time() - path.lstat().st_mtime > MAX_AGE:
                     path.unlink()
+    clear_left()
     importcache.clear(state_dir)
     ImageStore(state_dir).clear()
     try:

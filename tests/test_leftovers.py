@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
 from jupyter_agentbox import endpoints, leftovers
 from jupyter_agentbox.images import ImageStore
-from jupyter_agentbox.sweep import ensure_sweeper
+from jupyter_agentbox.sweep import ensure_sweeper, find_processes
 
 #: Begins to make an image, to remove another, and to open a front; and is killed.
 PROGRAM = """
@@ -94,6 +97,28 @@ def test_what_was_not_given_its_name_goes_once_it_is_old(name: str, state_dir: P
     assert not old.exists()
     assert fresh.exists()
     assert kept.exists()
+
+
+def test_a_probe_whose_asker_was_killed_ends_and_another_ones_goes_on(
+    state_dir: Path, runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with contextlib.ExitStack() as stack:
+        probes = {}
+        for name in ("agentbox-check-old", "agentbox-check-new", "another"):
+            folder = tmp_path / name
+            (folder / "bundle").mkdir(parents=True)
+            command = [sys.executable, "-c", "import time; time.sleep(100)", f"--root={folder}/state"]
+            probes[name] = stack.enter_context(subprocess.Popen(command))
+            stack.callback(probes[name].kill)
+            while not find_processes(folder):
+                time.sleep(0.01)
+            os.utime(folder, (0, 0 if name != "agentbox-check-new" else time.time()))
+        leftovers.clear(state_dir)
+        left = [name for name, process in probes.items() if process.poll() is None]
+        assert left == ["agentbox-check-new", "another"]
+        assert not (tmp_path / "agentbox-check-old").exists()
+        assert (tmp_path / "agentbox-check-new" / "bundle").is_dir()
 
 
 def test_a_sandbox_that_nobody_watches_gets_a_sweeper(state_dir: Path, runtime_dir: Path) -> None:

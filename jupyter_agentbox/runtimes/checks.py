@@ -6,26 +6,33 @@ import os
 import re
 import select
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyter_agentbox.errors import AgentboxError, RuntimeFailed
 from jupyter_agentbox.spec import GUEST_DIR, LIMIT_NAMES, MIB, Limits, SandboxSpec
+from jupyter_agentbox.sweep import find_processes, kill_processes, remove_cgroups, remove_tree
 
 from . import Check, Handle, cgroups, namespaces
 
 if TYPE_CHECKING:
     from .runsc import RunscRuntime
 
+#: Seconds for each step, and after which a probe ends by itself, as whoever asked was killed.
+PROBE_TIMEOUT, PROBE_LIFE = 20.0, 200.0
+#: What probes lie in, of this user's and of others.
+PREFIX = "agentbox-check-"
 #: Dials the link and says so; does it again when it was restored on the other side of a checkpoint.
 PROBE = f'''
 import os, time
-while True:
+end = time.monotonic() + {PROBE_LIFE}
+while time.monotonic() < end:
     try:
         up = os.open("{GUEST_DIR}/link/up", os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
@@ -33,11 +40,9 @@ while True:
         continue
     os.write(up, b"hello")
     os.close(up)
-    while not os.path.exists("{GUEST_DIR}/link/again"):
+    while not os.path.exists("{GUEST_DIR}/link/again") and time.monotonic() < end:
         time.sleep(0.02)
 '''
-
-PROBE_TIMEOUT = 20.0  # seconds for each step
 
 
 def check_runsc(runtime: RunscRuntime) -> list[Check]:
@@ -72,7 +77,7 @@ def check_runsc(runtime: RunscRuntime) -> list[Check]:
 def _check_namespaces() -> Check:
     name = "user namespaces"
     maps = namespaces.make_id_maps(os.geteuid(), os.getegid(), spare=namespaces.find_spare_ids(os.geteuid()))
-    with tempfile.TemporaryDirectory(prefix="agentbox-check-") as directory:
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as directory:
         log, stage = Path(directory) / "log", Path(directory) / "stage"
         stage.mkdir()
         try:  # with a mount, since some systems have one made and then give it no rights
@@ -95,9 +100,23 @@ def _check_spare_ids() -> Check:
     )
 
 
+def clear_left() -> None:
+    """End the probes of processes that were killed, and remove all of theirs. Blocks; never fails."""
+    for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            facts = old.lstat()
+            is_own = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
+            if is_own and time.time() - facts.st_mtime > 2 * PROBE_LIFE:
+                kill_processes(find_processes(old))
+                with suppress(OSError):
+                    remove_cgroups((old / "bundle" / "cgroups").read_text().splitlines())
+                remove_tree(old)
+
+
 @contextmanager
 def _probe(runtime: RunscRuntime) -> Iterator[tuple[RunscRuntime, Path, SandboxSpec]]:
-    base = Path(tempfile.mkdtemp(prefix="agentbox-check-"))
+    clear_left()
+    base = Path(tempfile.mkdtemp(prefix=PREFIX))
     try:
         for name in ("guest", "link", "image"):
             (base / name).mkdir(mode=0o700)

@@ -7,16 +7,17 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jupyter_agentbox.containers import LABEL
 from jupyter_agentbox.errors import AgentboxError, RuntimeFailed, RuntimeUnavailable
 from jupyter_agentbox.spec import MIB, Limits, SandboxSpec
 
 from . import Check
-from .checks import PROBE, PROBE_TIMEOUT, _make_fifo, _wait_for_hello
+from .checks import PREFIX, PROBE, PROBE_LIFE, PROBE_TIMEOUT, _make_fifo, _wait_for_hello, clear_left
 from .docker_engine import SETUP_REMEDY
 
 if TYPE_CHECKING:
@@ -59,7 +60,13 @@ def _check_live_restore(runtime: DockerRuntime) -> Iterator[Check]:
 
 @contextmanager
 def _probe(runtime: DockerRuntime) -> Iterator[tuple[DockerRuntime, Path]]:
-    base = Path(tempfile.mkdtemp(prefix="agentbox-check-"))
+    clear_left()
+    with suppress(AgentboxError):  # what an engine does not answer is told by what follows
+        for item in runtime.engine.list(f"{LABEL}=sandbox", f"{LABEL}.state-dir="):
+            is_old = time.time() - item.get("Created", 0) > 2 * PROBE_LIFE
+            if is_old and item["Labels"][f"{LABEL}.sandbox"].startswith("check-"):
+                runtime.engine.remove(item["Id"])
+    base = Path(tempfile.mkdtemp(prefix=PREFIX))
     try:
         for name in ("guest", "link"):
             (base / name).mkdir(mode=0o700)

@@ -26,8 +26,9 @@ from traitlets.config import Config
 from jupyter_agentbox.doctor import find_runtimes
 from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, RuntimeFailed, RuntimeUnavailable
 from jupyter_agentbox.policy import Policy
-from jupyter_agentbox.runtimes import Runtime, cgroups, docker
+from jupyter_agentbox.runtimes import Runtime, cgroups, docker, docker_checks
 from jupyter_agentbox.runtimes.docker import DockerRuncRuntime, DockerRuntime
+from jupyter_agentbox.runtimes.docker_config import make_labels
 from jupyter_agentbox.runtimes.docker_engine import RUNTIME_NAME, Engine
 from jupyter_agentbox.runtimes.docker_setup import DAEMON_FILE, find_engines, make_runtime, register
 from jupyter_agentbox.spec import MIB, Cause, Limits, Mount, SandboxSpec
@@ -296,6 +297,26 @@ class TestEngine:
         checks = {check.name: check for check in runtime.check()}
         assert set(checks) == {"docker engine", "docker runtime", "docker sandbox"}
         assert all(check.is_ok for check in checks.values()), checks
+
+    def test_a_probe_whose_asker_was_killed_goes_with_the_next_check(
+        self, runtime: DockerRuntime, box: Box, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(docker_checks, "PROBE_LIFE", -60.0)
+        found = runtime.engine.inspect(box.handle.container)
+        assert found is not None
+        body = {"Image": found["Image"], "Cmd": ["/bin/true"]}
+        made = [
+            runtime.engine.create(f"agentbox-{name}", {**body, "Labels": make_labels(name, SPEC, state)})
+            for name, state in (("check-0", ""), ("other", ""), ("check-1", "/somebody"))
+        ]
+        try:
+            runtime.check()
+            left = [container for container in made if runtime.engine.inspect(container) is not None]
+            assert left == made[1:]
+            assert runtime.is_alive(box.handle)
+        finally:
+            for container in made:
+                runtime.engine.remove(container)
 
     def test_plain_containers_say_that_gvisor_does_not_isolate_them(
         self, dockerd: Dockerd, tmp_path: Path, caplog: pytest.LogCaptureFixture
