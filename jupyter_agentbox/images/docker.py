@@ -27,6 +27,8 @@ from .values import Image, Recipe, read_environment
 
 #: Seconds for what the engine does at once.
 _SHORT_TIMEOUT = 60.0
+#: Label of a container that a tree is taken from: the folder that it is for.
+_BUILD = "jupyter-agentbox.build"
 #: What Docker sets by itself, of which sandboxes have their own.
 _OWN_VARIABLES = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=")
 
@@ -101,7 +103,7 @@ def _build(folder: Path, name: str, file: Path, tell: Tell, timeout: float) -> t
     root.mkdir()
     unpacker = tree.Unpacker(root)
     with (
-        _container(docker, tag, tell) as container,
+        _container(docker, tag, folder, tell) as container,
         piped([docker, "export", container], tell, timeout=timeout, what="docker export") as (data, _),
     ):
         unpacker.add(data)
@@ -113,13 +115,21 @@ def _build(folder: Path, name: str, file: Path, tell: Tell, timeout: float) -> t
 
 
 @contextlib.contextmanager
-def _container(docker: str, tag: str, tell: Tell) -> Iterator[str]:
-    """Make a container that never runs; its name."""
-    name = run([docker, "create", tag, "/bin/true"], tell, timeout=_SHORT_TIMEOUT, what="docker create")[-1]
+def _container(docker: str, tag: str, folder: Path, tell: Tell) -> Iterator[str]:
+    """Make a container that never runs; its name. Those of builds that were killed, whose folders are gone, go."""
+
+    def call(*words: str, tell: Tell = lambda line: None) -> list[str]:
+        return run([docker, *words], tell, timeout=_SHORT_TIMEOUT, what=f"docker {words[0]}")
+
+    filters = f"--filter=label={_BUILD}"
+    for left in call("ps", "--all", filters, f'--format={{{{.ID}}}} {{{{.Label "{_BUILD}"}}}}'):
+        if not Path(left.partition(" ")[2]).is_dir():
+            call("rm", "--force", left.partition(" ")[0])
+    name = call("create", f"--label={_BUILD}={folder}", tag, "/bin/true", tell=tell)[-1]
     try:
         yield name
     finally:
-        run([docker, "rm", "--force", name], lambda line: None, timeout=_SHORT_TIMEOUT, what="docker rm")
+        call("rm", "--force", name)
 
 
 def _ask(*command: str, tell: Tell) -> Any:

@@ -227,9 +227,11 @@ def run(launch: Launch, log: Path, timeout: float) -> int:
         "may_set_groups": launch.maps.may_set_groups,
         "env": {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
     }
+    # A sweep must find it even if this process ends before it is what it is to become.
+    mark = [f"--root={launch.stage.with_name('state')}"] if launch.stage else []
     with _open_log(log) as output:
         process = subprocess.Popen(
-            [find_python(), "-I", "-S", "-B", "-c", _LOADER],
+            [find_python(), "-I", "-S", "-B", "-c", _LOADER, *mark],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=output,

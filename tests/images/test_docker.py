@@ -106,6 +106,19 @@ def test_a_dockerfile_becomes_an_image_that_a_sandbox_and_docker_can_use(
     assert call(engine, "ps", "--all", "--quiet") == "", "no container is left"
 
 
+def test_a_container_of_a_build_that_was_killed_goes_with_the_next_and_another_ones_stays(
+    store: ImageStore, engine: str, tmp_path: Path
+) -> None:
+    killed, living = (
+        call(engine, "create", f"--label=jupyter-agentbox.build={folder}", FROM, "/bin/true").strip()
+        for folder in (tmp_path / "gone", tmp_path)
+    )
+    docker.build_file(store, write(tmp_path, f"FROM {FROM}\n"), make_recipe("next"), print)
+    left = call(engine, "ps", "--all", "--quiet", "--no-trunc").split()
+    call(engine, "rm", "--force", *left)
+    assert left == [living] != [killed]
+
+
 def test_a_recipe_begins_with_the_image_that_it_names(store: ImageStore, tmp_path: Path) -> None:
     recipe = Recipe(name="x", docker=FROM, files={"/etc/here": "yes\n"}, env={"A": "1"})
     image = docker.build(store, recipe, print, cache=tmp_path)
