@@ -362,14 +362,20 @@ class Snapshots:
             record = replace(record, kernels=kernels)
 
         async def start() -> Sandbox:
+            manager = self.manager_of(spec)
             async with origin.files() as files:
-                return await self.manager_of(spec).restore(spec, record, files)
+                sandbox = await manager.restore(spec, record, files)
+            try:
+                if not request.keep_seeds:  # before anybody can find it, a later server too
+                    await reseed(sandbox)
+            except BaseException:
+                await asyncio.shield(manager.stop(sandbox))
+                raise
+            return sandbox
 
         info = await self._sessions.add(made, start, caller=caller)
         assert made.sandbox is not None
         await self._note_fork(made.sandbox, origin)
-        if not request.keep_seeds:
-            await reseed(made.sandbox)
         return info
 
     async def _note_fork(self, sandbox: Sandbox, origin: _Origin) -> None:
