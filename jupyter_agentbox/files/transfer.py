@@ -7,7 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -48,6 +48,8 @@ class Upload(Generic[Result]):
         self._file, self._size, self._deliver = file, size, deliver
         self._expected = sha256.lower() if sha256 else None
         self._hash = hashlib.sha256()
+        self._hashed: Future[None] = Future()  # until all that came before is in the hash
+        self._hashed.set_result(None)
         # A client hangs up while a thread is at work for it: what is aborted must not be in use.
         self._lock = threading.RLock()
 
@@ -70,17 +72,14 @@ class Upload(Generic[Result]):
             if self._size is not None and self.size + sum(map(len, parts)) > self._size:
                 self.abort()
                 raise InvalidRequest(f"more than the {self._size} bytes that were announced came", field="size")
-            # Hashing is the longest part of an upload: of what is large it is done while that is written.
-            is_large = sum(map(len, parts)) >= LARGE
-            hashed = _HASHERS.submit(self._digest, parts) if is_large else None
-            try:
-                for data in parts:
-                    self._file.write(data)
-            finally:
-                if hashed is not None:
-                    hashed.result()
-            if hashed is None:
+            # Hashing is the longest part of an upload: of what is large it goes on while that and the next are written.
+            self._hashed.result()
+            if sum(map(len, parts)) >= LARGE:
+                self._hashed = _HASHERS.submit(self._digest, parts)
+            else:
                 self._digest(parts)
+            for data in parts:
+                self._file.write(data)
 
     def _digest(self, parts: tuple[bytes, ...]) -> None:
         for data in parts:
@@ -98,6 +97,7 @@ class Upload(Generic[Result]):
             try:
                 if self._size is not None and self.size != self._size:
                     raise InvalidRequest(f"{self.size} bytes came, {self._size} were announced", field="size")
+                self._hashed.result()
                 found = self._hash.hexdigest()
                 if self._expected is not None and found != self._expected:
                     raise InvalidRequest(f"the SHA-256 of what came is {found}, not {self._expected}", field="sha256")

@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 #: Worker threads for operations on files: enough that a few slow ones do not hold up the rest.
 _WORKERS = ThreadPoolExecutor(24, thread_name_prefix="agentbox-rest")
-#: Bytes of an upload that wait to be written, about.
-UPLOAD_BUFFER = 1024 * 1024
+#: Bytes of an upload that wait to be written, about; as many are being written, and as many hashed.
+UPLOAD_BUFFER = 2 * 1024 * 1024
 
 
 async def blocking(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
