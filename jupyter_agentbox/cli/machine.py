@@ -223,7 +223,8 @@ class ListCommand(Command):
 class PruneCommand(Command):
     """Remove what is left of sandboxes whose owner is gone and whose lease is over. Others are never touched.
 
-    And the templates off which no kernel starts any more, as not all is as it was when they were made.
+    And the templates off which no kernel starts any more, as not all is as it was when they were made; and what killed
+    processes have half made.
     """
 
     name = "jupyter agentbox prune"
@@ -231,6 +232,7 @@ class PruneCommand(Command):
 
     def run(self) -> int:
         """Sweep once."""
+        from jupyter_agentbox.leftovers import clear
         from jupyter_agentbox.policy import Policy
         from jupyter_agentbox.sweep import sweep
 
@@ -238,6 +240,7 @@ class PruneCommand(Command):
 
         policy = Policy(parent=self)
         removed = [f"removed {sandbox_id}" for sandbox_id in sweep(policy.state_path)]
+        clear(policy.state_path)
         if (policy.state_path / "snapshots").is_dir():
             for item, why in open_templates(policy).remove_unfit():
                 removed.append(f"removed template {item.id} of profile {item.meta.note}, changed since: {why}")
