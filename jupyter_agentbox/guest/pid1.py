@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Seconds that programs have between SIGTERM and SIGKILL when the sandbox is told to end.
 TERM_TIMEOUT = 2.0
+#: Seconds between two looks at how much of the lease is left.
+LEASE_STEP = 1.0
 LINK_DIR = "/run/agentbox/link"
 CONNECTION_DIR = "/run/kernels"
 
@@ -40,7 +42,7 @@ class Guest:
         self.jobs: dict[str, Job] = {}
         self._lease = settings["lease"]
         self._claim = self._wait() if settings.get("is_waiting") else None
-        self._lease_timer = self.loop.later(self._lease, self.end)
+        self._count_down(self._lease)
         self.link = Link(self.loop, LINK_DIR, self._stream_opened, self._owner_found, self._owner_lost)
         self.egress = Egress(self.loop, self.link)
         make_shared_directory(CONNECTION_DIR)
@@ -66,7 +68,15 @@ class Guest:
 
     def _owner_lost(self) -> None:
         self.loop.cancel(self._lease_timer)
-        self._lease_timer = self.loop.later(self._lease, self.end)
+        self._count_down(self._lease)
+
+    def _count_down(self, left: float) -> None:
+        """End after so many seconds, without those in which the sandbox stands still, as it does while it is saved."""
+        if left <= 0:
+            self.end()
+            return
+        step = min(left, LEASE_STEP)
+        self._lease_timer = self.loop.later(step, lambda: self._count_down(left - step))
 
     def _wait(self) -> Claim:
         from .claim import Claim  # not for others: what it imports takes a while
