@@ -296,7 +296,10 @@ class Policy(WarmSettings, SnapshotSettings, ImageSettings):
                 )
         runtime = values.get("runtime", self.runtime)
         if runtime not in self.allowed_runtimes:
-            raise InvalidConfig(f"{setting} has the runtime {runtime!r}, which Policy.allowed_runtimes lacks")
+            named = f"{setting}['runtime']" if "runtime" in values else "Policy.runtime"
+            raise InvalidConfig(
+                f"{named} is {runtime!r}, which Policy.allowed_runtimes lacks", setting="Policy.allowed_runtimes"
+            )
         if values.get("is_root") and not self.allow_root:
             raise InvalidConfig(f"{setting}['is_root'] needs Policy.allow_root", setting="Policy.allow_root")
         return Profile(

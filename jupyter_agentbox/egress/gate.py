@@ -209,7 +209,8 @@ class Gate:
             try:
                 await forwarder.run(upstream)
             except wire.WireError as error:
-                raise Refused(f"{error}", 400, *target) from None
+                host, port = target
+                raise Refused(f"{host}:{port} was closed: {error}" if host else f"{error}", 400, host, port) from None
         except Refused as refused:
             await self._log_refusal(refused)
             if not forwarder.has_answered:

@@ -185,7 +185,7 @@ def test_port_80_behind_connect_is_http_and_checked_per_request(make_box: MakeBo
         assert (status, b"other.example" in body, b"a.example:80" in body) == (403, True, True)
     with box.connect("a.example:80") as sock:
         sock.sendall(b"\x16\x03\x01\x00\x05hello\r\n\r\n")
-        assert read_head(sock).startswith(b"HTTP/1.1 400 ")
+        assert read_head(sock).startswith(b"HTTP/1.1 400 agentbox: a.example:80 was closed: ")
     assert len(web.seen) == 1
 
 
