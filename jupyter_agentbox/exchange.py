@@ -19,7 +19,7 @@ from .errors import AgentboxError, LimitReached, NotAuthorized, TooLarge
 from .models import SnapshotInfo
 from .registry import Caller
 from .sessions import Sessions
-from .snapshots import Snapshot
+from .snapshots import Snapshot, SnapshotMeta
 from .snapshotting import Snapshots, describe, read_saved
 from .spec import MIB, format_size
 
@@ -88,7 +88,8 @@ class Exchange:
                             setting="Policy.max_snapshot_bytes",
                         )
                     await asyncio.to_thread(file.write, chunk)
-                work = asyncio.ensure_future(asyncio.to_thread(store.import_, _read(file), caller.name))
+                check = partial(_check, caller)
+                work = asyncio.ensure_future(asyncio.to_thread(store.import_, _read(file), caller.name, check))
                 try:
                     snapshot = await asyncio.shield(work)
                 except asyncio.CancelledError:
@@ -97,7 +98,6 @@ class Exchange:
                         await self._delete(work.result())
                     raise
         try:
-            _check(snapshot, caller)
             await self._snapshots.note_move("imported", snapshot, caller)
         except AgentboxError:
             await self._delete(snapshot)
@@ -126,8 +126,8 @@ def _read(file: IO[bytes]) -> Iterator[bytes]:
     return iter(partial(file.read, _PIECE), b"")
 
 
-def _check(snapshot: Snapshot, caller: Caller) -> None:
+def _check(caller: Caller, meta: SnapshotMeta) -> None:
     """Refuse the folder of somebody's notebook to whoever can't open notebooks."""
-    saved = read_saved(snapshot)
+    saved = read_saved(Snapshot(id="in the file", meta=meta, size=0, cost=0))
     if saved.record.spec.workspace is not None and saved.request.tenant is None and not caller.has_kernels:
         raise NotAuthorized("the snapshot shows a notebook's folder, and you may not use kernels here")

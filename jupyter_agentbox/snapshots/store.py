@@ -13,7 +13,7 @@ import shutil
 import stat
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
@@ -392,8 +392,17 @@ class SnapshotStore:
         with self.checkout(snapshot_id, owner) as path:
             yield from transfer.write(path, meta, self._keys)
 
-    def import_(self, chunks: Iterable[bytes], owner: str) -> Snapshot:
+    def import_(
+        self, chunks: Iterable[bytes], owner: str, check: Callable[[SnapshotMeta], object] = lambda meta: None
+    ) -> Snapshot:
         """Make a snapshot of an exported one. It is the owner's who imports it.
+
+        Parameters
+        ----------
+        chunks : iterable of bytes
+        owner : str
+        check : callable
+            Told what it is before it is one; raises if it must not be.
 
         Raises
         ------
@@ -406,6 +415,7 @@ class SnapshotStore:
         try:
             with disk_errors("the snapshot could not be imported"):
                 meta = transfer.read(chunks, staged, self._keys, self._max_bytes)
+            check(meta)
             return self.commit(staged, transfer.adopt(meta, owner, self._folder(owner).ids()))
         finally:
             self.discard(staged)

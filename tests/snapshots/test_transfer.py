@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jupyter_agentbox.errors import AgentboxError, Damaged, LimitReached, NotFound
-from jupyter_agentbox.snapshots import transfer
+from jupyter_agentbox.errors import AgentboxError, Damaged, LimitReached, NotAuthorized, NotFound
+from jupyter_agentbox.snapshots import SnapshotMeta, transfer
 from jupyter_agentbox.snapshots.tree import Entry
 
 from .images import describe_tree, make_pages, make_store, meta, pages_of, put
@@ -104,6 +104,21 @@ def test_what_was_changed_is_refused(tmp_path: Path, secret: bytes | None) -> No
     assert store.list("bob") == []
     assert os.listdir(tmp_path / "state" / "snapshots" / "live") == []
     assert pages_of(store, store.import_([data], "bob")) == make_pages(1)
+
+
+def test_one_that_must_not_be_is_refused_before_it_is(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "state")
+    data = b"".join(store.export(put(store, make_pages(1), record=b"the record").id, "ada"))
+
+    def refuse(told: SnapshotMeta) -> None:
+        assert (told.owner, told.record) == ("ada", b"the record")
+        assert store.list("bob") == []
+        raise NotAuthorized("not for you")
+
+    with pytest.raises(NotAuthorized, match="not for you"):
+        store.import_([data], "bob", refuse)
+    assert store.list("bob") == []
+    assert os.listdir(tmp_path / "state" / "snapshots" / "live") == []
 
 
 def forge(store_keys: transfer.Keys, *frames: tuple[int, bytes]) -> bytes:
