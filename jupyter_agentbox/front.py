@@ -396,7 +396,8 @@ class Front:
 
     async def wait_idle(self) -> None:
         """Wait until the kernel has answered the cells that it was handed."""
-        handed = {request.header for request in self.cell.pending}
+        waiting = {frame for frames in self._channels["shell"].waiting for frame in frames}
+        handed = {request.header for request in self.cell.pending} - waiting
         is_late = False
         while handed & {request.header for request in self.cell.pending} and not is_late:
             self._is_free.clear()

@@ -1,4 +1,4 @@
-"""A stand-in for a kernel in a sandbox: a real ipykernel on loopback, without any sandbox.
+"""A stand-in for a kernel in a sandbox: a real ipykernel on sockets of its own, without any sandbox.
 
 It has the interface that a front drives, so that the front's own behaviour is tested apart from
 gVisor and against the real protocol.
@@ -12,6 +12,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
@@ -35,7 +36,7 @@ class LoopThread:
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
 
-    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float = 30) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float = 90) -> T:
         future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         return future.result(timeout)
 
@@ -71,19 +72,15 @@ class BareKernel:
         self._context = zmq.asyncio.Context()
         self._sockets: dict[str, zmq.asyncio.Socket] = {}
         self._file = directory / "kernel.json"
+        # On addresses that nobody else takes meanwhile, and short ones, as those of UNIX sockets are.
+        self._addresses = tempfile.TemporaryDirectory(prefix="bk")
         self._key = key
 
     async def start(self) -> BareKernel:
         names = ("shell", "iopub", "control", "stdin", "hb")
-        import socket
-
-        holders = [socket.socket() for _ in names]
-        for holder in holders:
-            holder.bind(("127.0.0.1", 0))
-        ports = {f"{n}_port": h.getsockname()[1] for n, h in zip(names, holders, strict=True)}
-        for holder in holders:
-            holder.close()
-        info = {"transport": "tcp", "ip": "127.0.0.1", "key": self._key.decode(), "signature_scheme": "hmac-sha256"}
+        ports = {f"{name}_port": number for number, name in enumerate(names, 1)}
+        address = f"{self._addresses.name}/k"
+        info = {"transport": "ipc", "ip": address, "key": self._key.decode(), "signature_scheme": "hmac-sha256"}
         self._file.write_text(json.dumps({**info, **ports}))
         argv = [sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher", "-f", str(self._file)]
         self.process = subprocess.Popen(argv, start_new_session=True, stdin=subprocess.DEVNULL)
@@ -100,7 +97,7 @@ class BareKernel:
         # What it puts out is listened to before it is asked anything, as in a sandbox.
         monitor = self._sockets["iopub"].get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         for name in ("iopub", "shell", "control", "stdin"):
-            self._sockets[name].connect(f"tcp://127.0.0.1:{ports[name + '_port']}")
+            self._sockets[name].connect(f"ipc://{address}-{ports[name + '_port']}")
             if name == "iopub":
                 await asyncio.wait_for(monitor.recv_multipart(), 60)
                 self._sockets["iopub"].disable_monitor()
@@ -137,10 +134,11 @@ class BareKernel:
 
     async def close(self) -> None:
         await self.signal(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(60)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for sock in self._sockets.values():
             sock.close()
         self._context.term()
+        self._addresses.cleanup()

@@ -7,6 +7,7 @@ import json
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +98,8 @@ class Bench:
         self.asked.append((name, argument))
         await asyncio.sleep(0.2)
         if argument == "fail":
+            while not self.front._channels["shell"].waiting:  # what it takes along
+                await asyncio.sleep(0.01)
             raise Conflict("it cannot be")
         if argument == "crash":
             raise RuntimeError("a secret of the server's")
@@ -105,12 +108,12 @@ class Bench:
     def finish(self, request: str) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
         """Return the reply, and what came on iopub for the request."""
         while ("status", "idle") not in self.seen[request]:
-            message = self.client.get_iopub_msg(timeout=30)
+            message = self.client.get_iopub_msg(timeout=60)
             content = message["content"]
             said = (message["msg_type"], content.get("execution_state", content.get("text")))
             self.seen[message["parent_header"].get("msg_id")].append(said)
         while request not in self.replies:
-            reply = self.client.get_shell_msg(timeout=30)
+            reply = self.client.get_shell_msg(timeout=60)
             self.replies[reply["parent_header"]["msg_id"]] = reply["content"]
         return self.replies[request], self.seen[request]
 
@@ -130,6 +133,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         front, kernel = loop.run(start())
         client = BlockingKernelClient(context=context)
         client.load_connection_info({**front.connection_info, "key": KEY, "signature_scheme": "hmac-sha256"})
+        client.hb_channel.time_to_dead = 60.0  # a machine that stands still for a moment is no dead kernel
         client.start_channels()
         try:
             client.wait_for_ready(timeout=60)
@@ -155,10 +159,13 @@ def test_it_is_answered_as_a_cell_is_and_the_kernel_knows_nothing(bench: Bench) 
     assert bench.asked[-2:] == [("snapshot", "before"), ("snapshot", "quiet")]
     reply, seen = bench.finish(bench.client.execute("print(In[-2:], mark)"))
     assert ("stream", "['mark = 1', 'print(In[-2:], mark)'] 1\n") in seen
-    wait_until(lambda: not bench.front.cell.is_working, 20, "what the kernel never saw is not waited for")
+    wait_until(lambda: not bench.front.cell.is_working, 60, "what the kernel never saw is not waited for")
 
 
-def test_it_comes_after_the_cells_before_it_and_before_those_behind(bench: Bench) -> None:
+def test_it_comes_after_the_cells_before_it_and_before_those_behind(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jupyter_agentbox.front.QUIET_TIME", 3600.0)  # what is behind it is not waited for
     bench.asked.clear()
     requests = [
         bench.client.execute(code)
@@ -169,9 +176,13 @@ def test_it_comes_after_the_cells_before_it_and_before_those_behind(bench: Bench
     assert ("stream", "True\n") in replies[2][1]
 
 
-def test_a_failure_aborts_what_is_behind_it(bench: Bench) -> None:
+def test_a_failure_aborts_what_is_behind_it(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jupyter_agentbox.front.QUIET_TIME", 3600.0)
     bench.asked.clear()
-    failing = [bench.client.execute(c) for c in ("import time; time.sleep(0.5); 1/0", "%snapshot never", "late = 1")]
+    fails = f"import os, time\nwhile not os.path.exists('{tmp_path}/queued'): time.sleep(0.02)\n1/0"
+    failing = [bench.client.execute(c) for c in (fails, "%snapshot never", "late = 1")]
+    wait_until(lambda: len(bench.front._channels["shell"].waiting) == 2, 60, "they wait")
+    (tmp_path / "queued").touch()
     assert [bench.finish(request)[0]["status"] for request in failing] == ["error", "aborted", "aborted"]
     assert bench.asked == []
     failing = [bench.client.execute(c) for c in ("%restore fail", "late = 1")]
@@ -248,4 +259,4 @@ NotebookClient(book, kernel_name="agentbox", timeout=90).execute()
 print(book.cells[-1].outputs[0].text)
 """
     assert "x is 1" in agentbox_env.run("python", "-c", script).output
-    wait_until(lambda: not agentbox_env.sandboxes(), 10, "it is gone")
+    wait_until(lambda: not agentbox_env.sandboxes(), 60, "it is gone")
