@@ -34,7 +34,7 @@ class Channel:
         self.alias = front.directory / f"k-{port}"
         self.peers: set[Peer] = set()
         self.by_identity: dict[bytes, Peer] = {}
-        self.is_paused = False
+        self.is_paused = self.is_sending = False
         self.on_frames: Callable[[Peer, list[bytes]], None] = {
             b"ROUTER": self._enqueue,
             b"XPUB": self._subscribe,
@@ -82,7 +82,7 @@ class Channel:
 
     def _see(self, identity: bytes, frames: list[bytes]) -> None:
         if self.name != "stdin" and self._read_host_cell(identity, frames) is None:
-            if self.front.cell.saw_request(frames, identity) and identity not in self.front.local_peers:
+            if self.front.cell.saw_request(frames, identity, self.name) and identity not in self.front.local_peers:
                 self.front.audience.saw_client(identity)
             # A console says so and leaves, with no word to its kernel manager.
             self.front.is_end_expected |= self.front.cell.is_shutdown_asked
@@ -145,10 +145,13 @@ class Channel:
             if cell is not None:
                 self._answering = asyncio.ensure_future(self.front.answer(cell))
                 continue
+            self.is_sending = True
             try:
                 await kernel.send(self.name, frames)
             except AgentboxError as error:
                 self.front.log.debug("front: a message on %s was not delivered: %s", self.name, error)
+            finally:
+                self.is_sending = False
             if self.is_paused and len(self._queue) <= MAX_QUEUED // 2 and self._queued_bytes <= MAX_QUEUED_BYTES // 2:
                 self._pause(False)
 

@@ -191,12 +191,16 @@ class Front:
         for channel in self._channels.values():
             channel.see_again()
         kernel.on_message = lambda channel, frames: self._on_message(kernel, channel, frames)
-        kernel.is_busy = lambda: kernel is not self._kernel or not self.is_heard or self.cell.is_working
+        kernel.is_busy = lambda: kernel is not self._kernel or not self.is_heard or self._is_working
         kernel.add_end_callback(lambda *_: self._on_end(kernel))
         if kernel.end is not None:
             self._on_end(kernel)
             return
         self._start_pumps(kernel)
+
+    @property
+    def _is_working(self) -> bool:
+        return self.cell.is_working or any(channel.is_sending for channel in self._channels.values())
 
     def _start_pumps(self, kernel: Kernel) -> None:
         loop = asyncio.get_running_loop()
@@ -261,7 +265,7 @@ class Front:
 
     def hold(self) -> None:
         """Let what clients send wait, until :meth:`resume`, :meth:`park` or another kernel. Only while none of it is
-        on its way: see ``cell.is_working``."""
+        on its way: see ``Kernel.is_busy``."""
         for pump in self._pumps:
             pump.cancel()
         self._pumps = []
@@ -374,7 +378,7 @@ class Front:
             self.cell.saw_reply(frames)
             self.audience.has_answered.set()
         elif channel in ("shell", "control", "stdin"):
-            is_failure = channel == "shell" and self.cell.saw_reply(frames)
+            is_failure = self.cell.saw_reply(frames) and channel == "shell"
             await self._channels[channel].route(frames)
             if is_failure and self._is_host_cell_next:
                 self._channels["shell"].abort_waiting()

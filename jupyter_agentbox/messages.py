@@ -10,17 +10,21 @@ import datetime
 import hashlib
 import hmac
 import json
+import math
+import time
 import uuid
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 DELIMITER = b"<IDS|MSG>"
 MAX_HEADER = 16 * 1024
 MAX_IDENTITIES = 16
 MAX_PENDING = 1024
-
-_WATCHED = (b"execute_request", b"shutdown_request")
+#: Seconds after which the news that a request is over counts as lost: since the kernel's reply; on control, where not
+#: every kernel answers, since it was asked and has not begun.
+LOST_TIME = 10.0
 
 
 def header_index(frames: Sequence[bytes]) -> int | None:
@@ -108,6 +112,17 @@ class Request(NamedTuple):
     stops: bool = True
 
 
+@dataclass
+class _Asked:
+    """A request that is not known to be over: where it stands in line, and when it counts as over in any case."""
+
+    lane: tuple[str, str]
+    kind: str
+    over: float
+    has_begun: bool = False
+    is_answered: bool = False
+
+
 class RunningCell:
     """Which execute request the kernel works on, seen from the messages that pass.
 
@@ -126,41 +141,49 @@ class RunningCell:
         self.is_shutdown_asked = False
         self.count = 0
         self._last: tuple[str, Request] | None = None
-        self._unanswered = 0
+        self._asked: OrderedDict[str, _Asked] = OrderedDict()
         self._is_idle = False
+        self._begun = ""
+        self._lost: deque[str] = deque(maxlen=64)
         self._pending: OrderedDict[str, Request] = OrderedDict()
         self._running = ""
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request runs, or has been sent and not been answered."""
+        """Whether a cell runs, or has been sent and not been answered."""
+        self._forget_lost()
         return bool(self._pending)
 
     @property
     def is_working(self) -> bool:
-        """Whether any request may still run; each one, of whatever kind, ends with the status ``idle``."""
-        return self._unanswered > 0 or not self._is_idle
+        """Whether any request may still run. Each one, of whatever kind, ends with the status ``idle``, but that may be
+        lost: a kernel drops what its socket cannot queue, and not every kernel says it of everything."""
+        self._forget_lost()
+        return bool(self._asked) or not self._is_idle
 
     @property
     def pending(self) -> list[Request]:
-        """What has been asked for and was not answered."""
+        """Cells that were sent and not answered."""
+        self._forget_lost()
         return list(self._pending.values())
 
-    def saw_request(self, frames: Sequence[bytes], identity: bytes = b"") -> bool:
+    def saw_request(self, frames: Sequence[bytes], identity: bytes = b"", channel: str = "shell") -> bool:
         """Look at what a client sends on shell or control; whether it is a cell to run."""
         index = header_index(frames)
-        self._unanswered += 1
-        if index is None or not any(kind in frames[index][:MAX_HEADER] for kind in _WATCHED):
-            return False
-        header = parse(frames[index])
-        self.is_shutdown_asked |= header.get("msg_type") == "shutdown_request"
-        if header.get("msg_type") == "execute_request" and isinstance(header.get("msg_id"), str):
+        header = parse(frames[index]) if index is not None else {}
+        kind, request_id = header.get("msg_type"), header.get("msg_id")
+        if index is None or not isinstance(kind, str) or not isinstance(request_id, str):
+            return False  # no kernel does anything with it
+        if len(self._asked) < MAX_PENDING:  # those before it keep the kernel busy until there is room for others
+            over = time.monotonic() + LOST_TIME if channel == "control" else math.inf
+            self._asked[request_id] = _Asked((channel, str(header.get("subshell_id"))[:64]), kind, over)
+        self.is_shutdown_asked |= kind == "shutdown_request"
+        if kind == "execute_request":
             stops = parse(frames[index + 3]).get("stop_on_error") is not False
-            self._pending[header["msg_id"]] = Request(identity, frames[index], stops)
+            self._pending[request_id] = Request(identity, frames[index], stops)
             if len(self._pending) > MAX_PENDING:
                 self._pending.popitem(last=False)
-            return True
-        return False
+        return kind == "execute_request"
 
     def withdraw(self, frames: Sequence[bytes]) -> Request | None:
         """Forget an execute request that will not be sent on; None, and nothing is forgotten, for any other message."""
@@ -168,7 +191,7 @@ class RunningCell:
         request_id = parse(frames[index]).get("msg_id") if index is not None else None
         found = self._pending.pop(request_id, None) if isinstance(request_id, str) else None
         if found is not None:
-            self._unanswered = max(0, self._unanswered - 1)
+            self._asked.pop(str(request_id), None)
         return found
 
     def saw_output(self, frames: Sequence[bytes]) -> None:
@@ -179,29 +202,64 @@ class RunningCell:
         if parse(frames[index]).get("msg_type") != "status":
             return
         state = parse(frames[index + 3]).get("execution_state")
-        self._is_idle = state == "idle"
-        if self._is_idle:
-            self._unanswered = max(0, self._unanswered - 1)
         request = parse(frames[index + 1]).get("msg_id")
+        if request in self._lost:
+            return  # what comes late of it tells nothing: the rest may not come
+        self._is_idle = state == "idle"
         if not isinstance(request, str):
             return
-        if state == "busy" and request in self._pending:
-            self._running, self.header = request, self._pending[request].header
-        elif state == "idle":
+        if state == "busy":
+            self._begun = request
+            if (asked := self._asked.get(request)) is not None:
+                asked.has_begun = True
+                asked.over = asked.over if asked.is_answered else math.inf
             if request in self._pending:
-                self._last = request, self._pending.pop(request)
-            if request == self._running:
+                self._running, self.header = request, self._pending[request].header
+        elif state == "idle":
+            self._is_over(request)
+
+    def _is_over(self, request: str) -> list[str]:
+        """A request is over. So are those before it in its line that the kernel never spoke of, or that it can't be at
+        any more: it takes cells one after the other, and what is no request has no reply. Returns all of them."""
+        before = []
+        if (asked := self._asked.get(request)) is not None and asked.has_begun:
+            for name, other in self._asked.items():
+                if name == request:
+                    break
+                is_past = not other.has_begun or not other.kind.endswith("_request")
+                if other.lane == asked.lane and (is_past or asked.kind == other.kind == "execute_request"):
+                    before.append(name)
+        for name in (over := [*before, request]):
+            self._asked.pop(name, None)
+            if name in self._pending:
+                self._last = name, self._pending.pop(name)
+            if name == self._running:
                 self._running, self.header = "", None
+        return over
+
+    def _forget_lost(self) -> None:
+        """Go on without the news that was lost."""
+        now = time.monotonic()
+        for request in [name for name, asked in self._asked.items() if asked.over <= now]:
+            over = self._is_over(request)
+            self._is_idle |= self._begun in over
+            self._lost.extend(over)
 
     def saw_reply(self, frames: Sequence[bytes]) -> bool:
-        """Look at what the kernel sends on shell; whether it is a failure that aborts the cells behind it."""
+        """Look at what the kernel answers on shell or control; whether it is a failure that aborts the cells behind."""
         index = header_index(frames)
-        if index is None or b'"execute_reply"' not in frames[index][:MAX_HEADER]:
+        kind = parse(frames[index]).get("msg_type") if index is not None else None
+        if index is None or not str(kind).endswith("_reply"):
+            return False
+        request_id = parse(frames[index + 1]).get("msg_id")
+        asked = self._asked.get(request_id) if isinstance(request_id, str) else None
+        if asked is not None:
+            asked.is_answered, asked.over = True, time.monotonic() + LOST_TIME
+        if kind != "execute_reply":
             return False
         reply = parse(frames[index + 3])
         if type(reply.get("execution_count")) is int:
             self.count = reply["execution_count"]
-        request_id = parse(frames[index + 1]).get("msg_id")
         request = self._pending.get(request_id) if isinstance(request_id, str) else None
         if request is None and self._last is not None and self._last[0] == request_id:
             request = self._last[1]
@@ -211,5 +269,7 @@ class RunningCell:
     def clear(self) -> None:
         """Forget all: the kernel is gone."""
         self.header, self._running, self.is_shutdown_asked = None, "", False
-        self._unanswered, self._is_idle = 0, False
+        self._begun, self._is_idle = "", False
+        self._asked.clear()
+        self._lost.clear()
         self._pending.clear()

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .channels import Channel
 
 MAX_PEERS = 256
+#: Frames of one message. A kernel takes one more, the client's identity.
+MAX_FRAMES = 4095
 #: Bytes for one client that are not left for the end of the loop's turn.
 FLUSH_SIZE = 64 * 1024
 #: Bytes that wait for one client before the kernel waits as well. What is on its way when a cell is answered should be
@@ -74,7 +76,7 @@ class Peer(asyncio.Protocol):
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self._handshake = zmtp.ServerHandshake()
-        self._decoder = zmtp.Decoder(channel.front.max_message)
+        self._decoder = zmtp.Decoder(channel.front.max_message, MAX_FRAMES)
         self.identity = b""
         self.topics: list[bytes] = []
         self.lost = 0

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from boxes import boxed, run
 
+from jupyter_agentbox import messages
 from jupyter_agentbox.freezer import Freezer
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.messages import RunningCell
@@ -87,10 +88,18 @@ def status(state: str, parent: str = "1") -> list[bytes]:
 
 def test_a_kernel_works_until_every_request_is_answered() -> None:
     cell = RunningCell()
+def request(name: str, kind: str = "kernel_info_request") -> list[bytes]:
+    header = f'{{"msg_type": "{kind}", "msg_id": "{name}"}}'.encode()
+    return [b"<IDS|MSG>", b"", header, b"{}", b"{}", b"{}"]
+
+
+def reply(name: str, kind: str) -> list[bytes]:
+    return [b"id", *request("", f"{kind}_reply")[:3], request(name)[2], b"{}", b"{}"]
+
+
     assert cell.is_working, "nobody knows yet"
-    request = [b"<IDS|MSG>", b"", b'{"msg_type": "kernel_info_request", "msg_id": "1"}', b"{}", b"{}", b"{}"]
-    cell.saw_request(request)
-    cell.saw_request(request)
+    cell.saw_request(request("1"))
+    cell.saw_request(request("2"))
     states = []
     for state in ("busy", "idle", "busy", "idle", "busy", "idle"):
         cell.saw_output(status(state))
@@ -103,6 +112,51 @@ def test_a_kernel_works_until_every_request_is_answered() -> None:
 @pytest.mark.parametrize(
     "answer",
     [b"", b"{", b"[]", b"[" * 60_000, b'{"others": Infinity, "ticks": 0}', b'{"others": 0, "ticks": "0"}',
+def test_a_kernel_does_not_work_for_ever_if_the_news_of_an_end_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def finish(cell: RunningCell, name: str) -> None:
+        cell.saw_output(status("busy", name))
+        cell.saw_output(status("idle", name))
+
+    cell = RunningCell()
+    cell.saw_request(request("1", "execute_request"))
+    cell.saw_output(status("busy"))
+    cell.saw_output(reply("1", "execute"))  # which is none
+    cell.saw_reply(reply("1", "execute"))
+    assert cell.is_working
+    assert cell.is_busy
+    monkeypatch.setattr(messages, "LOST_TIME", 0.0)
+    cell.saw_reply(reply("1", "execute"))
+    cell.saw_output(status("busy"))  # by a slow client's leave
+    assert not cell.is_busy
+    assert not cell.is_working
+    assert cell.header is None
+    # What gets no reply is over when what came after it is; and what the kernel never spoke of.
+    for name, kind in (
+        ("2", "comm_msg"),
+        ("3", "execute_request"),
+        ("4", "history_request"),
+        ("5", "is_complete_request"),
+    ):
+        cell.saw_request(request(name, kind))
+    cell.saw_output(status("busy", "2"))
+    finish(cell, "3")
+    assert cell.is_working
+    finish(cell, "5")
+    assert not cell.is_working
+    # But not what it is at, in another line or in this one.
+    cell.saw_request(request("6", "execute_request"))
+    cell.saw_output(status("busy", "6"))
+    cell.saw_request(request("7"), channel="control")
+    cell.saw_request(request("8"))
+    for name in ("7", "8"):
+        finish(cell, name)
+        assert cell.is_working
+    finish(cell, "6")
+    # A kernel that answers nothing on control is asked there as well.
+    cell.saw_request(request("9", "interrupt_request"), channel="control")
+    assert not cell.is_working
+
+
      b'{"others": 0, "ticks": NaN}', b'{"others": 0, "ticks": -1}', b'{"others": 0}'],
 )  # fmt: skip
 def test_a_hostile_answer_freezes_nothing_and_breaks_nothing(manager: SandboxManager, answer: bytes) -> None:

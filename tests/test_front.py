@@ -21,11 +21,13 @@ from hypothesis import strategies as st
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.session import Session
 
-from jupyter_agentbox import endpoints, zmtp
+from jupyter_agentbox import endpoints, messages, zmtp
 from jupyter_agentbox.errors import AgentboxError
 from jupyter_agentbox.front import Front
+from jupyter_agentbox.guest.fifos import Unpacker, pack
 from jupyter_agentbox.guest.zmtp import Handshake
 from jupyter_agentbox.messages import DELIMITER, RunningCell, Signer, header_index
+from jupyter_agentbox.peers import MAX_FRAMES
 from jupyter_agentbox.spec import End
 
 KEY = b"a-session-key"
@@ -594,6 +596,31 @@ def test_the_running_cell_is_the_one_the_kernel_is_busy_with() -> None:
         request = signer.message(b"id", "execute_request", {"code": ""})
         requests.append(request[3])
         cell.saw_request(request)
+def test_a_kernel_whose_last_word_is_lost_does_not_work_for_ever(
+    client: BlockingKernelClient, front: Front, loop: LoopThread, kernel: BareKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.wait_for_ready(timeout=60)
+    mute = (
+        "kernel = get_ipython().kernel\nsay = kernel._publish_status\n"
+        "kernel._publish_status = lambda state, *args, **more: state == 'idle' or say(state, *args, **more)"
+    )
+    for lost_time, works in ((0.0, False), (3600.0, True)):
+        monkeypatch.setattr(messages, "LOST_TIME", lost_time)
+        request = client.execute(mute)
+        while client.get_shell_msg(timeout=30)["parent_header"].get("msg_id") != request:
+            pass
+        assert loop.call(kernel.is_busy) == works
+        assert loop.call(lambda: front.cell.is_busy) == works
+
+
+def test_a_client_may_send_no_more_parts_than_a_kernel_takes() -> None:
+    parts = [b""] * MAX_FRAMES
+    (got,) = zmtp.Decoder(MAX_FRAMES, MAX_FRAMES).feed(zmtp.encode(parts))
+    Unpacker(1 << 20).feed(pack([b"its identity", *got]))
+    with pytest.raises(zmtp.ZmtpError):
+        zmtp.Decoder(MAX_FRAMES, MAX_FRAMES).feed(zmtp.encode([*parts, b""]))
+
+
     status = lambda parent, state: signer.message(b"", "status", {"execution_state": state}, parent)  # noqa: E731
     cell.saw_output(status(requests[0], "busy"))
     assert cell.header == requests[0]

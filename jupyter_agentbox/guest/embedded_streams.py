@@ -24,8 +24,8 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 from .fifos import FIRST_READ_SIZE, READ_SIZE, FormatError, Sender, Unpacker, is_readable
 
-#: Largest message of the host's, bytes.
-MAX_MESSAGE = 512 * 1024 * 1024
+#: Largest message of the host's, bytes: 512 MiB of a client's, and what goes with them.
+MAX_MESSAGE = 513 * 1024 * 1024
 #: Seconds that output may wait in its buffer, and characters that do not wait.
 FLUSH_INTERVAL, FLUSH_SIZE = 0.2, 256 * 1024
 

@@ -31,8 +31,9 @@ FIRST_PORT = 9000
 #: What waits for the host, bytes. Much for iopub: a kernel drops what its socket cannot queue.
 OUTBOX_LIMIT = 4 * 1024 * 1024
 IOPUB_LIMIT = 64 * 1024 * 1024
-#: Largest message either way, bytes.
+#: Largest message of the kernel's, and for it, bytes: 512 MiB of a client's, and what goes with them.
 MAX_MESSAGE = 128 * 1024 * 1024
+MAX_REQUEST = 513 * 1024 * 1024
 #: FIFOs of an embedded kernel, those that it reads first; as in its own program, which cannot be imported here.
 READ_FIFOS = ("shell", "stdin", "control", "said-read", "answers-read")
 WRITTEN_FIFOS = ("said", "answers")
@@ -218,10 +219,11 @@ class Channel:
         self._address = address
         self._sock: socket.socket | None = None
         self._from_kernel = zmtp.Splitter(MAX_MESSAGE)
-        self._from_host = zmtp.Splitter(MAX_MESSAGE)
+        self._from_host = zmtp.Splitter(MAX_REQUEST)
         self._outbox = Outbox(IOPUB_LIMIT if name == "iopub" else OUTBOX_LIMIT, self._watch)
         self._stream: Stream | None = None
         self._unsent: list[bytes] = []
+        self._sent = 0  # bytes of the first of them
         self._uncredited = 0
         self._handshake: zmtp.Handshake | None = None
         self._dial()
@@ -229,7 +231,7 @@ class Channel:
     def attach(self, stream: Stream) -> None:
         """Carry to and from this owner."""
         self._stream = stream
-        self._from_host = zmtp.Splitter(MAX_MESSAGE)  # half a message of the last owner's is nobody's
+        self._from_host = zmtp.Splitter(MAX_REQUEST)  # half a message of the last owner's is nobody's
         self._uncredited = 0
         stream.on_data = self._host_said
         stream.on_reset = lambda reason: self._detach(stream)
@@ -270,6 +272,7 @@ class Channel:
         self._loop.watch(sock.fileno())
         sock.close()
         self._sock = None
+        self._sent = 0  # what the kernel has a part of, it is sent whole
         self._loop.later(_DIAL_INTERVAL, self._dial)
 
     def _greet(self, sock: socket.socket) -> None:
@@ -356,11 +359,10 @@ class Channel:
             return
         try:
             while self._unsent:
-                count = self._sock.send(self._unsent[0])
-                if count < len(self._unsent[0]):
-                    self._unsent[0] = self._unsent[0][count:]
-                else:
+                self._sent += self._sock.send(memoryview(self._unsent[0])[self._sent :])
+                if self._sent == len(self._unsent[0]):
                     del self._unsent[0]
+                    self._sent = 0
         except BlockingIOError:
             pass
         except OSError:
