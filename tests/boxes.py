@@ -24,10 +24,10 @@ class Box:
     def processes(self) -> ProcessTable:
         return self.sandbox.processes
 
-    async def run(self, line: str, stdin: bytes = b"", timeout: float = 30.0) -> ExecResult:
+    async def run(self, line: str, stdin: bytes = b"", timeout: float = 60.0) -> ExecResult:
         return await self.argv(["/bin/sh", "-c", line], stdin, timeout)
 
-    async def argv(self, argv: list[str], stdin: bytes = b"", timeout: float = 30.0) -> ExecResult:
+    async def argv(self, argv: list[str], stdin: bytes = b"", timeout: float = 60.0) -> ExecResult:
         return await self.processes.run(Command(argv=argv, env=ENV), stdin=stdin, timeout=timeout)
 
     async def text(self, line: str) -> str:
@@ -49,4 +49,4 @@ async def boxed(manager: SandboxManager, **spec: object) -> AsyncIterator[Box]:
 
 def run(test: Callable[[SandboxManager], Awaitable[None]], manager: SandboxManager) -> None:
     """Run a test on an event loop of its own."""
-    asyncio.run(asyncio.wait_for(test(manager), 90))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(test(manager), 250))  # type: ignore[arg-type]

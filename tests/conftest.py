@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 # Before anything imports them: failed assertions of the shared suite tell their values.
@@ -23,11 +24,15 @@ from e2e.harness import Env  # noqa: E402
 from jupyter_agentbox.manager import SandboxManager  # noqa: E402
 from jupyter_agentbox.runtimes.runsc import RunscRuntime  # noqa: E402
 
+# How long an example takes to make and to try says something of the machine and of what else it does, and nothing else.
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("patient")
+
 
 @pytest.fixture(scope="session")
 def has_runsc() -> None:
     """Fail, not skip: tests that claim to cover gVisor must not pass without it."""
-    answer = subprocess.run(["runsc", "--version"], capture_output=True, text=True, timeout=20)
+    answer = subprocess.run(["runsc", "--version"], capture_output=True, text=True, timeout=60)
     assert answer.returncode == 0, "runsc is needed: run `make setup`"
 
 

@@ -61,6 +61,8 @@ def test_a_kernel_that_was_taken_back_speaks_when_its_listeners_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    for name in ("TIMEOUT", "ANSWER_TIMEOUT"):
+        monkeypatch.setattr(audience, name, 60.0)
 
     class Kernel:
         end = None

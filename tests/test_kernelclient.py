@@ -71,11 +71,11 @@ def go(work: Callable[[Front, KernelClient, list[int]], Awaitable[None]]) -> Non
             signals.append(number)
 
         try:
-            await asyncio.wait_for(work(front, KernelClient.of(front, send_signal, "default"), signals), 20)
+            await asyncio.wait_for(work(front, KernelClient.of(front, send_signal, "default"), signals), 60)
         finally:
             front.close()
 
-    LinkThread.instance().submit(inner()).result(30)
+    LinkThread.instance().submit(inner()).result(90)
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ def runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Any:
         yield
 
 
-async def run(client: KernelClient, code: str = "1", timeout: float | None = 5.0) -> Any:
+async def run(client: KernelClient, code: str = "1", timeout: float | None = 30.0) -> Any:
     return await client.run(code, timeout=timeout, limits=OutputLimits())
 
 
@@ -113,8 +113,9 @@ def test_a_kernel_that_says_nothing_is_an_error_and_one_that_never_ends_a_timeou
         front.attach(kernel)
         with pytest.raises(RuntimeFailed):
             await run(client)
+        monkeypatch.setattr("jupyter_agentbox.kernelclient.START_TIMEOUT", 30.0)
         kernel.is_mute = False
-        result = await run(client, timeout=0.2)
+        result = await run(client, timeout=1.0)
         assert (result.status, result.is_busy, signals) == ("timed_out", True, [2])
 
     go(work)
@@ -157,6 +158,8 @@ def test_code_that_waits_is_told_of_the_end_or_runs_in_the_next_kernel() -> None
         first = ScriptedKernel(lambda code: [BUSY])
         front.attach(first)
         running, waiting = (asyncio.create_task(run(client, code)) for code in ("a", "b"))
+        while first.codes != ["a"]:
+            await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)
         first.die()
         assert [(await task).status for task in (running, waiting)] == ["kernel_died", "kernel_died"]
@@ -185,10 +188,11 @@ def test_a_run_that_was_given_up_in_the_kernels_queue_is_interrupted_when_it_beg
             await send(channel, frames)
 
         kernel.send = record  # type: ignore[method-assign]
-        result = await run(client, timeout=0.2)
+        result = await run(client, timeout=1.0)
         assert (result.status, result.has_started, signals) == ("timed_out", False, [])
         await kernel.say(requests[-1], *BUSY)
-        await asyncio.sleep(0.05)
+        while not signals:
+            await asyncio.sleep(0.01)
         assert signals == [2]
         await kernel.say(requests[-1], *IDLE)
         assert client._sent == {}
