@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -134,13 +134,12 @@ class Sandbox:
             if saved is None:
                 self._link.listen()
                 await asyncio.to_thread(importcache.give, self.directory, self.spec)
-                self._handle = await asyncio.to_thread(self.runtime.start, self.id, self.spec, self.directory)
+                await finished(self._launch(self.runtime.start, self.id, self.spec, self.directory))
             else:
                 work = saved / "work", self.directory / "work"
                 await asyncio.to_thread(copy_tree, *work, max_bytes=2 * self.spec.limits.disk)
                 self._link.listen(self.record.link)
-                arguments = (self.id, self.spec, self.directory, saved / "image")
-                self._handle = await asyncio.to_thread(self.runtime.restore, *arguments)
+                await finished(self._launch(self.runtime.restore, self.id, self.spec, self.directory, saved / "image"))
             self._save()
             await self._connected()
             await self._resume(claim)
@@ -151,6 +150,10 @@ class Sandbox:
             self.end = self.end or End(Cause.RUNTIME_FAILED, 1, "it did not start")
             await asyncio.shield(self._give_up(inherit))
             raise
+
+    async def _launch(self, start: Callable[..., Handle], *arguments: Any) -> None:
+        # To its end, though nobody may want it any more: what is not known here nobody would end.
+        self._handle = await asyncio.to_thread(start, *arguments)
 
     async def _give_up(self, inherit: Sandbox | None) -> None:
         await self.stop(is_kept=True)
@@ -182,7 +185,7 @@ class Sandbox:
                 await asyncio.to_thread(self.runtime.recover, self.id, self.directory)
             else:
                 self._inherit(inherit)
-                await asyncio.to_thread(self.runtime.claim, self._handle, self.id, self.spec, self.directory)
+                await finished(asyncio.to_thread(self.runtime.claim, self._handle, self.id, self.spec, self.directory))
             await self._connected()
             await self._resume(claim)
             self._save()
@@ -493,6 +496,5 @@ class Sandbox:
     def _note_end(self, end: End) -> None:
         self.end = end
         is_meant = end.cause in (Cause.STOPPED, Cause.IDLE, Cause.LIFE_OVER)
-        level = logging.INFO if is_meant else logging.ERROR
-        log.log(level, "sandbox %s ended: %s", self.id, end.message)
+        log.log(logging.INFO if is_meant else logging.ERROR, "sandbox %s ended: %s", self.id, end.message)
         self._ended.set()

@@ -35,8 +35,9 @@ from pathlib import Path
 
 #: Seconds between two rounds of the sweeper, and for which it stays when there is nothing to watch.
 ROUND_INTERVAL, IDLE_TIMEOUT = 2.0, 30.0
-#: Seconds after which a directory in which nobody ever wrote a state is an accident.
-UNBORN_TIMEOUT = 60.0
+#: Seconds after which a directory in which nobody ever wrote a state is an accident; and for which one stays whose
+#: control groups can't be removed, as it alone names them.
+UNBORN_TIMEOUT, CGROUP_PATIENCE = 60.0, 600.0
 #: Seconds between two looks at containers, for one look, and for which the sweeper stays if an engine does not answer.
 CONTAINER_INTERVAL, CONTAINER_TIMEOUT, CONTAINER_PATIENCE = 60.0, 60.0, 3600.0
 #: Longest lease that a state file can ask for, in seconds.
@@ -279,10 +280,9 @@ def _read_state(directory: Path) -> dict[str, object] | None:
 
 
 def _read_lines(path: Path) -> list[str]:
-    try:
+    with contextlib.suppress(OSError, ValueError):
         return path.read_text().splitlines()
-    except (OSError, ValueError):
-        return []
+    return []
 
 
 def _read_processes(state: dict[str, object]) -> tuple[list[tuple[int, int]], list[str]]:
@@ -318,7 +318,9 @@ def _sweep_one(directory: Path, now: float) -> bool:
         return False
     # Also those that a start which was cut short never wrote down.
     kill_processes({*processes, *find_processes(directory)})
-    remove_cgroups({*cgroups, *_read_lines(directory / "bundle" / "cgroups")})
+    groups = {*cgroups, *_read_lines(directory / "bundle" / "cgroups")}
+    if remove_cgroups(groups) and now - heartbeat < lease + CGROUP_PATIENCE:
+        return False
     _remove_registered(state.get("cleanup"))
     gone = directory.with_name(f"{_GONE}{os.getpid()}-{directory.name}")
     directory.rename(gone)
@@ -484,11 +486,9 @@ def has_left(state_dir: Path) -> bool:
 
 
 def _has_entries(directory: Path) -> bool:
-    try:
-        with os.scandir(directory) as entries:
-            return any(True for _ in entries)
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        return any(True for _ in entries)
+    return False
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from jupyter_agentbox.driver.embedded import READ_BY_KERNEL, WRITTEN_BY_KERNEL
 from jupyter_agentbox.errors import NotFound, RuntimeFailed, SandboxEnded
 from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.manager import SandboxManager
+from jupyter_agentbox.record import Record
 from jupyter_agentbox.runtimes import Handle
 from jupyter_agentbox.runtimes.runsc import RunscRuntime
 from jupyter_agentbox.spec import MIB, Cause, Limits, Mount, SandboxSpec
@@ -83,6 +85,43 @@ def test_user_code_is_not_root_and_cannot_reach_the_guest_or_the_link(manager: S
             assert await box.text("echo alive") == "alive"
 
     run(test, manager)
+
+
+@pytest.mark.parametrize("step", ["start", "restore"])
+def test_a_start_that_is_given_up_at_its_last_moment_leaves_nothing(
+    manager: SandboxManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    handles: list[Handle] = []
+
+    async def test(manager: SandboxManager) -> None:
+        staged, begun = tmp_path / "staged", asyncio.Event()
+        for name in ("image", "work"):
+            (staged / name).mkdir(parents=True)
+        async with boxed(manager) as box:
+            saved = await LinkThread.instance().run(box.sandbox.checkpoint(staged))
+        loop, given_up, real = asyncio.get_running_loop(), threading.Event(), getattr(manager.runtime, step)
+
+        def slow(*arguments: Any) -> Handle:
+            handles.append(real(*arguments))
+            loop.call_soon_threadsafe(begun.set)
+            assert given_up.wait(60)
+            return handles[0]
+
+        monkeypatch.setattr(manager.runtime, step, slow)
+        record = Record.from_bytes(saved)
+        made = manager.create(record.spec) if step == "start" else manager.restore(record.spec, record, staged)
+        making = asyncio.ensure_future(made)
+        await begun.wait()
+        making.cancel()
+        await asyncio.wait([making])
+        await LinkThread.instance().run(asyncio.sleep(0))  # by then it was told
+        given_up.set()
+        while list((manager.state_dir / "sandboxes").iterdir()):
+            await asyncio.sleep(0.05)
+
+    run(test, manager)
+    assert not handles[0].is_running
+    assert not [path for path in handles[0].cgroups if Path(path).exists()]
 
 
 def test_orphans_are_reaped(manager: SandboxManager) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import subprocess
@@ -21,6 +22,8 @@ import pytest
 
 from jupyter_agentbox import containers
 from jupyter_agentbox import sweep as module
+from jupyter_agentbox.runtimes import cgroups
+from jupyter_agentbox.spec import Limits
 from jupyter_agentbox.sweep import (
     ensure_sweeper,
     find_processes,
@@ -117,6 +120,26 @@ def test_a_start_that_was_cut_short_is_found_without_a_state(state_dir: Path, mo
         finally:
             process.kill()
     assert not directory.exists()
+
+
+def test_what_names_a_control_group_stays_until_that_is_gone(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = cgroups.detect()
+    if not found.parents:
+        pytest.skip("no control groups can be made here")
+    group = Path(found.create(f"test{os.getpid()}", Limits())[0])
+    (group / "busy").mkdir()  # keeps it from being removed
+    try:
+        directory = make_sandbox(state_dir)
+        (directory / "bundle").mkdir()
+        (directory / "bundle" / "cgroups").write_text("\n".join(found.name(f"test{os.getpid()}")))
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "remove_cgroups", functools.partial(remove_cgroups, timeout=0.0))
+            assert sweep(state_dir) == []
+        assert directory.exists()
+    finally:
+        (group / "busy").rmdir()
+    assert sweep(state_dir) == ["one"]
+    assert not any(Path(path).exists() for path in found.name(f"test{os.getpid()}"))
 
 
 def test_registered_paths_go_only_where_they_are_ours(

@@ -49,6 +49,8 @@ PROCESS_ROOM = 16 * MIB
 PAUSED = "paused"
 #: And of its bundle: the hidden entries of the work folder.
 COVERED = "covered"
+#: Seconds that control groups may take to go once nothing runs in them.
+CGROUP_TIMEOUT = 30.0
 _PYTHONS = (Path("/usr/bin/python3"), Path(sys.executable))
 
 
@@ -140,7 +142,7 @@ class RunscRuntime(Runtime):
 
     def remove(self, handle: Handle, directory: Path) -> None:
         """Remove control groups and runsc's own part of ``directory``."""
-        if left := remove_cgroups(handle.cgroups):
+        if left := remove_cgroups(handle.cgroups, CGROUP_TIMEOUT):
             self.log.warning("control groups could not be removed: %s", ", ".join(left))
         if (directory / namespaces.HELPER).exists():
             kill_processes(find_processes(directory))
@@ -309,7 +311,7 @@ class RunscRuntime(Runtime):
             return self._read_handle(directory, groups, maps.user)
         except BaseException:
             kill_processes(find_processes(directory))
-            remove_cgroups(groups)
+            remove_cgroups(groups, CGROUP_TIMEOUT)
             self._remove_own(directory)
             raise
 
