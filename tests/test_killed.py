@@ -6,6 +6,7 @@ Each test makes what such a kill would leave by the product's own steps, and let
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,19 +16,24 @@ import pytest
 from traitlets.config import Config
 
 from jupyter_agentbox import parking
+from jupyter_agentbox.adoption import _end_twins
+from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.models import SandboxRequest, SnapshotRequest
 from jupyter_agentbox.parking import Parker
 from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.processes import Command
+from jupyter_agentbox.record import Record
 from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.runtimes import Handle
 from jupyter_agentbox.sandbox import Sandbox
 from jupyter_agentbox.session import SESSION_FILE, Session
 from jupyter_agentbox.sessions import Sessions
+from jupyter_agentbox.slot import KernelSlot
 from jupyter_agentbox.snapshotting import Snapshots, read_saved
 from jupyter_agentbox.spec import Cause
 from jupyter_agentbox.tokens import TokenStore
+from jupyter_agentbox.warm import context_argv
 
 pytestmark = pytest.mark.usefixtures("has_runsc")
 
@@ -168,6 +174,42 @@ def test_of_two_after_a_restore_that_was_cut_off_one_is_ended(is_carried: bool, 
             survivor = second.session.running().id
             assert second.living() == [survivor]
             assert place_of(policy, token) == survivor
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_carried", [False, True])
+def test_of_two_kernels_of_one_id_one_is_ended_and_its_tokens_are_the_others(is_carried: bool, policy: Policy) -> None:
+    async def test() -> None:
+        thread, first = LinkThread.instance(), Server(policy)
+        spec = await asyncio.to_thread(lambda: policy.resolve({}, executable=sys.executable, kernel_id="k"))
+        slot = KernelSlot(first.manager, key=b"secret", signature_scheme="hmac-sha256")
+        await thread.run(slot.start(spec, context_argv(spec)))
+        old = slot.sandbox
+        assert old is not None
+        token = make_token(policy, old.id)
+        while not all(kernel.is_ready for kernel in old.kernels.values()):
+            await asyncio.sleep(0.05)
+        # As the slot takes it back to a snapshot, up to where it ends the old one.
+        staged = first.snapshots.store.stage()
+        record = Record.from_bytes(await thread.run(old.checkpoint(staged)))
+        new = await first.manager.restore(spec, record, staged)
+        first.snapshots.store.discard(staged)
+        if is_carried:
+            TokenStore(policy.state_path).carry(old.id, new.id)
+        await first.manager.leave(new)
+        await thread.run(slot.leave())
+        second = Server(policy)
+        left = {record.id: record for record in second.manager.orphans()}
+        assert left.keys() == {old.id, new.id}
+        slot = KernelSlot(second.manager, key=b"", signature_scheme="hmac-sha256")
+        await thread.run(slot.adopt(left[old.id]))
+        try:
+            await asyncio.to_thread(_end_twins, second.manager, {"k"})
+            assert second.living() == [old.id]
+            assert place_of(policy, token) == old.id
+        finally:
+            await thread.run(slot.release())
 
     run(test)
 
