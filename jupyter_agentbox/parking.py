@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from .errors import AgentboxError, Conflict
 from .manager import MAX_STARTING, Listed, SandboxManager
@@ -71,6 +72,8 @@ class Parker:
         self._tokens = TokenStore(sessions.policy.state_path)
         self._locks: dict[str, Lock] = {}
         self._watching: list[asyncio.Future[None]] = []
+        # Somebody may ask for what policy is just doing, or the other way round.
+        self._turns: WeakKeyDictionary[Session, asyncio.Lock] = WeakKeyDictionary()
         #: Held by each that is woken: to decompress more than can start only takes time from those that do.
         self.opening = asyncio.Semaphore(MAX_STARTING)
         sessions.parking = self
@@ -79,6 +82,11 @@ class Parker:
 
     async def park(self, session: Session) -> None:
         """Save it to the disk and free what it uses. Raises Conflict while it is in use."""
+        async with self._turns.setdefault(session, asyncio.Lock()):
+            if session.parked is None:
+                await self._park(session)
+
+    async def _park(self, session: Session) -> None:
         sandbox = session.running()
         _check_unused(session)
         if session.kind == "notebook":
@@ -98,14 +106,16 @@ class Parker:
     async def _save(self, session: Session, sandbox: Sandbox) -> Snapshot:
         snapshot = await self.snapshots.save(session, SnapshotRequest(), kind="park")
         try:
-            _check_unused(session)
-            session.running()
             if not self._take_lock(snapshot.id):
                 raise Conflict(f"sandbox {session.id!r} was parked by another server at the same moment")
+            await self._carry(sandbox.id, snapshot.id)
+            # Nothing is waited for after this until a session is parked: a call that came before keeps it awake.
+            _check_unused(session)
+            session.running()
         except AgentboxError:
-            await asyncio.to_thread(self.snapshots.store.delete, snapshot.id, session.owner)
+            await self._carry(snapshot.id, sandbox.id)
+            await self.remove(snapshot.id, session.owner)
             raise
-        await self._carry(sandbox.id, snapshot.id)
         return snapshot
 
     async def _save_kernel(self, session: Session, sandbox: Sandbox) -> Parked:

@@ -357,7 +357,7 @@ class Sessions(CountedSessions):
 
     async def _cull(self) -> None:
         for session in list(self._sessions.values()):
-            if session.state not in ("running", "parked") or (over := session.overdue()) is None:
+            if session.state not in ("running", "parked") or session.starting or (over := session.overdue()) is None:
                 continue
             if over == "idle_timeout" and session.request.idle_policy == "park" and self.parking is not None:
                 if session.state == "running":
