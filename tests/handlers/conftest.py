@@ -31,7 +31,7 @@ class Api:
         """Make a call; nothing is asserted, but that the server is at no fault."""
         if body is not None:
             options["json" if isinstance(body, (dict, list)) else "data"] = body
-        options.setdefault("timeout", 60)
+        options.setdefault("timeout", 150)
         answer = self.http.request(verb, self.url(path), **options)
         assert answer.status_code != 500, f"{answer.text}\n{self.server.log.read_text()[-6000:]}"
         return answer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import time
 import wave
 
 import pytest
@@ -63,9 +62,7 @@ def test_a_plot_of_plotly_comes_as_its_own_type(api: Api, box: str) -> None:
 def test_a_caller_who_goes_away_interrupts_its_run(api: Api, box: str) -> None:
     with pytest.raises(requests.Timeout):
         api("POST", box + "/code", {"code": "import time\ntime.sleep(300)"}, timeout=1.5)
-    began = time.monotonic()
-    assert api.ok("POST", box + "/code", {"code": "'free'"})["status"] == "ok"
-    assert time.monotonic() - began < 20
+    assert api.ok("POST", box + "/code", {"code": "'free'", "timeout": 60})["status"] == "ok", "not at the sleep's end"
 
 
 def test_contexts(api: Api, box: str) -> None:
@@ -75,6 +72,7 @@ def test_contexts(api: Api, box: str) -> None:
     names = [item["name"] for item in api.ok("GET", box + "/contexts")["contexts"]]
     assert names == ["default", "second"]
     assert api("POST", box + "/contexts/second/interrupt").status_code == 204
+    api.ok("POST", box + "/exec", {"command": "true"})  # the guest does one thing after the other: it was sent
     died = api.ok("POST", box + "/code", {"code": "import os\nos._exit(3)", "context": "second"})
     assert died["status"] == "kernel_died"
     assert api("DELETE", box + "/contexts/second").status_code == 204

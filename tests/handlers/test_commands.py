@@ -80,10 +80,10 @@ def test_background_processes(api: Api, box: str) -> None:
     made = api("POST", box + "/processes", {"command": "echo ready; read line; echo got $line; exec sleep 999"})
     assert made.status_code == 201
     path = f"{box}/processes/{made.json()['id']}"
-    chunk = api.ok("GET", path + "/output", params={"wait": 10})
+    chunk = api.ok("GET", path + "/output", params={"wait": 60})
     assert (chunk["data"], chunk["is_end"]) == ("ready\n", False)
     api.ok("POST", path + "/stdin", {"text": "hello\n"})
-    chunk = api.ok("GET", path + "/output", params={"offset": chunk["next_offset"], "wait": 10})
+    chunk = api.ok("GET", path + "/output", params={"offset": chunk["next_offset"], "wait": 60})
     assert chunk["data"] == "got hello\n"
     assert api.ok("GET", path)["state"] == "running"
     assert api.ok("GET", path + "/wait", params={"timeout": 0.2})["exit_code"] is None
@@ -105,7 +105,7 @@ def test_background_processes(api: Api, box: str) -> None:
 def connect(api: Api, path: str, **options: Any) -> websocket.WebSocket:
     address = api.url(path).replace("http", "ws", 1)
     options.setdefault("header", [f"Authorization: token {api.server.token}"])
-    return websocket.create_connection(address, http_no_proxy=["127.0.0.1"], timeout=30, **options)
+    return websocket.create_connection(address, http_no_proxy=["127.0.0.1"], timeout=60, **options)
 
 
 def read_until(socket: websocket.WebSocket, text: bytes) -> bytes:
@@ -123,7 +123,7 @@ def test_a_terminal(api: Api, box: str) -> None:
         socket.send_binary(b"stty size; echo 4$((1+1))\r")
         assert b"30 100" in read_until(socket, b"42\r\n")
         socket.send('{"rows": 40, "columns": 120}')
-        socket.send_binary(b"sleep 0.3; stty size; echo 5$((1+1))\r")
+        socket.send_binary(b"while stty size | grep -q ^30; do sleep 0.1; done; stty size; echo 5$((1+1))\r")
         assert b"40 120" in read_until(socket, b"52\r\n")
     # It lives on, and whoever comes back sees what it showed.
     with contextlib.closing(connect(api, path)) as socket:
@@ -140,7 +140,7 @@ def test_a_terminal_is_for_those_who_may(api: Api, box: str) -> None:
     made = api.ok("POST", box + "/terminals", {})
     path = f"{box}/terminals/{made['id']}/socket"
     # A browser that is logged in, on a page of somebody else's.
-    login = requests.get(api.server.url(f"tree?token={api.server.token}"), timeout=30, proxies={"no": "127.0.0.1"})
+    login = requests.get(api.server.url(f"tree?token={api.server.token}"), timeout=60, proxies={"no": "127.0.0.1"})
     cookies = "; ".join(f"{cookie.name}={cookie.value}" for cookie in login.cookies)
     assert "username" in cookies
     for options in (
@@ -163,14 +163,14 @@ def test_a_terminal_is_for_those_who_may(api: Api, box: str) -> None:
 def test_a_page_of_somebody_elses_can_do_nothing(api: Api, box: str) -> None:
     with requests.Session() as browser:
         browser.trust_env = False
-        browser.get(api.server.url(f"tree?token={api.server.token}"), timeout=30)
-        assert browser.get(api.url(box), timeout=30).status_code == 200
+        browser.get(api.server.url(f"tree?token={api.server.token}"), timeout=60)
+        assert browser.get(api.url(box), timeout=60).status_code == 200
         for verb, path in (("POST", "/exec"), ("PUT", "/files/upload?path=x"), ("PUT", "/files/content")):
-            answer = browser.request(verb, api.url(box + path), data="{}", timeout=30)
+            answer = browser.request(verb, api.url(box + path), data="{}", timeout=60)
             assert (answer.status_code, answer.json()["reason"]) == (403, "forbidden"), answer.text
         token = browser.cookies["_xsrf"]
         body, headers = {"command": "echo hi"}, {"X-XSRFToken": token}
-        answer = browser.post(api.url(box + "/exec"), json=body, headers=headers, timeout=30)
+        answer = browser.post(api.url(box + "/exec"), json=body, headers=headers, timeout=60)
         assert answer.json()["stdout"] == "hi\n"
 
 

@@ -25,7 +25,7 @@ def app(api: Api) -> Iterator[str]:
     api.ok("POST", "/sandboxes", {"id": "ports", "files": {"app.py": APP}, "ports": [7001, 7999]})
     api.ok("POST", "/sandboxes/ports/processes", {"command": "exec python3 app.py"})
     path = "/sandboxes/ports/ports/7001"
-    wait_until(lambda: api("GET", path + "/").status_code == 207, 30, "the program listens")
+    wait_until(lambda: api("GET", path + "/").status_code == 207, 90, "the program listens")
     yield path
     api("DELETE", "/sandboxes/ports")
 
@@ -92,7 +92,7 @@ def test_bodies_are_streamed_both_ways(api: Api, app: str) -> None:
     answer.close()
     (process,) = api.ok("GET", "/sandboxes/ports/processes")["processes"]
     output = f"/sandboxes/ports/processes/{process['id']}/output"
-    wait_until(lambda: "hung up" in json.dumps(api.ok("GET", output)), 20, "a client that goes away hangs up inside")
+    wait_until(lambda: "hung up" in json.dumps(api.ok("GET", output)), 60, "a client that goes away hangs up inside")
 
 
 @pytest.mark.parametrize("path", ["/both", "/huge", "/noise"])
@@ -166,7 +166,7 @@ def test_connections_are_bounded_and_given_back(api: Api, app: str) -> None:
     assert "64 connections" in api.fails(429, "GET", app + "/")["message"]
     for socket in opened:
         socket.close()
-    wait_until(lambda: api("GET", app + "/").status_code == 207, 20, "they are given back")
+    wait_until(lambda: api("GET", app + "/").status_code == 207, 60, "they are given back")
 
 
 def test_a_browser_gets_an_address_of_the_ports_own(api: Api, app: str) -> None:

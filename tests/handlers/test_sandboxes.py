@@ -128,8 +128,7 @@ def test_calls_are_activity_of_the_server_and_looks_are_none(api: Api, box: str)
 
 
 def test_idle_ones_end_and_looking_is_no_use(api: Api, make: Make) -> None:
-    # The one that is to be used last: it must not end while others are made.
-    old, idle, busy = make(max_life=6), make(idle_timeout=3), make(idle_timeout=3)
+    old, idle, busy = make(max_life=6), make(idle_timeout=3), make()
     done = threading.Event()
 
     def use() -> None:
@@ -138,6 +137,9 @@ def test_idle_ones_end_and_looking_is_no_use(api: Api, make: Make) -> None:
 
     thread = threading.Thread(target=use)
     thread.start()
+    # It must not end before it is used.
+    wait_until(lambda: api.ok("GET", busy)["calls"] or done.is_set(), 60, "it is in use")
+    api.ok("PATCH", busy, {"idle_timeout": 3})
     deadline = time.monotonic() + 100
     while api.ok("GET", idle)["state"] != "ended" and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -322,8 +324,10 @@ def test_what_happens_is_counted_and_told(api: Api, make: Make) -> None:
         assert counted("agentbox_sandboxes ") >= 1
         api.ok("POST", sandbox + "/exec", {"command": "curl -s https://not-granted.example.org; true"})
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(api.ok, "POST", sandbox + "/exec", {"command": "sleep 5"})
+            line = "until [ -e /tmp/seen ]; do sleep 0.1; done"
+            waiting = pool.submit(api.ok, "POST", sandbox + "/exec", {"command": line, "timeout": 90})
             calls = wait_until(lambda: api.ok("GET", sandbox)["calls"], 60, "a call is seen")
+            api.ok("POST", sandbox + "/exec", {"command": "touch /tmp/seen"})
             waiting.result()
         assert [(call["tool"], call["token"]) for call in calls] == [("bash", None)]
         assert api.ok("GET", sandbox)["calls"] == []
