@@ -222,9 +222,11 @@ class Server:
 
     def __init__(self, env: Env, program: str, arguments: Sequence[str], options: dict[str, Any]) -> None:
         self.env, self.token = env, uuid.uuid4().hex
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        # Bound until the end, so that nobody else is given the port; a server may listen on it nevertheless.
+        self.port_holder = socket.socket()
+        self.port_holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.port_holder.bind(("127.0.0.1", 0))
+        self.port = self.port_holder.getsockname()[1]
         if program == "kernelgateway":
             command = ["jupyter-kernelgateway", f"--KernelGatewayApp.port={self.port}",
                        "--KernelGatewayApp.port_retries=0", f"--KernelGatewayApp.auth_token={self.token}"]  # fmt: skip
@@ -250,11 +252,14 @@ class Server:
 
         def is_ready() -> bool:
             assert self.process.poll() is None, f"server ended:\n{self.log.read_text()}"
-            with contextlib.suppress(requests.ConnectionError):
+            with contextlib.suppress(requests.ConnectionError, requests.Timeout):
                 return self.http.get(self.url("api"), timeout=5).ok
             return False
 
-        wait_until(is_ready, timeout, f"the server answers\n{self.log.read_text()}")
+        try:
+            wait_until(is_ready, timeout, "the server answers")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.log.read_text()[-8000:]}") from None
 
     def url(self, path: str) -> str:
         """Return the address of a path."""
@@ -278,13 +283,14 @@ class Server:
     def stop(self, signum: int = signal.SIGTERM) -> None:
         """End it as an operator would, and kill it if it does not obey."""
         self.http.close()
+        self.port_holder.close()
         for connection in self.sockets:
             connection.close()
             connection.shutdown()  # close() does nothing after the server's close frame
         if self.process.poll() is None:
             self.process.send_signal(signum)
         try:
-            self.process.wait(30)
+            self.process.wait(100)
         except subprocess.TimeoutExpired:
             kill_group(self.process)
             self.process.wait()
@@ -334,7 +340,7 @@ class KernelClient:
             server.url(f"api/kernels/{kernel_id}/channels?session_id={self.session}").replace("http", "ws", 1),
             header=[f"Authorization: token {server.token}"],
             http_no_proxy=["127.0.0.1"],
-            timeout=60,
+            timeout=150,
         )
         server.sockets.append(self.socket)
         self.send("shell", "kernel_info_request", {})
@@ -351,7 +357,10 @@ class KernelClient:
     def receive(self, deadline: float) -> dict[str, Any]:
         """Return the next message."""
         self.socket.settimeout(max(0.01, deadline - time.monotonic()))
-        return json.loads(self.socket.recv())  # type: ignore[no-any-return]
+        try:
+            return json.loads(self.socket.recv())  # type: ignore[no-any-return]
+        except websocket.WebSocketTimeoutException:
+            raise AssertionError(f"no message came in time:\n{self.server.log.read_text()[-4000:]}") from None
 
     def start(self, code: str, *, allow_stdin: bool = False) -> str:
         """Send code, and do not wait for it."""
