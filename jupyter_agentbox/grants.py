@@ -34,6 +34,7 @@ class GrantedSessions(SessionRegistry):
         sandbox = session.running()  # another, if it was restored meanwhile
         self._put_grant(sandbox, grant)
         session.spec = sandbox.spec
+        session.touch()  # if it is being parked, this was not saved
         await asyncio.to_thread(sandbox.record.save, sandbox.directory)
 
     def _put_grant(self, sandbox: Sandbox, grant: Grant) -> None:

@@ -104,13 +104,15 @@ class Parker:
         await manager.stop(sandbox, End(Cause.STOPPED, 0, "it was parked"))
 
     async def _save(self, session: Session, sandbox: Sandbox) -> Snapshot:
+        used = session.last_used
         snapshot = await self.snapshots.save(session, SnapshotRequest(), kind="park")
         try:
             if not self._take_lock(snapshot.id):
                 raise Conflict(f"sandbox {session.id!r} was parked by another server at the same moment")
             await self._carry(sandbox.id, snapshot.id)
-            # Nothing is waited for after this until a session is parked: a call that came before keeps it awake.
-            _check_unused(session)
+            # Nothing is waited for after this until a session is parked: a call that came before keeps it awake, and so
+            # does one that is over already, as what it did may not be saved.
+            _check_unused(session, used)
             session.running()
         except AgentboxError:
             await self._carry(snapshot.id, sandbox.id)
@@ -363,6 +365,6 @@ def _remove_unheld(directory: Path) -> None:
         lock.release()
 
 
-def _check_unused(session: Session) -> None:
-    if session.uses:
+def _check_unused(session: Session, since: float | None = None) -> None:
+    if session.uses or since not in (None, session.last_used):
         raise Conflict(f"sandbox {session.id!r} is in use; wait for the calls on it to end")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,6 +27,8 @@ from jupyter_agentbox.parking import Parker
 from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.processes import Command
 from jupyter_agentbox.registry import Caller
+from jupyter_agentbox.runtimes import Handle
+from jupyter_agentbox.runtimes.runsc import RunscRuntime
 from jupyter_agentbox.sessions import Sessions
 from jupyter_agentbox.snapshotting import Snapshots
 
@@ -142,16 +145,65 @@ def test_what_is_parked_wakes_only_where_there_is_room(policy: Policy) -> None:
     run(test)
 
 
-def test_one_that_is_deleted_while_it_starts_is_gone(policy: Policy) -> None:
+def test_what_a_call_does_while_it_is_saved_to_be_parked_is_not_lost(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with opened(policy) as sessions:
+            snapshots = Snapshots(sessions)
+            Parker(sessions, snapshots)
+            await sessions.create(SandboxRequest(id="x"), caller=ADA)
+            saved, is_used, commit = threading.Event(), threading.Event(), snapshots.store.commit
+
+            def commit_late(*arguments: Any) -> Any:
+                saved.set()
+                assert is_used.wait(60)
+                return commit(*arguments)
+
+            async def bash(line: str) -> bytes:
+                async with sessions.use("x", caller=ADA) as session:
+                    return (await session.running().processes.run(Command(line))).stdout
+
+            async def park(meanwhile: Coroutine[Any, Any, Any]) -> None:
+                saved.clear()
+                is_used.clear()
+                parking = asyncio.ensure_future(sessions.park("x", caller=ADA))
+                assert await asyncio.to_thread(saved.wait, 60)
+                await meanwhile
+                is_used.set()
+                with pytest.raises(Conflict, match="in use"):
+                    await parking
+
+            monkeypatch.setattr(snapshots.store, "commit", commit_late)
+            await park(bash("echo kept > kept"))
+            await park(sessions.patch("x", SandboxPatch(allowed_hosts=[]), caller=ADA))
+            assert snapshots.store.list() == []
+            assert (await sessions.park("x", caller=ADA)).state == "parked"
+            assert await bash("cat kept") == b"kept\n"
+            assert (await sessions.get("x", caller=ADA)).allowed_hosts == []
+
+    run(test)
+
+
+def test_one_that_is_deleted_while_it_starts_is_gone(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, is_deleted, start = threading.Event(), threading.Event(), RunscRuntime.start
+
+    def start_late(runtime: RunscRuntime, *arguments: Any) -> Handle:
+        begun.set()
+        assert is_deleted.wait(60)
+        return start(runtime, *arguments)
+
+    monkeypatch.setattr(RunscRuntime, "start", start_late)
+
     async def test() -> None:
         async with opened(policy) as sessions:
             making = asyncio.ensure_future(sessions.create(SandboxRequest(id="x"), caller=ADA))
-            while not await sessions.list(caller=ADA):
-                await asyncio.sleep(0.01)
+            assert await asyncio.to_thread(begun.wait, 60)
             waiting = asyncio.ensure_future(sessions.create(SandboxRequest(id="x"), caller=ADA))
             with pytest.raises(Conflict):
                 await sessions.create(SandboxRequest(id="x", profile="default"), caller=ADA)
             await sessions.delete("x", caller=ADA)
+            is_deleted.set()
             for task in (making, waiting):
                 with pytest.raises((AgentboxError, asyncio.CancelledError)):
                     await task
@@ -225,7 +277,7 @@ def test_an_ended_one_says_why(policy: Policy) -> None:
     async def test() -> None:
         async with opened(policy) as sessions:
             made, _ = await sessions.create(SandboxRequest(id="x", max_life=1), caller=ADA)
-            for _ in range(200):
+            for _ in range(1200):
                 if (await sessions.get("x", caller=ADA)).state == "ended":
                     break
                 await asyncio.sleep(0.05)
@@ -245,7 +297,7 @@ def test_a_tenant_that_keeps_too_much_ends_its_sandboxes(policy: Policy) -> None
             await sessions.create(SandboxRequest(id="hog", tenant="acme"), caller=ADA)
             async with sessions.use("hog", "bash", caller=ADA) as session:
                 await session.running().processes.run(Command("head -c 40000000 /dev/zero > /workspace/big"))
-            for _ in range(200):
+            for _ in range(1000):
                 info = await sessions.get("hog", caller=ADA)
                 if info.state == "ended":
                     break
