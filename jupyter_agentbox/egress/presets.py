@@ -257,7 +257,7 @@ def _write_npm_answer(key: str, answer: _Npm) -> None:
     path = _npm_file()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh = path.with_name(f"npm.{os.getpid()}.new")
+        fresh = path.with_suffix(".new")  # of two at once what comes out is nonsense at worst, and passed over
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             json.dump({"key": key, **asdict(answer)}, file)
         fresh.replace(path)

@@ -211,7 +211,7 @@ class ImageStore:
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[bool]:
     """Hold the lock on a folder in the block; whether nobody else did."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
