@@ -257,9 +257,9 @@ def _remove_registered(paths: object) -> None:
 
 
 @contextlib.contextmanager
-def _try_lock(path: Path) -> Iterator[bool]:
+def _try_lock(path: Path, making: int = os.O_CREAT) -> Iterator[bool]:
     """Hold a file lock inside the block, if it can be had at once; yields whether it is held."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    handle = os.open(path, os.O_RDWR | making | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -413,9 +413,9 @@ def sweep_directories(state_dir: Path) -> list[str]:
             if name.startswith(_GONE):
                 remove_tree(directory)
                 continue
-            if not (directory / "lock").exists() and now - directory.stat().st_mtime < UNBORN_TIMEOUT:
-                continue  # it is just being made
-            with _try_lock(directory / "lock") as is_mine:
+            if not (is_locked := (directory / "lock").exists()) and now - directory.stat().st_mtime < UNBORN_TIMEOUT:
+                continue  # it is just being made. A lock that was there is not made anew: its owner may be removing it
+            with _try_lock(directory / "lock", 0 if is_locked else os.O_CREAT) as is_mine:
                 if is_mine and _sweep_one(directory, now):
                     removed.append(name)
     return removed
@@ -448,7 +448,7 @@ def ensure_sweeper(state_dir: Path) -> bool:
         start_new_session=True,
         cwd="/",
         env=env,
-        timeout=10.0,
+        timeout=30.0,
         check=False,
     )
     return True

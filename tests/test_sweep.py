@@ -45,7 +45,7 @@ def state_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["sleep", "60"]) as process:
+    with subprocess.Popen(["sleep", "300"]) as process:
         yield process
         process.kill()
 
@@ -101,7 +101,7 @@ def test_a_pid_that_is_somebody_elses_by_now_is_not_killed(state_dir: Path, slee
 def test_a_start_that_was_cut_short_is_found_without_a_state(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = state_dir / "sandboxes" / "half"
     directory.mkdir()
-    marked = [sys.executable, "-c", "import time; time.sleep(60)", f"--root={directory}/state"]
+    marked = [sys.executable, "-c", "import time; time.sleep(300)", f"--root={directory}/state"]
     with subprocess.Popen(marked) as process:
         try:
             while not find_processes(directory):
@@ -160,6 +160,21 @@ def test_registered_paths_go_only_where_they_are_ours(
     assert not (own / "link").is_symlink()
     assert (deep / "file").exists()
     assert (precious / "file").exists()
+
+
+def test_a_lock_that_its_owner_removes_at_this_moment_is_not_made_anew(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, try_lock = make_sandbox(state_dir), module._try_lock
+
+    def try_late(path: Path, *arguments: int) -> contextlib.AbstractContextManager[bool]:
+        for file in directory.iterdir():
+            file.unlink()
+        return try_lock(path, *arguments)
+
+    monkeypatch.setattr(module, "_try_lock", try_late)
+    assert sweep(state_dir) == []
+    directory.rmdir()  # as the owner does next
 
 
 @pytest.mark.parametrize(
@@ -235,17 +250,17 @@ def find_sweepers(state_dir: Path) -> list[int]:
 
 def test_the_sweeper_is_one_ends_orphans_and_then_itself(state_dir: Path) -> None:
     orphan = subprocess.run(
-        ["sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"], capture_output=True, text=True, check=True
+        ["sh", "-c", "sleep 300 >/dev/null 2>&1 & echo $!"], capture_output=True, text=True, check=True
     )
     pid = int(orphan.stdout)
     directory = make_sandbox(state_dir, pid=pid, age=0, lease=1.5)
     assert ensure_sweeper(state_dir)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 150
     while ensure_sweeper(state_dir):
         assert time.monotonic() < deadline, "the sweeper holds no lock"
         time.sleep(0.05)
     while directory.exists():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, "the orphan is not swept"
         time.sleep(0.05)
     assert read_start_time(pid) is None
     while len(sweepers := find_sweepers(state_dir)) != 1:  # those that found the lock held take a while to end
