@@ -20,6 +20,7 @@ from msgspec import UNSET
 
 from .counts import CountedSessions
 from .errors import AgentboxError, Conflict, PolicyRefused
+from .lapsed import tell as tell_lapsed
 from .link import finished
 from .manager import SandboxManager
 from .models import InstallRequest, SandboxInfo, SandboxPatch, SandboxRequest
@@ -413,6 +414,8 @@ class Sessions(CountedSessions):
                     session.sandbox = known.sandbox  # whose its tokens are
                     await self.parking.forget(session)  # the process ended between two steps, and it lives
         await asyncio.to_thread(self._end_twins, manager)
+        for session in await tell_lapsed(self.policy.state_path, manager.audit):
+            self._sessions.setdefault(session.key, session)
         if found:
             self._start_keeping()
         return found

@@ -324,6 +324,9 @@ def _sweep_one(directory: Path, now: float) -> bool:
     _remove_registered(state.get("cleanup"))
     gone = directory.with_name(f"{_GONE}{os.getpid()}-{directory.name}")
     directory.rename(gone)
+    if now - heartbeat >= lease:
+        with contextlib.suppress(OSError):  # it was no session, or no server wants to know
+            (gone / "session.json").replace(directory.parents[1] / "lapsed" / directory.name)
     remove_tree(gone)
     return True
 

@@ -275,6 +275,38 @@ def test_a_successor_takes_them_back(policy: Policy) -> None:
 
 def test_an_ended_one_says_why(policy: Policy) -> None:
     async def test() -> None:
+def test_a_successor_tells_of_those_whose_lease_was_over(policy: Policy) -> None:
+    async def test() -> None:
+        first = Sessions(policy)
+        assert await first.recover() == []
+        made, _ = await first.create(SandboxRequest(id="x"), caller=ADA)
+        await first.aclose(is_ended=False)
+        SandboxManager._shared.clear()
+        lock = policy.state_path / "sandboxes" / str(made.sandbox_id) / "lock"
+        os.utime(lock, (time.time() - policy.lease_timeout - 1,) * 2)
+        for _ in range(600):
+            if not lock.parent.exists():
+                break
+            await asyncio.sleep(0.1)
+        for _ in range(2):
+            async with opened(policy) as second:
+                assert await second.recover() == []
+                if (found := await second.list(caller=ADA)) == []:
+                    break
+                (info,) = found
+                assert (info.id, info.state, info.end and info.end.cause) == ("x", "ended", "lease_over")
+                with pytest.raises(SandboxEnded, match="its lease was over"):
+                    async with second.use("x", "bash", caller=ADA):
+                        pass
+                rows = await second.audit().aquery(sandbox=made.sandbox_id, kind="lifecycle")
+                assert [row.detail["cause"] for row in rows if row.detail["event"] == "ended"] == ["lease_over"]
+        else:
+            raise AssertionError("it is told once more")
+        assert rows[-1].detail["setting"] == "Policy.lease_timeout"
+
+    run(test)
+
+
         async with opened(policy) as sessions:
             made, _ = await sessions.create(SandboxRequest(id="x", max_life=1), caller=ADA)
             for _ in range(1200):
