@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -273,8 +275,6 @@ def test_a_successor_takes_them_back(policy: Policy) -> None:
     run(test)
 
 
-def test_an_ended_one_says_why(policy: Policy) -> None:
-    async def test() -> None:
 def test_a_successor_tells_of_those_whose_lease_was_over(policy: Policy) -> None:
     async def test() -> None:
         first = Sessions(policy)
@@ -307,6 +307,8 @@ def test_a_successor_tells_of_those_whose_lease_was_over(policy: Policy) -> None
     run(test)
 
 
+def test_an_ended_one_says_why(policy: Policy) -> None:
+    async def test() -> None:
         async with opened(policy) as sessions:
             made, _ = await sessions.create(SandboxRequest(id="x", max_life=1), caller=ADA)
             for _ in range(1200):
