@@ -104,8 +104,9 @@ os.write(terminal, b"exit\\n"); os.waitpid(shell, 0); os.close(terminal)
 """
 LOOK = """
 def look():
-    before = count
-    time.sleep(0.3)
+    before, deadline = count, time.monotonic() + 60
+    while count == before and time.monotonic() < deadline:
+        time.sleep(0.05)
     child.stdin.write(b"line\\n"); child.stdin.flush()
     kept.seek(0); passing.seek(0); nameless.seek(0)
     database.commit()
@@ -135,17 +136,17 @@ def move(kernel: KernelClient, comm: str, value: int) -> None:
     """Move a slider as a browser does, and wait for what its observer prints."""
     data = {"method": "update", "state": {"value": value}, "buffer_paths": []}
     request = kernel.send("shell", "comm_msg", {"comm_id": comm, "data": data})
-    deadline = time.monotonic() + 30
-    while True:
+    deadline, said = time.monotonic() + 100, ""
+    while not said.endswith("\n"):
         message = kernel.receive(deadline)
         if message["msg_type"] == "stream" and message["parent_header"].get("msg_id") == request:
-            assert message["content"]["text"] == f"moved to {value}\n"
-            return
+            said += message["content"]["text"]
+    assert said == f"moved to {value}\n"
 
 
 def test_all_that_a_notebook_holds_is_there_again(server: Server) -> None:
     kernel = server.kernel()
-    result = kernel.execute(SETUP + LOOK, timeout=100)
+    result = kernel.execute(SETUP + LOOK)
     assert result.reply["status"] == "ok", result
     views = [data.get("application/vnd.jupyter.widget-view+json") for data in result.data]
     (comm,) = [view["model_id"] for view in views if view]
@@ -181,20 +182,25 @@ print("over")"""
         server.call("PUT", f"{API}/sandboxes/{sandbox}/files/content", {"path": "stop", "text": ""})
 
     running = kernel.start(cell)
-    while kernel.receive(time.monotonic() + 30)["msg_type"] != "stream":
-        pass
+
+    def hear(client: KernelClient) -> None:
+        while client.receive(time.monotonic() + 100)["msg_type"] != "stream":
+            pass
+
+    hear(kernel)
     saved = save(server, kernel.id)
     stop(kernel.id)
     assert kernel.finish(running).text.endswith("over\n"), "the original goes on"
     restore(server, kernel.id, saved)
     late = KernelClient(server, kernel.id)
+    hear(late)  # Jupyter passes nothing on before it has tried the connection
     stop(kernel.id)
     again = kernel.finish(running)
     assert again.reply["status"] == "ok"
     assert again.text.endswith("over\n"), "and so does the one that was taken back to the midst of it"
     said = ""
     while not said.endswith("over\n"):
-        message = late.receive(time.monotonic() + 30)
+        message = late.receive(time.monotonic() + 100)
         said += message["content"]["text"] if message["msg_type"] == "stream" else ""
     assert late.check("print(i > 0)") == "True\n"
 
@@ -215,7 +221,7 @@ def test_a_terminal_goes_on_under_the_same_address(server: Server) -> None:
     def type_in(place: str, text: str, until: bytes) -> bytes:
         address = server.url(f"{API}/sandboxes/{place}/terminals/{terminal}/socket").replace("http", "ws", 1)
         header = [f"Authorization: token {server.token}"]
-        socket = websocket.create_connection(address, header=header, http_no_proxy=["127.0.0.1"], timeout=30)
+        socket = websocket.create_connection(address, header=header, http_no_proxy=["127.0.0.1"], timeout=100)
         with contextlib.closing(socket):
             socket.send_binary(text.encode() + b"\r")
             seen = b""
@@ -234,7 +240,7 @@ def test_a_terminal_goes_on_under_the_same_address(server: Server) -> None:
         server.call("DELETE", f"{API}/sandboxes/{place}")
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_a_gibibyte_of_data(server: Server) -> None:
     server.call("POST", f"{API}/sandboxes", {"id": "large", "profile": "big"})
     path = f"{API}/sandboxes/large"
@@ -245,15 +251,15 @@ def test_a_gibibyte_of_data(server: Server) -> None:
     }
 
     def run(step: str) -> str:
-        ran = server.call("POST", f"{path}/code", {"code": code[step]}, timeout=100)
+        ran = server.call("POST", f"{path}/code", {"code": code[step]})
         assert ran["status"] == "ok", ran
         return str(ran["result"]["data"]["text/plain"])
 
     checksum = run("make")
-    saved = server.call("POST", f"{path}/snapshots", {}, timeout=100)
+    saved = server.call("POST", f"{path}/snapshots", {})
     assert saved["size"] > 1 << 30
     run("change")
-    server.call("POST", f"{path}/restore", {"snapshot": saved["id"]}, timeout=100)
+    server.call("POST", f"{path}/restore", {"snapshot": saved["id"]})
     assert run("look") == f"({1 << 30}, {checksum})"
     server.call("DELETE", path)
     server.call("DELETE", f"{API}/snapshots/{saved['id']}")
@@ -342,7 +348,7 @@ def test_round_after_round_nothing_grows(server: Server) -> None:
         return {name: (before[name], n) for name, n in after.items() if n > before[name] + SLACK.get(name, 0)}
 
     with contextlib.suppress(AssertionError):  # some is held for a moment only
-        wait_until(lambda: not grown(), 30, "it is let go")
+        wait_until(lambda: not grown(), 100, "it is let go")
     assert not grown()
     server.call("DELETE", f"{API}/snapshots/{previous}")
     kernel.shutdown()
@@ -372,4 +378,4 @@ for _ in range(8):
 
 def test_what_is_asked_while_a_kernel_starts_keeps_it_from_no_snapshot(make_env: Callable[..., Env]) -> None:
     """JupyterLab's server asks on the control channel at once, and every third such kernel could not be saved."""
-    assert make_env().run("python", "-c", EARLY).output.split() == ["saved"] * 8
+    assert make_env().run("python", "-c", EARLY, timeout=280).output.split() == ["saved"] * 8
