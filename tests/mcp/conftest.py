@@ -42,7 +42,7 @@ async def upload_in_parts(client: Client, count: int, **where: str) -> None:
         sent = await client.call_tool("upload", arguments, progress_callback=progress)
         assert not sent.is_error, text_of(sent)
         assert sent.structured_content["size"] == number * len(part)
-        with anyio.fail_after(20):  # the SDK's client hears of progress in a task of its own
+        with anyio.fail_after(60):  # the SDK's client hears of progress in a task of its own
             while not (told and told[-1][1].endswith(f"[long.bin: {number * len(part):,} bytes so far]\n")):
                 await asyncio.sleep(0.01)
         assert [done for done, _ in told] == sorted({done for done, _ in told})

@@ -85,12 +85,17 @@ def test_commands(endpoint: Endpoint, box: str, mode: str) -> None:
         assert refused.is_error
         assert "blocked_commands" in text_of(refused)
         started = await client.call_tool(
-            "bash", {"command": "echo one; sleep 1; echo two; sleep 300", "background": True}
+            "bash",
+            {
+                "command": f"echo one; until [ -e go-{mode} ]; do sleep 0.1; done; echo two; sleep 300",
+                "background": True,
+            },
         )
         process = started.structured_content["id"]
-        first = text_of(await client.call_tool("bash_output", {"process": process, "wait": 20}))
+        first = text_of(await client.call_tool("bash_output", {"process": process, "wait": 60}))
         assert first.startswith("one\n\n[running; next offset 4")
-        second = text_of(await client.call_tool("bash_output", {"process": process, "offset": 4, "wait": 20}))
+        await client.call_tool("write", {"path": f"go-{mode}", "text": ""})
+        second = text_of(await client.call_tool("bash_output", {"process": process, "offset": 4, "wait": 60}))
         assert second.startswith("two\n")
         killed = (await client.call_tool("bash_kill", {"process": process})).structured_content
         assert (killed["state"], killed["exit_code"]) == ("exited", 137)
@@ -240,7 +245,7 @@ def test_packages(endpoint: Endpoint, box: str) -> None:
         async def progress(done: float, total: float | None, message: str | None) -> None:
             told.append(message or "")
 
-        installed = await client.call_tool("install", {"packages": ["six"], "upgrade": True, "timeout": 60},
+        installed = await client.call_tool("install", {"packages": ["six"], "upgrade": True, "timeout": 200},
                                            progress_callback=progress)  # fmt: skip
         assert not installed.is_error, text_of(installed)
         before = len(told)
