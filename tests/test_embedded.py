@@ -76,7 +76,11 @@ class Client:
                 self._news.clear()
                 await self._news.wait()
 
-        found: dict[str, Any] = self._do(look(), timeout)
+        try:
+            found: dict[str, Any] = self._do(look(), timeout)
+        except asyncio.TimeoutError:
+            last = str(self.messages[-5:])[-3000:]
+            raise AssertionError(f"not within {timeout} s; the kernel's end: {self.kernel.end}; last: {last}") from None
         return found
 
     def reply(self, request: str, channel: str = "shell", timeout: float = 100) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from e2e.harness import Env, KernelClient, Server, wait_until
-from test_parking import EXTENSION, call, is_parked
+from test_parking import EXTENSION, call, park, park_box
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +55,6 @@ def control(kernel: KernelClient, kind: str, content: dict[str, Any]) -> dict[st
     return answer(kernel, kernel.send("control", kind, content))
 
 
-def park(kernel: KernelClient) -> None:
-    """Park it as soon as it has come to an end with what it does."""
-    url = kernel.server.url(f"api/agentbox/sandboxes/{kernel.id}/park")
-    wait_until(lambda: kernel.server.http.post(url, timeout=100).ok, 60, "it is parked")
-    assert is_parked(kernel)
-
-
 def test_a_widget_is_connected_as_before(kernel: KernelClient) -> None:
     made = kernel.execute(
         "import ipywidgets\nseen = []\nslider = ipywidgets.IntSlider(value=3)\n"
@@ -93,7 +86,7 @@ def test_a_server_inside_is_reached_by_its_port_when_it_was_woken(server: Server
 
         wait_until(lambda: get() == "from inside", 60, "the server inside answers")
         for _ in range(2):
-            assert call(server, "POST", f"{path}/park")["state"] == "parked"
+            park_box(server, made["id"])
             assert get() == "from inside", "a call by the port wakes it"
             assert call(server, "GET", path)["state"] == "running"
         (process,) = call(server, "GET", f"{path}/processes")["processes"]
