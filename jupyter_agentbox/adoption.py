@@ -32,31 +32,78 @@ from .link import LinkThread
 from .manager import SandboxManager
 from .parking import Parker
 from .policy import Policy
+from .record import Lock
 from .slot import KernelSlot, Restoration
 
 #: Seconds that a server's start waits for the kernels it takes back, and a shutdown for a restart.
 TIMEOUT = 60.0
+#: Servers of one root directory that each have a list of sessions at a time; and its name.
+MAX_SERVERS, LIST = 100, "list.db"
+# As Jupyter has it.
+_COLUMNS = "(session_id, path, name, type, kernel_id)"
 
 
-def keep_sessions(server: ServerApp, policy: Policy) -> None:
+def keep_sessions(server: ServerApp, policy: Policy) -> Lock | None:
     """Have the server write down which notebook has which kernel, unless it is told where already.
 
-    Where that can't be done the server keeps it in its memory, and says so. A file that is broken is put aside.
+    Each has a list of its own, as it removes from it what is none of its kernels. It takes in what servers of the same
+    root directory have left that are no more. Where nothing can be written the server keeps it in its memory, and says
+    so. A file that is broken is put aside.
+
+    Returns
+    -------
+    Lock or None
+        To be let go of when the server ends.
     """
     manager = server.session_manager
     if manager.database_filepath != ":memory:":
-        return
+        return None
     name = hashlib.sha256(server.root_dir.encode()).hexdigest()[:16]
-    # Two servers of one root directory at a time share it, as they share the notebooks.
-    path = policy.state_path / "servers" / f"sessions-{name}.db"
+    base = policy.state_path / "servers"
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_sound(path):
-            server.log.error("%s is broken, and put aside: notebooks may not find their kernels again", path)
-            path.replace(path.with_suffix(".broken"))
-        manager.database_filepath = str(path)
+        for number in range(MAX_SERVERS):
+            place = base / f"sessions-{name}-{number}"
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = Lock(place)
+            if lock.acquire():
+                break
+        else:
+            raise OSError(f"{MAX_SERVERS} servers have a list in {base} already")
     except OSError as error:
         server.log.error("which notebook has which kernel is not kept for a later server: %s", error)
+        return None
+    try:
+        _prepare(place / LIST, server.log)
+        for other in base.glob(f"sessions-{name}-*"):
+            _take_in(other, place / LIST, server.log)
+        manager.database_filepath = str(place / LIST)
+    except (OSError, sqlite3.Error) as error:
+        server.log.error("which notebook has which kernel is not kept for a later server: %s", error)
+    return lock
+
+
+def _prepare(path: Path, log: Any) -> None:
+    if not _is_sound(path):
+        log.error("%s is broken, and put aside: notebooks may not find their kernels again", path)
+        path.replace(path.with_suffix(".broken"))
+    with contextlib.closing(sqlite3.connect(path, timeout=TIMEOUT)) as database, database:
+        database.execute(f"CREATE TABLE IF NOT EXISTS session {_COLUMNS}")
+
+
+def _take_in(other: Path, path: Path, log: Any) -> None:
+    """Move what a server that is no more has written down; nothing of one that lives, whose list is locked."""
+    lock = Lock(other)
+    if not lock.acquire():
+        return
+    try:
+        _prepare(other / LIST, log)
+        with contextlib.closing(sqlite3.connect(path, timeout=TIMEOUT)) as database:
+            database.execute("ATTACH ? AS other", (str(other / LIST),))
+            with database:
+                database.execute(f"INSERT INTO main.session {_COLUMNS} SELECT * FROM other.session")
+                database.execute("DELETE FROM other.session")
+    finally:
+        lock.release()
 
 
 def _is_sound(path: Path) -> bool:

@@ -26,6 +26,7 @@ from .magics import Magics
 from .observe import Observer
 from .parking import Parker
 from .policy import Policy
+from .record import Lock
 from .runner import Runner
 from .sessions import Sessions
 from .terminals import guard
@@ -62,6 +63,7 @@ class AgentboxExtension(ExtensionApp):
         """Build what serves the handlers. A broken configuration is told by each call, and keeps no server down."""
         assert self.serverapp is not None
         self._service: Service | None = None
+        self._list: Lock | None = None
         # What the page knows without a request: a server without this extension is asked nothing.
         page = self.serverapp.web_app.settings.setdefault("page_config_data", {})
         page.update(agentbox="failed", agentboxNote="")
@@ -103,7 +105,7 @@ class AgentboxExtension(ExtensionApp):
             Magics.share(policy, Magics(self._service.snapshots, sessions, loop.asyncio_loop))
         self._observer = Observer(sessions, self.serverapp.event_logger)
         if gateway_url is None and self.keep_sandboxes:
-            keep_sessions(self.serverapp, policy)
+            self._list = keep_sessions(self.serverapp, policy)
             self._take_back_kernels(policy, self._service.parker)
 
     def _take_back_kernels(self, policy: Policy, parker: Parker) -> None:
@@ -166,6 +168,8 @@ class AgentboxExtension(ExtensionApp):
                 await asyncio.wait_for(close, STOP_TIMEOUT)
             except asyncio.TimeoutError:
                 self.log.warning("jupyter_agentbox: not all sandboxes ended in time; the sweeper takes them")
+            if self._list is not None:
+                self._list.release()
 
 
 def make_room(context: zmq.Context[Any]) -> None:

@@ -170,20 +170,53 @@ def test_a_full_disk_is_told_and_ends_nothing(
     assert not list((state / "sandboxes").iterdir())
 
 
-def keep(state: Path) -> SessionManager:
-    """Have a server's own session manager keep its list; what it finds there is told by using it."""
+@contextlib.contextmanager
+def kept(state: Path) -> Iterator[SessionManager]:
+    """A server's own session manager, whose list is kept."""
     server: Any = SimpleNamespace(
         session_manager=SessionManager(),  # type: ignore[no-untyped-call]
         root_dir=str(state),
         log=logging.getLogger("server"),
     )
-    keep_sessions(server, Policy(state_dir=str(state)))
+    lock = keep_sessions(server, Policy(state_dir=str(state)))
     manager: SessionManager = server.session_manager
     with contextlib.closing(manager.connection), contextlib.closing(manager):
-        manager.cursor.execute("INSERT INTO session VALUES ('an-id', 'a.ipynb', 'a', 'notebook', 'a-kernel')")
-        assert manager.cursor.execute("SELECT COUNT(*) FROM session").fetchone()[0] == 1
+        yield manager
+    if lock is not None:
+        lock.release()
+
+
+def note(manager: SessionManager, name: str) -> None:
+    manager.cursor.execute("INSERT INTO session VALUES (?, 'a.ipynb', 'a', 'notebook', 'a-kernel')", (name,))
+
+
+def noted(manager: SessionManager) -> list[str]:
+    return [row[0] for row in manager.cursor.execute("SELECT session_id FROM session ORDER BY session_id")]
+
+
+def keep(state: Path) -> SessionManager:
+    """Have a server's list be kept; what it finds there is told by using it."""
+    with kept(state) as manager:
+        note(manager, "an-id")
+        assert noted(manager) == ["an-id"]
         manager.cursor.execute("DELETE FROM session")
     return manager
+
+
+def test_each_server_has_a_list_of_notebooks_and_takes_in_what_others_left(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with kept(tmp_path) as first:
+        note(first, "first")
+        for name in ("second", "third"):
+            with kept(tmp_path) as other:
+                assert noted(other) == (["second"] if name == "third" else []), "the first one lives"
+                note(other, name)
+        assert noted(first) == ["first"]
+    with kept(tmp_path) as next_one, kept(tmp_path) as beside:
+        assert noted(next_one) == ["first", "second", "third"]
+        assert noted(beside) == []
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize("damage", ["header", "middle"])
