@@ -11,6 +11,7 @@ import random
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from test_embedded import Client, spec, start
 
 from jupyter_agentbox.driver.embedded import Writer
 from jupyter_agentbox.errors import LinkClosed
+from jupyter_agentbox.guest.kernels import MAX_MESSAGE
 from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.record import Record
@@ -185,6 +187,29 @@ def test_a_large_input_that_a_checkpoint_comes_upon_is_there_once(
         frames = [b"test", *client.session.serialize(message)]
         send_and_save(client, sandbox, ("stdin", frames), tmp_path / str(number), rng.uniform(0, 0.1))
         assert client.text(cell, timeout=60) == f"{SIZE + 1} {number}\n"
+
+
+def test_a_large_message_by_the_relay_is_there_once(manager: SandboxManager, tmp_path: Path) -> None:
+    thread, rng = LinkThread.instance(), random.Random(3)
+    made = thread.submit(manager.create(replace(spec(), driver="relay"))).result(100)
+    try:
+        client = make_client(made)
+        assert client.kernel.driver == "relay"
+        client.run(RECEIVE)
+        client.send("shell", "comm_open", {"comm_id": "c", "target_name": "sink", "data": {}})
+        for number in range(2):
+            content = {"comm_id": "c", "data": {"n": number}}
+            frames = make_message(client, "comm_msg", content, [bytes(SIZE - 1) + bytes([number])])
+            send_and_save(client, made, ("shell", frames), tmp_path / str(number), rng.uniform(0, 0.1))
+            client.send("shell", "comm_msg", {"comm_id": "c", "data": {"n": -1}}, buffers=[b"after"])
+        wanted = [item for n in range(2) for item in ((n, SIZE, bytes([n])), (-1, 5, b"r"))]
+        assert client.run("print(got)") == f"{wanted}\n"
+        # More than what a kernel may say at a time, and no more than a client may.
+        large = make_message(client, "comm_msg", {"comm_id": "c", "data": {"n": 9}}, [bytes(MAX_MESSAGE)])
+        client._do(client.kernel.send("shell", large))
+        assert client.run("print(got[4:])") == f"{[(9, MAX_MESSAGE, bytes(1))]}\n"
+    finally:
+        thread.submit(manager.stop(made)).result(100)
 
 
 def test_a_kernel_that_does_not_hang_up_leaves_the_others_and_the_sandbox_running(
