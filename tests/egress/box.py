@@ -320,7 +320,7 @@ def make_certificate(directory: Path, *names: str) -> Path:
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
          "-keyout", str(key), "-out", str(certificate), "-subj", f"/CN={names[0]}",
          "-addext", "subjectAltName=" + ",".join(f"DNS:{name}" for name in names)],
-        check=True, capture_output=True, timeout=30,
+        check=True, capture_output=True, timeout=100,
     )  # fmt: skip
     both.write_bytes(key.read_bytes() + certificate.read_bytes())
     return both

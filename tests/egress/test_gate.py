@@ -96,8 +96,8 @@ def test_another_server_name_or_none_is_closed_and_logged_with_both_names(
 def test_curl_cannot_front_one_name_with_another(make_box: MakeBox, secure_web: HttpServer, certificate: Path) -> None:
     box = make_box("secure.example")
     box.world.add("secure.example", 443, secure_web.server_address)
-    command = ["curl", "-sS", "--max-time", "20", "--cacert", str(certificate), "-x", box.proxy]
-    fine = subprocess.run([*command, "https://secure.example/"], capture_output=True, timeout=60)
+    command = ["curl", "-sS", "--max-time", "60", "--cacert", str(certificate), "-x", box.proxy]
+    fine = subprocess.run([*command, "https://secure.example/"], capture_output=True, timeout=90)
     assert fine.stdout == b"secure.example/"
     for arguments in (
         ["--connect-to", "other.example:443:secure.example:443", "https://other.example/"],
@@ -107,7 +107,7 @@ def test_curl_cannot_front_one_name_with_another(make_box: MakeBox, secure_web: 
         ["http://0x7f.1/"],
         ["http://[::1]/"],
     ):
-        refused = subprocess.run([*command, "-f", *arguments], capture_output=True, timeout=60)
+        refused = subprocess.run([*command, "-f", *arguments], capture_output=True, timeout=90)
         assert refused.returncode not in (0, 28), arguments
     assert len(secure_web.seen) == 1
 
@@ -478,7 +478,7 @@ def dns_packet(name: str, kind: int = 1) -> bytes:
     return b"\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00" + labels + b"\0" + kind.to_bytes(2, "big") + b"\0\1"
 
 
-def ask(box: Box, packet: bytes, timeout: float = 10) -> bytes:
+def ask(box: Box, packet: bytes, timeout: float = 60) -> bytes:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.settimeout(timeout)
         sock.sendto(packet, box.guest.egress.addresses["dns"])
@@ -507,12 +507,12 @@ def test_an_allowed_name_leads_through_the_gate_by_plain_sockets(make_box: MakeB
         address = socket.inet_ntoa(answer[-4:])
         assert address.startswith("127.64.")
         assert box.world.lookups == []
-        with socket.create_connection((address, port), 10) as sock:
+        with socket.create_connection((address, port), 60) as sock:
             assert sock.recv(11, socket.MSG_WAITALL) == b"220 hello\r\n"
         assert ask_tcp(box, dns_packet("mail.example"))[0][-4:] == answer[-4:]
         assert ask(box, dns_packet("www.example"))[-4:] != answer[-4:]
         box.set_grant(Grant())
-        with socket.create_connection((address, port), 10) as sock:
+        with socket.create_connection((address, port), 60) as sock:
             assert read_all(sock) == b""
     assert "is not allowed" in box.refusals[-1][2]
 
@@ -576,7 +576,7 @@ def test_too_many_connections_are_refused_and_the_rest_live_on(make_box: MakeBox
 
 
 def test_silence_is_ended(make_box: MakeBox) -> None:
-    box = make_box("a.example:7000", "b.example", limits=GateLimits(timeouts=Timeouts(head=1.0, idle=1.0)))
+    box = make_box("a.example:7000", "b.example", limits=GateLimits(timeouts=Timeouts(head=2.0, idle=2.0)))
 
     def hold(sock: socket.socket) -> None:
         sock.recv(1)
@@ -770,7 +770,7 @@ class ByHand:
 def test_headers_that_mean_nothing_are_reset(make_box: MakeBox, header: dict[str, object]) -> None:
     box = make_box("*")
     stream = ByHand(header, b"hello")
-    box.thread.submit(box.gate.handle(stream)).result(10)
+    box.thread.submit(box.gate.handle(stream)).result(60)
     assert stream.is_reset
     assert (stream.written, box.world.lookups) == (b"", [])
 
@@ -785,7 +785,7 @@ def test_transparent_http_and_tls_are_checked_like_the_rest(
 
     def direct(port: int, data: bytes) -> bytes:
         stream = ByHand({"kind": "tcp", "via": "direct", "address": address, "port": port}, data)
-        box.thread.submit(box.gate.handle(stream)).result(10)
+        box.thread.submit(box.gate.handle(stream)).result(60)
         return stream.written
 
     request = b"GET / HTTP/1.1\r\nHost: %s\r\n\r\n"
@@ -832,5 +832,5 @@ def test_slow_hosts_of_one_sandbox_hold_up_no_requests_of_others(make_box: MakeB
 
 def test_a_closed_gate_lets_nothing_through(make_box: MakeBox) -> None:
     box = make_box("*")
-    box.thread.submit(box.gate.aclose()).result(10)
+    box.thread.submit(box.gate.aclose()).result(60)
     assert box.say(b"CONNECT a.example:443 HTTP/1.1\r\nHost: a.example\r\n\r\n") == b""

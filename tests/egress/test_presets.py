@@ -185,7 +185,7 @@ def test_pip_installs_through_the_gate_with_the_preset_alone(
         box.proxy,
     ]
     command = [*pip, "download", "--no-deps", "-d", str(tmp_path / "wheels"), "iniconfig"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert result.returncode == 0, result.stderr
     assert list((tmp_path / "wheels").glob("iniconfig*"))
     assert all(row.is_allowed for row in box.rows(kind="egress"))
@@ -211,7 +211,7 @@ def test_a_refused_pip_install_ends_soon_and_names_host_and_setting(
         "https://denied.example/simple",
     ]
     result = subprocess.run(
-        [*command, "-d", str(tmp_path), "iniconfig"], env=environment, capture_output=True, text=True, timeout=60
+        [*command, "-d", str(tmp_path), "iniconfig"], env=environment, capture_output=True, text=True, timeout=200
     )
     assert result.returncode != 0
     assert "denied.example:443 is not allowed (setting: Policy.allowed_hosts)" in result.stderr
