@@ -57,7 +57,7 @@ class Place:
 
     def run(self, work: Callable[[], Awaitable[Any]]) -> Any:
         """Await it on the link's thread."""
-        return LinkThread.instance().submit(asyncio.wait_for(work(), 90)).result(100)  # type: ignore[arg-type]
+        return LinkThread.instance().submit(asyncio.wait_for(work(), 250)).result(260)  # type: ignore[arg-type]
 
 
 class Talk:
