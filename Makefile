@@ -60,6 +60,9 @@ run: setup
 
 packages:
 	@$(call install_missing,tests/packages.txt)
+	@# Up to Debian 12 the command comes with docker.io; from 13 on it is a package that 12 does not know.
+	@command -v docker >/dev/null || { echo "== Installing with apt: docker-cli"; \
+		$(APT) update -q && $(APT) install -qy --no-install-recommends docker-cli; }
 
 lint: .venv/installed
 	@echo "== Lint: ruff, mypy, import-linter"
