@@ -124,7 +124,7 @@ def walk(api: Api, place: Place, routes: list[Route], **options: Any) -> Iterato
         path, body = place.request(route)
         # A connection for each: one who is refused may be hung up on before all that is sent is read.
         with contextlib.closing(
-            requests.request(route.verb, api.url(path), data=body, stream=True, timeout=60, **options)
+            requests.request(route.verb, api.url(path), data=body, stream=True, timeout=150, **options)
         ) as answer:
             yield route, answer
 
@@ -133,7 +133,7 @@ def socket_status(api: Api, place: Place, **options: Any) -> int:
     try:
         websocket.create_connection(
             api.url(f"{place.path}/terminals/{place.names['process']}/socket").replace("http", "ws", 1),
-            http_no_proxy=["127.0.0.1"], timeout=20, **options,
+            http_no_proxy=["127.0.0.1"], timeout=60, **options,
         ).close()  # fmt: skip
     except websocket.WebSocketBadStatusException as error:
         return int(error.status_code)
@@ -256,6 +256,7 @@ async def fetch(jp_fetch: Any, verb: str, path: str, body: bytes | None, **heade
             params=params,
             body=body,
             headers=headers,
+            request_timeout=150,
         )
     except HTTPClientError as error:
         return error.code, msgspec.json.decode(error.response.body) if error.response else None

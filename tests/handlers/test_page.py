@@ -34,7 +34,7 @@ def page(api: Api) -> Iterator[Page]:
     own_only = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
     options = ["--no-sandbox", "--disable-dev-shm-usage", "--no-proxy-server", own_only]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=options)
+        browser = playwright.chromium.launch(executable_path=program, args=options, timeout=PATIENCE)
         page = browser.new_page()
         page.set_default_timeout(PATIENCE)
         page.on("request", lambda request: None if request.url.startswith(own) else strange.add(request.url))
@@ -69,14 +69,14 @@ def test_calls_are_tried_without_a_network(api: Api, box: str, page: Page, tmp_p
     form.locator("textarea").fill('{"command": "echo $((6*7))"}')
     form.get_by_role("button", name="Send").click()
     expect(form.locator("pre")).to_contain_text('"stdout": "42\\n"', timeout=PATIENCE)
-    expect(form.locator("pre")).to_contain_text("200 OK")
+    expect(form.locator("pre")).to_contain_text("200 OK", timeout=PATIENCE)
 
     form = unfold(page, "POST", "/sandboxes/{id}/exec/stream")
     fill(form, "id", sandbox)
     form.locator("textarea").fill('{"argv": ["echo", "streamed"]}')
     form.get_by_role("button", name="Send").click()
     expect(form.locator("pre")).to_contain_text("event: exit", timeout=PATIENCE)
-    expect(form.locator("pre")).to_contain_text("streamed")
+    expect(form.locator("pre")).to_contain_text("streamed", timeout=PATIENCE)
 
     (tmp_path / "local.txt").write_text("from the page")
     form = unfold(page, "PUT", "/sandboxes/{id}/files/upload")
