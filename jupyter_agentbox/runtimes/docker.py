@@ -85,6 +85,7 @@ class DockerRuntime(Runtime):
         """Start a sandbox; see :meth:`.Runtime.start`."""
         workspace = self._find_workspace(spec, directory)
         deadline = time.monotonic() + self.start_timeout
+        self.engine.call("GET", "/_ping")  # one that hangs is not waited for as long as a start may take
         kind = self.find_engine_runtime()
         (directory / "log").touch(0o600)
         own = directory / "docker"
@@ -144,9 +145,9 @@ class DockerRuntime(Runtime):
         words = ""
         with contextlib.suppress(AgentboxError):
             found = self._inspect_ended(handle.container)
-            removed = found is None
+            state = (found or {}).get("State") or {}
+            removed = found is None or state.get("Status") in ("removing", "dead")
             if found is not None:
-                state = found.get("State") or {}
                 self._keep_log(handle.container, directory)
                 words = namespaces.read_tail(directory / "log", 64_000)
         if handle.container in self._out_of_memory or state.get("OOMKilled") or self._was_killed(handle, removed):

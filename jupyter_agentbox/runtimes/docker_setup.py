@@ -118,8 +118,8 @@ def register(
     else:
         if any(_read_option(arguments, "--add-runtime") for arguments in engines.values()):
             raise InvalidConfig(
-                f"Docker's engine was started with --add-runtime, and would not start any more with runtimes in {path}"
-                " too, which was left as it is. Move them from its command line to that file first"
+                f"Docker's engine was started with --add-runtime, and would forget those runtimes when it reads {path}"
+                " anew, which was left as it is. Move them from its command line to that file first"
             )
         say(f"Docker: adding the runtime {RUNTIME_NAME}, {runsc}, to {path}; all else in that file stays as it is")
         if not is_dry:

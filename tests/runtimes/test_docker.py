@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -126,13 +127,19 @@ class TestEngine:
             assert image["Size"] < 100_000  # folders and links: no tree is kept twice
         assert (tree / "opt/tool").read_text() == "as it was\n"
 
-    def test_one_that_is_removed_behind_our_back_is_seen_at_once(self, runtime: DockerRuntime, box: Box) -> None:
-        runtime.engine.remove(box.handle.container)
+    def test_one_that_is_removed_behind_our_back_is_seen_at_once(
+        self, runtime: DockerRuntime, box: Box, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(docker, "NOTICE_TIMEOUT", 60.0)
+        remover = threading.Thread(target=runtime.engine.remove, args=(box.handle.container,))
+        remover.start()
         deadline = time.monotonic() + 3
         while runtime.is_alive(box.handle):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         end = runtime.why_ended(box.handle, SPEC.limits, box.directory)
+        runtime.engine.remove(box.handle.container)  # at the same time: whoever comes second does nothing
+        remover.join(60)
         assert (end.cause, end.message) == (Cause.KILLED, "its container was removed by somebody else")
 
     def test_an_engine_that_hangs_harms_no_sandbox(self, runtime: DockerRuntime, box: Box, dockerd: Dockerd) -> None:
@@ -147,7 +154,11 @@ class TestEngine:
             with pytest.raises(RuntimeFailed, match="did not answer"):
                 hasty.engine.get("/info")
             assert [check.is_ok for check in hasty.check()] == [False]
+            runtime.start_timeout, runtime.engine.timeout = 3600.0, 1.0
+            with pytest.raises(RuntimeFailed, match="did not answer"):
+                runtime.start("late", SPEC, box.directory)
         finally:
+            runtime.engine.timeout = 10.0
             dockerd.signal(signal.SIGCONT)
         look(runtime, box, is_reachable=True)
 
