@@ -55,7 +55,7 @@ def test_a_batch_run_that_exceeds_its_memory_ends_at_once_and_says_why(agentbox_
     assert "DeadKernelError" in run.output
     assert "out of memory (limit 400 MiB)" in run.output
     assert time.monotonic() - begin < 150  # start and all; an endless wait is what this is about
-    assert agentbox_env.sandboxes() == []
+    wait_until(lambda: not agentbox_env.sandboxes(), 60, "its sandbox is gone")
 
 
 def test_a_notebook_that_exceeds_its_memory_is_told_and_goes_on(agentbox_env: Env) -> None:
@@ -77,7 +77,7 @@ def test_a_kernel_that_kills_itself_is_seen_dead_and_comes_back(agentbox_env: En
         assert ("'KERNEL_X': 'given'" in seen) == (program == "kernelgateway")
         assert "'CANARY'" not in seen
         assert "JUPYTER_TOKEN" not in seen
-        assert kernel.execute("import os; os.kill(os.getpid(), 9)", timeout=60).death == "restarting"
+        assert kernel.execute("import os; os.kill(os.getpid(), 9)").death == "restarting"
         assert kernel.check("print(1 + 1)").strip() == "2"
         kernel.shutdown()
 
@@ -85,11 +85,11 @@ def test_a_kernel_that_kills_itself_is_seen_dead_and_comes_back(agentbox_env: En
 def test_a_sandbox_killed_behind_jupyters_back_is_replaced(server: Server, kernel: KernelClient) -> None:
     kernel.check("x = 1")
     before = server.env.sandboxes()
-    assert len(before) == 1
+    assert len(before) == 1, before
     for pid in processes_naming(str(before[0])):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    assert kernel.finish("none", timeout=60).death == "restarting"
+    assert kernel.finish("none").death == "restarting"
     assert kernel.execute("x").error == "NameError"
     assert server.env.sandboxes() != before
 
@@ -147,14 +147,14 @@ def test_an_interrupt_stops_cell_and_children(kernel: KernelClient, code: str) -
     kernel.check("x = 1")
     request = start_and_wait(kernel, code)
     kernel.interrupt()
-    result = kernel.finish(request, timeout=60)
+    result = kernel.finish(request)
     assert result.error == "KeyboardInterrupt" or code.startswith("!")
     assert kernel.check("print(x)").strip() == "1"
-    children = kernel.check(
+    children = (
         "import os\nfor p in os.listdir('/proc'):\n    if p.isdigit():\n"
         "        try: print(open(f'/proc/{p}/cmdline').read().replace(chr(0), ' '))\n        except OSError: pass"
     )
-    assert "sleep 611" not in children
+    wait_until(lambda: "sleep 611" not in kernel.check(children), 60, "its child has ended")
 
 
 def start_and_wait(kernel: KernelClient, code: str) -> str:
@@ -167,9 +167,7 @@ def start_and_wait(kernel: KernelClient, code: str) -> str:
 
 
 def test_children_leave_no_zombies(kernel: KernelClient) -> None:
-    kernel.check(
-        "import subprocess\nfor _ in range(100): subprocess.run(['sh', '-c', '(sleep 0.1 &) ; exit 0'])", timeout=90
-    )
+    kernel.check("import subprocess\nfor _ in range(100): subprocess.run(['sh', '-c', '(sleep 0.1 &) ; exit 0'])")
     zombies = (
         "import os\nfor p in os.listdir('/proc'):\n    if p.isdigit():\n"
         "        try: state = open(f'/proc/{p}/stat').read().rpartition(')')[2].split()[0]\n"
@@ -236,9 +234,9 @@ def test_a_killed_servers_sandboxes_end_with_the_lease_and_no_one_elses(agentbox
 
 @pytest.mark.parametrize("command", [["jupyter-execute"], ["jupyter-nbconvert", "--execute", "--to", "notebook"]])
 def test_a_batch_run_killed_midway_leaves_nothing_after_the_lease(agentbox_env: Env, command: list[str]) -> None:
-    book = notebooks.make(agentbox_env.work, ["open('begun', 'w').close()\nimport time\ntime.sleep(100)"])
+    book = notebooks.make(agentbox_env.work, ["open('begun', 'w').close()\nimport time\ntime.sleep(1000)"])
     with agentbox_env.spawn(*command, book) as process:
-        wait_until((agentbox_env.work / "begun").exists, 60, "the cell runs")
+        wait_until((agentbox_env.work / "begun").exists, 150, "the cell runs")
         kill_group(process)
         process.communicate()
     # No process of ours is there to sweep: the guest ends itself, the next program removes the rest.
@@ -272,13 +270,13 @@ def test_a_closed_console_leaves_nothing(agentbox_env: Env, ending: str) -> None
 
 
 def test_culling_counts_from_the_end_of_a_cell_and_of_a_call(agentbox_env: Env) -> None:
-    settings = ("cull_idle_timeout=6", "cull_interval=1", "cull_connected=True")
+    settings = ("cull_idle_timeout=12", "cull_interval=1", "cull_connected=True")
     cull = [f"--MappingKernelManager.{setting}" for setting in settings]
     with agentbox_env.server("lab", *cull) as server:
         kernel = server.kernel()
         box = f"api/agentbox/sandboxes/{kernel.id}"
-        kernel.check("import time; time.sleep(8)")
-        ran = server.call("POST", f"{box}/exec", {"command": "sleep 10; echo done"})
+        kernel.check("import time; time.sleep(14)")
+        ran = server.call("POST", f"{box}/exec", {"command": "sleep 14; echo done"})
         assert (ran["exit_code"], ran["stdout"]) == (0, "done\n")
         assert [k["id"] for k in server.call("GET", "api/kernels")] == [kernel.id]
 
@@ -309,7 +307,7 @@ def test_a_kernel_that_never_answers_leaves_nothing(agentbox_env: Env) -> None:
 def test_a_kernel_that_cannot_start_says_why_and_leaves_nothing(agentbox_env: Env) -> None:
     twin(agentbox_env, "absent", ["/no/such/program", "{connection_file}"])
     with agentbox_env.server("lab") as server:
-        answer = server.http.post(server.url("api/kernels"), json={"name": "absent"}, timeout=60)
+        answer = server.http.post(server.url("api/kernels"), json={"name": "absent"}, timeout=150)
         if answer.ok:  # the start was in time, the death came after it
             wait_until(lambda: "/no/such/program" in server.log.read_text(), 60, "the log names the program")
         else:
@@ -321,19 +319,17 @@ def test_a_runtime_that_hangs_hangs_nobody_else(agentbox_env: Env) -> None:
     stuck = agentbox_env.base / "runsc"
     stuck.write_text("#!/bin/sh\nexec sleep 1000\n")
     stuck.chmod(0o755)
-    agentbox_env.configure({"RunscRuntime": {"runsc": str(stuck), "start_timeout": 6.0}})
+    agentbox_env.configure({"RunscRuntime": {"runsc": str(stuck), "start_timeout": 20.0}})
     with agentbox_env.server("lab") as server:
         with ThreadPoolExecutor(1) as pool:
-            start = pool.submit(server.http.post, server.url("api/kernels"), json={"name": KERNEL}, timeout=60)
+            start = pool.submit(server.http.post, server.url("api/kernels"), json={"name": KERNEL}, timeout=150)
             time.sleep(2)
-            assert not start.done()
             for _ in range(5):
-                began = time.monotonic()
                 server.call("GET", "api/status")
-                assert time.monotonic() - began < 2  # a loop that is blocked answers only when the start has failed
+            assert not start.done()  # a loop that is blocked answers only when the start has failed
             answer = start.result()
         assert answer.status_code >= 500
-        assert "did not answer within 6 s" in answer.text + server.log.read_text()
+        assert "did not answer within 20 s" in answer.text + server.log.read_text()
     agentbox_env.assert_clean()
 
 
@@ -373,7 +369,7 @@ def test_a_folder_that_does_not_exist_does_not_stop_the_start(server: Server) ->
 
 
 @pytest.mark.network
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_an_older_ipykernel_works_too(agentbox_env: Env, tmp_path: Path) -> None:
     python = tmp_path / "old" / "bin" / "python"
     agentbox_env.run(sys.executable, "-m", "venv", tmp_path / "old")
@@ -386,7 +382,7 @@ def test_an_older_ipykernel_works_too(agentbox_env: Env, tmp_path: Path) -> None
             assert kernel.check(f"print({number})").strip() == str(number)
         request = start_and_wait(kernel, "print('started', flush=True); import time; time.sleep(600)")
         kernel.interrupt()
-        assert kernel.finish(request, timeout=60).error == "KeyboardInterrupt"
+        assert kernel.finish(request).error == "KeyboardInterrupt"
         kernel.restart()
         assert kernel.check("print(6 * 7)").strip() == "42"
         kernel.shutdown()
