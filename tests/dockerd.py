@@ -76,7 +76,7 @@ class Dockerd:
         """End it as a restart does; its containers live on."""
         self.signal(signal.SIGTERM)
         assert self.process is not None
-        self.process.wait(30)
+        self.process.wait(100)
 
     def close(self) -> None:
         """Remove what is left and end it."""
@@ -90,7 +90,7 @@ class Dockerd:
                     engine.remove(item["Id"])
             self.signal(signal.SIGTERM)
             try:
-                self.process.wait(20)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 os.killpg(self.process.pid, signal.SIGKILL)
                 self.process.wait()

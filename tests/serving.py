@@ -61,7 +61,7 @@ class Serving:
         if self.process.poll() is None:
             self.process.send_signal(signum)
         try:
-            rest, _ = self.process.communicate(timeout=30)
+            rest, _ = self.process.communicate(timeout=100)
         except subprocess.TimeoutExpired:
             kill_group(self.process)
             self.process.communicate()

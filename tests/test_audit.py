@@ -60,12 +60,12 @@ def test_only_its_owner_can_read_it(path: Path) -> None:
 def test_many_processes_write_at_once(path: Path) -> None:
     program = (
         "import sys; from jupyter_agentbox.audit import AuditLog\n"
-        "log = AuditLog(sys.argv[1])\n"
+        "log = AuditLog(sys.argv[1], busy_timeout=60)\n"
         "for n in range(100): log.record('egress', sys.argv[2], port=n)\n"
         "log.close()"
     )
     processes = [subprocess.Popen([sys.executable, "-c", program, str(path), f"box{n}"]) for n in range(6)]
-    assert [process.wait(60) for process in processes] == [0] * 6
+    assert [process.wait(150) for process in processes] == [0] * 6
     log = AuditLog(path)
     for n in range(6):
         assert [row.port for row in log.query(sandbox=f"box{n}")] == list(range(100))
@@ -85,7 +85,7 @@ def test_many_loops_and_threads_write_at_once(path: Path) -> None:
     for n in range(100):
         log.record("egress", "sync", port=n)
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert len(asyncio.run(log.aquery(limit=10_000))) == 350
     log.close()
 

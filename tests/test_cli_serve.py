@@ -43,7 +43,7 @@ def test_it_serves_the_api_and_nothing_of_the_host(serving: Serving) -> None:
     headers = {"Authorization": f"token {serving.token}"}
 
     def status(path: str, **options: object) -> int:
-        return requests.get(serving.url + path, headers=headers, timeout=20, **options).status_code  # type: ignore[arg-type]
+        return requests.get(serving.url + path, headers=headers, timeout=100, **options).status_code  # type: ignore[arg-type]
 
     assert status("api/agentbox/health") == 200
     assert status("agentbox/docs") == 200
@@ -57,16 +57,16 @@ def test_it_serves_the_api_and_nothing_of_the_host(serving: Serving) -> None:
         "api/sessions",
     ):
         assert status(path) == 404, path
-    specs = requests.get(serving.url + "api/kernelspecs", headers=headers, timeout=20).json()
+    specs = requests.get(serving.url + "api/kernelspecs", headers=headers, timeout=100).json()
     assert (list(specs["kernelspecs"]), specs["default"]) == (["agentbox"], "agentbox")
-    answer = requests.post(serving.url + "api/kernels", headers=headers, json={"name": "python3"}, timeout=20)
+    answer = requests.post(serving.url + "api/kernels", headers=headers, json={"name": "python3"}, timeout=100)
     assert answer.status_code >= 400
 
 
 def test_only_the_token_opens_it_and_no_log_or_command_line_has_it(serving: Serving, env: Env) -> None:
     for token in ("", "known", "x"):
         answer = requests.get(
-            serving.url + "api/agentbox/sandboxes", headers={"Authorization": f"token {token}"}, timeout=20
+            serving.url + "api/agentbox/sandboxes", headers={"Authorization": f"token {token}"}, timeout=100
         )
         assert answer.status_code in (401, 403)
     assert len(serving.token) >= 32
@@ -89,7 +89,7 @@ def test_it_listens_where_it_is_told_and_elsewhere_only_when_that_is_said_by_nam
         ("serve", "--token-file=there"),
         ("serve", f"--port={port}", "--token-file=token"),
     )
-    assert [(ran.status, ran.out) for ran in found] == [(1, "")] * 5
+    assert [(ran.status, ran.out) for ran in found] == [(1, "")] * 5, found
     words = ("say --remote", "say --remote", "is no address", "can't be written", f"port {port} is not available")
     assert all(word in ran.err for word, ran in zip(words, found, strict=True)), found
     assert not (env.work / "token").exists()
@@ -109,7 +109,7 @@ def test_sandboxes_live_on_for_their_lease_or_end_with_it(serving: Serving, env:
         token = (env.work / "token").read_text().strip()
         assert token != serving.token
         with Client(following.url, token) as client:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 100
             while not (found := client.list(state="running")) and time.monotonic() < deadline:
                 time.sleep(0.2)
             assert [info.id for info in found] == ["lasting"]
@@ -129,7 +129,7 @@ def test_without_json_address_and_token_are_printed_once(env: Env) -> None:
     assert process.stdout is not None
     serving, token = process.stdout.readline(), process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    rest, _ = process.communicate(timeout=30)
+    rest, _ = process.communicate(timeout=100)
     assert serving.startswith("serving http://127.0.0.1:")
     assert serving.endswith("/api/agentbox\n")
     assert token.startswith("token ")

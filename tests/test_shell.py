@@ -25,7 +25,7 @@ class Shell:
             str(Path(env.variables["PATH"].split(":")[0]) / "jupyter-agentbox"),
             ["shell", *arguments],
             dimensions=(31, 97),
-            timeout=60,
+            timeout=100,
             encoding="utf-8",
             env=env.variables | {"LC_ALL": "C.UTF-8"},
             cwd=str(cwd or env.work),
@@ -72,7 +72,7 @@ def test_a_shell_has_the_folder_the_size_and_a_status(env: Env, shell: Open) -> 
     assert "31 97\r\n1000\r\n" in seen
     assert CANARY not in seen
     inside.process.setwinsize(20, 50)
-    wait_until(lambda: "20 50" in inside.run("stty size"), 10, "the new size arrives")
+    wait_until(lambda: "20 50" in inside.run("stty size"), 60, "the new size arrives")
     inside.process.sendline("exit 7")
     assert inside.finish()[1] == 7
     assert env.sandboxes() == []
@@ -96,7 +96,7 @@ def test_a_killed_owner_leaves_nothing_for_long(env: Env, shell: Open) -> None:
     inside.run("true")
     assert len(env.sandboxes()) == 1
     inside.process.kill(signal.SIGKILL)
-    wait_until(lambda: not env.leaks(), 30, "the sweeper takes what is left")
+    wait_until(lambda: not env.leaks(), 120, "the sweeper takes what is left")
 
 
 def test_a_folder_that_policy_refuses_is_an_error_or_a_private_one(env: Env, shell: Open) -> None:
