@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -31,7 +32,7 @@ def run_npm(*command: str) -> None:
     """Run a program in the extension's sources."""
     answer = subprocess.run(
         command, cwd=SOURCES, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=230,
+        timeout=400,
     )  # fmt: skip
     assert answer.returncode == 0, answer.stdout[-8000:]
 
@@ -58,9 +59,11 @@ def patience() -> Iterator[None]:
 def npm_packages() -> Path:
     """Install what checks the sources, unless it is there as the lock file has it."""
     lock, done = SOURCES / "package-lock.json", SOURCES / "node_modules" / ".installed"
-    if not done.exists() or done.read_bytes() != lock.read_bytes():
-        run_npm("npm", "ci", "--no-audit", "--no-fund", "--prefer-offline")
-        done.write_bytes(lock.read_bytes())
+    with lock.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # other processes of these tests want them too
+        if not done.exists() or done.read_bytes() != lock.read_bytes():
+            run_npm("npm", "ci", "--no-audit", "--no-fund", "--prefer-offline")
+            done.write_bytes(lock.read_bytes())
     return SOURCES / "node_modules"
 
 
@@ -92,7 +95,9 @@ def browser() -> Iterator[Browser]:
     assert program, "chromium is needed: apt-get install chromium"
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(
-            executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage", "--no-proxy-server"]
+            executable_path=program,
+            args=["--no-sandbox", "--disable-dev-shm-usage", "--no-proxy-server"],
+            timeout=PATIENCE,
         )
         yield running
         running.close()
@@ -196,7 +201,7 @@ class Lab:
             sessions = self.server.call("GET", "api/sessions")
             return next((str(item["kernel"]["id"]) for item in sessions if item["path"] == path), "")
 
-        return str(wait_until(find, 60, f"{path} has a kernel"))
+        return str(wait_until(find, 120, f"{path} has a kernel"))
 
     def api(self, verb: str, path: str, body: Any = None) -> Any:
         """Call our REST API as another client of the same user."""

@@ -18,7 +18,7 @@ from .conftest import BANNER, STATUS, Lab, kernelspec
 pytestmark = pytest.mark.timeout(900)
 
 #: Seconds after which kernels of one kernelspec are taken for idle.
-IDLE = 6
+IDLE = 12
 CULL = ("idle_timeout=3600", "interval=1", "connected=True")
 #: What the page's own server is asked for is not slowed down below this, in bytes a second.
 SLOW = 2 * 2**20
