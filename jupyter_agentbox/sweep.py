@@ -324,7 +324,7 @@ def _sweep_one(directory: Path, now: float) -> bool:
     _remove_registered(state.get("cleanup"))
     gone = directory.with_name(f"{_GONE}{os.getpid()}-{directory.name}")
     directory.rename(gone)
-    if now - heartbeat >= lease:
+    if time.time() - heartbeat >= lease:  # it may have ended since
         with contextlib.suppress(OSError):  # it was no session, or no server wants to know
             (gone / "session.json").replace(directory.parents[1] / "lapsed" / directory.name)
     remove_tree(gone)

@@ -155,8 +155,10 @@ class RuntimeContract:
         with make_box(replace(spec, hidden=())) as box:
             assert box.run("cat .env") == "shown"
 
-    def test_no_socket_of_the_host_can_be_dialled(self, make_box: MakeBox, spec: SandboxSpec, workspace: Path) -> None:
-        os.chdir(workspace)  # the path may be too long for an address otherwise
+    def test_no_socket_of_the_host_can_be_dialled(
+        self, make_box: MakeBox, spec: SandboxSpec, workspace: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(workspace)  # the path may be too long for an address otherwise
         with socket.socket(socket.AF_UNIX) as server:
             server.bind("service.sock")
             server.listen()
@@ -333,13 +335,12 @@ class RuntimeContract:
     # Lifecycle
 
     def test_kill_is_quick_leaves_nothing_and_may_be_repeated(self, make_box: MakeBox, spec: SandboxSpec) -> None:
-        before = Path("/proc/mounts").read_text()
         with make_box(spec) as box:
             handle, runtime = box.handle, box.runtime
-            assert Path("/proc/mounts").read_text() == before
+            assert str(box.directory) not in Path("/proc/mounts").read_text()
             started = time.monotonic()
             runtime.kill(handle)
-            assert time.monotonic() - started < 10
+            assert time.monotonic() - started < 30
             assert not runtime.is_alive(handle)
             assert runtime.why_ended(handle, spec.limits, box.directory).cause is Cause.KILLED
             runtime.kill(handle)

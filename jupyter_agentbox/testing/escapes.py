@@ -129,7 +129,7 @@ class EscapeContract:
             Path(path)
             for path in (
                 "/proc/sys/kernel/hostname", "/proc/sys/vm/overcommit_memory", "/proc/sys/vm/drop_caches",
-                "/proc/sys/kernel/randomize_va_space", "/proc/sys/net/ipv4/ip_forward", "/sys/kernel/uevent_helper",
+                "/proc/sys/kernel/randomize_va_space", "/proc/sys/net/ipv4/tcp_sack", "/sys/kernel/uevent_helper",
                 "/sys/kernel/mm/transparent_hugepage/enabled", "/sys/power/state",
             )
         ]  # fmt: skip

@@ -24,4 +24,4 @@ with Box(runtime, state_dir, "orphan", spec) as box:
         (box.directory / "state.json").write_text(json.dumps(state))
         ensure_sweeper(state_dir)
         print(json.dumps(box.handle.to_dict()), flush=True)
-        time.sleep(60)
+        time.sleep(300)
