@@ -97,6 +97,7 @@ def test_an_environment_whose_packages_are_links_into_a_cache(manager: SandboxMa
 
 
 @pytest.mark.network
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("base", [sys.executable, SYSTEM_PYTHON])
 def test_an_environment_of_uv(has_runsc: None, manager: SandboxManager, tmp_path: Path, base: str) -> None:
     project = tmp_path / "project" / ".venv"

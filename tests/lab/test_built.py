@@ -95,7 +95,7 @@ def test_every_text_that_people_see_is_translatable() -> None:
         assert re.findall(r">\s*([A-Z][a-z]+[^<{};]*)</", path.read_text()) == [], path.name
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("npm_packages")
 def test_types_lint_and_units() -> None:
     run_npm("npx", "--no-install", "tsc", "-p", "tsconfig.json", "--noEmit")

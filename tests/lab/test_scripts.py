@@ -15,9 +15,9 @@ from e2e.harness import CANARY, Env, KernelClient, wait_until
 from playwright.sync_api import Browser
 from test_terminals import Terminal
 
-from .conftest import Lab
+from .conftest import PATIENCE, Lab
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 #: Calls of Jupyter's server, by the name that the test knows them by; ``{kernel}`` is the notebook's own.
 CALLS: dict[str, tuple[str, str, Any]] = {
@@ -93,7 +93,7 @@ def test_a_script_in_an_output_starts_nothing_outside_of_a_sandbox(lab: Lab) -> 
     lab.write("book/a.ipynb", cell)
     lab.open("book/a.ipynb")
     lab.run_cell(0)
-    lab.page.wait_for_function("window.found")
+    lab.page.wait_for_function("window.found", timeout=3 * PATIENCE)
     found: dict[str, tuple[int, str]] = lab.page.evaluate("window.found")
     assert "error" not in found, found
     done = {name for name, (status, _) in found.items() if status < 400}
