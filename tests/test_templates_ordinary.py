@@ -47,7 +47,9 @@ def public_dir(has_runsc: None) -> Iterator[Path]:
     base.mkdir(mode=0o755)
     try:
         copy_packages(base / "lib")
-        shutil.copytree(REPOSITORY / "jupyter_agentbox", base / "lib/jupyter_agentbox")
+        # Others write and rename what is compiled meanwhile.
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(REPOSITORY / "jupyter_agentbox", base / "lib/jupyter_agentbox", ignore=ignored)
         about = base / "lib/jupyter_agentbox-0.dist-info"
         about.mkdir()
         (about / "METADATA").write_text("Metadata-Version: 2.1\nName: jupyter_agentbox\nVersion: 0\n")

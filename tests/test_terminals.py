@@ -38,7 +38,7 @@ class Terminal:
             server.url(f"terminals/websocket/{self.name}").replace("http", "ws", 1),
             header=[f"Authorization: token {server.token}"],
             http_no_proxy=["127.0.0.1"],
-            timeout=60,
+            timeout=100,
         )
         server.sockets.append(self.socket)
         self.shown = ""
@@ -108,7 +108,7 @@ def test_a_deleted_terminal_takes_its_sandbox_along(enforced: Server) -> None:
     terminal = Terminal(enforced)
     assert "sub" in terminal.run("ls")
     enforced.call("DELETE", f"api/terminals/{terminal.name}")
-    wait_until(lambda: not enforced.env.sandboxes(), 20, "the sandbox ends with its terminal")
+    wait_until(lambda: not enforced.env.sandboxes(), 60, "the sandbox ends with its terminal")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_deleted_terminal_takes_its_sandbox_along(enforced: Server) -> None:
 def test_a_request_names_no_program_and_no_foreign_folder(
     enforced: Server, body: dict[str, object], status: int, sentence: str
 ) -> None:
-    answer = enforced.http.post(enforced.url("api/terminals"), json=body, timeout=30)
+    answer = enforced.http.post(enforced.url("api/terminals"), json=body, timeout=100)
     assert (answer.status_code, sentence in answer.json()["message"]) == (status, True), answer.text
     assert enforced.call("GET", "api/terminals") == []
 
