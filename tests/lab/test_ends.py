@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from e2e.harness import Env, wait_until
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, TimeoutError, expect
 
 from .conftest import BANNER, PATIENCE, Lab, kernelspec
 
@@ -90,6 +90,18 @@ def check_alive(lab: Lab) -> None:
     raise AssertionError("the kernel does not answer")
 
 
+def dismiss(lab: Lab) -> None:
+    """Dismiss what stands above the notebook, by keys."""
+    banner = lab.page.locator(BANNER)
+    for _ in range(6):  # JupyterLab takes the focus back once the cell that was run has been scrolled to
+        with contextlib.suppress(TimeoutError):  # it is gone already
+            banner.get_by_role("button", name="Dismiss").press("Enter", timeout=10_000)
+        with contextlib.suppress(AssertionError):
+            expect(banner).to_have_count(0, timeout=10_000)
+            return
+    raise AssertionError("it cannot be dismissed by keys")
+
+
 @pytest.mark.parametrize(
     ("cell", "words"),
     [
@@ -114,8 +126,7 @@ def test_a_kernel_that_is_started_again(lab: Lab, cell: str, words: str) -> None
     wait_until(lambda: sandbox_of(lab) not in ("", before), 120, "the kernel is started again")
     check_alive(lab)
     assert lab.page.evaluate("window.seen") == []
-    banner.get_by_role("button", name="Dismiss").press("Enter")
-    expect(banner).to_have_count(0)
+    dismiss(lab)
     lab.check_console()
 
 
