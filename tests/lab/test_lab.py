@@ -23,7 +23,8 @@ from playwright.sync_api import Browser, Route, expect
 
 from .conftest import BANNER, SOURCES, STATUS, Lab, kernelspec
 
-pytestmark = pytest.mark.timeout(900)
+# The first test to want the image may have to build it.
+pytestmark = pytest.mark.timeout(1800)
 
 
 #: Of the language pack.
@@ -81,7 +82,7 @@ def test_a_notebook_tells_whether_it_is_boxed_and_what_it_uses(lab: Lab) -> None
         "x = 1\nprint('ready')",
         "print('x is', x)",
         "x = 2\nprint('set')",
-        "import time; time.sleep(100)",
+        "import time; time.sleep(600)",
         "import uuid; x = uuid.uuid4().hex; print('x is', x)",
     )
     lab.open("plain.ipynb")
@@ -156,7 +157,7 @@ def test_files_and_a_terminal(lab: Lab, tmp_path: Path) -> None:
     screen.click()
     lab.page.keyboard.type("dmesg | grep -c gVisor > in-terminal.txt\n")
     made = lab.server.env.work / "in-terminal.txt"
-    wait_until(lambda: made.exists() and made.read_text().strip(), 60, "the terminal runs what is typed")
+    wait_until(lambda: made.exists() and made.read_text().strip(), 120, "the terminal runs what is typed")
     assert int(made.read_text()) > 0
     lab.shoot("terminal")
     lab.page.locator(".lm-TabBar-tab", has_text="In the sandbox of").locator(".lm-TabBar-tabCloseIcon").click()
@@ -185,6 +186,7 @@ def test_agents_beside_people(lab: Lab) -> None:
     expect(view.get_by_role("row", name=re.compile("run_code agent “helper”"))).to_be_visible()
     lab.api("POST", f"/sandboxes/{kernel}/contexts/default/interrupt")
     lab.close_view()
+    lab.page.locator("#jp-main-statusbar").get_by_text("| Idle").wait_for()  # or else that end would be the cell's too
     lab.run_cell(3)
     view = lab.show_view("Activity")
     expect(view).to_contain_text("A person drives it now: a cell runs in the notebook.")
@@ -226,7 +228,7 @@ def test_the_side_panel(lab: Lab) -> None:
         found = lab.api("GET", f"/sandboxes?kernel_id={kernel}")["sandboxes"]
         return bool(found) and found[0]["sandbox_id"] != before
 
-    wait_until(is_new, 60, "the kernel was restarted")
+    wait_until(is_new, 120, "the kernel was restarted")
     expect(lab.page.locator(BANNER)).to_have_count(0)
     lab.check_console()
 
@@ -306,7 +308,7 @@ def test_what_is_refused_is_told_and_can_be_allowed(lab: Lab) -> None:
     lab.shoot("notice")
     lab.press("Allow for this sandbox", within=notice)
     kernel = lab.kernel_of("narrow.ipynb")
-    wait_until(lambda: lab.api("GET", f"/sandboxes/{kernel}")["allowed_hosts"] == ["allowed.test"], 30, "it is allowed")
+    wait_until(lambda: lab.api("GET", f"/sandboxes/{kernel}")["allowed_hosts"] == ["allowed.test"], 60, "it is allowed")
     expect(lab.page.locator(STATUS)).to_contain_text("can reach: allowed.test")
     lab.run_cell(1)
     other = lab.page.locator(".Toastify__toast", has_text="elsewhere.test")
@@ -324,7 +326,7 @@ def test_what_is_refused_is_told_and_can_be_allowed(lab: Lab) -> None:
     lab.check_access(".ab-view")
     lab.shoot("egress")
     lab.press("Allow for this sandbox", within=view.locator(".ab-ask"))
-    wait_until(lambda: lab.api("GET", f"/sandboxes/{kernel}")["allowed_hosts"] == ["allowed.test"], 30, "it is allowed")
+    wait_until(lambda: lab.api("GET", f"/sandboxes/{kernel}")["allowed_hosts"] == ["allowed.test"], 60, "it is allowed")
     lab.close_view()
     lab.check_console("403")  # the one that policy refused
 
