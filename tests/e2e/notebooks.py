@@ -90,7 +90,7 @@ def nbclient(env: Env, book: Path) -> str:
     script = (
         "import sys, nbformat, nbclient; path, folder = sys.argv[1:]\n"
         "book = nbformat.read(path, 4)\n"
-        "nbclient.NotebookClient(book, resources={'metadata': {'path': folder}}).execute()\n"
+        "nbclient.NotebookClient(book, resources={'metadata': {'path': folder}}, iopub_timeout=60).execute()\n"
         "nbformat.write(book, path)"
     )
     env.run(sys.executable, "-c", script, book, book.parent, timeout=280)
@@ -138,7 +138,8 @@ def console(env: Env, book: Path) -> str:
     text = []
     try:
         child.expect(r"In \[\d+\]: ")
-        for number, source in enumerate(sources(book)):
+        # What a cell shows may come after its prompt, so there is one more.
+        for number, source in enumerate([*sources(book), "None"]):
             (book.parent / f"cell{number}.py").write_text(source)
             child.sendline(f"_ = get_ipython().run_cell(open('cell{number}.py').read())")
             child.expect(r"In \[\d+\]: ")

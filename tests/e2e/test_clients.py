@@ -14,7 +14,7 @@ def clients(*chosen: notebooks.Client) -> pytest.MarkDecorator:
 
 
 @pytest.mark.network
-@pytest.mark.timeout(320)
+@pytest.mark.timeout(600)
 @clients(*notebooks.CLIENTS)
 def test_a_notebook_runs(agentbox_env: Env, client: notebooks.Client) -> None:
     notebooks.check(client(agentbox_env, notebooks.make(agentbox_env.work / "sub")), client)

@@ -211,6 +211,7 @@ def test_a_host_that_is_asked_for_is_reached_once_allowed_and_cut_off_once_narro
     asked = call("POST", path + "/egress/asks", {"host": f"{OTHER}:{site.ports[0]}", "why": "to greet"})
     assert asked["state"] == "pending"
     assert OTHER in kernel.check("try: fetch(other)\nexcept OSError as error: print(error)")
+    assert DENIED in kernel.check("try: fetch(denied)\nexcept OSError as error: print(error)")
     call("POST", f"{path}/egress/asks/{asked['id']}", {"decision": "allow"})
     assert kernel.check("print(fetch(other))").strip() == f"hello from {OTHER}"
     kernel.check("held = socket.create_connection((other, plain), 60)")
