@@ -35,7 +35,7 @@ class Shell:
     def __call__(self, *arguments: str, status: int = 0) -> str:
         command = [sys.executable, "-m", "jupyter", "agentbox", *arguments]
         env = {**self.env, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
-        answer = subprocess.run(command, env=env, cwd=self.folder, capture_output=True, text=True, timeout=90)
+        answer = subprocess.run(command, env=env, cwd=self.folder, capture_output=True, text=True, timeout=200)
         assert answer.returncode == status, answer.stdout + answer.stderr
         assert "Traceback" not in answer.stderr
         return answer.stdout if status == 0 else answer.stdout + answer.stderr
@@ -119,12 +119,12 @@ def test_output_that_nobody_reads_and_ctrl_c_are_an_exit_status(shell: Shell) ->
     # Where tests run in the background of a script, programs inherit that this signal is ignored.
     command = ["env", "--default-signal=INT", sys.executable, "-m", "jupyter_agentbox.cli"]
     with open(writing, "wb") as unread:
-        answer = subprocess.run([*command, "list"], env=shell.env, stdout=unread, stderr=subprocess.PIPE, timeout=90)
+        answer = subprocess.run([*command, "list"], env=shell.env, stdout=unread, stderr=subprocess.PIPE, timeout=200)
     assert (answer.returncode, answer.stderr) == (141, b"")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"--url=http://127.0.0.1:{silent.getsockname()[1]}"
         with subprocess.Popen([*command, "ps", url], env=shell.env, stderr=subprocess.PIPE) as process:
-            silent.settimeout(60)
+            silent.settimeout(200)
             with silent.accept()[0]:
                 process.send_signal(signal.SIGINT)
                 assert process.wait(60) == 130

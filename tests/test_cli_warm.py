@@ -28,7 +28,7 @@ def read_ids(shell: Shell) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(700)
 def test_setup_makes_a_template_which_kernels_start_off_until_it_fits_no_more(has_runsc: None, tmp_path: Path) -> None:
     shell = Shell(tmp_path)
     assert "template:" not in shell("setup", "--no-template", "--dry-run")

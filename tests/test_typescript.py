@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from e2e.harness import Env
 
+#: The packages that it is made with may have to be got first.
+pytestmark = pytest.mark.timeout(900)
+
 FOLDER = Path(__file__).parents[1] / "clients" / "typescript"
 
 
@@ -23,7 +26,7 @@ def run(*command: str | Path, **env: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=110,
+        timeout=280,
     )
     assert answer.returncode == 0, answer.stdout[-8000:]
     return answer.stdout

@@ -58,7 +58,7 @@ class Server:
 
     async def started(self, sandbox: Sandbox, how: str) -> bool:
         """Whether the audit log has it that it started so; a warm start does not wait for that."""
-        for _ in range(600):
+        for _ in range(1500):
             rows = self.place.manager.audit.query(kind="lifecycle", sandbox=sandbox.id)
             if how in (found := [(row.detail or {}).get("how") for row in rows]):
                 return True
@@ -94,7 +94,7 @@ def run(place: Place, test: Callable[[Server], Awaitable[None]]) -> None:
         async with opened() as server:
             await test(server)
 
-    asyncio.run(asyncio.wait_for(work(), 200))
+    asyncio.run(asyncio.wait_for(work(), 280))
 
 
 ABOUT = """
@@ -212,7 +212,7 @@ def test_one_that_waits_is_taken_for_a_sandbox_and_for_a_script(place: Place) ->
         assert inputs is not None
         key = pools.make_key(inputs)
         warm.keeper.want(key, spec, context_argv(spec))
-        for _ in range(600):
+        for _ in range(1500):
             if found := await asyncio.to_thread(warm.pool.find, key):
                 return found[0]
             await asyncio.sleep(0.1)
@@ -232,7 +232,7 @@ def test_one_that_waits_is_taken_for_a_sandbox_and_for_a_script(place: Place) ->
         program = [sys.executable, "-m", "jupyter_agentbox.cli", "run", "--profile=pooled", "-c", "print(6 * 7)"]
         env = {**os.environ, "JUPYTER_CONFIG_DIR": str(config)}
         ran = await asyncio.to_thread(
-            subprocess.run, program, env=env, cwd=config, capture_output=True, text=True, timeout=100
+            subprocess.run, program, env=env, cwd=config, capture_output=True, text=True, timeout=200
         )
         assert (ran.returncode, ran.stdout) == (0, "42\n"), ran.stderr
         assert not waiting.exists()
