@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.network
+@pytest.mark.timeout(900)
 def test_an_installed_wheel_is_all_that_is_needed(agentbox_env: Env, tmp_path: Path) -> None:
     env = agentbox_env
     env.run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, ROOT)
@@ -30,9 +31,8 @@ def test_an_installed_wheel_is_all_that_is_needed(agentbox_env: Env, tmp_path: P
     env.run(sys.executable, "-m", "venv", "--without-pip", prefix)
     packages = Path(sysconfig.get_path("purelib"))
     target = prefix / packages.relative_to(sys.prefix)
-    shutil.copytree(
-        packages, target, copy_function=_link, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*jupyter_agentbox*")
-    )
+    others = shutil.ignore_patterns("*jupyter_agentbox*", "*.pyc.*")  # the latter programs write and rename meanwhile
+    shutil.copytree(packages, target, copy_function=_link, dirs_exist_ok=True, ignore=others)
     python = prefix / "bin" / "python"
     env.run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", wheel)
     env.variables["PATH"] = f"{prefix / 'bin'}:{env.variables['PATH']}"
