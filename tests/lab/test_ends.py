@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from e2e.harness import Env, wait_until
-from playwright.sync_api import Browser, TimeoutError, expect
+from playwright.sync_api import Browser, Locator, TimeoutError, expect
 
 from .conftest import BANNER, PATIENCE, Lab, kernelspec
 
@@ -102,6 +102,19 @@ def dismiss(lab: Lab) -> None:
     raise AssertionError("it cannot be dismissed by keys")
 
 
+def close_dialogs(lab: Lab) -> Locator:
+    """Have the dialogs closed in which JupyterLab tells that the server is away; return what it is undone by."""
+
+    def close(dialog: Locator) -> None:
+        with contextlib.suppress(TimeoutError):  # it is gone already
+            dialog.locator(".jp-Dialog-button").last.click(timeout=10_000)
+
+    told = lab.page.locator(".jp-Dialog")
+    # The next may open as one closes, as when it could not save either: there may never be none.
+    lab.page.add_locator_handler(told, close, no_wait_after=True)
+    return told
+
+
 @pytest.mark.parametrize(
     ("cell", "words"),
     [
@@ -171,9 +184,7 @@ def test_a_kernel_that_the_person_shuts_down(lab: Lab) -> None:
 
 def test_a_server_that_was_away_for_longer_than_the_lease(lab: Lab) -> None:
     kernel = lab.kernel_of("ends.ipynb")
-    # JupyterLab tells in its own words that the server is away.
-    told = lab.page.locator(".jp-Dialog")
-    lab.page.add_locator_handler(told, lambda dialog: dialog.locator(".jp-Dialog-button").last.click())
+    told = close_dialogs(lab)
     lab.kill_server()
     wait_until(lambda: not lab.server.env.sandboxes(), 120, "the lease is over")
     lab.start_server()
@@ -197,9 +208,7 @@ def test_a_page_goes_on_with_a_server_that_was_killed(lab: Lab) -> None:
     lab.run_cell(0)
     lab.output(0, "at 2\n")
     kernel = lab.kernel_of("long.ipynb")
-    # JupyterLab tells in its own words that the server is away.
-    told = lab.page.locator(".jp-Dialog")
-    lab.page.add_locator_handler(told, lambda dialog: dialog.locator(".jp-Dialog-button").last.click())
+    told = close_dialogs(lab)
     lab.kill_server()
     lab.start_server()
     lab.output(0, "at 12\n")
