@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +26,13 @@ from jupyter_agentbox.manager import SandboxManager  # noqa: E402
 from jupyter_agentbox.runtimes.runsc import RunscRuntime  # noqa: E402
 
 # How long an example takes to make and to try says something of the machine and of what else it does, and nothing else.
-hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# A change is tried on the same examples as what it is compared with; AGENTBOX_EXPLORE draws new ones.
+hypothesis.settings.register_profile(
+    "patient",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    derandomize="AGENTBOX_EXPLORE" not in os.environ,
+)
 hypothesis.settings.load_profile("patient")
 
 
