@@ -60,9 +60,10 @@ run: setup
 
 packages:
 	@$(call install_missing,tests/packages.txt)
-	@# Up to Debian 12 the command comes with docker.io; from 13 on it is a package that 12 does not know.
-	@command -v docker >/dev/null || { echo "== Installing with apt: docker-cli"; \
-		$(APT) update -q && $(APT) install -qy --no-install-recommends docker-cli; }
+	@# Up to Debian 12 docker.io brings its client, BuildKit within; from 13 on both are packages that 12 does not know.
+	-@PATH="/usr/bin:$$PATH" DOCKER_BUILDKIT=1 docker build --help >/dev/null 2>&1 || { \
+		echo "== Installing with apt: docker-cli docker-buildx"; \
+		$(APT) update -q && $(APT) install -qy --no-install-recommends docker-cli docker-buildx; }
 
 lint: .venv/installed
 	@echo "== Lint: ruff, mypy, import-linter"
