@@ -185,6 +185,7 @@ class SandboxManager:
         except BaseException:
             del self.sandboxes[record.id]
             raise
+        await asyncio.to_thread(ensure_sweeper, self.state_dir)  # the one from before may have ended just then
         if inherit is not None:
             await inherit.discard()
         return sandbox
@@ -279,6 +280,7 @@ class SandboxManager:
         except BaseException:
             del self.sandboxes[record.id]
             raise
+        await asyncio.to_thread(ensure_sweeper, self.state_dir)  # the one from before may have ended just then
         if inherit is not None:
             await inherit.discard()
         return sandbox
