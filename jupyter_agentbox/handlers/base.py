@@ -42,8 +42,8 @@ FIRST_EVENT_TIMEOUT = 0.1
 GRACE_TIMEOUT = 1.0
 #: Bytes of a refused body that are read to their end, so that the client gets to read why.
 _PATIENCE = 8 * 1024 * 1024
-#: Bytes of an upload that are read at a time. About eight times as many are held for each that is under way.
-UPLOAD_PART = 1024 * 1024
+#: Bytes of an upload that are read at a time. About twelve times as many are held for each that is under way.
+UPLOAD_PART = 512 * 1024
 #: What Jupyter itself takes in a query.
 _JUPYTER_QUERY = frozenset({"token", "_xsrf", "no_track_activity"})
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
