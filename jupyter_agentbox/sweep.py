@@ -257,9 +257,9 @@ def _remove_registered(paths: object) -> None:
 
 
 @contextlib.contextmanager
-def _try_lock(path: Path, making: int = os.O_CREAT) -> Iterator[bool]:
-    """Hold a file lock inside the block, if it can be had at once; yields whether it is held."""
-    handle = os.open(path, os.O_RDWR | making | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def try_lock(path: Path, flags: int = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) -> Iterator[bool]:
+    """Hold the lock on a file or folder inside the block, if it can be had at once; yields whether it is held."""
+    handle = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -418,7 +418,7 @@ def sweep_directories(state_dir: Path) -> list[str]:
                 continue
             if not (is_locked := (directory / "lock").exists()) and now - directory.stat().st_mtime < UNBORN_TIMEOUT:
                 continue  # it is just being made. A lock that was there is not made anew: its owner may be removing it
-            with _try_lock(directory / "lock", 0 if is_locked else os.O_CREAT) as is_mine:
+            with try_lock(directory / "lock", os.O_RDWR | os.O_NOFOLLOW | (0 if is_locked else os.O_CREAT)) as is_mine:
                 if is_mine and _sweep_one(directory, now):
                     removed.append(name)
     return removed
@@ -426,9 +426,9 @@ def sweep_directories(state_dir: Path) -> list[str]:
 
 def _sweep_staged(store: Path) -> None:
     """Remove what killed processes were saving or laying out in the store of snapshots."""
-    with contextlib.suppress(OSError), _try_lock(store / "lock") as is_quiet:  # nothing gets its own lock meanwhile
+    with contextlib.suppress(OSError), try_lock(store / "lock") as is_quiet:  # nothing gets its own lock meanwhile
         for path in (store / "live").iterdir() if is_quiet else ():
-            with contextlib.suppress(OSError), _try_lock(path / "lock") as is_left:
+            with contextlib.suppress(OSError), try_lock(path / "lock") as is_left:
                 if is_left:
                     remove_tree(path)
 
@@ -438,7 +438,7 @@ def _sweep_staged(store: Path) -> None:
 
 def ensure_sweeper(state_dir: Path) -> bool:
     """Make sure that a sweeper process watches ``state_dir``; return whether one was started, as none ran already."""
-    with _try_lock(Path(state_dir) / "sweeper.lock") as is_free:
+    with try_lock(Path(state_dir) / "sweeper.lock") as is_free:
         if not is_free:
             return False
     env = {name: os.environ[name] for name in ("XDG_RUNTIME_DIR",) if name in os.environ}
@@ -469,7 +469,7 @@ def run_sweeper(state_dir: Path, *, interval: float = ROUND_INTERVAL, idle_timeo
     base = state_dir / "sandboxes"
     containers = ContainerSweep(state_dir)
     while True:
-        with _try_lock(state_dir / "sweeper.lock") as is_mine:
+        with try_lock(state_dir / "sweeper.lock") as is_mine:
             if not is_mine:
                 return
             last_seen = time.monotonic()

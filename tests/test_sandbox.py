@@ -24,6 +24,7 @@ from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.record import Record
 from jupyter_agentbox.runtimes import Handle
 from jupyter_agentbox.runtimes.runsc import RunscRuntime
+from jupyter_agentbox.sandbox import Sandbox
 from jupyter_agentbox.spec import MIB, Cause, Limits, Mount, SandboxSpec
 
 pytestmark = pytest.mark.usefixtures("has_runsc")
@@ -287,18 +288,19 @@ class Talk:
                 return text
 
 
+async def talk_to_kernel(sandbox: Sandbox) -> Talk:
+    """Start a kernel, in which x is 41."""
+    command = [PYTHON, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    key = {"key": "secret", "signature_scheme": "hmac-sha256"}
+    talk = Talk(await sandbox.start_kernel(command, ENV, "/workspace", **key))
+    await talk.stream_until_idle(await talk.execute("x = 41"))
+    return talk
+
+
 def test_another_owner_goes_on_with_the_kernel_and_misses_nothing(manager: SandboxManager) -> None:
     async def before() -> tuple[str, str]:
         sandbox = await manager._create(kernel_spec(), None, None)
-        kernel = await sandbox.start_kernel(
-            [PYTHON, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
-            ENV,
-            "/workspace",
-            key="secret",
-            signature_scheme="hmac-sha256",
-        )
-        talk = Talk(kernel)
-        await talk.stream_until_idle(await talk.execute("x = 41"))
+        talk = await talk_to_kernel(sandbox)
         code = "import os, time\nfor i in range(40):\n    print(i, flush=True)\n"
         wait = "    while i == 19 and not os.path.exists('/tmp/next'): time.sleep(0.02)"
         request = await talk.execute(code + wait)
@@ -333,15 +335,7 @@ def test_another_owner_goes_on_with_the_kernel_and_misses_nothing(manager: Sandb
 def test_a_guest_that_waits_for_a_dead_owners_files_is_found_by_the_next(manager: SandboxManager, whose: str) -> None:
     async def before() -> str:
         sandbox = await manager._create(kernel_spec(), None, None)
-        kernel = await sandbox.start_kernel(
-            [PYTHON, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
-            ENV,
-            "/workspace",
-            key="secret",
-            signature_scheme="hmac-sha256",
-        )
-        talk = Talk(kernel)
-        await talk.stream_until_idle(await talk.execute("x = 41"))
+        talk = await talk_to_kernel(sandbox)
         # As they are left by an owner that is killed before the guest has opened them: gVisor has it wait in that.
         link = sandbox.directory / "link"
         if whose == "guest":
@@ -350,7 +344,7 @@ def test_a_guest_that_waits_for_a_dead_owners_files_is_found_by_the_next(manager
         else:
             for channel in (*READ_BY_KERNEL, *WRITTEN_BY_KERNEL):
                 os.mkfifo(link / f"left-{channel}")
-            kernel.request({"fifos": "left", "taken": None, "room": [65536, 65536]})
+            talk.kernel.request({"fifos": "left", "taken": None, "room": [65536, 65536]})
         await asyncio.sleep(0.2)
         await sandbox.leave()
         return sandbox.id

@@ -165,14 +165,14 @@ def test_registered_paths_go_only_where_they_are_ours(
 def test_a_lock_that_its_owner_removes_at_this_moment_is_not_made_anew(
     state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory, try_lock = make_sandbox(state_dir), module._try_lock
+    directory, try_lock = make_sandbox(state_dir), module.try_lock
 
     def try_late(path: Path, *arguments: int) -> contextlib.AbstractContextManager[bool]:
         for file in directory.iterdir():
             file.unlink()
         return try_lock(path, *arguments)
 
-    monkeypatch.setattr(module, "_try_lock", try_late)
+    monkeypatch.setattr(module, "try_lock", try_late)
     assert sweep(state_dir) == []
     directory.rmdir()  # as the owner does next
 

@@ -7,7 +7,6 @@ directory is the user's own (0700), and an image is never written to again: sand
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from typing import Any
 import msgspec
 
 from jupyter_agentbox.errors import Conflict, Damaged, InvalidRequest, NotFound
+from jupyter_agentbox.sweep import try_lock
 
 from . import tree
 from .values import MAX_TEXT, Image, Recipe
@@ -208,19 +208,9 @@ class ImageStore:
                             remove_folder(path)
 
 
-@contextlib.contextmanager
-def _held(folder: Path) -> Iterator[bool]:
+def _held(folder: Path) -> contextlib.AbstractContextManager[bool]:
     """Hold the lock on a folder in the block; whether nobody else did."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(handle)
+    return try_lock(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def describe(recipe: Recipe) -> dict[str, Any]:
