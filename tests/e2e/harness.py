@@ -84,7 +84,7 @@ class Env:
     """
 
     def __init__(self, base: Path, config: dict[str, dict[str, Any]] | None = None) -> None:
-        self.base = base
+        self.base, self.bin = base, BIN
         self.home, self.work = base / "home", base / "work"
         self.data, self.config_dir = base / "data", base / "config"
         for path in (self.home, self.work, self.data, self.config_dir):
@@ -144,7 +144,7 @@ class Env:
         """Start a program of the environment in a session of its own."""
         program, *arguments = map(str, command)
         return subprocess.Popen(
-            [str(BIN / program) if (BIN / program).exists() else program, *arguments],
+            [str(self.bin / program) if (self.bin / program).exists() else program, *arguments],
             cwd=cwd or self.work,
             env=self.variables | (env or {}),
             stdin=subprocess.PIPE if input is not None else subprocess.DEVNULL,
@@ -227,25 +227,28 @@ class Server:
         self.port_holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.port_holder.bind(("127.0.0.1", 0))
         self.port = self.port_holder.getsockname()[1]
+        self.log = env.base / f"server-{self.port}.log"
+        with self.log.open("w") as log:
+            self.process = env.spawn(*self.command(program, arguments), stdout=log, **options)
+        self.sockets: list[websocket.WebSocket] = []
+        self.http = requests.Session()
+        self.http.trust_env = False
+        self.http.headers["Authorization"] = f"token {self.token}"
+
+    def command(self, program: str, arguments: Sequence[str]) -> list[str]:
+        """Return the command line that starts the server."""
         if program == "kernelgateway":
             command = ["jupyter-kernelgateway", f"--KernelGatewayApp.port={self.port}",
                        "--KernelGatewayApp.port_retries=0", f"--KernelGatewayApp.auth_token={self.token}"]  # fmt: skip
         else:
             command = [f"jupyter-{program}", "--no-browser", "--allow-root", f"--ServerApp.port={self.port}",
                        "--ServerApp.port_retries=0", f"--IdentityProvider.token={self.token}",
-                       "--ServerApp.root_dir=" + str(env.work),
+                       "--ServerApp.root_dir=" + str(self.env.work),
                        # As the package's configuration has it where it is installed.
                        "--ServerApp.contents_manager_class=jupyter_agentbox.contents.AgentboxContentsManager",
                        ]  # fmt: skip
         # The server's own throttle of output is not what these tests are about.
-        command.append("--ZMQChannelsWebsocketConnection.limit_rate=False")
-        self.log = env.base / f"server-{self.port}.log"
-        with self.log.open("w") as log:
-            self.process = env.spawn(*command, *arguments, stdout=log, **options)
-        self.sockets: list[websocket.WebSocket] = []
-        self.http = requests.Session()
-        self.http.trust_env = False
-        self.http.headers["Authorization"] = f"token {self.token}"
+        return [*command, "--ZMQChannelsWebsocketConnection.limit_rate=False", *arguments]
 
     def wait_ready(self, timeout: float = 150) -> None:
         """Wait until it answers."""
