@@ -130,7 +130,8 @@ def test_a_command_says_what_to_run_where_and_with_what(in_box: Callable[..., No
 def test_root_is_for_profiles_that_have_it(in_box: Callable[..., None]) -> None:
     async def test(box: Box) -> None:
         assert (await box.processes.run(Command("id -u", user="root"))).stdout == b"0\n"
-        result = await box.processes.run(Command("setsid sleep 1000 & echo up; sleep 1000", user="root"), timeout=3.0)
+        line = "setsid sleep 1000 & setpriv --clear-groups setsid sleep 1000 & echo up; sleep 1000"
+        result = await box.processes.run(Command(line, user="root"), timeout=3.0)
         assert (result.stdout, result.timed_out) == (b"up\n", True)
         assert await gone(box, "sleep")
 

@@ -170,6 +170,7 @@ class Job:
                 bool(header.get("is_root")),
                 program=program,
                 mark=self._mark,
+                needs_cwd=True,
                 has_terminal=self._has_terminal,
             )
         except BaseException:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import socket
 
 from . import zmtp
@@ -54,7 +55,7 @@ class Kernel:
     ``{"event": "failed", "message"}``, ``{"event": "dropped", "channel", "count"}`` and ``{"event": "hung up"}``. From
     the host: ``{"signal": n}``; for an embedded kernel ``{"fifos": name, "taken", "room"}`` and ``{"hang_up": true}``
     too, the first of which has a ``claim`` for one that waited (:mod:`.embedded_claim`). An EOF from the host ends the
-    kernel; the loss of the owner does not.
+    kernel; the loss of the owner does not. All processes that descend from a kernel end with it.
     """
 
     def __init__(self, loop: Loop, processes: Processes, stream: Stream) -> None:
@@ -62,6 +63,8 @@ class Kernel:
         self._events = Outbox(OUTBOX_LIMIT, lambda: None)
         self._loop = loop
         self._orders: socket.socket | None = None
+        self._processes = processes
+        self._mark = processes.new_mark()
         header = stream.header
         name = header["connection_file"]
         transport = header["connection"]["transport"]
@@ -87,6 +90,7 @@ class Kernel:
                 stdio,
                 is_root=header.get("is_root", False),
                 files={name: json.dumps(connection).encode()},
+                mark=self._mark,
             )
         except (StartError, OSError) as error:
             self.is_running = False
@@ -116,7 +120,9 @@ class Kernel:
         self._events.attach(stream)
 
     def _asked(self, request: dict[str, Any]) -> None:
-        if "signal" in request:
+        if request.get("signal") == signal.SIGKILL:
+            self.end()
+        elif "signal" in request:
             self._process.signal(int(request["signal"]))
         elif self._orders is not None and "fifos" in request:
             self._hand_over(request)
@@ -124,9 +130,9 @@ class Kernel:
             self._order({"taken": request.get("taken")}, [])
 
     def end(self) -> None:
-        """Kill it."""
+        """Kill it, with all that it has started."""
         if self.is_running:
-            self._process.signal(9)
+            self._processes.kill_marked(self._mark)
 
     def connected(self, channel: Channel) -> None:
         """Tell the host that it listens there."""
@@ -198,6 +204,7 @@ class Kernel:
 
     def _exited(self, code: int, number: int) -> None:
         self.is_running = False
+        self._processes.kill_marked(self._mark)  # a program that it started may have outlived it
         if self._orders is not None:
             self._loop.watch(self._orders.fileno())
             self._orders.close()

@@ -1,7 +1,8 @@
 """Programs inside: starting, signalling and reaping them.
 
-One may be marked by a supplementary group of its own. User code can neither drop nor take one, so that all descendants
-are found by it, whatever sessions and groups of processes they made and whoever adopted them.
+Each is marked by a supplementary group of its own. Code that runs as the user can neither drop nor take one, so all
+descendants are found by it, whatever sessions and process groups they made and whichever process adopted them. Code
+that runs as uid 0 inside can drop its mark; it is found by its parent then, as long as that lives.
 """
 
 from __future__ import annotations
@@ -105,8 +106,9 @@ class Processes:
         is_root: bool = False,
         files: dict[str, bytes] | None = None,
         *,
+        mark: int,
         program: str | None = None,
-        mark: int | None = None,
+        needs_cwd: bool = False,
         has_terminal: bool = False,
     ) -> Process:
         """Start a program.
@@ -114,7 +116,7 @@ class Processes:
         Parameters
         ----------
         argv, env, cwd
-            What to run; without a `mark`, a ``cwd`` that is not there falls back to ``/``.
+            What to run, and where.
         on_exit : callable
             Called with exit code (128 + n after signal n) and signal (0 for none).
         stdio : tuple of int, optional
@@ -123,10 +125,12 @@ class Processes:
             Run as uid 0.
         files : dict
             Files to write first, as the user, mode 0600.
+        mark : int
+            Group that it and its descendants are found by, from :meth:`new_mark`.
         program : str, optional
             What to execute, if it is not ``argv[0]``.
-        mark : int, optional
-            Group that it and its descendants are found by, from :meth:`new_mark`.
+        needs_cwd : bool
+            Fail where ``cwd`` does not exist, instead of starting in ``/``.
         has_terminal : bool
             Descriptor 0 becomes its controlling terminal.
 
@@ -155,7 +159,7 @@ class Processes:
                 try:
                     os.chdir(cwd)
                 except OSError:
-                    if mark is not None:
+                    if needs_cwd:
                         raise
                 field = "argv"
                 path = _find(program or argv[0], env.get("PATH", os.defpath))
@@ -176,7 +180,7 @@ class Processes:
         process = self._running[pid] = Process(pid, on_exit)
         return process
 
-    def _take_ids(self, is_root: bool, mark: int | None) -> None:
+    def _take_ids(self, is_root: bool, mark: int) -> None:
         """Take on the user's ids for a moment, with a way back: what is not the user's is not opened for it.
 
         A program starts with the real ones. To fork and have the child drop what it may do would be plainer, and takes
@@ -184,7 +188,7 @@ class Processes:
         PID 1, and so end what ends with them.
         """
         uid, gid = (0, 0) if is_root else (self.uid, self.gid)
-        os.setgroups([] if mark is None else [mark])
+        os.setgroups([mark])
         os.setresgid(gid, gid, 0)
         os.setresuid(uid, uid, 0)
 
@@ -249,7 +253,8 @@ def _find(program: str, path: str) -> str:
 
 def _marked(mark: int) -> set[int]:
     wanted = b"%d" % mark
-    found = set()
+    found: set[int] = set()
+    parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -257,8 +262,11 @@ def _marked(mark: int) -> set[int]:
                     status = file.read(4096)
             except OSError:
                 continue
+            parents[int(name)] = int(status.partition(b"\nPPid:")[2].split(b"\n", 1)[0])
             if wanted in status.partition(b"\nGroups:")[2].partition(b"\n")[0].split():
                 found.add(int(name))
+    while fresh := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= fresh  # as uid 0 they can drop their mark, as `su` does
     return found
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import io
 import wave
+from typing import Any
 
 import pytest
 import requests
+from e2e.harness import wait_until
 
-from .conftest import Api
+from .conftest import Api, Make
 
 
 def test_variables_stay_and_outputs_come_apart(api: Api, box: str) -> None:
@@ -80,3 +82,67 @@ def test_contexts(api: Api, box: str) -> None:
     assert api.fails(400, "POST", box + "/contexts", {"name": "a b"})["field"] == "name"
     assert api.fails(400, "POST", box + "/code", {"code": "1", "language": "cobol"})["field"] == "language"
     assert api.fails(400, "POST", box + "/code", {})["field"] == "code"
+
+
+#: Starts what usually escapes a kill of a process group. Each is a `sleep` of a number of its own.
+CHILDREN = """
+import os, signal, subprocess
+START = {start}
+subprocess.Popen(["sleep", str(START)])
+subprocess.Popen(["sleep", str(START + 1)], start_new_session=True, env={{}})
+subprocess.Popen(f"nohup sleep {{START + 2}} >/dev/null 2>&1 &", shell=True)
+ignoring = "trap '' TERM HUP INT; exec sleep"
+subprocess.Popen(["sh", "-c", f"{{ignoring}} {{START + 3}}"])
+def daemon(line):
+    if not os.fork():
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        os.chdir("/")
+        os.closerange(0, 64)
+        os.execvpe("sh", ["sh", "-c", line], {{"PATH": os.environ["PATH"]}})
+    os.wait()
+daemon(f"{{ignoring}} {{START + 4}}")
+daemon(f"sleep {{START + 5}} & sleep {{START + 6}} & wait")
+"""
+
+
+def _sleeping(api: Api, at: str) -> list[int]:
+    line = "for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline; echo; done 2>/dev/null | grep '^sleep ' || true"
+    found = api.ok("POST", at + "/exec", {"command": line})["stdout"].splitlines()
+    return sorted(int(text.split()[1]) for text in found)
+
+
+def _wait_for(api: Api, at: str, *expected: range) -> None:
+    wanted = sorted(number for numbers in expected for number in numbers)
+    seen: list[Any] = []
+
+    def is_so() -> bool:
+        seen[:] = _sleeping(api, at)
+        return seen == wanted
+
+    try:
+        wait_until(is_so, 60, "the processes")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: running {seen}, expected {wanted}") from None
+
+
+def test_the_processes_of_a_context_end_with_it_and_no_others(api: Api, make: Make) -> None:
+    at = make()
+    one, two, others = range(30000, 30007), range(31000, 31007), range(32000, 32003)
+    for name, numbers in (("one", one), ("two", two)):
+        ran = api.ok("POST", at + "/code", {"code": CHILDREN.format(start=numbers[0]), "context": name})
+        assert ran["status"] == "ok", ran
+    api.ok("POST", at + "/processes", {"command": f"sleep {others[0]} & sleep {others[1]}"})
+    api.ok("POST", at + "/exec", {"command": f"setsid sleep {others[2]} </dev/null >/dev/null 2>&1 &"})
+    _wait_for(api, at, one, two, others)
+
+    api.ok("POST", at + "/contexts/one/restart")
+    assert _sleeping(api, at) == [*two, *others], "a restart ends the processes of its context"
+    api.ok("POST", at + "/code", {"code": CHILDREN.format(start=one[0]), "context": "one"})
+    _wait_for(api, at, one, two, others)
+    api.ok("DELETE", at + "/contexts/one")
+    assert _sleeping(api, at) == [*two, *others], "a deletion ends the processes of its context"
+    died = api.ok("POST", at + "/code", {"code": "os._exit(3)", "context": "two"})
+    assert died["status"] == "kernel_died"
+    _wait_for(api, at, others)
