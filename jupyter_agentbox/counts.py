@@ -37,10 +37,13 @@ class CountedSessions(GrantedSessions):
             Names the setting.
         """
         alive = [item for item in self._sessions.values() if item is not but and _is_alive(item)]
-        own = sum(session.owner == owner for session in alive)
+        kept = sum(item.owner == owner and item.kept_until is not None for item in self._sessions.values())
+        kept -= but is not None and but.kept_until is not None
+        own = sum(session.owner == owner for session in alive) + kept
         if owner is not None and own >= self.policy.max_sandboxes_per_owner:
+            ended = f", {kept} of which have ended with their files kept until they are deleted" if kept else ""
             raise LimitReached(
-                f"{owner} has {own} sandboxes, and may have no more at a time "
+                f"{owner} has {own} sandboxes{ended}, and may have no more at a time "
                 "(setting: Policy.max_sandboxes_per_owner)",
                 setting="Policy.max_sandboxes_per_owner",
             )

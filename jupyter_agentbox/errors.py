@@ -112,8 +112,16 @@ class SandboxEnded(AgentboxError):
     ----------
     end : End
         Cause, exit code and a sentence for a person.
+    remedy : str
+        What to do about it, as another sentence.
     """
 
-    def __init__(self, end: End) -> None:
+    def __init__(self, end: End, remedy: str = "") -> None:
         super().__init__(f"sandbox ended: {end.message}", setting=end.setting)
         self.end = end
+        self.advise(remedy)
+
+    def advise(self, remedy: str) -> None:
+        """Say what to do about it, unless the message does already."""
+        if remedy and remedy not in str(self):
+            self.args = (f"{self}. {remedy}",)

@@ -32,11 +32,11 @@ async def tell(state_dir: Path, audit: AuditLog) -> list[Session]:
     for path in await asyncio.to_thread(_collect, state_dir):
         try:
             session = Session.of(msgspec.json.decode(path.read_bytes(), type=SessionRecord))
-            session.end, session.ended_at = END, path.stat().st_ctime  # when it was put there
+            session.end, session.ended_at = session.end or END, path.stat().st_ctime  # when it was put there
             rows = await audit.aquery(sandbox=path.name, kind="lifecycle")
             if any(row.detail.get("event") == "ended" for row in rows):
                 continue  # its server was killed just as it had ended it
-            await audit.arecord("lifecycle", path.name, detail=END.to_detail(""))
+            await audit.arecord("lifecycle", path.name, detail=session.end.to_detail(""))
             found.append(session)
         except (AgentboxError, OSError, msgspec.MsgspecError) as error:
             log.warning("how sandbox %s ended can't be told: %s", path.name, error)

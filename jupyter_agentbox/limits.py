@@ -6,10 +6,18 @@ from .runtimes import Usage
 from .spec import Cause, End, SandboxSpec, format_size
 
 
-def find_breach(usage: Usage, spec: SandboxSpec) -> End | None:
-    """Judge what no one else holds it to: the disk always, memory where there is no control group."""
+def find_breach(usage: Usage, spec: SandboxSpec, room: int) -> End | None:
+    """Judge what no one else holds it to: the disk always, memory where there is no control group.
+
+    Parameters
+    ----------
+    usage : Usage
+    spec : SandboxSpec
+    room : int
+        Bytes that it may have on the disk now; the limit, or more where it has inherited more.
+    """
     limits = spec.limits
-    if usage.disk > limits.disk:
+    if usage.disk > room:
         return End(
             Cause.DISK_FULL,
             137,

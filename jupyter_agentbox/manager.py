@@ -27,7 +27,7 @@ from .record import KernelRecord, Lock, Record, is_owned
 from .runtimes import Handle, Runtime
 from .sandbox import Sandbox
 from .spec import Cause, End, SandboxSpec
-from .sweep import ensure_sweeper
+from .sweep import SESSION_FILE, ensure_sweeper
 from .tokens import TokenStore
 
 log = logging.getLogger(__name__)
@@ -159,8 +159,13 @@ class SandboxManager:
         try:
             await prepare(sandbox)
         except BaseException:
-            await asyncio.shield(self._stop(sandbox, Cause.RUNTIME_FAILED, False))
+            self.sandboxes.pop(sandbox.id, None)
+            await asyncio.shield(sandbox.give_up(inherit))
             raise
+        if inherit is not None:
+            if (sandbox.directory / SESSION_FILE).exists():  # it goes on as the same
+                await asyncio.to_thread(TokenStore(self.state_dir).carry, inherit.id, sandbox.id)
+            await inherit.discard()
         return sandbox
 
     def _make_record(self, spec: SandboxSpec) -> Record:
@@ -186,8 +191,6 @@ class SandboxManager:
             del self.sandboxes[record.id]
             raise
         await asyncio.to_thread(ensure_sweeper, self.state_dir)  # the one from before may have ended just then
-        if inherit is not None:
-            await inherit.discard()
         return sandbox
 
     async def restore(
@@ -237,7 +240,10 @@ class SandboxManager:
             record.asks = then.asks
         if claim is not None:
             record.kernels = _claimed(record.kernels, claim)
-        return await self._start(record, inherit, on_refusal, saved, claim)
+        sandbox = await self._start(record, inherit, on_refusal, saved, claim)
+        if inherit is not None:
+            await inherit.discard()
+        return sandbox
 
     async def claim(
         self,
@@ -338,6 +344,7 @@ class SandboxManager:
             if record.handle is not None and lock.acquire():
                 if heir is not None:
                     TokenStore(self.state_dir).carry(record.id, heir)
+                (self._directory(record.id) / SESSION_FILE).unlink(missing_ok=True)  # its files are not kept
                 self._runtime_of(record).kill(Handle.from_dict(record.handle))
         except (AgentboxError, OSError) as error:  # it is gone, or ends with its lease
             log.warning("sandbox %s, of which there is another one, was not ended: %s", record.id, error)
@@ -355,6 +362,20 @@ class SandboxManager:
         await sandbox.stop(cause, is_kept=is_kept)
         if not is_kept:
             self.sandboxes.pop(sandbox.id, None)
+
+    async def keep(self, sandbox: Sandbox) -> None:
+        """Keep the files of an ended sandbox of this process, until it is stopped; see :meth:`Sandbox.keep`."""
+        self.sandboxes.pop(sandbox.id, None)
+        await self._thread.run(sandbox.keep())
+
+    async def take_ended(self, sandbox_id: str) -> Sandbox | None:
+        """Become the owner of a sandbox that ended without one; None if it has no files that are to be kept.
+
+        Raises NotFound, RuntimeFailed.
+        """
+        record = Record.load(self._directory(sandbox_id))
+        sandbox = Sandbox(record, self._directory(sandbox_id), self._runtime_of(record), self.audit)
+        return sandbox if await self._thread.run(sandbox.take_ended()) else None
 
     def list(self) -> list[Listed]:
         """Every sandbox of the state directory, oldest first."""

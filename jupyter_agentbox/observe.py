@@ -73,7 +73,7 @@ class Observer:
                     columns.get("duration") or 0
                 )
                 HOW.labels(str(detail.get("how", ""))).inc()
-            elif event in ("adopted", "forked", "woken") or (event == "restored" and "how" not in detail):
+            elif event in ("adopted", "forked", "revived", "woken") or (event == "restored" and "how" not in detail):
                 HOW.labels(event).inc()
             elif event == "ended":
                 ENDS.labels(str(detail.get("cause", ""))).inc()

@@ -175,6 +175,12 @@ class Policy(WarmSettings, SnapshotSettings, ImageSettings):
     max_life = Float(
         604_800.0, help="Seconds that a sandbox which an agent or program made may live; a request may ask for less."
     ).tag(config=True)
+    keep_ended_for = Float(
+        3600.0,
+        help="""Seconds for which the files of a sandbox that ran out of memory or disk, or crashed, are kept, so that
+        it can be revived with them. A sandbox whose files are kept counts toward its owner's
+        ``max_sandboxes_per_owner``. 0 keeps nothing.""",
+    ).tag(config=True)
     max_sandboxes = Int(
         50, help="Sandboxes of one server at a time, notebooks' kernels included; only requests over REST are refused."
     ).tag(config=True)
@@ -245,8 +251,8 @@ class Policy(WarmSettings, SnapshotSettings, ImageSettings):
             read({key: getattr(self, f"max_{key}")}, PROFILE_KEYS, f"Policy.max_{key}", InvalidConfig)
         own = {name: getattr(self, name) for name in ("hidden_files", "mounts", "env", "lease_timeout", "freeze_after")}
         read(own, PROFILE_KEYS, "Policy", InvalidConfig)
-        own = {"freeze_after": self.park_kernels_after}
-        read(own, PROFILE_KEYS, "Policy.park_kernels_after", InvalidConfig)
+        for name in ("park_kernels_after", "keep_ended_for"):
+            read({"freeze_after": getattr(self, name)}, PROFILE_KEYS, f"Policy.{name}", InvalidConfig)
         for name in ("idle_timeout", "max_idle_timeout", "max_life", "max_token_life"):
             read({"lease_timeout": getattr(self, name)}, PROFILE_KEYS, f"Policy.{name}", InvalidConfig)
         for name in self.profile_names():

@@ -21,6 +21,7 @@ from .errors import (
     NotFound,
     PolicyRefused,
     RuntimeFailed,
+    SandboxEnded,
 )
 from .link import LinkThread
 from .manager import SandboxManager
@@ -293,6 +294,8 @@ class SessionRegistry:
         except AgentboxError as error:
             reason = type(error).__name__
             is_allowed = not isinstance(error, (PolicyRefused, NotAuthorized))
+            if isinstance(error, SandboxEnded):
+                error.advise(session.remedy())
             error.is_logged = tool is not None
             raise
         finally:

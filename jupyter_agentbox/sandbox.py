@@ -34,7 +34,8 @@ from .processes import Command, ExecResult, ProcessTable
 from .record import KernelRecord, Lock, ProcessRecord, Record, read_log_tail
 from .runtimes import Handle, Runtime, Usage
 from .snapshots import copy_tree
-from .spec import WORKSPACE, Cause, End, SandboxSpec
+from .spec import GIB, INTENDED, MIB, WORKSPACE, Cause, End, SandboxSpec
+from .sweep import KEPT_MARK, SESSION_FILE, remove_tree
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,11 @@ CONNECT_TIMEOUT = 30.0
 WATCH_INTERVAL = 0.5
 SUSPEND_TIMEOUT = 10.0
 MEASURE_INTERVAL = 2.0
+#: Bytes that a sandbox which inherits more files than its disk limit allows may write until it has deleted enough of
+#: them, and how many more than twice its limit it may inherit: it would end at once otherwise, and again.
+INHERITED_ROOM, MAX_INHERITED = 32 * MIB, GIB
+#: What is left in the directory of an ended sandbox whose files are kept.
+_KEPT = frozenset({"work", "tokens", "state.json", "lock", SESSION_FILE, KEPT_MARK})
 
 
 class Sandbox:
@@ -82,6 +88,8 @@ class Sandbox:
         self._lock = Lock(directory)
         self._is_stopping: Cause | None = None
         self._freezer: Freezer | None = None
+        self._has_inherited = False
+        self._disk_room: int | None = None
         self._ended = asyncio.Event()
         self._checkpointing = asyncio.Lock()
         self._link = Link(directory / "link", self.gate.handle, self._link_lost)
@@ -148,14 +156,15 @@ class Sandbox:
             await record_start(self._audit, self.record, time.monotonic() - began, how)
         except BaseException:
             self.end = self.end or End(Cause.RUNTIME_FAILED, 1, "it did not start")
-            await asyncio.shield(self._give_up(inherit))
+            await asyncio.shield(self.give_up(inherit))
             raise
 
     async def _launch(self, start: Callable[..., Handle], *arguments: Any) -> None:
         # To its end, though nobody may want it any more: what is not known here nobody would end.
         self._handle = await asyncio.to_thread(start, *arguments)
 
-    async def _give_up(self, inherit: Sandbox | None) -> None:
+    async def give_up(self, inherit: Sandbox | None) -> None:
+        """End and remove it; the workspace that it inherited goes back."""
         await self.stop(is_kept=True)
         if inherit is not None and (self.directory / "work").is_dir() and not (inherit.directory / "work").exists():
             (self.directory / "work").rename(inherit.directory / "work")
@@ -193,7 +202,7 @@ class Sandbox:
             how = "adopted" if claim is None else "pool"
             await record_start(self._audit, self.record, time.monotonic() - began, how)
         except BaseException:
-            await (self.leave() if claim is None else asyncio.shield(self._give_up(inherit)))
+            await (self.leave() if claim is None else asyncio.shield(self.give_up(inherit)))
             raise
 
     async def leave(self, *, is_waiting: bool = False) -> None:
@@ -371,6 +380,9 @@ class Sandbox:
         """
         end = cause if isinstance(cause, End) else End(cause, 137, "it was stopped")
         self._is_stopping = self._is_stopping or end.cause
+        if not is_kept:
+            with suppress(OSError):  # from now on the sweep keeps none of its files
+                (self.directory / SESSION_FILE).unlink()
         if self.end is None:
             self._note_end(end)
             await self._record_end(end)
@@ -382,6 +394,42 @@ class Sandbox:
         self._ended.set()
         if not is_kept:
             await self.discard()
+
+    async def keep(self) -> None:
+        """Leave nothing of an ended sandbox but its private workspace and what names it, until :meth:`discard`."""
+        await self.stop(is_kept=True)
+        await asyncio.to_thread(self._strip)
+
+    def _strip(self) -> None:
+        for path in self.directory.iterdir():
+            if path.name not in _KEPT:
+                with suppress(OSError):
+                    remove_tree(path)
+        if not (self.directory / KEPT_MARK).exists():
+            (self.directory / KEPT_MARK).touch(0o600)
+
+    async def take_ended(self) -> bool:
+        """Become the owner of one that ended without an owner; whether it has files to keep."""
+        if not self._lock.acquire():
+            return False
+        if self._handle is not None and self.runtime.is_alive(self._handle):
+            self._lock.release()
+            return False
+        if not (self.directory / "work").is_dir() or not (self.directory / SESSION_FILE).exists():
+            await self.stop()  # another has its files
+            return False
+        self.end = End(Cause.CRASHED, 137, "it ended while no server watched it")
+        if self._handle is not None and not (self.directory / KEPT_MARK).exists():
+            self.end = await asyncio.to_thread(self.runtime.why_ended, self._handle, self.spec.limits, self.directory)
+        self._is_stopping = self.end.cause
+        self._ended.set()
+        await self.keep()
+        return True
+
+    @property
+    def kept_since(self) -> float:
+        """When its files began to be kept, in seconds since the epoch. Raises OSError if they are not."""
+        return (self.directory / KEPT_MARK).stat().st_mtime
 
     async def discard(self) -> None:
         """Remove the directory of an ended sandbox. Does nothing the second time."""
@@ -401,8 +449,13 @@ class Sandbox:
         self._save()
 
     def _inherit(self, other: Sandbox | None) -> None:
-        if other is not None and (other.directory / "work").is_dir():
-            (other.directory / "work").rename(self.directory / "work")  # in place of an empty one
+        if other is None or not (other.directory / "work").is_dir():
+            return
+        self._has_inherited = True
+        # First, so that the sweep knows at every moment whose files they are.
+        with suppress(FileNotFoundError):
+            os.link(other.directory / SESSION_FILE, self.directory / SESSION_FILE)
+        (other.directory / "work").rename(self.directory / "work")  # in place of an empty one
 
     def _save(self) -> None:
         self.record.owner_pid = os.getpid()
@@ -457,11 +510,22 @@ class Sandbox:
                 with suppress(OSError, RuntimeError):  # no thread is to be had, or the like: it is measured again
                     usage = await asyncio.to_thread(self.runtime.usage, self._handle, self.directory)
                     self.measured = (time.time(), usage)
-                breach = find_breach(self.measured[1], self.spec) if self.measured is not None else None
-                if breach is not None:
-                    await self._end(breach)
-                    return
+                if self.measured is not None:
+                    usage = self.measured[1]
+                    breach = find_breach(usage, self.spec, self._room(usage.disk))
+                    if breach is not None:
+                        await self._end(breach)
+                        return
             await asyncio.sleep(WATCH_INTERVAL)
+
+    def _room(self, used: int) -> int:
+        """Return how many bytes it may have on the disk: more than the limit, where it began with more."""
+        limit = self.spec.limits.disk
+        if self._disk_room is None:
+            is_over = self._has_inherited and limit < used <= 2 * limit + MAX_INHERITED
+            self._disk_room = used + INHERITED_ROOM if is_over else limit
+        self._disk_room = max(limit, min(self._disk_room, used + INHERITED_ROOM))
+        return self._disk_room
 
     async def _find_end(self, reason: str) -> None:
         """The link or the process is gone: find out why, and clear up."""
@@ -495,6 +559,5 @@ class Sandbox:
 
     def _note_end(self, end: End) -> None:
         self.end = end
-        is_meant = end.cause in (Cause.STOPPED, Cause.IDLE, Cause.LIFE_OVER)
-        log.log(logging.INFO if is_meant else logging.ERROR, "sandbox %s ended: %s", self.id, end.message)
+        log.log(logging.INFO if end.cause in INTENDED else logging.ERROR, "sandbox %s ended: %s", self.id, end.message)
         self._ended.set()

@@ -27,14 +27,14 @@ from .models import TOOLS, AskInfo, EndInfo, KernelInfo, LimitsInfo, SandboxInfo
 from .models.sandboxes import CallInfo, UsageInfo
 from .sandbox import Sandbox
 from .saved import Parked
-from .spec import End, Limits, SandboxSpec
+from .spec import INTENDED, End, Limits, SandboxSpec
+from .sweep import SESSION_FILE as SESSION_FILE
 
 #: Refusals of the gate, and hosts asked for, that a session remembers.
 MAX_REFUSALS = 100
 MAX_ASKS = 100
 #: Sandboxes that a session remembers that it had.
 MAX_PLACES = 16
-SESSION_FILE = "session.json"
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,9 @@ class SessionRecord(msgspec.Struct):
     #: Of the whole request, whose files are not kept.
     digest: str = ""
     asks: list[AskInfo] = []
+    #: Seconds for which the files are kept after an end that nobody meant. The sweep reads it.
+    keep_ended_for: float = 0.0
+    end: End | None = None
 
 
 class Session:
@@ -95,6 +98,8 @@ class Session:
         Calls that are on it now.
     parked : str or None
         Id of the snapshot that it is while it is parked.
+    keep_ended_for : float
+        Seconds for which its files are kept after an end that nobody meant; 0 for not at all.
     """
 
     def __init__(
@@ -119,6 +124,7 @@ class Session:
         self.spec: SandboxSpec | None = None
         self.end: End | None = None
         self.ended_at = 0.0
+        self.keep_ended_for = 0.0
         self.uses = 0
         self.blocked_commands: tuple[str, ...] = tuple(request.blocked_commands)
         self.starting: asyncio.Task[None] | None = None
@@ -145,6 +151,15 @@ class Session:
         if self.parked is not None:
             return "parked"
         return "running" if self.sandbox is not None and self.starting is None else "starting"
+
+    @property
+    def kept_until(self) -> float | None:
+        """Until when its files are kept, in seconds since the epoch; None while it lives, and where they are not."""
+        end = self.end or (self.sandbox.end if self.sandbox is not None else None)
+        if end is None or end.cause in INTENDED or self.sandbox is None or not self.keep_ended_for:
+            return None
+        until = (self.ended_at or time.time()) + self.keep_ended_for
+        return until if self.max_life is None else min(until, self.created + self.max_life)
 
     @property
     def is_reachable(self) -> bool:
@@ -207,7 +222,9 @@ class Session:
         return UsageInfo(usage.memory, usage.cpu, usage.disk, when)
 
     def _end_info(self, end: End) -> EndInfo:
-        return EndInfo(end.cause.value, end.exit_code, end.message, end.setting, self.ended_at or time.time())
+        return EndInfo(
+            end.cause.value, end.exit_code, end.message, end.setting, self.ended_at or time.time(), self.kept_until
+        )
 
     def _kernels(self) -> Iterator[KernelInfo]:
         if self.parked is not None and self.kind == "notebook" and self.spec is not None:
@@ -235,10 +252,18 @@ class Session:
         """Return its sandbox. Raises SandboxEnded, Conflict."""
         end = self.end or (self.sandbox.end if self.sandbox is not None else None)
         if end is not None:
-            raise SandboxEnded(end)
+            raise SandboxEnded(end, self.remedy())
         if self.sandbox is None:
             raise Conflict(f"sandbox {self.id!r} is {'parked' if self.parked is not None else 'still starting'}")
         return self.sandbox
+
+    def remedy(self) -> str:
+        """Return what there is to do about its end, as a sentence; empty where there is nothing."""
+        until = self.kept_until
+        if until is None:
+            return ""
+        at = time.strftime("%H:%M:%S UTC", time.gmtime(until))
+        return f"Its files are kept until {at}: revive it to go on with them"
 
     def begin(self) -> None:
         """A call has begun."""
@@ -380,16 +405,20 @@ class Session:
             labels=self.labels,
             digest=self._digest,
             asks=list(self.asks.values()),
+            keep_ended_for=self.keep_ended_for,
+            end=self.end,
         )
 
-    def save(self) -> None:
-        """Write what a later owner needs. Blocks for a moment."""
-        assert self.sandbox is not None
+    def save(self, directory: Path | None = None) -> None:
+        """Write what a later owner needs to its sandbox's directory, or to another. Blocks for a moment."""
+        if directory is None:
+            assert self.sandbox is not None
+            directory = self.sandbox.directory
         self._digest = self._digest or digest_of(self.request)
-        fresh = self.sandbox.directory / f"{SESSION_FILE}.new"
+        fresh = directory / f"{SESSION_FILE}.new"
         fresh.write_bytes(msgspec.json.encode(self.record))
         fresh.chmod(0o600)
-        fresh.replace(self.sandbox.directory / SESSION_FILE)
+        fresh.replace(directory / SESSION_FILE)
 
     @classmethod
     def load(cls, directory: Path) -> Session:
@@ -408,6 +437,7 @@ class Session:
         )
         session.created, session.labels, session._digest = record.created, record.labels, record.digest
         session.asks = {item.id: item for item in record.asks[-MAX_ASKS:]}
+        session.keep_ended_for, session.end = record.keep_ended_for, record.end
         return session
 
 

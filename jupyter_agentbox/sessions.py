@@ -20,6 +20,7 @@ from msgspec import UNSET
 
 from .counts import CountedSessions
 from .errors import AgentboxError, Conflict, PolicyRefused
+from .lapsed import END
 from .lapsed import tell as tell_lapsed
 from .link import finished
 from .manager import SandboxManager
@@ -27,9 +28,11 @@ from .models import InstallRequest, SandboxInfo, SandboxPatch, SandboxRequest
 from .packages import check_names, install_all
 from .policy import Policy
 from .registry import Caller
+from .renewal import renew
 from .sandbox import Sandbox
-from .session import SESSION_FILE, Session, check_request
+from .session import Session, check_request
 from .spec import Cause, End, SandboxSpec, format_size
+from .sweep import SESSION_FILE
 from .tenants import Tenant
 from .tokens import TokenStore
 from .warm import WarmStarts
@@ -114,13 +117,14 @@ class Sessions(CountedSessions):
         check_request(request)
         check_names(request.packages)
         known = self._sessions.get((caller.name, request.id)) if request.id is not None else None
-        if known is not None and known.state != "ended":
+        if known is not None and (known.state != "ended" or known.kept_until):
             if not await asyncio.to_thread(known.is_asked_for_by, request):
+                what = "has ended with its files kept" if known.kept_until else "exists"
                 raise Conflict(
-                    f"sandbox {request.id!r} exists, and was asked for otherwise; delete it, or choose another id",
+                    f"sandbox {request.id!r} {what}, and was asked for otherwise; delete it, or choose another id",
                     field="id",
                 )
-            await self._started(known)
+            await self._revive(known, caller)
             return known.info(), False
         self.check_count(caller.name)
         policy = self.policy
@@ -156,7 +160,7 @@ class Sessions(CountedSessions):
 
     async def _add(self, session: Session, start: Start, caller: Caller) -> SandboxInfo:
         known = self._sessions.get(session.key)
-        if known is not None and known.state != "ended":
+        if known is not None and (known.state != "ended" or known.kept_until):
             raise Conflict(f"sandbox {session.id!r} exists; delete it, or choose another id", field="id")
         self.check_count(caller.name)
         policy, request = self.policy, session.request
@@ -189,6 +193,7 @@ class Sessions(CountedSessions):
 
     async def _start(self, session: Session, start: Start | None = None, tell: Tell = _nobody) -> None:
         sandbox: Sandbox | None = None
+        session.keep_ended_for = self.policy.keep_ended_for
         try:
             if start is not None:
                 sandbox = await start()
@@ -256,25 +261,108 @@ class Sessions(CountedSessions):
         request = session.request
         if request.files:
             await asyncio.to_thread(session.write_files)
-        if request.packages:
-            done = await install_all(session, InstallRequest(packages=request.packages), tell)
+        await self._install(session, tell)
+
+    async def _install(self, session: Session, tell: Tell) -> None:
+        packages = session.request.packages
+        if packages:
+            done = await install_all(session, InstallRequest(packages=packages), tell)
             if not done.is_ok:
                 raise Conflict(f"the packages were not installed: {done.message}", field="packages")
 
     async def _watch(self, session: Session, sandbox: Sandbox) -> None:
-        """Wait for its end, keep the cause, and remove what is left."""
+        """Wait for its end, keep the cause, and the files if nobody meant it to end. Remove what else is left."""
         end = await sandbox.wait_ended()
         if session.sandbox is not sandbox:
             return  # another has taken its place
-        session.end = end
+        session.end = session.end or end
         session.ended_at = time.time()
         session.close()
-        await self._remove(sandbox)
-        ended = sorted(
-            (other for other in self._sessions.values() if other.state == "ended"), key=lambda other: other.ended_at
-        )
-        for other in ended[:-MAX_ENDED]:
+        if session.kept_until is not None:
+            await self._keep_files(session, sandbox)
+        else:
+            await self._remove(sandbox)
+        ended = [other for other in self._sessions.values() if other.state == "ended" and other.kept_until is None]
+        for other in sorted(ended, key=lambda other: other.ended_at)[:-MAX_ENDED]:
             self._sessions.pop(other.key, None)
+
+    async def _keep_files(self, session: Session, sandbox: Sandbox) -> None:
+        try:
+            await self._manager_of(sandbox).keep(sandbox)
+            await asyncio.to_thread(session.save, sandbox.directory)
+        except (AgentboxError, OSError) as error:  # as on a full disk; a later server would not know why it ended
+            log.warning("sandbox %s has ended, and what its files need to be kept is incomplete: %s", session.id, error)
+
+    async def revive(self, session_id: str, *, caller: Caller) -> SandboxInfo:
+        """Start a sandbox again that ended by a fault, with its files; does nothing to one that lives.
+
+        It has the terms of the one that ended, as far as policy allows them now. Its tokens stay good.
+
+        Raises
+        ------
+        NotFound
+        SandboxEnded
+            Its files were not kept.
+        Conflict
+            It is a notebook's.
+        LimitReached, PolicyRefused, RuntimeUnavailable, RuntimeFailed
+            It did not start. Its files are still kept.
+        """
+        return await self._thread.run(self._revive_by_id(session_id, caller))
+
+    async def _revive_by_id(self, session_id: str, caller: Caller) -> SandboxInfo:
+        session = self._find(session_id, caller)
+        if session.kind == "notebook":
+            raise Conflict(f"sandbox {session.id} belongs to a Jupyter kernel; restart the kernel instead")
+        await self._revive(session, caller)
+        return session.info()
+
+    async def _revive(self, session: Session, caller: Caller) -> None:
+        if session.starting is None and session.state == "ended":
+            if session.kept_until is None:
+                session.running()  # says why not
+            self.check_count(session.owner, but=session)
+            session.starting = self._thread.spawn(self._start_again(session, caller))
+        await self._started(session)
+
+    async def _start_again(self, session: Session, caller: Caller) -> None:
+        old, end = session.sandbox, session.end
+        assert old is not None
+        made: Sandbox | None = None
+        session.sandbox = session.end = None
+        try:
+            await self._manager_of(old).keep(old)  # if it has only just ended
+            then = replace(old.spec, grant=old.gate.grant, layout="plain", warm=None)
+            is_tenants = session.request.tenant is not None
+            spec = await asyncio.to_thread(renew, self.policy, then, owner=session.owner, is_tenants=is_tenants)
+            manager = SandboxManager.shared(self.policy.state_path, spec.runtime, config=self.policy.config)
+            async with manager.starting:
+                made = await manager.create(spec, inherit=old)
+            session.attach(made)
+            session.restrict(self.policy.blocked_commands)
+            session.quota = self.policy.max_tenant_disk if is_tenants else spec.limits.disk
+            session.quota_setting = "Policy.max_tenant_disk" if is_tenants else "Policy.max_disk"
+            await self._install(session, _nobody)
+            session.keep_ended_for = self.policy.keep_ended_for
+            await asyncio.to_thread(session.save)
+            detail = {"event": "revived", "before": old.id, **caller.to_detail()}
+            await self.audit().arecord("lifecycle", made.id, detail=detail)
+        except BaseException:
+            await asyncio.shield(self._give_back(session, made or old, end))
+            raise
+        finally:
+            session.starting = None
+        session.touch()
+        self._thread.spawn(self._watch(session, made))
+
+    async def _give_back(self, session: Session, sandbox: Sandbox, end: End | None) -> None:
+        """Keep the files of one that was not revived, unless it was deleted meanwhile."""
+        session.close()
+        if session.end is not None:
+            await self._remove(sandbox)
+            return
+        session.sandbox, session.end = sandbox, end
+        await self._keep_files(session, sandbox)
 
     async def _remove(self, sandbox: Sandbox, end: Cause | End = Cause.STOPPED) -> None:
         await self._manager_of(sandbox).stop(sandbox, end)
@@ -328,11 +416,12 @@ class Sessions(CountedSessions):
             return session.info()
 
     async def _end(self, session: Session, end: End) -> None:
+        session.end = session.end or end  # whose files nobody keeps
+        session.keep_ended_for = 0.0
         if session.parked is not None and self.parking is not None:
             await self.parking.forget(session)
         if session.sandbox is not None:
             await self._remove(session.sandbox, end)
-        session.end = session.end or end
         session.ended_at = session.ended_at or time.time()
         session.close()
 
@@ -358,6 +447,8 @@ class Sessions(CountedSessions):
 
     async def _cull(self) -> None:
         for session in list(self._sessions.values()):
+            if session.kept_until is not None and session.kept_until < time.time():
+                self._thread.spawn(self._end(session, session.end or END))
             if session.state not in ("running", "parked") or session.starting or (over := session.overdue()) is None:
                 continue
             if over == "idle_timeout" and session.request.idle_policy == "park" and self.parking is not None:
@@ -400,6 +491,7 @@ class Sessions(CountedSessions):
             except AgentboxError as error:
                 log.warning("sandbox %s is not taken back: %s", listed.id, error)
                 continue
+            session.end = None  # that of one which it was revived from
             session.attach(sandbox)
             session.restrict(self.policy.blocked_commands)
             self._sessions[session.key] = session
@@ -414,11 +506,38 @@ class Sessions(CountedSessions):
                     session.sandbox = known.sandbox  # whose its tokens are
                     await self.parking.forget(session)  # the process ended between two steps, and it lives
         await asyncio.to_thread(self._end_twins, manager)
+        await self._recover_ended(manager)
         for session in await tell_lapsed(self.policy.state_path, manager.audit):
             self._sessions.setdefault(session.key, session)
-        if found:
+        if self._sessions:
             self._start_keeping()
         return found
+
+    async def _recover_ended(self, manager: SandboxManager) -> None:
+        """Take back the files of those that have ended."""
+        for listed in await asyncio.to_thread(manager.list):
+            directory = self.policy.state_path / "sandboxes" / listed.id
+            if listed.state != "ended" or not (directory / SESSION_FILE).exists():
+                continue
+            try:
+                session = await asyncio.to_thread(Session.load, directory)
+                its = SandboxManager.shared(self.policy.state_path, listed.runtime, config=self.policy.config)
+                sandbox = await its.take_ended(listed.id)
+                if sandbox is None:
+                    continue
+                session.keep_ended_for = min(session.keep_ended_for, self.policy.keep_ended_for)
+                session.ended_at = sandbox.kept_since
+                session.attach(sandbox)
+                if session.key in self._sessions or session.kept_until is None:
+                    await self._remove(sandbox)  # it was revived, or policy keeps none any more
+                    continue
+                if session.end is None:  # nobody has told of it
+                    session.end = sandbox.end
+                    assert sandbox.end is not None
+                    await self.audit().arecord("lifecycle", sandbox.id, detail=sandbox.end.to_detail(""))
+                self._sessions[session.key] = session
+            except (AgentboxError, OSError) as error:
+                log.warning("the files of sandbox %s are not taken back: %s", listed.id, error)
 
     async def aclose(self, *, is_ended: bool = True) -> None:
         """The server ends: end its sessions, or leave them to a successor."""
@@ -438,7 +557,8 @@ class Sessions(CountedSessions):
         else:
             for session in sessions.values():
                 session.close()
-                if session.sandbox is not None and session.state == "running":
+                is_left = session.state == "running" or session.kept_until is not None
+                if session.sandbox is not None and is_left:
                     await self._manager_of(session.sandbox).leave(session.sandbox)
 
     # -- changes -------------------------------------------------------------------------------

@@ -261,6 +261,10 @@ class Cause(str, enum.Enum):
     RUNTIME_FAILED = "runtime_failed"
 
 
+#: Ends that somebody asked for or that policy announced: the files of the sandbox are not kept after them.
+INTENDED = frozenset({Cause.STOPPED, Cause.IDLE, Cause.LIFE_OVER, Cause.LEASE_OVER})
+
+
 @dataclass(frozen=True)
 class End:
     """How it ended.

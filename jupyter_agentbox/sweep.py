@@ -5,6 +5,8 @@ on ``lock`` in it for as long as it lives, and touches that file as the heartbea
 
 - the lock is held: somebody owns it, and nothing in it is touched;
 - its processes run and the last heartbeat is younger than the lease: it waits to be adopted;
+- it is an agent's, which ended otherwise than by its lease or anybody's will: its files are kept for the time that its
+  ``session.json`` names;
 - else its processes are killed, its control groups and registered paths removed, and the directory with them.
 
 What a killed process was saving, or laying out to be started, goes as well: whoever is at it holds a lock on that too.
@@ -42,6 +44,12 @@ UNBORN_TIMEOUT, CGROUP_PATIENCE = 60.0, 600.0
 CONTAINER_INTERVAL, CONTAINER_TIMEOUT, CONTAINER_PATIENCE = 60.0, 60.0, 3600.0
 #: Longest lease that a state file can ask for, in seconds.
 MAX_LEASE = 7 * 24 * 3600.0
+
+#: In an agent's sandbox's directory: what a later server needs to know of it; and since when the files of an ended one
+#: are kept, by its modification time.
+SESSION_FILE, KEPT_MARK = "session.json", "kept"
+#: Longest time for which a session file can have files kept, in seconds.
+MAX_KEPT = 31 * 24 * 3600.0
 
 _GONE = ".gone-"
 
@@ -299,6 +307,15 @@ def _read_processes(state: dict[str, object]) -> tuple[list[tuple[int, int]], li
     return [(pid, start) for pid, start in processes if 0 < pid <= 1 << 22], cgroups  # beyond, Linux has none
 
 
+def _read_kept_for(directory: Path) -> float:
+    """Return for how many seconds the files of a sandbox are kept after an end that nobody meant; 0 for not at all."""
+    if not (directory / "work").is_dir():
+        return 0.0  # another has them
+    with contextlib.suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
+        return min(float(json.loads((directory / SESSION_FILE).read_bytes())["keep_ended_for"]), MAX_KEPT)
+    return 0.0
+
+
 def _sweep_one(directory: Path, now: float) -> bool:
     """Remove one sandbox directory, whose lock is held here, if it is time to."""
     state = _read_state(directory)
@@ -316,17 +333,25 @@ def _sweep_one(directory: Path, now: float) -> bool:
     is_alive = bool(processes) and is_running(*processes[0])
     if is_alive and now - heartbeat < lease:
         return False
+    kept_for = _read_kept_for(directory)
+    with contextlib.suppress(FileNotFoundError):
+        if now - (directory / KEPT_MARK).stat().st_mtime < kept_for:
+            return False
+        kept_for = 0.0
     # Also those that a start which was cut short never wrote down.
     kill_processes({*processes, *find_processes(directory)})
     groups = {*cgroups, *_read_lines(directory / "bundle" / "cgroups")}
     if remove_cgroups(groups) and now - heartbeat < lease + CGROUP_PATIENCE:
         return False
     _remove_registered(state.get("cleanup"))
+    if not is_alive and kept_for and now - heartbeat < lease:
+        (directory / KEPT_MARK).touch(0o600)
+        return False
     gone = directory.with_name(f"{_GONE}{os.getpid()}-{directory.name}")
     directory.rename(gone)
     if time.time() - heartbeat >= lease:  # it may have ended since
         with contextlib.suppress(OSError):  # it was no session, or no server wants to know
-            (gone / "session.json").replace(directory.parents[1] / "lapsed" / directory.name)
+            (gone / SESSION_FILE).replace(directory.parents[1] / "lapsed" / directory.name)
     remove_tree(gone)
     return True
 

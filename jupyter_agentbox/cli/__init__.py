@@ -33,6 +33,7 @@ _COMMANDS = {
     "restore": (f"{__name__}.snapshots.RestoreCommand", "Take a sandbox back to a snapshot: undo."),
     "fork": (f"{__name__}.snapshots.ForkCommand", "Start another sandbox that goes on where one is, or was saved."),
     "park": (f"{__name__}.snapshots.ParkCommand", "Save sandboxes to the disk and free their memory, until used."),
+    "revive": (f"{__name__}.snapshots.ReviveCommand", "Start sandboxes again that ended by a fault, with their files."),
     "wake": (f"{__name__}.snapshots.WakeCommand", "Wake parked sandboxes before their next use."),
     "delete-snapshot": (f"{__name__}.snapshots.DeleteSnapshotCommand", "Remove snapshots of a running server."),
     "stop": (f"{__name__}.remote.StopCommand", "End sandboxes of a running server."),

@@ -192,6 +192,21 @@ class WakeCommand(ParkCommand):
         return self._each(client, "woke", lambda box: box.wake())
 
 
+class ReviveCommand(ParkCommand):
+    """Start sandboxes again that ran out of memory or disk, or crashed, with the files of their workspaces.
+
+    Files are kept for Policy.keep_ended_for seconds. A sandbox keeps its id, its tokens and its terms.
+    """
+
+    name = "jupyter agentbox revive"
+    description = __doc__ or ""
+    examples = "jupyter agentbox revive demo"
+
+    def do(self, client: Client) -> int:
+        """Revive them."""
+        return self._each(client, "revived", lambda box: box.revive())
+
+
 class DeleteSnapshotCommand(RemoteCommand):
     """Remove snapshots. Sandboxes that were forked off them or taken back to them stay as they are."""
 

@@ -79,6 +79,16 @@ async def delete_sandbox(call: Call) -> None:
     await call.sessions.delete(call.id, caller=call.caller)
 
 
+@route("POST", "/sandboxes/{id}/revive", "execute", answer=SandboxInfo, errors=(409, 429))
+async def revive_sandbox(call: Call) -> SandboxInfo:
+    """Start a sandbox again that ran out of memory or disk, or crashed, with the files of its workspace.
+
+    It keeps its id, its tokens and its terms, as far as policy allows them now. What was in memory is lost, and so is
+    everything outside of the workspace. Possible until `end.kept_until`; does nothing to a sandbox that runs.
+    """
+    return await call.sessions.revive(call.id, caller=call.caller)
+
+
 # -- egress ----------------------------------------------------------------------------------------
 
 

@@ -78,7 +78,7 @@ class ListSandboxes(Body, frozen=True, kw_only=True):
 
     state: Annotated[
         Literal["starting", "running", "parked", "unknown", "ended"] | None,
-        Meta(description="Only those; all but the ended ones unless given. Parked ones wake when they are used."),
+        Meta(description="Only those; unless given, all that live or can be revived. A parked one wakes when used."),
     ] = None
 
 

@@ -36,6 +36,7 @@ from jupyter_agentbox.models import (
     ReadQuery,
     RestoreRequest,
     SandboxFilters,
+    SandboxInfo,
     SandboxList,
     SandboxRequest,
     SnapshotRequest,
@@ -137,7 +138,7 @@ class Turn:
         if caller.scope is not None:
             return caller.scope.sandbox
         found = await self.access.service.sessions.list(SandboxFilters(owner=caller.name), caller=caller)
-        own = [info.id for info in found if info.kind == "session" and info.state != "ended"]
+        own = [info.id for info in found if info.kind == "session" and _is_usable(info)]
         if len(own) == 1:
             return own[0]
         if not own:
@@ -208,6 +209,11 @@ def tool(
     return add
 
 
+def _is_usable(info: SandboxInfo) -> bool:
+    """Whether a sandbox lives, or can be revived."""
+    return info.state != "ended" or (info.end is not None and info.end.kept_until is not None)
+
+
 # -- sandboxes -------------------------------------------------------------------------------------
 
 
@@ -226,9 +232,14 @@ async def list_sandboxes(turn: Turn, args: take.ListSandboxes) -> Result:
     those runs in the notebook's own kernel and shares its variables."""
     call = await turn.make_free(sandboxes.list_sandboxes, query=SandboxFilters(state=args.state))
     found: SandboxList = await call.route.operation(call)
-    return results.data(
-        SandboxList([info for info in found.sandboxes if info.state != "ended" or args.state == "ended"])
-    )
+    return results.data(SandboxList([info for info in found.sandboxes if _is_usable(info) or args.state == "ended"]))
+
+
+@tool("revive_sandbox", "Revive a sandbox", sandboxes.revive_sandbox, take.Target, is_long=True)
+async def revive_sandbox(turn: Turn, args: take.Target) -> Result:
+    """Start a sandbox again that ran out of memory or disk, or crashed, with the files of its workspace. Variables,
+    running programs and installed packages are gone. If its disk was full, delete files at once."""
+    return results.data(await turn.do(sandboxes.revive_sandbox, args))
 
 
 @tool("stop_sandbox", "Stop a sandbox", sandboxes.delete_sandbox, take.Target, is_destructive=True)

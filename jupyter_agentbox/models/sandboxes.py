@@ -122,13 +122,22 @@ class SandboxFilters(Body, frozen=True):
 
 
 class EndInfo(Answer, frozen=True):
-    """How and why it ended."""
+    """How and why it ended.
+
+    Parameters
+    ----------
+    time : float
+        When, in seconds since the epoch.
+    kept_until : float, optional
+        Until when its files are kept, in seconds since the epoch: it can be revived with them. Null if they are not.
+    """
 
     cause: str
     exit_code: int
     message: str
     setting: str | None
     time: float
+    kept_until: float | None = None
 
 
 class LimitsInfo(Answer, frozen=True):

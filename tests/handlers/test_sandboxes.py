@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -95,14 +96,44 @@ def test_the_cause_of_an_end_stays(api: Api, make: Make) -> None:
     error = api.fails(
         410, "POST", path + "/exec", {"command": "head -c 600000000 /dev/zero | tail -c 550000000 | wc -c"}
     )
-    assert "out of memory (limit 300 MiB)" in error["message"]
+    assert re.fullmatch(
+        r"sandbox ended: out of memory \(limit 300 MiB\)\. Its files are kept until \d\d:\d\d:\d\d UTC: "
+        "revive it to go on with them",
+        error["message"],
+    )
     info = api.ok("GET", path)
     assert (info["state"], info["end"]["cause"], info["end"]["exit_code"]) == ("ended", "out_of_memory", 137)
     assert api.fails(410, "GET", path + "/files")["reason"] == "sandbox_ended"
     listed = api.ok("GET", "/sandboxes", params={"state": "ended"})["sandboxes"]
     assert [item["id"] for item in listed] == ["hog"]
-    # An ended one does not stand in the way of its name.
+    assert info["end"]["kept_until"] == pytest.approx(time.time() + 3600, abs=200)
+    # Its files stand in the way of its name, for another one.
+    assert "delete it" in api.fails(409, "POST", "/sandboxes", {"id": "hog"})["message"]
+    api.ok("DELETE", path)
     assert api.ok("POST", "/sandboxes", {"id": "hog"})["state"] == "running"
+
+
+def test_one_that_ran_out_of_memory_is_revived(api: Api, make: Make) -> None:
+    path = make(id="again", profile="small")
+    api.ok("PUT", path + "/files/content", {"path": "a/b.txt", "content": "precious"})
+    token = api.ok("POST", path + "/tokens", {"verbs": ["read", "execute"], "name": "agent"})["token"]
+    eat = {"command": "head -c 600000000 /dev/zero | tail -c 550000000 | wc -c"}
+    api.fails(410, "POST", path + "/exec", eat)
+    agent = Api(api.server, token)
+    try:
+        assert agent.ok("GET", path)["end"]["cause"] == "out_of_memory"
+        revived = agent.ok("POST", path + "/revive")
+        assert (revived["state"], revived["end"]) == ("running", None)
+        assert agent.ok("GET", path + "/files/content", params={"path": "a/b.txt"})["content"] == "precious"
+        assert agent.ok("POST", path + "/code", {"code": "print(open('a/b.txt').read())"})["stdout"] == "precious\n"
+    finally:
+        agent.http.close()
+    assert api.ok("POST", path + "/revive")["sandbox_id"] == revived["sandbox_id"]
+    api.ok("DELETE", path)
+    assert api.fails(404, "POST", path + "/revive")["reason"] == "not_found"
+    kernel = api.server.kernel()
+    assert "restart the kernel" in api.fails(409, "POST", f"/sandboxes/{kernel.id}/revive")["message"]
+    kernel.shutdown()
 
 
 def test_code_that_takes_all_memory_is_told_so_at_once(api: Api, make: Make) -> None:

@@ -813,6 +813,26 @@ export interface paths {
         patch: operations["patch_sandbox"];
         trace?: never;
     };
+    "/sandboxes/{id}/revive": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Start a sandbox again that ran out of memory or disk, or crashed, with the files of its workspace
+         * @description It keeps its id, its tokens and its terms, as far as policy allows them now. What was in memory is lost, and so is everything outside of the workspace. Possible until `end.kept_until`; does nothing to a sandbox that runs.
+         */
+        post: operations["revive_sandbox"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/sandboxes/{id}/egress": {
         parameters: {
             query?: never;
@@ -2300,7 +2320,13 @@ export interface components {
             exit_code: number;
             message: string;
             setting: string | null;
+            /** @description When, in seconds since the epoch. */
             time: number;
+            /**
+             * @description Until when its files are kept, in seconds since the epoch: it can be revived with them. Null if they are not.
+             * @default null
+             */
+            kept_until?: number | null;
         };
         /**
          * LimitsInfo
@@ -4089,6 +4115,29 @@ export interface operations {
             };
         };
     };
+    revive_sandbox: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SandboxInfo"];
+                };
+            };
+        };
+    };
     get_egress: {
         parameters: {
             query?: {
@@ -4757,6 +4806,7 @@ export const ROUTES = {
     get_sandbox: ["GET", "/sandboxes/{id}"],
     patch_sandbox: ["PATCH", "/sandboxes/{id}"],
     delete_sandbox: ["DELETE", "/sandboxes/{id}"],
+    revive_sandbox: ["POST", "/sandboxes/{id}/revive"],
     get_egress: ["GET", "/sandboxes/{id}/egress"],
     get_egress_log: ["GET", "/sandboxes/{id}/egress/log"],
     ask_host: ["POST", "/sandboxes/{id}/egress/asks"],

@@ -447,6 +447,10 @@ class AsyncSandbox:
         """Wake it before its next use, if it is parked."""
         return await self._change("wake")
 
+    async def revive(self) -> SandboxInfo:
+        """Start it again with its files after it ran out of memory or disk, or crashed; see ``info.end.kept_until``."""
+        return await self._change("revive")
+
     async def _change(self, what: str, body: RestoreRequest | None = None) -> SandboxInfo:
         self.info = await self._connection.call("POST", f"{self._path}/{what}", SandboxInfo, body=body, timeout=_LONG)
         return self.info

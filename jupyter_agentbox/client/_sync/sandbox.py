@@ -447,6 +447,10 @@ class Sandbox:
         """Wake it before its next use, if it is parked."""
         return self._change("wake")
 
+    def revive(self) -> SandboxInfo:
+        """Start it again with its files after it ran out of memory or disk, or crashed; see ``info.end.kept_until``."""
+        return self._change("revive")
+
     def _change(self, what: str, body: RestoreRequest | None = None) -> SandboxInfo:
         self.info = self._connection.call("POST", f"{self._path}/{what}", SandboxInfo, body=body, timeout=_LONG)
         return self.info
