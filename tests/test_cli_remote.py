@@ -183,3 +183,18 @@ def test_what_is_wrong_is_one_line_and_a_status(serving: Serving, box: Sandbox) 
     assert run(serving.env, "ps", f"--url={serving.url}", "--token-file=token", **elsewhere).status == 0
     refused = run(serving.env, "ps", f"--url={serving.url}", **elsewhere)
     assert (refused.status, "refuses the token" in refused.err) == (1, True)
+
+
+def test_a_sandbox_that_ran_out_of_memory_is_revived(serving: Serving) -> None:
+    with Client(serving.url, serving.token) as client:
+        box = client.create(id="hungry", memory="300 MiB", keep=True)
+        box.files.write("file", "precious\n")
+        assert serving.run("exec", "hungry", "head -c 900000000 /dev/zero | tail -c 800000000").status != 0
+        ended = box.refresh()
+        assert ended.end is not None
+        assert ended.end.kept_until is not None
+        assert serving.run("revive", "hungry").out == "revived hungry\n"
+        assert serving.run("exec", "hungry", "cat file").out == "precious\n"
+        box.delete()
+        gone = serving.run("revive", "hungry")
+        assert (gone.status, "no sandbox 'hungry'" in gone.err) == (1, True)

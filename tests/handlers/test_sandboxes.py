@@ -115,7 +115,7 @@ def test_the_cause_of_an_end_stays(api: Api, make: Make) -> None:
 
 def test_one_that_ran_out_of_memory_is_revived(api: Api, make: Make) -> None:
     path = make(id="again", profile="small")
-    api.ok("PUT", path + "/files/content", {"path": "a/b.txt", "content": "precious"})
+    api.ok("PUT", path + "/files/content", {"path": "a/b.txt", "text": "precious"})
     token = api.ok("POST", path + "/tokens", {"verbs": ["read", "execute"], "name": "agent"})["token"]
     eat = {"command": "head -c 600000000 /dev/zero | tail -c 550000000 | wc -c"}
     api.fails(410, "POST", path + "/exec", eat)
@@ -124,7 +124,7 @@ def test_one_that_ran_out_of_memory_is_revived(api: Api, make: Make) -> None:
         assert agent.ok("GET", path)["end"]["cause"] == "out_of_memory"
         revived = agent.ok("POST", path + "/revive")
         assert (revived["state"], revived["end"]) == ("running", None)
-        assert agent.ok("GET", path + "/files/content", params={"path": "a/b.txt"})["content"] == "precious"
+        assert agent.ok("GET", path + "/files/content", params={"path": "a/b.txt"})["data"] == "precious"
         assert agent.ok("POST", path + "/code", {"code": "print(open('a/b.txt').read())"})["stdout"] == "precious\n"
     finally:
         agent.http.close()
