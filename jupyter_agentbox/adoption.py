@@ -27,7 +27,7 @@ from jupyter_core.utils import ensure_async
 from jupyter_server.serverapp import ServerApp
 
 from .audience import Kept
-from .errors import Conflict
+from .errors import AgentboxError, Conflict
 from .link import LinkThread
 from .manager import SandboxManager
 from .parking import Parker
@@ -74,11 +74,15 @@ def keep_sessions(server: ServerApp, policy: Policy) -> Lock | None:
         return None
     try:
         _prepare(place / LIST, server.log)
-        for other in base.glob(f"sessions-{name}-*"):
-            _take_in(other, place / LIST, server.log)
         manager.database_filepath = str(place / LIST)
     except (OSError, sqlite3.Error) as error:
         server.log.error("which notebook has which kernel is not kept for a later server: %s", error)
+        return lock
+    for other in base.glob(f"sessions-{name}-*"):
+        try:
+            _take_in(other, place / LIST, server.log)
+        except (OSError, sqlite3.Error) as error:
+            server.log.error("which notebook had which kernel cannot be read from %s: %s", other, error)
     return lock
 
 
@@ -142,7 +146,12 @@ async def take_back(server: ServerApp, policy: Policy, parker: Parker) -> list[s
             return None
         return kernel_id
 
-    parked = {item.spec.kernel_id: item for item in await parker.recover_kernels(str(kernels.root_dir))}
+    try:
+        found_parked = await parker.recover_kernels(str(kernels.root_dir))
+    except (AgentboxError, OSError) as error:
+        server.log.error("parked kernels were not taken back: %s", error)
+        found_parked = []
+    parked = {item.spec.kernel_id: item for item in found_parked}
     KernelSlot.waiting.update(parked)
     names = {record.spec.kernel_id: record.spec.kernel_name for record in records}
     names.update({kernel_id: item.spec.kernel_name for kernel_id, item in parked.items()})

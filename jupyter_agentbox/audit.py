@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -26,7 +27,7 @@ from typing import Any, ClassVar
 
 from . import chain
 from .chain import COLUMNS, Verification
-from .errors import AgentboxError, InvalidRequest
+from .errors import AgentboxError, DiskFull, InvalidRequest
 
 log = logging.getLogger(__name__)
 
@@ -148,9 +149,7 @@ class AuditLog:
                 number = self._write(row)
             except (sqlite3.Error, OSError, TypeError, ValueError, OverflowError) as error:
                 self._disconnect()
-                raise AgentboxError(
-                    f"the audit log {self.path} cannot be written: {error}", setting="SandboxManager.state_dir"
-                ) from error
+                raise self._unwritable(error) from error
         columns = {
             "is_allowed": is_allowed, "host": host, "port": port, "reason": reason, "duration": duration,
             "detail": dict(detail or {}),
@@ -161,6 +160,40 @@ class AuditLog:
             except Exception:
                 log.exception("an observer of the audit log failed")
         return number
+
+    def _unwritable(self, error: Exception) -> AgentboxError:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "disk is full" in str(error):
+            return DiskFull(
+                f"the audit log {self.path} cannot be written: the disk is full. Free some space on it, or set "
+                "Policy.state_dir to another disk",
+                setting="Policy.state_dir",
+            )
+        remedy = ""
+        if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+            remedy = ". Keep it for `jupyter agentbox audit verify`, and move it away: a new one is made"
+        return AgentboxError(
+            f"the audit log {self.path} cannot be written: {error}{remedy}", setting="Policy.state_dir"
+        )
+
+    def check(self) -> None:
+        """Check that rows can be written, and write none. Blocks.
+
+        Raises
+        ------
+        AgentboxError
+            They cannot be written; see :meth:`record`.
+        """
+        with self._lock:
+            try:
+                connection = self._connected()
+                connection.execute("BEGIN IMMEDIATE")
+                try:
+                    chain.append(connection, (time.time(), "", chain.OWN_KIND, *(None,) * 8, "{}"))
+                finally:
+                    connection.execute("ROLLBACK")
+            except (sqlite3.Error, OSError, TypeError, ValueError, OverflowError) as error:
+                self._disconnect()
+                raise self._unwritable(error) from error
 
     def submit(self, kind: str, sandbox: str, **columns: Any) -> Future[int]:
         """Write one row on the log's own thread, after those given before."""

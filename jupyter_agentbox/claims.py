@@ -91,10 +91,13 @@ async def _ask(link: Link, claim: Claim, covered: list[tuple[str, bool]], lease:
 
 
 async def record_start(audit: AuditLog, record: Record, duration: float, how: str) -> None:
-    """Tell the audit log how a sandbox started, after so many seconds: the row of a warm start is not waited for."""
+    """Tell the audit log how a sandbox started, after so many seconds.
+
+    The row of a warm start is not waited for; nor is that of a sandbox that runs already, which goes on without it.
+    """
     event = {"saved": "restored", "adopted": "adopted"}.get(how, "started")
     detail = {"event": event, "how": how, "profile": record.spec.profile, "kernel_id": record.spec.kernel_id}
-    if how in ("template", "pool"):
+    if how in ("template", "pool", "adopted"):
         audit.note("lifecycle", record.id, duration=duration, detail=detail)
     else:
         await audit.arecord("lifecycle", record.id, duration=duration, detail=detail)

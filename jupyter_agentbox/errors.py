@@ -16,6 +16,7 @@ The tree::
     ├── Conflict              what is there already, or its state, stands against the request
     ├── TooLarge              the request asks for, or would store, more than a limit; names the limit
     ├── Damaged               what was stored is not what was written; it is not used
+    ├── DiskFull              the server's disk has no room for what was asked for
     └── LimitReached          there are as many sandboxes as there may be at a time; later is another matter
 """
 
@@ -99,6 +100,10 @@ class TooLarge(AgentboxError):
 
 class Damaged(AgentboxError):
     """What lies on the disk, or was sent, is not what this package wrote; the sentence names the part."""
+
+
+class DiskFull(AgentboxError):
+    """The disk of the server's state directory is full."""
 
 
 class LimitReached(AgentboxError):

@@ -19,7 +19,7 @@ from .activity import KernelActivity
 from .adoption import keep_sessions, leave_kernels, start_restored, take_back, wait_for_restarts
 from .contents import AgentboxContentsManager
 from .errors import AgentboxError
-from .handlers import make_all
+from .handlers import ROOT, BrokenHandler, make_all
 from .handlers.mcp import close_endpoints
 from .handlers.service import Service
 from .magics import Magics
@@ -60,9 +60,10 @@ class AgentboxExtension(ExtensionApp):
     ).tag(config=True)
 
     def initialize_settings(self) -> None:
-        """Build what serves the handlers. A broken configuration is told by each call, and keeps no server down."""
+        """Build what serves the handlers. A broken configuration is told by each call, and does not stop the server."""
         assert self.serverapp is not None
         self._service: Service | None = None
+        self._failure: Exception | None = None
         self._list: Lock | None = None
         # What the page knows without a request: a server without this extension is asked nothing.
         page = self.serverapp.web_app.settings.setdefault("page_config_data", {})
@@ -79,18 +80,19 @@ class AgentboxExtension(ExtensionApp):
         IOLoop.current().add_callback(guard, self.serverapp, self.terminals)  # once more when all others are loaded
         try:
             policy = Policy(parent=self.serverapp)
-        except AgentboxError as error:
-            self.log.error("jupyter_agentbox serves nothing: %s", error)
-            page["agentboxNote"] = str(error)
+            sessions = Sessions(policy)
+            gateway_url = self._gateway_url()
+            service = Service(sessions, gateway_url)
+        except Exception as error:  # the server offers more than this extension
+            self.log.error("jupyter_agentbox serves nothing: %s", error, exc_info=not isinstance(error, AgentboxError))
+            page["agentboxNote"], self._failure = str(error), error
             return
-        sessions = Sessions(policy)
-        gateway_url = self._gateway_url()
         WarmStarts.is_keeping = gateway_url is None
         if gateway_url is not None:
             self.log.warning(
                 "jupyter_agentbox: kernels run at the gateway %s; sandboxes made here share none of them", gateway_url
             )
-        self._service = self.settings["agentbox"] = Service(sessions, gateway_url)
+        self._service = self.settings["agentbox"] = service
         page.update(agentbox="here" if gateway_url is None else "gateway", agentboxNote=gateway_url or "")
         if gateway_url is None:
             make_room(self.serverapp.kernel_manager.context)
@@ -116,7 +118,7 @@ class AgentboxExtension(ExtensionApp):
             if found := await take_back(self.serverapp, policy, parker):
                 self.log.info("jupyter_agentbox: took back %d kernels: %s", len(found), ", ".join(found))
 
-        _before_serving(take_back_all)
+        self._before_serving(take_back_all, "taking back the kernels of an earlier server")
 
     def _gateway_url(self) -> str | None:
         from jupyter_server.gateway.gateway_client import GatewayClient
@@ -127,20 +129,37 @@ class AgentboxExtension(ExtensionApp):
     def initialize_handlers(self) -> None:
         """Put the routes in."""
         if self._service is None:
+            self.handlers.append((rf"/{ROOT}(?:/.*)?", BrokenHandler, {"error": self._failure}))
             return
         assert self.serverapp is not None
         self._service.root = self.serverapp.base_url.rstrip("/") + "/api/agentbox"
         self.handlers.extend(make_all("/"))
-        _before_serving(self._recover)
+        self._before_serving(self._clear, "removing what an earlier server left")
+        self._before_serving(self._recover, "taking back the sandboxes of an earlier server")
+
+    def _before_serving(self, work: Callable[[], Awaitable[None]], what: str) -> None:
+        """Do it before the first request, or at once where the server is running already. A failure is logged."""
+
+        async def guarded() -> None:
+            try:
+                await work()
+            except Exception as error:  # the server starts without it
+                is_known = isinstance(error, (AgentboxError, OSError))
+                self.log.error("jupyter_agentbox: %s failed: %s", what, error, exc_info=not is_known)
+
+        loop = IOLoop.current()
+        if loop.asyncio_loop.is_running():  # type: ignore[attr-defined]
+            loop.add_callback(guarded)
+        else:
+            loop.run_sync(guarded)
+
+    async def _clear(self) -> None:
+        assert self._service is not None
+        await asyncio.to_thread(leftovers.clear, self._service.sessions.policy.state_path)
 
     async def _recover(self) -> None:
         assert self._service is not None
-        await asyncio.to_thread(leftovers.clear, self._service.sessions.policy.state_path)
-        try:
-            found = await self._service.sessions.recover()
-        except AgentboxError as error:
-            self.log.warning("jupyter_agentbox: no sandbox was taken back: %s", error)
-            return
+        found = await self._service.sessions.recover()
         if found:
             self.log.info("jupyter_agentbox: took back %d sandboxes: %s", len(found), ", ".join(found))
 
@@ -182,12 +201,3 @@ def make_room(context: zmq.Context[Any]) -> None:
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(MAX_DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _before_serving(work: Callable[[], Awaitable[None]]) -> None:
-    """Do it before the first request, or at once where the server is running already."""
-    loop = IOLoop.current()
-    if loop.asyncio_loop.is_running():  # type: ignore[attr-defined]
-        loop.add_callback(work)
-    else:
-        loop.run_sync(work)

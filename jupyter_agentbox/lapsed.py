@@ -33,13 +33,16 @@ async def tell(state_dir: Path, audit: AuditLog) -> list[Session]:
         try:
             session = Session.of(msgspec.json.decode(path.read_bytes(), type=SessionRecord))
             session.end, session.ended_at = session.end or END, path.stat().st_ctime  # when it was put there
-            rows = await audit.aquery(sandbox=path.name, kind="lifecycle")
-            if any(row.detail.get("event") == "ended" for row in rows):
-                continue  # its server was killed just as it had ended it
-            await audit.arecord("lifecycle", path.name, detail=session.end.to_detail(""))
+            try:
+                rows = await audit.aquery(sandbox=path.name, kind="lifecycle")
+                if any(row.detail.get("event") == "ended" for row in rows):
+                    continue  # its server was killed just as it had ended it
+                await audit.arecord("lifecycle", path.name, detail=session.end.to_detail(""))
+            except AgentboxError as error:
+                log.error("the end of sandbox %s is not in the audit log: %s", path.name, error)
             found.append(session)
-        except (AgentboxError, OSError, msgspec.MsgspecError) as error:
-            log.warning("how sandbox %s ended can't be told: %s", path.name, error)
+        except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
+            log.error("sandbox %s ended, as its lease was over; its session cannot be read: %s", path.name, error)
         finally:
             with suppress(OSError):
                 path.unlink()

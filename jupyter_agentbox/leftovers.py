@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from subprocess import SubprocessError
 
@@ -33,12 +34,13 @@ def clear(state_dir: Path) -> None:
             with suppress(OSError):
                 if time.time() - path.lstat().st_mtime > MAX_AGE:
                     path.unlink()
-    clear_left()
-    importcache.clear(state_dir)
-    ImageStore(state_dir).clear()
+    for work in (clear_left, partial(importcache.clear, state_dir), ImageStore(state_dir).clear, endpoints.clear):
+        try:
+            work()
+        except (AgentboxError, OSError) as error:
+            log.warning("what earlier processes left was not removed: %s", error)
     try:
-        endpoints.clear()
         if has_left(state_dir):
             ensure_sweeper(state_dir)
-    except (AgentboxError, OSError, SubprocessError) as error:
-        log.warning("what earlier processes left was not cleared away: %s", error)
+    except (OSError, SubprocessError) as error:
+        log.warning("the sweeper, which removes what earlier processes left, was not started: %s", error)

@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, ClassVar, TypeVar
 
+from .errors import AgentboxError
+
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -71,8 +73,10 @@ class LinkThread:
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a task of the link failed", exc_info=task.exception())
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            is_known = isinstance(error, AgentboxError)
+            log.error("a task of the link failed: %s", error, exc_info=None if is_known else error)
 
 
 async def finished(work: Awaitable[T]) -> T:

@@ -7,11 +7,13 @@ sandbox, :mod:`~jupyter_agentbox.sweep` removes those whose owner is gone.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import threading
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -20,14 +22,14 @@ from typing import Any, ClassVar
 from .audit import AuditLog
 from .driver.embedded import Claim
 from .egress.gate import OnRefusal
-from .errors import AgentboxError, InvalidRequest, NotFound, RuntimeUnavailable
+from .errors import AgentboxError, Conflict, DiskFull, InvalidRequest, NotFound, RuntimeFailed, RuntimeUnavailable
 from .link import LinkThread
 from .preparation import prepare
 from .record import KernelRecord, Lock, Record, is_owned
-from .runtimes import Handle, Runtime
+from .runtimes import Check, Handle, Runtime
 from .sandbox import Sandbox
-from .spec import Cause, End, SandboxSpec
-from .sweep import SESSION_FILE, ensure_sweeper
+from .spec import MIB, Cause, End, SandboxSpec, format_size
+from .sweep import LOST, SESSION_FILE, STATE_FILE, ensure_sweeper, remove_lost
 from .tokens import TokenStore
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,11 @@ log = logging.getLogger(__name__)
 RUNTIME_GROUP = "jupyter_agentbox.runtimes"
 #: How many start at a time: more only make each of them slower, in gVisor out of all proportion.
 MAX_STARTING = max(2, os.cpu_count() or 1)
+#: Bytes that must be free in the state directory for a sandbox to start: its record, its log and its package cache.
+MIN_FREE = 4 * MIB
+
+# A method below is called `list`.
+Checks = list[Check]
 
 
 def load_runtime(name: str, **options: Any) -> Runtime:
@@ -64,9 +71,11 @@ class Listed:
         Seconds since the epoch.
     state : str
         ``running``, ``parked``, ``pooled`` (waits for somebody who starts a kernel), ``orphaned`` (alive, its owner is
-        gone) or ``ended``; ``unknown`` where what runs it does not answer.
+        gone) or ``ended``; ``unknown`` where what runs it does not answer; ``lost`` if its record is damaged.
     memory : int
         Bytes; 0 where it is not known.
+    reason : str
+        What is wrong with its record.
     """
 
     id: str
@@ -78,6 +87,7 @@ class Listed:
     created: float
     state: str
     memory: int
+    reason: str = ""
 
 
 class SandboxManager:
@@ -180,6 +190,7 @@ class SandboxManager:
         saved: Path | None = None,
         claim: Claim | None = None,
     ) -> Sandbox:
+        await asyncio.to_thread(self.check_space)
         await asyncio.to_thread(ensure_sweeper, self.state_dir)
         if inherit is not None:
             record.asks = inherit.record.asks
@@ -187,8 +198,10 @@ class SandboxManager:
         self.sandboxes[record.id] = sandbox
         try:
             await sandbox.start(inherit, saved, claim)
-        except BaseException:
+        except BaseException as error:
             del self.sandboxes[record.id]
+            if isinstance(error, RuntimeFailed):
+                await asyncio.to_thread(self.check_space)  # the runtime does not say that this was why
             raise
         await asyncio.to_thread(ensure_sweeper, self.state_dir)  # the one from before may have ended just then
         return sandbox
@@ -319,12 +332,12 @@ class SandboxManager:
     def orphans(self) -> list[Record]:
         """Those that run and have no owner at the moment."""
         found = []
-        for directory in (self.state_dir / "sandboxes").glob("*"):
+        for directory in _folders(self.state_dir / "sandboxes"):
             try:
-                record = Record.load(directory)
-                is_alive = record.handle is not None and self.runtime.is_alive(Handle.from_dict(record.handle))
-            except (NotFound, ValueError, KeyError, TypeError):
+                record, handle = _load(directory)
+            except NotFound:
                 continue
+            is_alive = handle is not None and self.runtime.is_alive(handle)
             if is_alive and not is_owned(directory):
                 found.append(record)
         return found
@@ -380,11 +393,13 @@ class SandboxManager:
     def list(self) -> list[Listed]:
         """Every sandbox of the state directory, oldest first."""
         found = []
-        for directory in (self.state_dir / "sandboxes").glob("*"):
+        for directory in _folders(self.state_dir / "sandboxes"):
             try:
-                record = Record.load(directory)
-                handle = Handle.from_dict(record.handle) if record.handle else None
-            except (NotFound, ValueError, KeyError, TypeError):
+                record, handle = _load(directory)
+                self._runtime_of(record)
+            except AgentboxError as error:
+                if os.path.lexists(directory / STATE_FILE):  # else it is just being made or removed
+                    found.append(_listed_lost(directory, str(error)))
                 continue
             is_alive = handle is not None and self.runtime.is_alive(handle)
             found.append(
@@ -400,7 +415,59 @@ class SandboxManager:
                     memory=self.runtime.usage(handle, directory).memory if handle is not None and is_alive else 0,
                 )
             )
+        for directory in _folders(self.state_dir / LOST):
+            try:
+                Record.load(directory)
+                reason = "its record was damaged"
+            except NotFound as error:
+                reason = str(error)
+            found.append(_listed_lost(directory, reason))
         return sorted(found, key=lambda item: item.created)
+
+    def place_of(self, sandbox_id: str) -> Path:
+        """Return the directory of a listed sandbox."""
+        directory = self._directory(sandbox_id)
+        return directory if directory.exists() else self.state_dir / LOST / sandbox_id
+
+    def remove_lost(self, sandbox_id: str) -> None:
+        """End what runs in a sandbox whose record is damaged, and remove its files. Blocks.
+
+        Raises
+        ------
+        Conflict
+            Another process owns it.
+        """
+        for directory in (self._directory(sandbox_id), self.state_dir / LOST / sandbox_id):
+            if not remove_lost(directory):
+                raise Conflict(f"sandbox {sandbox_id} is in use by another process; stop that first")
+
+    def check_storage(self) -> Checks:
+        """Check that there is room for another sandbox, and that the audit log can be written. Blocks."""
+        found: Checks = []
+        try:
+            self.check_space()
+            found.append(Check("disk", True, f"there is room in {self.state_dir}"))
+        except (AgentboxError, OSError) as error:
+            found.append(Check("disk", False, str(error)))
+        try:
+            self.audit.check()
+            found.append(Check("audit log", True, str(self.audit.path)))
+        except AgentboxError as error:
+            found.append(Check("audit log", False, str(error)))
+        return found
+
+    def check_space(self) -> None:
+        """Raise DiskFull where the state directory has no room for anything new, OSError if it cannot be written."""
+        facts = os.statvfs(self.state_dir)
+        free = facts.f_bavail * facts.f_frsize
+        if free < MIN_FREE or (facts.f_files and not facts.f_favail):
+            raise DiskFull(
+                f"no sandbox can be made: the disk of {self.state_dir} is full ({format_size(free)} left). Free some "
+                "space on it, or set Policy.state_dir to another disk",
+                setting="Policy.state_dir",
+            )
+        if facts.f_flag & os.ST_RDONLY:
+            raise OSError(errno.EROFS, f"no sandbox can be made: the disk of {self.state_dir} is read-only")
 
     def _state(self, record: Record, directory: Path) -> str:
         # Of one that is alive. Who has no owner can be adopted, whether what runs it answers or not.
@@ -425,6 +492,27 @@ class SandboxManager:
             return self.sandboxes[sandbox_id]
         except KeyError:
             raise InvalidRequest(f"this process owns no sandbox {sandbox_id!r}", field="id") from None
+
+
+def _folders(base: Path) -> list[Path]:
+    return [path for path in base.glob("*") if not path.name.startswith(".")]
+
+
+def _load(directory: Path) -> tuple[Record, Handle | None]:
+    """Read a sandbox's record. Raises NotFound."""
+    record = Record.load(directory)
+    try:
+        return record, Handle.from_dict(record.handle) if record.handle else None
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise NotFound(f"the record of sandbox {directory.name} has a handle that makes no sense: {error!r}") from None
+
+
+def _listed_lost(directory: Path, reason: str) -> Listed:
+    created = 0.0
+    with suppress(OSError):
+        created = directory.stat().st_mtime
+    state = "unknown" if is_owned(directory) else "lost"
+    return Listed(directory.name, "", "", "", "", str(directory / "work"), created, state, 0, reason)
 
 
 def _claimed(kernels: list[KernelRecord], claim: Claim) -> list[KernelRecord]:

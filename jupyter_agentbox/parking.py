@@ -193,8 +193,11 @@ class Parker:
 
     async def _find_left(self) -> list[tuple[Snapshot, Saved]]:
         """Return what is parked and nobody's, oldest first."""
-        await asyncio.to_thread(self.snapshots.store.sweep)
-        await asyncio.to_thread(self._sweep)
+        try:
+            await asyncio.to_thread(self.snapshots.store.sweep)
+            await asyncio.to_thread(self._sweep)
+        except OSError as error:
+            log.error("what earlier processes left of parked sandboxes was not removed: %s", error)
         found = []
         for snapshot in await asyncio.to_thread(self.snapshots.store.list):
             if snapshot.meta.kind == "park" and snapshot.id not in self._locks:
@@ -211,7 +214,11 @@ class Parker:
             # Where this process has it that one lives, and wins.
             is_own = any(origin in manager.sandboxes for manager in own)
             if is_own or not await asyncio.to_thread(is_owned, self._directory.parent / "sandboxes" / origin):
-                return self._take_lock(snapshot.id)
+                try:
+                    return self._take_lock(snapshot.id)
+                except OSError as error:
+                    log.error("the sandbox that is parked as snapshot %s is not taken back: %s", snapshot.id, error)
+                    return False
             await asyncio.sleep(PARKING_INTERVAL)
         return False
 
@@ -335,7 +342,7 @@ class _ParkedKernel:
     async def forget(self) -> None:
         try:
             await self.parker.remove(self.snapshot_id, self.owner)
-        except AgentboxError as error:
+        except (AgentboxError, OSError) as error:
             log.error("what kernel %s was parked as was not removed: %s", self.spec.kernel_id, error)
 
 

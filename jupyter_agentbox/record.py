@@ -17,8 +17,9 @@ from typing import Any
 
 import msgspec
 
-from .errors import NotFound
+from .errors import AgentboxError, NotFound
 from .spec import SandboxSpec
+from .sweep import STATE_FILE
 
 _saving = threading.Lock()
 
@@ -133,15 +134,18 @@ class Record:
         with _saving:  # two at once would write to one file
             with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
                 file.write(self.to_bytes())
-            fresh.replace(directory / "state.json")
+            fresh.replace(directory / STATE_FILE)
 
     @classmethod
     def load(cls, directory: Path) -> Record:
         """Read it. Raises NotFound when there is none that can be read."""
         try:
-            return cls.from_bytes((directory / "state.json").read_bytes())
-        except (OSError, msgspec.MsgspecError) as error:
-            raise NotFound(f"no state of sandbox {directory.name} can be read: {error}") from None
+            record = cls.from_bytes((directory / STATE_FILE).read_bytes())
+            if record.id != directory.name:
+                raise ValueError("it is that of another sandbox")
+        except (OSError, msgspec.MsgspecError, ValueError, RecursionError, AgentboxError) as error:
+            raise NotFound(f"the record {STATE_FILE} of sandbox {directory.name} cannot be read: {error}") from None
+        return record
 
 
 class Lock:

@@ -197,7 +197,13 @@ class Sandbox:
                 await finished(asyncio.to_thread(self.runtime.claim, self._handle, self.id, self.spec, self.directory))
             await self._connected()
             await self._resume(claim)
-            self._save()
+            try:
+                self._save()
+            except OSError as error:
+                if claim is not None:
+                    raise
+                # What its earlier owner wrote is still true.
+                log.error("the record of sandbox %s cannot be written: %s", self.id, error)
             self._begin_watch()
             how = "adopted" if claim is None else "pool"
             await record_start(self._audit, self.record, time.monotonic() - began, how)

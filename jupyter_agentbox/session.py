@@ -24,6 +24,7 @@ from .errors import AgentboxError, Conflict, InvalidRequest, NotFound, PolicyRef
 from .files import Folder
 from .languages import list_languages
 from .models import TOOLS, AskInfo, EndInfo, KernelInfo, LimitsInfo, SandboxInfo, SandboxRequest, State
+from .models.base import SandboxState
 from .models.sandboxes import CallInfo, UsageInfo
 from .sandbox import Sandbox
 from .saved import Parked
@@ -100,6 +101,8 @@ class Session:
         Id of the snapshot that it is while it is parked.
     keep_ended_for : float
         Seconds for which its files are kept after an end that nobody meant; 0 for not at all.
+    lost : str or None
+        Name of its directory, if its record is damaged.
     """
 
     def __init__(
@@ -129,6 +132,7 @@ class Session:
         self.blocked_commands: tuple[str, ...] = tuple(request.blocked_commands)
         self.starting: asyncio.Task[None] | None = None
         self.parked: str | None = None
+        self.lost: str | None = None
         #: Ids of what it has been, the present sandbox last: calls with a token go by them.
         self.places: deque[str] = deque(maxlen=MAX_PLACES)
         self.asks: dict[str, AskInfo] = {}
@@ -162,6 +166,12 @@ class Session:
         return until if self.max_life is None else min(until, self.created + self.max_life)
 
     @property
+    def _shown_state(self) -> SandboxState:
+        if self.lost is not None:
+            return "lost"
+        return "unknown" if self.state == "running" and not self.is_reachable else self.state
+
+    @property
     def is_reachable(self) -> bool:
         """Whether what runs it answers; where not, nobody knows its state."""
         return self.sandbox is None or self.sandbox.runtime.is_reachable()
@@ -186,11 +196,11 @@ class Session:
             workspace = "folder"
         return SandboxInfo(
             id=self.id,
-            sandbox_id=sandbox.id if sandbox is not None else None,
+            sandbox_id=sandbox.id if sandbox is not None else self.lost,
             kind=self.kind,
             owner=self.owner,
             profile=spec.profile if spec is not None else request.profile or "",
-            state="unknown" if self.state == "running" and not self.is_reachable else self.state,
+            state=self._shown_state,
             end=self._end_info(end) if end is not None else None,
             created=self.created,
             last_used=self.last_used,
@@ -425,8 +435,8 @@ class Session:
         """Read what an earlier owner has written. Raises NotFound."""
         try:
             record = msgspec.json.decode((directory / SESSION_FILE).read_bytes(), type=SessionRecord)
-        except (OSError, msgspec.MsgspecError) as error:
-            raise NotFound(f"sandbox {directory.name} has no session: {error}") from None
+        except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise NotFound(f"the record {SESSION_FILE} of sandbox {directory.name} cannot be read: {error}") from None
         return cls.of(record)
 
     @classmethod

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from msgspec import UNSET
 
 from .counts import CountedSessions
-from .errors import AgentboxError, Conflict, PolicyRefused
+from .errors import AgentboxError, Conflict, NotFound, PolicyRefused
 from .lapsed import END
 from .lapsed import tell as tell_lapsed
 from .link import finished
@@ -380,6 +380,9 @@ class Sessions(CountedSessions):
             raise Conflict(
                 f"sandbox {session.id} belongs to a Jupyter kernel, and ends with it: shut the kernel down instead"
             )
+        if session.lost is not None:
+            manager = SandboxManager.shared(self.policy.state_path, self.policy.runtime, config=self.policy.config)
+            await asyncio.to_thread(manager.remove_lost, session.lost)
         if session.starting is not None:
             session.end = End(Cause.STOPPED, 137, "it was deleted")
             session.starting.cancel()
@@ -480,16 +483,23 @@ class Sessions(CountedSessions):
         manager = SandboxManager.shared(self.policy.state_path, self.policy.runtime, config=self.policy.config)
         for listed in await asyncio.to_thread(manager.list):
             directory = self.policy.state_path / "sandboxes" / listed.id
+            if listed.state == "lost":
+                self._add_lost(manager, listed.id, listed.reason)
+                continue
             if listed.state != "orphaned" or not (directory / SESSION_FILE).exists():
                 continue
             try:
                 session = await asyncio.to_thread(Session.load, directory)
-                if session.key in self._sessions:
-                    continue
+            except NotFound as error:
+                self._add_lost(manager, listed.id, str(error), listed.owner)
+                continue
+            if session.key in self._sessions:
+                continue
+            try:
                 its = SandboxManager.shared(self.policy.state_path, listed.runtime, config=self.policy.config)
                 sandbox = await its.adopt(listed.id)
-            except AgentboxError as error:
-                log.warning("sandbox %s is not taken back: %s", listed.id, error)
+            except (AgentboxError, OSError) as error:
+                log.error("sandbox %s is not taken back: %s", listed.id, error)
                 continue
             session.end = None  # that of one which it was revived from
             session.attach(sandbox)
@@ -498,7 +508,12 @@ class Sessions(CountedSessions):
             self._thread.spawn(self._watch(session, sandbox))
             found.append(session.id)
         if self.parking is not None:
-            for session in reversed(await self.parking.recover()):
+            try:
+                parked = await self.parking.recover()
+            except (AgentboxError, OSError) as error:
+                log.error("parked sandboxes are not taken back: %s", error)
+                parked = []
+            for session in reversed(parked):
                 if (known := self._sessions.setdefault(session.key, session)) is session:
                     session.restrict(self.policy.blocked_commands)
                     found.append(session.id)
@@ -538,6 +553,22 @@ class Sessions(CountedSessions):
                 self._sessions[session.key] = session
             except (AgentboxError, OSError) as error:
                 log.warning("the files of sandbox %s are not taken back: %s", listed.id, error)
+
+    def _add_lost(self, manager: SandboxManager, name: str, reason: str, owner: str = "") -> None:
+        """List a sandbox whose record is damaged, until it is deleted."""
+        directory = manager.place_of(name)
+        log.error("sandbox %s is lost: %s. Its files are in %s until it is deleted", name, reason, directory / "work")
+        try:
+            session = Session.load(directory)
+        except NotFound:
+            session = Session(name, owner or self.server_owner, SandboxRequest())
+        if session.key in self._sessions:
+            session.id = name
+        session.lost = name
+        session.places.append(name)
+        session.end = End(Cause.LOST, 1, f"it is lost, since {reason}. Its files are kept until you delete it")
+        session.ended_at = session.created
+        self._sessions[session.key] = session
 
     async def aclose(self, *, is_ended: bool = True) -> None:
         """The server ends: end its sessions, or leave them to a successor."""

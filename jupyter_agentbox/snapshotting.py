@@ -99,7 +99,7 @@ class Snapshots:
         staged = await asyncio.to_thread(self.store.stage)
         try:
             fingerprint = await asyncio.to_thread(self.manager_of(sandbox.spec).runtime.fingerprint, sandbox.spec)
-            record = await self._thread.run(sandbox.checkpoint(staged))
+            record = await self._checkpoint(sandbox, staged)
             meta = SnapshotMeta(
                 sandbox=_label(session.info()),
                 name=request.name,
@@ -136,6 +136,13 @@ class Snapshots:
     def manager_of(self, spec: SandboxSpec) -> SandboxManager:
         """The manager of such sandboxes."""
         return SandboxManager.shared(self._policy.state_path, spec.runtime, config=self._policy.config)
+
+    async def _checkpoint(self, sandbox: Sandbox, staged: Path) -> bytes:
+        try:
+            return await self._thread.run(sandbox.checkpoint(staged))
+        except RuntimeFailed:
+            await asyncio.to_thread(self.manager_of(sandbox.spec).check_space)  # the runtime does not say so
+            raise
 
     async def note(self, sandbox: Sandbox, event: str, snapshot: Snapshot) -> None:
         """Tell the audit log."""
@@ -343,7 +350,7 @@ class Snapshots:
         sandbox = session.running()
         staged = await asyncio.to_thread(self.store.stage)
         try:
-            record = Record.from_bytes(await self._thread.run(sandbox.checkpoint(staged)))
+            record = Record.from_bytes(await self._checkpoint(sandbox, staged))
             saved = Saved(record, session.request, None)
             yield _Origin(saved, lambda: contextlib.nullcontext(staged), {"sandbox": sandbox.id}, sandbox.gate.grant)
         finally:

@@ -259,6 +259,7 @@ class Cause(str, enum.Enum):
     IDLE = "idle"
     LIFE_OVER = "life_over"
     RUNTIME_FAILED = "runtime_failed"
+    LOST = "lost"
 
 
 #: Ends that somebody asked for or that policy announced: the files of the sandbox are not kept after them.

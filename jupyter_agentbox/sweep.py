@@ -7,7 +7,8 @@ on ``lock`` in it for as long as it lives, and touches that file as the heartbea
 - its processes run and the last heartbeat is younger than the lease: it waits to be adopted;
 - it is an agent's, which ended otherwise than by its lease or anybody's will: its files are kept for the time that its
   ``session.json`` names;
-- else its processes are killed, its control groups and registered paths removed, and the directory with them.
+- else its processes are killed, its control groups and registered paths removed, and the directory with them. If its
+  record is damaged, its workspace is moved to ``<state_dir>/lost``, where it stays until somebody deletes it.
 
 What a killed process was saving, or laying out to be started, goes as well: whoever is at it holds a lock on that too.
 
@@ -50,7 +51,10 @@ MAX_LEASE = 7 * 24 * 3600.0
 SESSION_FILE, KEPT_MARK = "session.json", "kept"
 #: Longest time for which a session file can have files kept, in seconds.
 MAX_KEPT = 31 * 24 * 3600.0
-
+#: A sandbox's record in its directory, and the folder of the state directory for those whose record is damaged.
+STATE_FILE, LOST = "state.json", "lost"
+#: What is kept of a sandbox whose record is damaged.
+_KEPT = ("work", STATE_FILE, SESSION_FILE, "log", "lock")
 _GONE = ".gone-"
 
 
@@ -281,10 +285,11 @@ def try_lock(path: Path, flags: int = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) ->
 
 def _read_state(directory: Path) -> dict[str, object] | None:
     try:
-        state = json.loads((directory / "state.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
+        state = json.loads((directory / STATE_FILE).read_bytes())
+        is_sound = state["id"] == directory.name and isinstance(state["spec"], dict) and state["lease_timeout"] >= 0
+        return state if is_sound and isinstance(state["handle"], (dict, type(None))) else None
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return None
-    return state if isinstance(state, dict) else None
 
 
 def _read_lines(path: Path) -> list[str]:
@@ -344,6 +349,9 @@ def _sweep_one(directory: Path, now: float) -> bool:
     if remove_cgroups(groups) and now - heartbeat < lease + CGROUP_PATIENCE:
         return False
     _remove_registered(state.get("cleanup"))
+    if not state and os.path.lexists(directory / STATE_FILE):
+        _set_aside(directory)
+        return True
     if not is_alive and kept_for and now - heartbeat < lease:
         (directory / KEPT_MARK).touch(0o600)
         return False
@@ -353,6 +361,30 @@ def _sweep_one(directory: Path, now: float) -> bool:
         with contextlib.suppress(OSError):  # it was no session, or no server wants to know
             (gone / SESSION_FILE).replace(directory.parents[1] / "lapsed" / directory.name)
     remove_tree(gone)
+    return True
+
+
+def _set_aside(directory: Path) -> None:
+    """Keep the workspace of a sandbox whose record is damaged, for a person to look at and delete."""
+    for name in os.listdir(directory):
+        if name not in _KEPT:
+            remove_tree(directory / name)
+    (directory.parents[1] / LOST).mkdir(mode=0o700, exist_ok=True)
+    directory.rename(directory.parents[1] / LOST / directory.name)
+
+
+def remove_lost(directory: Path) -> bool:
+    """End what runs in a sandbox whose record is damaged, and remove all of it; false while a process owns it."""
+    try:
+        with try_lock(directory / "lock") as is_mine:
+            if not is_mine:
+                return False
+            processes, cgroups = _read_processes(_read_state(directory) or {})
+            kill_processes({*processes, *find_processes(directory)})
+            remove_cgroups({*cgroups, *_read_lines(directory / "bundle" / "cgroups")})
+            remove_tree(directory)
+    except FileNotFoundError:
+        pass
     return True
 
 
@@ -417,7 +449,8 @@ class ContainerSweep:
 def sweep(state_dir: Path) -> list[str]:
     """Clear away what has no owner any more, containers included; takes a minute where an engine hangs.
 
-    Returns the ids of the sandboxes that were removed. One that resists is left for the next round.
+    Returns the ids of the sandboxes that were removed, or moved to those that are lost. One that resists is left for
+    the next round.
     """
     removed = sweep_directories(state_dir)
     return [*removed, *(name for name in ContainerSweep(state_dir).wait() if name not in removed)]

@@ -31,6 +31,7 @@ from jupyter_agentbox.sweep import (
     kill_processes,
     read_start_time,
     remove_cgroups,
+    remove_lost,
     remove_tree,
     run_sweeper,
     sweep,
@@ -56,7 +57,7 @@ def make_sandbox(
     directory = state_dir / "sandboxes" / name
     directory.mkdir()
     handle = {"runtime": "x", "pid": pid, "start_time": read_start_time(pid) or 0, "helpers": [], "cgroups": []}
-    state = {"id": name, "handle": handle, "lease_timeout": lease, **more}
+    state = {"id": name, "spec": {}, "handle": handle, "lease_timeout": lease, **more}
     (directory / "state.json").write_text(json.dumps(state))
     (directory / "lock").touch()
     os.utime(directory / "lock", (time.time() - age,) * 2)
@@ -187,9 +188,16 @@ def test_a_lock_that_its_owner_removes_at_this_moment_is_not_made_anew(
 def test_a_broken_state_is_no_obstacle(state_dir: Path, text: str) -> None:
     directory = make_sandbox(state_dir)
     (directory / "state.json").write_text(text)
+    (directory / "work").mkdir()
+    (directory / "bundle").mkdir()
     os.utime(directory, (time.time() - 61,) * 2)
     make_sandbox(state_dir, "two")
     assert sweep(state_dir) == ["one", "two"]
+    # A person decides about its files.
+    assert sorted(path.name for path in (state_dir / "lost" / "one").iterdir()) == ["lock", "state.json", "work"]
+    assert not list((state_dir / "sandboxes").iterdir())
+    assert remove_lost(state_dir / "lost" / "one")
+    assert not list((state_dir / "lost").iterdir())
 
 
 def test_hostile_trees_are_removed_and_nothing_else(tmp_path: Path) -> None:

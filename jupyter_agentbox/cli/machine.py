@@ -214,6 +214,10 @@ class ListCommand(Command):
             place = item.workspace or "private"
             rows.append((item.id, item.state, item.profile, age, memory, item.kernel_id or "-", place))
         write_table(rows)
+        for item in found:
+            if item.reason:
+                remedy = f"; `jupyter agentbox stop {item.id}` removes it and its files" if item.state == "lost" else ""
+                print(printable(f"{item.id}: {item.reason}{remedy}"))
         if is_there:
             print()
             write_templates(open_templates(policy))
@@ -234,12 +238,15 @@ class PruneCommand(Command):
         """Sweep once."""
         from jupyter_agentbox.leftovers import clear
         from jupyter_agentbox.policy import Policy
-        from jupyter_agentbox.sweep import sweep
+        from jupyter_agentbox.sweep import LOST, sweep
 
         from .warm import open_templates
 
         policy = Policy(parent=self)
-        removed = [f"removed {sandbox_id}" for sandbox_id in sweep(policy.state_path)]
+        removed = []
+        for sandbox_id in sweep(policy.state_path):
+            is_kept = (policy.state_path / LOST / sandbox_id).exists()
+            removed.append(f"{'kept the files of' if is_kept else 'removed'} {sandbox_id}")
         clear(policy.state_path)
         if (policy.state_path / "snapshots").is_dir():
             for item, why in open_templates(policy).remove_unfit():

@@ -6,6 +6,7 @@ no files of the host. Kernels are sandboxed ones only. What keeps it narrow stan
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -13,10 +14,12 @@ import secrets
 import signal
 import socket
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from jupyter_server.serverapp import ServerApp
+from tornado.httpclient import AsyncHTTPClient, HTTPError
 from traitlets import Bool, Int, Unicode
 from traitlets.config import Config
 
@@ -24,9 +27,11 @@ from jupyter_agentbox.errors import AgentboxError, InvalidRequest
 from jupyter_agentbox.kernelspecs import AgentboxKernelSpecManager
 from jupyter_agentbox.policy import Policy
 
-from .base import ALIASES, FLAGS, Command
+from .base import ALIASES, FLAGS, Command, printable
 
 EXTENSION = "jupyter_agentbox"
+#: Seconds that the API has to answer before the command says that it serves.
+ANSWER_TIMEOUT = 120.0
 #: Jupyter's own services beside ours: none of them opens a file of the host.
 _SERVICES = ("api", "events", "kernels", "kernelspecs", "shutdown")
 _ALIASES = {
@@ -66,6 +71,7 @@ class ServeCommand(Command):
 
     def run(self) -> int:
         """Serve until a signal."""
+        self._failure: AgentboxError | None = None
         self._check_address()
         policy = Policy(parent=self)
         root = policy.state_path / "served"
@@ -75,16 +81,16 @@ class ServeCommand(Command):
             _write_token(Path(self.token_file), token)
         try:
             server = _Server(ours=self._settings(root, token), config=Config(self.config))
-            server.initialize(argv=[])
-            is_ours = (
-                server.identity_provider.token == token
-                and isinstance(server.kernel_spec_manager, AgentboxKernelSpecManager)
-                and "agentbox" in server.web_app.settings
-            )
-            if not is_ours:
-                raise AgentboxError("the server's own configuration stands against it: it would not serve this API")
-            server.tell = lambda: self._tell(server, token)
+            try:
+                server.initialize(argv=[])
+            except Exception as error:
+                self.log.debug("the server was not made", exc_info=True)
+                raise AgentboxError(f"the API cannot be served: {error}") from error
+            self._check_loaded(server, token)
+            server.on_listening = lambda: self._begin(server, token)
             server.start()
+            if self._failure is not None:
+                raise self._failure
         finally:
             if self.token_file:
                 Path(self.token_file).unlink(missing_ok=True)
@@ -97,6 +103,49 @@ class ServeCommand(Command):
                 file=sys.stderr,
             )
         return 0
+
+    def _check_loaded(self, server: _Server, token: str) -> None:
+        """Raise AgentboxError where something keeps the server from serving the API, or from keeping to it."""
+        if "agentbox" not in server.web_app.settings:
+            note = server.web_app.settings.get("page_config_data", {}).get("agentboxNote")
+            reason = note or f"the extension {EXTENSION} did not load; the log above says why"
+            raise AgentboxError(f"the API cannot be served: {reason}")
+        if server.identity_provider.token != token:
+            raise AgentboxError("the API cannot be served: another setting replaces the token of the server")
+        if not isinstance(server.kernel_spec_manager, AgentboxKernelSpecManager):
+            raise AgentboxError(
+                "the API cannot be served: ServerApp.kernel_spec_manager_class is set to another class "
+                f"({type(server.kernel_spec_manager).__name__}). Remove that setting"
+            )
+
+    async def _begin(self, server: _Server, token: str) -> None:
+        """Make a call to the API as a client would. Tell address and token if it answers, else stop."""
+        try:
+            await self._ask(server, token, "sandboxes")
+        except (AgentboxError, OSError, ValueError, HTTPError) as error:
+            self._failure = AgentboxError(f"the API does not answer its own server: {error}")
+            server.stop()
+            return
+        self._tell(self._url(server), token)
+        with contextlib.suppress(AgentboxError, OSError, ValueError, HTTPError):
+            for check in (await self._ask(server, token, "health"))["checks"]:
+                if not check["is_ok"]:
+                    print(f"{self.name}: degraded: {printable(check['message'])}", file=sys.stderr)
+
+    async def _ask(self, server: _Server, token: str, path: str) -> dict[str, Any]:
+        is_any = ipaddress.ip_address("127.0.0.1" if self.ip == "localhost" else self.ip).is_unspecified
+        loopback = "[::1]" if ":" in self.ip else "127.0.0.1"
+        url = f"http://{loopback}:{server.port}{server.base_url}" if is_any else self._url(server)
+        answer = await AsyncHTTPClient(force_instance=True).fetch(
+            f"{url}api/agentbox/{path}",
+            headers={"Authorization": f"token {token}"},
+            request_timeout=ANSWER_TIMEOUT,
+            raise_error=False,
+        )
+        content = json.loads(answer.body or b"{}")
+        if answer.code != 200:
+            raise AgentboxError(f"status {answer.code}, {content.get('message', answer.reason)!s:.500}")
+        return dict(content)
 
     def _check_address(self) -> None:
         # No name is looked up: what it means is known here, or it is none.
@@ -131,6 +180,7 @@ class ServeCommand(Command):
                     "default_url": "/agentbox/docs",
                     "extra_services": [],
                     "jpserver_extensions": {EXTENSION: True},
+                    "reraise_server_extension_failures": True,
                     "kernel_spec_manager_class": "jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager",
                     "contents_manager_class": "jupyter_agentbox.contents.AgentboxContentsManager",
                     "identity_provider_class": "jupyter_server.auth.identity.PasswordIdentityProvider",
@@ -143,9 +193,11 @@ class ServeCommand(Command):
             }
         )
 
-    def _tell(self, server: _Server, token: str) -> None:
+    def _url(self, server: _Server) -> str:
         host = f"[{self.ip}]" if ":" in self.ip else self.ip
-        url = f"http://{host}:{server.port}{server.base_url}"
+        return f"http://{host}:{server.port}{server.base_url}"
+
+    def _tell(self, url: str, token: str) -> None:
         if self.is_json:
             print(json.dumps({"url": url, **({} if self.token_file else {"token": token})}))
         else:
@@ -163,7 +215,7 @@ class _Server(ServerApp):
     def __init__(self, *, ours: Config, **options: Any) -> None:
         self._ours = ours
         super().__init__(**options)
-        self.tell: Any = lambda: None
+        self.on_listening: Callable[[], Awaitable[None]] | None = None
 
     def load_config_file(self, suppress_errors: bool = True) -> None:  # type: ignore[override]
         """Load the files of Jupyter's server, and put our own settings above them."""
@@ -181,9 +233,10 @@ class _Server(ServerApp):
             signal.signal(number, self._signal_stop)
 
     def start_app(self) -> None:
-        """Listen, and tell where: as soon as it does, which waits for the event loop."""
+        """Listen, and say so as soon as it does, which waits for the event loop."""
         super().start_app()
-        self.io_loop.add_callback(self.tell)
+        if self.on_listening is not None:
+            self.io_loop.add_callback(self.on_listening)
 
 
 def _write_token(path: Path, token: str) -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from jupyter_agentbox.errors import (
     AgentboxError,
     Conflict,
+    DiskFull,
     InvalidRequest,
     NotFound,
     PolicyRefused,
@@ -135,7 +136,11 @@ def speak(error: OSError, path: str) -> AgentboxError:
     if code in (errno.EBUSY, errno.EXDEV, errno.ETXTBSY, errno.ESTALE):
         return Conflict(f"{name}: {os.strerror(code)}", field="path")
     if code in (errno.ENOSPC, errno.EDQUOT):
-        return TooLarge(f"{name} can't be written: the host's disk is full", field="path")
+        return DiskFull(
+            f"{name} cannot be written: the server's disk is full. Free some space on it, or delete files",
+            field="path",
+            setting="Policy.state_dir",
+        )
     if code == errno.EFBIG:
         return TooLarge(f"{name} can't be written: the host allows no file of that size", field="path")
     return RuntimeFailed(f"{name}: {error.strerror or error}", field="path")

@@ -11,14 +11,14 @@ from typing import Any
 from jupyter_server.utils import url_path_join
 
 from . import about, code, commands, files, packages, sandboxes, snapshots, tokens
-from .base import make_handlers
+from .base import BrokenHandler, UnknownHandler, make_handlers
 from .mcp import MCPHandler
 from .page import PageHandler, ScriptHandler
 from .ports import PortHandler
 from .routes import TABLE
 from .terminal import TerminalSocket
 
-__all__ = ["ROOT", "TABLE", "make_all"]
+__all__ = ["ROOT", "TABLE", "BrokenHandler", "make_all"]
 
 #: Where the API and its page are, beneath the server's base URL.
 ROOT = "api/agentbox"
@@ -37,6 +37,7 @@ def make_all(base_url: str) -> list[tuple[str, Any]]:
         *make_handlers(TABLE, root),
         (root + r"/sandboxes/(?P<id>[^/]+)/terminals/(?P<process>[^/]+)/socket", TerminalSocket),
         (root + r"/sandboxes/(?P<id>[^/]+)/ports/(?P<port>[0-9]{1,5})(?:/.*)?", PortHandler),
+        (root + r"(?:/.*)?", UnknownHandler),
         (url_path_join(base_url, MCP), MCPHandler),
         (page, PageHandler),
         (page + r"\.js", ScriptHandler),

@@ -393,6 +393,37 @@ class AgentboxHandler(TokenMixin, APIHandler):
             note_refusal(self, self.route.operation.__name__, self._refused, self.path_kwargs.get("id"))
 
 
+class UnknownHandler(AgentboxHandler):
+    """Answers for every path of the API that does not exist."""
+
+    async def _answer(self) -> None:
+        raise web.HTTPError(404, f"there is no path {self.request.path:.200} in this API; see openapi.json")
+
+    get = head = post = put = patch = delete = options = web.authenticated(_answer)  # type: ignore[assignment]
+
+
+class BrokenHandler(APIHandler):
+    """Answers for the whole API where the extension's configuration is broken."""
+
+    auth_resource = RESOURCE
+
+    def initialize(self, error: Exception) -> None:
+        self._error = error
+
+    @web.authenticated
+    def get(self) -> None:
+        """Say what is wrong."""
+        answer = ErrorAnswer(
+            f"sandboxes cannot be served: {self._error}",
+            "invalid_config",
+            setting=getattr(self._error, "setting", None),
+        )
+        self.set_status(503)
+        self.finish(_ENCODER.encode(answer))
+
+    head = post = put = patch = delete = get
+
+
 def _retrieve(work: asyncio.Future[Any]) -> None:
     if not work.cancelled():
         work.exception()  # told to the client, if it is still there

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import re
 
 import msgspec
@@ -13,6 +12,7 @@ from jupyter_agentbox.errors import (
     AgentboxError,
     Conflict,
     Damaged,
+    DiskFull,
     InvalidConfig,
     InvalidRequest,
     LimitReached,
@@ -45,10 +45,16 @@ _KINDS: tuple[tuple[type[Exception], int, str], ...] = (
     (InvalidConfig, 503, "invalid_config"),
     (TimeoutError, 504, "timeout"),
     (asyncio.TimeoutError, 504, "timeout"),
+    (DiskFull, 507, "disk_full"),
 )
 
-#: What a machine may have run out of: who calls may know that, as waiting or an administrator helps.
-_EXHAUSTED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+#: What the server's machine lacks: waiting or an administrator helps.
+_EXHAUSTED = {
+    errno.EROFS: "its disk is read-only. Mount it writable, or set Policy.state_dir",
+    errno.EMFILE: "the server has too many open files. Raise its limit (`ulimit -n`), or end some sandboxes",
+    errno.ENFILE: "the machine has too many open files. Raise fs.file-max, or end some sandboxes",
+    errno.ENOMEM: "its memory is full. End some sandboxes",
+}
 
 #: The word for a status that Tornado or Jupyter has found.
 REASONS = {
@@ -71,9 +77,11 @@ def describe(error: BaseException) -> tuple[int, ErrorAnswer]:
         if isinstance(error, kind):
             field = getattr(error, "field", None)
             return status, ErrorAnswer(str(error), reason, field, getattr(error, "setting", None))
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        message = "the server's disk is full. Free some space on it, or set Policy.state_dir to another disk"
+        return 507, ErrorAnswer(message, "disk_full", setting="Policy.state_dir")
     if isinstance(error, OSError) and error.errno in _EXHAUSTED:
-        why = os.strerror(error.errno)
-        return 500, ErrorAnswer(f"the server's machine stands against it: {why}; its log says more", "internal_error")
+        return 503, ErrorAnswer(f"the server's machine cannot do this: {_EXHAUSTED[error.errno]}", "unavailable")
     if isinstance(error, AgentboxError):
         return 503, ErrorAnswer(str(error), "unavailable", error.field, error.setting)
     return 500, ErrorAnswer("an error of the server's own; its log says more", "internal_error")

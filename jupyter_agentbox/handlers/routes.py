@@ -23,9 +23,9 @@ Kind = Literal["json", "events", "download", "upload"]
 Operation = TypeVar("Operation", bound=Callable[..., Any])
 
 #: Statuses that any operation may answer, beside those of its own.
-COMMON_ERRORS = (400, 401, 403, 500)
-#: Statuses that any operation on one sandbox may answer.
-SANDBOX_ERRORS = (404, 410, 502, 503)
+COMMON_ERRORS = (400, 401, 403, 500, 503, 507)
+#: Statuses that any operation on one sandbox may answer; 429, 504: what is parked may not wake.
+SANDBOX_ERRORS = (404, 409, 410, 429, 502, 504)
 
 
 @dataclass(frozen=True)

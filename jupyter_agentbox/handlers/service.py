@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any
+from typing import Any, Literal
 
 from jupyter_agentbox import __version__
+from jupyter_agentbox.errors import AgentboxError
 from jupyter_agentbox.exchange import Exchange
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.models import CheckInfo, Health
 from jupyter_agentbox.parking import Parker
 from jupyter_agentbox.registry import Caller
+from jupyter_agentbox.runtimes import Check
 from jupyter_agentbox.sessions import Sessions
 from jupyter_agentbox.snapshotting import Snapshots
 from jupyter_agentbox.tokens import TokenStore
 
 from .call import blocking
+from .failures import describe
 
 #: Seconds that the answer of the runtime's own checks is kept.
 CHECK_INTERVAL = 30.0
@@ -62,11 +65,14 @@ class Service:
 
     async def health(self) -> Health:
         """Look whether sandboxes can be started here."""
+        try:
+            manager = self.manager()
+        except (AgentboxError, OSError) as error:
+            return self._health([CheckInfo("runtime", False, describe(error)[1].message)], "gvisor", 0)
         if time.monotonic() - self._checked > CHECK_INTERVAL or not self._checked:
-            found = await blocking(lambda: self.manager().runtime.check())
-            self._checks = [CheckInfo(item.name, item.is_ok, item.message) for item in found]
+            self._checks = _described(await blocking(manager.runtime.check))
             self._checked = time.monotonic()
-        checks = list(self._checks)
+        checks = self._checks + _described(await blocking(manager.check_storage))
         if self.gateway_url is not None:
             checks.append(
                 CheckInfo(
@@ -76,11 +82,12 @@ class Service:
                     "them. Install jupyter_agentbox there for that",
                 )
             )
-        return Health(
-            status="ok" if all(check.is_ok for check in checks) else "degraded",
-            version=__version__,
-            runtime=self.sessions.policy.runtime,
-            isolation=self.manager().runtime.isolation,
-            sandboxes=await self.sessions.count(),
-            checks=checks,
-        )
+        return self._health(checks, manager.runtime.isolation, await self.sessions.count())
+
+    def _health(self, checks: list[CheckInfo], isolation: Literal["gvisor", "none"], sandboxes: int) -> Health:
+        status: Literal["ok", "degraded"] = "ok" if all(check.is_ok for check in checks) else "degraded"
+        return Health(status, __version__, self.sessions.policy.runtime, isolation, sandboxes, checks)
+
+
+def _described(checks: list[Check]) -> list[CheckInfo]:
+    return [CheckInfo(item.name, item.is_ok, item.message) for item in checks]

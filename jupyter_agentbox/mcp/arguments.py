@@ -77,7 +77,7 @@ class ListSandboxes(Body, frozen=True, kw_only=True):
     """Which sandboxes to list."""
 
     state: Annotated[
-        Literal["starting", "running", "parked", "unknown", "ended"] | None,
+        Literal["starting", "running", "parked", "unknown", "ended", "lost"] | None,
         Meta(description="Only those; unless given, all that live or can be revived. A parked one wakes when used."),
     ] = None
 

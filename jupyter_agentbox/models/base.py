@@ -35,8 +35,8 @@ TOOLS: dict[str, str] = {
 }
 
 State = Literal["starting", "running", "parked", "ended"]
-#: And where what runs it does not answer, so that nobody knows.
-SandboxState = Literal["starting", "running", "parked", "ended", "unknown"]
+#: And where what runs it does not answer, so that nobody knows; and where its record on disk is damaged.
+SandboxState = Literal["starting", "running", "parked", "ended", "unknown", "lost"]
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

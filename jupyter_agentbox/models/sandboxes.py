@@ -213,8 +213,11 @@ class SandboxInfo(Answer, frozen=True):
         Its id in the audit log and on the machine.
     kind : str
         `session` for one made here, `notebook` for that of a Jupyter kernel.
+    state : str
+        `unknown` if the runtime does not respond; `lost` if its record on disk is damaged: `end` says what is wrong,
+        and deleting it removes its files.
     end : EndInfo, optional
-        Once it has ended.
+        Once it has ended, or is lost.
     idle_timeout, max_life : float, optional
         Seconds; null where the rules of sessions do not hold, as for notebooks.
     workspace : str

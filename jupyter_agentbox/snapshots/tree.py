@@ -19,7 +19,7 @@ from typing import Literal
 
 import msgspec
 
-from jupyter_agentbox.errors import AgentboxError, Damaged, LimitReached, TooLarge
+from jupyter_agentbox.errors import AgentboxError, Damaged, DiskFull, TooLarge
 
 MAX_ENTRIES = 250_000
 MAX_DEPTH = 200
@@ -68,7 +68,10 @@ def disk_errors(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise LimitReached(f"{what}: the disk is full; delete a snapshot", setting="Policy.state_dir") from error
+            raise DiskFull(
+                f"{what}: the server's disk is full. Free some space on it, or delete a snapshot",
+                setting="Policy.state_dir",
+            ) from error
         raise AgentboxError(f"{what}: {error.strerror}") from error
 
 

@@ -1483,7 +1483,7 @@ export interface components {
          * @description Why a sandbox or its kernel is no more.
          * @enum {unknown}
          */
-        Cause: "crashed" | "disk_full" | "exited" | "idle" | "killed" | "lease_over" | "life_over" | "out_of_memory" | "runtime_failed" | "stopped";
+        Cause: "crashed" | "disk_full" | "exited" | "idle" | "killed" | "lease_over" | "life_over" | "lost" | "out_of_memory" | "runtime_failed" | "stopped";
         /**
          * StreamEvent
          * @description More text on stdout or stderr.
@@ -2272,9 +2272,12 @@ export interface components {
             kind: "notebook" | "session";
             owner: string;
             profile: string;
-            /** @enum {unknown} */
-            state: "ended" | "parked" | "running" | "starting" | "unknown";
-            /** @description Once it has ended. */
+            /**
+             * @description `unknown` if the runtime does not respond; `lost` if its record on disk is damaged: `end` says what is wrong, and deleting it removes its files.
+             * @enum {unknown}
+             */
+            state: "ended" | "lost" | "parked" | "running" | "starting" | "unknown";
+            /** @description Once it has ended, or is lost. */
             end: components["schemas"]["EndInfo"] | null;
             created: number;
             last_used: number;
@@ -3982,7 +3985,7 @@ export interface operations {
         parameters: {
             query?: {
                 /** @description Exact values. */
-                state?: "ended" | "parked" | "running" | "starting" | "unknown";
+                state?: "ended" | "lost" | "parked" | "running" | "starting" | "unknown";
                 /** @description Exact values. */
                 profile?: string;
                 /** @description Exact values. */
