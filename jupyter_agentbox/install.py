@@ -203,7 +203,7 @@ class Setup:
             self.say("uidmap: installing the package, so that code inside need not be uid 0 there")
             self._install("uidmap")
         except (RuntimeUnavailable, OSError, subprocess.SubprocessError) as error:
-            self.say(f"uidmap: not installed ({error}); code inside is then uid 0 there, without capabilities")
+            self.say(f"uidmap: not installed ({error}); user code is then uid 0 inside; see `doctor`")
 
     def register_in_docker(self, settings: str = "", host: str = "", *, may_reload: bool = False) -> None:
         """Add gVisor to the runtimes of Docker's engine, whose settings are there. Raises as :func:`.register`."""

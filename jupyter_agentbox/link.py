@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import itertools
 import logging
 import os
+import re
 import secrets
 import time
 from collections import deque
@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from . import linkdir
 from .errors import LinkClosed
 from .guest.framing import (
     CREDIT,
@@ -48,6 +49,8 @@ PIPE_SIZE = 1024 * 1024
 GRANT_DELAY = 0.05
 #: Seconds between two nudges for a guest that waits in a dead owner's files, and most of these files.
 NUDGE_INTERVAL, MAX_LEFT = 0.05, 256
+#: Names of pairs of FIFOs; a number beyond 18 digits is none of a host's.
+_PAIR = re.compile(r"(?:up|down)\.([0-9]{1,18})(?:\..*)?", re.ASCII | re.DOTALL)
 #: Streams that one guest may have open at a time.
 MAX_GUEST_STREAMS = 512
 
@@ -212,20 +215,17 @@ class Link:
         after : int
             The number that the guest, restored from a checkpoint, knows already.
         """
-        left = self._open_left()
-        self._open_files(after)
-        self._connection.hello({})
-        self._flush()
+        # What an earlier owner left, at hand before its names are removed.
+        left = linkdir.reference_fifos(self._directory, MAX_LEFT)
+        try:
+            self._open_files(after)
+            self._connection.hello({})
+            self._flush()
+        except BaseException:
+            for fd in left:
+                os.close(fd)
+            raise
         self._nudge(left)
-
-    def _open_left(self) -> list[int]:
-        """Have at hand what an earlier owner left, without opening it."""
-        found = []
-        for path in itertools.islice(self._directory.iterdir(), MAX_LEFT):
-            with contextlib.suppress(OSError):
-                if path.is_fifo():
-                    found.append(os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC))
-        return found
 
     def _nudge(self, left: list[int]) -> None:
         """Let the guest go on if it waits, as gVisor does, for the other end of FIFOs whose owner died before that."""
@@ -239,19 +239,15 @@ class Link:
         self._loop.call_later(NUDGE_INTERVAL, self._nudge, left)
 
     def _open_files(self, after: int, token: str = "") -> None:
-        numbers = [after]
-        for old in self._directory.iterdir():
-            numbers += [int(part) for part in old.name.split(".")[1:2] if part.isdigit()]
-            old.unlink()
-        number = self.number = max(numbers) + 1
-        down, up = self._directory / f"down.{number}", self._directory / "up"
-        for path in (down, up):
-            os.mkfifo(path, 0o600)
-        self._reader = os.open(up, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        names = linkdir.list_names(self._directory)
+        found = [match[1] for match in map(_PAIR.fullmatch, names) if match]
+        number = self.number = max([after, *map(int, found)]) + 1
+        linkdir.remove_names(self._directory, names)
         # Read and write, since a FIFO cannot be opened for writing alone before its reader is there.
-        self._writer = os.open(down, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        # The guest finds it only now: inside gVisor, opening a FIFO that nobody reads would not return.
-        up.rename(self._directory / ".".join(("up", str(number), *([token] if token else []))))
+        self._writer = linkdir.share_fifo(self._directory, f"down.{number}", os.O_RDWR)
+        # The guest looks for this one, and finds the other one there.
+        name = ".".join(("up", str(number), *([token] if token else [])))
+        self._reader = linkdir.share_fifo(self._directory, name, os.O_RDONLY)
         for fd in (self._reader, self._writer):
             try:
                 fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
@@ -286,7 +282,11 @@ class Link:
         if self._suspended is None or self._is_lost:
             return
         self._suspended = None
-        self._open_files(self.number, self._token)
+        try:
+            self._open_files(self.number, self._token)
+        except OSError as error:  # where user code is uid 0 it may stand in the way
+            self.close(f"the link could not be opened again: {error}")
+            return
         self._flush()
 
     async def wait_connected(self, timeout: float) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import pytest
 from traitlets.config import Config, Configurable
 
 from jupyter_agentbox import configfiles, doctor
+from jupyter_agentbox.cli.machine import DoctorCommand
 from jupyter_agentbox.errors import RuntimeUnavailable
 from jupyter_agentbox.kernelspecs import OWN_SPEC
 from jupyter_agentbox.policy import Policy
-from jupyter_agentbox.runtimes import Check
+from jupyter_agentbox.runtimes import Check, checks, namespaces
 
 
 class FakeRuntime:
@@ -52,6 +54,34 @@ def examine(**settings: Any) -> dict[str, Check]:
 def install(folder: Path, spec: dict[str, Any]) -> None:
     folder.mkdir(parents=True)
     (folder / "kernel.json").write_text(json.dumps(spec))
+
+
+def test_without_subordinate_ids_it_says_what_that_means_and_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(namespaces, "find_spare_ids", lambda uid: None)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    monkeypatch.setenv("LOGNAME", "ada")
+    found = checks._check_spare_ids()
+    assert found.is_ok
+    for words in (
+        "uid 0 inside",
+        "DAC_OVERRIDE, KILL, NET_BIND_SERVICE, SETGID, SETUID",
+        "guest program",
+        "start cold",
+    ):
+        assert words in found.message
+    assert found.remedy.startswith("apt-get install uidmap && usermod --add-subuids")
+    assert found.remedy.endswith(" ada")
+
+
+def test_what_works_and_can_be_made_better_is_printed_as_a_note(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [Check("limits", True, "enforced"), Check("ids", True, "none\nwhich means this", "get some")]
+    monkeypatch.setattr(doctor, "examine", lambda *arguments, **options: found)
+    assert DoctorCommand().run() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == ["ok     limits: enforced", "note   ids: none", "       which means this"]
+    assert lines[3].endswith(": get some")
 
 
 def test_a_wrong_setting_is_the_only_finding() -> None:

@@ -89,6 +89,13 @@ class Peer:
             self.process.wait(60)
 
 
+@pytest.fixture
+def link_dir(tmp_path: Path) -> Path:
+    directory = tmp_path / "link"
+    directory.mkdir()
+    return directory
+
+
 def on_link(test: Callable[..., Awaitable[None]], *args: object) -> None:
     LinkThread.instance().submit(test(*args)).result(200)  # type: ignore[arg-type]
 
@@ -100,9 +107,9 @@ async def read_all(stream: Stream) -> bytes:
     return b"".join(parts)
 
 
-def test_megabytes_go_there_and_back_whole(tmp_path: Path) -> None:
+def test_megabytes_go_there_and_back_whole(link_dir: Path) -> None:
     async def scenario() -> None:
-        async with Peer(tmp_path).connected() as link:
+        async with Peer(link_dir).connected() as link:
             data = random.Random(1).randbytes(8_000_000)
             stream = link.open({"kind": "echo"})
 
@@ -117,9 +124,9 @@ def test_megabytes_go_there_and_back_whole(tmp_path: Path) -> None:
     on_link(scenario)
 
 
-def test_a_stream_that_nobody_reads_holds_up_no_other(tmp_path: Path) -> None:
+def test_a_stream_that_nobody_reads_holds_up_no_other(link_dir: Path) -> None:
     async def scenario() -> None:
-        async with Peer(tmp_path).connected() as link:
+        async with Peer(link_dir).connected() as link:
             stuck = link.open({"kind": "echo"})
             sending = asyncio.ensure_future(stuck.write(b"x" * 5_000_000))
             for _ in range(20):
@@ -135,14 +142,14 @@ def test_a_stream_that_nobody_reads_holds_up_no_other(tmp_path: Path) -> None:
     on_link(scenario)
 
 
-def test_streams_that_the_guest_opens_are_served(tmp_path: Path) -> None:
+def test_streams_that_the_guest_opens_are_served(link_dir: Path) -> None:
     served: list[tuple[int, bytes]] = []
 
     async def serve(stream: Stream) -> None:
         served.append((stream.header["n"], await stream.read()))
 
     async def scenario() -> None:
-        async with Peer(tmp_path, serve).connected() as link:
+        async with Peer(link_dir, serve).connected() as link:
             assert await read_all(link.open({"kind": "open", "count": 50})) == b""
             for _ in range(3000):
                 if len(served) == 50:
@@ -153,9 +160,9 @@ def test_streams_that_the_guest_opens_are_served(tmp_path: Path) -> None:
     on_link(scenario)
 
 
-def test_the_end_of_the_guest_ends_every_stream_and_is_told_once(tmp_path: Path) -> None:
+def test_the_end_of_the_guest_ends_every_stream_and_is_told_once(link_dir: Path) -> None:
     async def scenario() -> None:
-        peer = Peer(tmp_path)
+        peer = Peer(link_dir)
         async with peer.connected() as link:
             reading = asyncio.ensure_future(link.open({"kind": "echo"}).read())
             link.open({"kind": "die"})
@@ -169,13 +176,13 @@ def test_the_end_of_the_guest_ends_every_stream_and_is_told_once(tmp_path: Path)
     on_link(scenario)
 
 
-def test_a_guest_finds_the_next_owner_by_itself(tmp_path: Path) -> None:
+def test_a_guest_finds_the_next_owner_by_itself(link_dir: Path) -> None:
     async def scenario() -> None:
-        peer = Peer(tmp_path)
+        peer = Peer(link_dir)
         async with peer.connected() as link:
             link.close("the owner is replaced")
             for _ in range(3):
-                second = Link(tmp_path, refuse, lambda reason: None)
+                second = Link(link_dir, refuse, lambda reason: None)
                 second.listen()
                 await second.wait_connected(60)
                 stream = second.open({"kind": "echo"})
@@ -186,9 +193,9 @@ def test_a_guest_finds_the_next_owner_by_itself(tmp_path: Path) -> None:
     on_link(scenario)
 
 
-def test_a_guest_that_never_dials_is_an_error_in_time(tmp_path: Path) -> None:
+def test_a_guest_that_never_dials_is_an_error_in_time(link_dir: Path) -> None:
     async def scenario() -> None:
-        link = Link(tmp_path, refuse, lambda reason: None)
+        link = Link(link_dir, refuse, lambda reason: None)
         link.listen()
         with pytest.raises(LinkClosed, match=r"did not connect within 0\.2 s"):
             await link.wait_connected(0.2)
@@ -207,7 +214,7 @@ def memory() -> Callable[[], int]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_noise_from_the_guest_costs_its_link_and_nothing_else(
-    tmp_path: Path, seed: int, memory: Callable[[], int]
+    link_dir: Path, seed: int, memory: Callable[[], int]
 ) -> None:
     """Random, truncated, huge and out-of-order frames, as fast as they can be written."""
     noise = random.Random(seed)
@@ -218,7 +225,7 @@ def test_noise_from_the_guest_costs_its_link_and_nothing_else(
         await asyncio.sleep(600)
 
     async def start() -> Link:
-        link = Link(tmp_path, hold, lost.append)
+        link = Link(link_dir, hold, lost.append)
         link.listen()
         return link
 
@@ -232,7 +239,7 @@ def test_noise_from_the_guest_costs_its_link_and_nothing_else(
         return b"".join(frames)[: noise.randrange(1000, 1 << 20)]
 
     link = LinkThread.instance().submit(start()).result(60)
-    fd = os.open(tmp_path / "up.1", os.O_WRONLY)
+    fd = os.open(link_dir / "up.1", os.O_WRONLY)
 
     def write() -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -18,11 +19,11 @@ from jupyter_client.session import Session
 
 from jupyter_agentbox.driver import Kernel
 from jupyter_agentbox.driver.embedded import READ_BY_KERNEL, WRITTEN_BY_KERNEL
-from jupyter_agentbox.errors import NotFound, RuntimeFailed, SandboxEnded
+from jupyter_agentbox.errors import AgentboxError, NotFound, RuntimeFailed, SandboxEnded
 from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.record import Record
-from jupyter_agentbox.runtimes import Handle
+from jupyter_agentbox.runtimes import Handle, docker_config, namespaces
 from jupyter_agentbox.runtimes.runsc import RunscRuntime
 from jupyter_agentbox.sandbox import Sandbox
 from jupyter_agentbox.spec import MIB, Cause, Limits, Mount, SandboxSpec
@@ -89,6 +90,24 @@ def test_user_code_is_not_root_and_cannot_reach_the_guest_or_the_link(manager: S
 
 
 @pytest.mark.parametrize("step", ["start", "restore"])
+def test_without_subordinate_ids_user_code_has_the_capabilities_that_the_documentation_names(
+    manager: SandboxManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(namespaces, "find_spare_ids", lambda uid: None)
+
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager) as box:
+            assert await box.text("id -u") == "0"
+            sets = dict(line.split() for line in (await box.text("grep ^Cap /proc/self/status")).splitlines())
+            names = ("DAC_OVERRIDE", "KILL", "SETGID", "SETUID", "NET_BIND_SERVICE")
+            wanted = sum(1 << docker_config.CAPABILITIES[f"CAP_{name}"] for name in names)
+            assert {int(sets[f"{name}:"], 16) for name in ("CapEff", "CapPrm", "CapBnd")} == {wanted}
+            documented = (Path(__file__).parents[1] / "docs" / "security.md").read_text()
+            assert all(f"`{name}`" in documented for name in names)
+
+    run(test, manager)
+
+
 def test_a_start_that_is_given_up_at_its_last_moment_leaves_nothing(
     manager: SandboxManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -170,6 +189,17 @@ def test_a_full_disk_ends_its_sandbox_which_says_why(manager: SandboxManager) ->
             end = await asyncio.wait_for(LinkThread.instance().run(box.sandbox.wait_ended()), 60)
             assert end.cause is Cause.DISK_FULL
             assert "limit 64 MiB" in end.message
+
+    run(test, manager)
+
+
+def test_what_is_written_to_the_links_folder_counts_towards_the_disk_limit(manager: SandboxManager) -> None:
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager, is_root=True, limits=Limits(disk=40 * MIB)) as box:
+            with contextlib.suppress(AgentboxError):  # ended in the middle
+                await box.run("for n in 1 2 3; do head -c 20000000 /dev/zero > /run/agentbox/link/$n; done; sleep 60")
+            end = await asyncio.wait_for(LinkThread.instance().run(box.sandbox.wait_ended()), 60)
+            assert end.cause == Cause.DISK_FULL
 
     run(test, manager)
 

@@ -102,6 +102,8 @@ class SetupCommand(Command):
 class DoctorCommand(Command):
     """Examine whether sandboxes start here. Prints for each finding: ok, or what is wrong and what mends it.
 
+    A note is about something that works, and that can be made better by the command beneath it.
+
     The exit status is 0 if all is well and 1 if not.
     """
 
@@ -124,10 +126,11 @@ class DoctorCommand(Command):
         else:
             for check in found:
                 first, *more = check.message.splitlines() or [""]
-                print(f"{'ok   ' if check.is_ok else 'WRONG'}  {check.name}: {first}")
+                state = "WRONG" if not check.is_ok else "note " if check.remedy else "ok   "
+                print(f"{state}  {check.name}: {first}")
                 for line in more:
                     print(f"       {line}")
-                if not check.is_ok and check.remedy:
+                if check.remedy:
                     print(f"       mend it: {check.remedy}")
         return 0 if all(check.is_ok for check in found) else 1
 

@@ -144,7 +144,10 @@ class Kernel:
     def redial(self) -> None:
         """Go on after :meth:`hang_up`. Does nothing to one that has ended."""
         if isinstance(self._driver, Embedded) and self.end is None and self.sandbox.end is None:
-            self._driver.reopen()
+            try:
+                self._driver.reopen()
+            except OSError as error:  # where user code is uid 0 it may stand in the way
+                LinkThread.instance().spawn(self.cut_off("link", error))
 
     def close(self) -> None:
         """Let go of one that has ended; what it said and nobody took is dropped."""

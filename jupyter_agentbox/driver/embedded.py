@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jupyter_agentbox import linkdir
 from jupyter_agentbox.errors import LinkClosed
 from jupyter_agentbox.guest.fifos import ACK, HELLO, READ_SIZE, FormatError, Unpacker, pack, pack_head, packed_size
 from jupyter_agentbox.link import PIPE_SIZE, LinkThread
@@ -123,17 +124,11 @@ class Embedded:
         self._is_open.set()
 
     def _make(self, channel: str, flags: int) -> int:
-        path = self._directory / f"{self._name}-{channel}"
-        hidden = self._directory / f"new-{channel}"
-        hidden.unlink(missing_ok=True)
-        os.mkfifo(hidden, 0o600)
-        fd = os.open(hidden, flags | os.O_NONBLOCK | os.O_CLOEXEC)
-        hidden.rename(path)
-        return fd
+        return linkdir.share_fifo(self._directory, f"{self._name}-{channel}", flags)
 
     def _remove_names(self) -> None:
-        for channel in (*READ_BY_KERNEL, *WRITTEN_BY_KERNEL):
-            (self._directory / f"{self._name}-{channel}").unlink(missing_ok=True)
+        names = (f"{self._name}-{channel}" for channel in (*READ_BY_KERNEL, *WRITTEN_BY_KERNEL))
+        linkdir.remove_names(self._directory, names)
 
     def _active(self) -> None:
         self._kernel.sandbox.link.last_active = time.monotonic()

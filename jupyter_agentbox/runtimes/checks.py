@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 import select
@@ -16,10 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyter_agentbox.errors import AgentboxError, RuntimeFailed
+from jupyter_agentbox.linkdir import share_fifo
 from jupyter_agentbox.spec import GUEST_DIR, LIMIT_NAMES, MIB, Limits, SandboxSpec
 from jupyter_agentbox.sweep import find_processes, kill_processes, remove_cgroups, remove_tree
 
 from . import Check, Handle, cgroups, namespaces
+from .oci import GUEST_CAPABILITIES
 
 if TYPE_CHECKING:
     from .runsc import RunscRuntime
@@ -90,14 +93,20 @@ def _check_namespaces() -> Check:
 
 
 def _check_spare_ids() -> Check:
+    name = "subordinate ids"
     if namespaces.find_spare_ids(os.geteuid()):
-        return Check("subordinate ids", True, "user code and guest are different users inside")
-    return Check(
-        "subordinate ids",
-        True,
-        "none for this user, so user code runs as uid 0 of its sandbox, with no rights outside",
-        "apt-get install uidmap, and usermod --add-subuids 100000-165535 --add-subgids 100000-165535 <user>",
+        return Check(name, True, "user code and guest are different users inside")
+    held = ", ".join(sorted(capability.removeprefix("CAP_") for capability in GUEST_CAPABILITIES))
+    message = (
+        "none for this user in /etc/subuid and /etc/subgid: user code is uid 0 inside its sandbox\n"
+        f"It has the capabilities {held} there, and can replace the sandbox's own guest program.\n"
+        "Outside it has this user's rights on the shared folders and no others, as uid 1000 would have.\n"
+        "Kernels start cold: templates and the pool need a uid that user code does not have."
     )
+    if os.geteuid() == 0:
+        return Check(name, True, message, "map uid and gid 65534 into the container that this server runs in")
+    ranges = "--add-subuids 100000-165535 --add-subgids 100000-165535"
+    return Check(name, True, message, f"apt-get install uidmap && usermod {ranges} {getpass.getuser()}")
 
 
 def clear_left() -> None:
@@ -142,7 +151,7 @@ def _check_sandbox(runtime: RunscRuntime) -> list[Check]:
     with _probe(runtime) as (probe, base, spec):
         try:
             sandbox_id = f"check-{os.getpid()}"
-            up = _make_fifo(base / "link")
+            up = share_fifo(base / "link", "up", os.O_RDONLY)
             try:
                 started = time.monotonic()
                 handles.append(probe.start(sandbox_id, spec, base))
@@ -157,7 +166,7 @@ def _check_sandbox(runtime: RunscRuntime) -> list[Check]:
             probe.run_once(base, "checkpoint", "--image-path", str(base / "image"), "-compression", "none", sandbox_id)
             probe.kill(handles[0])
             probe.remove(handles[0], base)
-            up = _make_fifo(base / "link")
+            up = share_fifo(base / "link", "up", os.O_RDONLY)
             (base / "link" / "again").touch()
             try:
                 started = time.monotonic()
@@ -174,11 +183,6 @@ def _check_sandbox(runtime: RunscRuntime) -> list[Check]:
                 probe.kill(handle)
                 probe.remove(handle, base)
     return checks
-
-
-def _make_fifo(link: Path) -> int:
-    os.mkfifo(link / "up", 0o600)
-    return os.open(link / "up", os.O_RDONLY | os.O_NONBLOCK)
 
 
 def _wait_for_hello(up: int) -> None:

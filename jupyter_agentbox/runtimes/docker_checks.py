@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 from jupyter_agentbox.containers import LABEL
 from jupyter_agentbox.errors import AgentboxError, RuntimeFailed, RuntimeUnavailable
+from jupyter_agentbox.linkdir import share_fifo
 from jupyter_agentbox.spec import MIB, Limits, SandboxSpec
 
 from . import Check
-from .checks import PREFIX, PROBE, PROBE_LIFE, PROBE_TIMEOUT, _make_fifo, _wait_for_hello, clear_left
+from .checks import PREFIX, PROBE, PROBE_LIFE, PROBE_TIMEOUT, _wait_for_hello, clear_left
 from .docker_engine import SETUP_REMEDY
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _probe(runtime: DockerRuntime) -> Iterator[tuple[DockerRuntime, Path]]:
 def _check_sandbox(runtime: DockerRuntime) -> Check:
     name = "docker sandbox"
     with _probe(runtime) as (probe, base):
-        up = _make_fifo(base / "link")
+        up = share_fifo(base / "link", "up", os.O_RDONLY)
         handle = None
         try:
             started = time.monotonic()

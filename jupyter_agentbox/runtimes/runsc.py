@@ -19,12 +19,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from traitlets import Enum, Float, Unicode
 
+from jupyter_agentbox import importcache
 from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
 from jupyter_agentbox.spec import CLAIM_DIR, GIB, MIB, Cause, End, Limits, SandboxSpec, format_size
 from jupyter_agentbox.sweep import (
@@ -110,7 +111,7 @@ class RunscRuntime(Runtime):
             cpu = sum(_read_cpu(pid) for pid, _ in handle.processes)
         layer = str(directory / "fs") + "/"
         disk = sum(size for name, size in blocks.items() if name.startswith(layer))
-        return Usage(memory, cpu, disk + _measure_tree(directory / "work") + _measure_file(directory / "log"))
+        return Usage(memory, cpu, disk + measure_shared(directory))
 
     def why_ended(self, handle: Handle, limits: Limits, directory: Path) -> End:
         """Tell why it ended: the memory counter first, then a crash in the log, else it was killed."""
@@ -463,6 +464,15 @@ def _read_cpu(pid: int) -> float:
     return sum(int(field) for field in fields[11:15]) / os.sysconf("SC_CLK_TCK")
 
 
+def measure_shared(directory: Path) -> int:
+    """Return the allocated bytes of what code inside can fill in a sandbox's directory: files, link and log.
+
+    The import cache that the host puts into the link's directory does not count, up to the size that it has.
+    """
+    given = min(_measure_file(directory / "link" / importcache.NAME), importcache.measure(directory))
+    return sum(measure_tree(directory / name) for name in ("work", "link")) - given + _measure_file(directory / "log")
+
+
 def _measure_file(path: Path) -> int:
     try:
         return path.lstat().st_blocks * 512
@@ -470,20 +480,17 @@ def _measure_file(path: Path) -> int:
         return 0
 
 
-def _measure_tree(path: Path, max_entries: int = 100_000, max_time: float = 1.0) -> int:
+def measure_tree(path: Path, max_entries: int = 100_000, max_time: float = 1.0) -> int:
     """Return the allocated bytes beneath a directory that hostile code fills; bounded in entries and seconds.
 
-    Links are not followed. A folder that cannot be seen to its end counts each unseen entry as nothing: the limit of
-    files, and the writable layer's own measure, do not depend on it.
+    No link is followed, also none that takes a folder's place meanwhile. What is not seen within the bounds counts as
+    nothing: the limit of files, and the writable layer's own measure, do not depend on it.
     """
     total, seen, deadline = 0, 0, time.monotonic() + max_time
-    folders = [str(path)]
+    folders: list[tuple[str, ...]] = [()]
     while folders:
-        try:
-            entries = os.scandir(folders.pop())
-        except OSError:
-            continue
-        with entries:
+        parts = folders.pop()
+        with contextlib.suppress(OSError), _opened_below(path, parts) as handle, os.scandir(handle) as entries:
             for entry in entries:
                 seen += 1
                 if seen > max_entries or time.monotonic() > deadline:
@@ -491,8 +498,23 @@ def _measure_tree(path: Path, max_entries: int = 100_000, max_time: float = 1.0)
                 with contextlib.suppress(OSError):
                     total += entry.stat(follow_symlinks=False).st_blocks * 512
                     if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.path)
+                        folders.append((*parts, entry.name))
     return total
+
+
+@contextlib.contextmanager
+def _opened_below(top: Path, parts: Sequence[str]) -> Iterator[int]:
+    """Open a folder one component at a time, each of them no link."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(top, flags)
+    try:
+        for part in parts:
+            below = os.open(part, flags, dir_fd=handle)
+            os.close(handle)
+            handle = below
+        yield handle
+    finally:
+        os.close(handle)
 
 
 __all__ = ["INSTALL_REMEDY", "MIN_VERSION", "RunscRuntime"]

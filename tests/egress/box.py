@@ -97,11 +97,12 @@ class Box:
         self.gate = Gate(
             "box", grant, self.audit, on_refusal=lambda *r: self.refusals.append(r), limits=limits, **options
         )
-        self.directory = directory
+        self.directory = directory / "link"
+        self.directory.mkdir()
         self.thread = LinkThread.instance()
         self.link: Link | None = None
         self.own()
-        self.guest = Guest(directory)
+        self.guest = Guest(self.directory)
         self.wait_up()
 
     def on_loop(self, work: Callable[[], Any]) -> Any:
