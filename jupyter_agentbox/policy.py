@@ -80,7 +80,8 @@ class Policy(WarmSettings, SnapshotSettings, ImageSettings):
     private_hosts = HostPatterns(
         has_presets=False,
         help="""Patterns of those allowed hosts whose names may lead to private addresses, such as a database in the
-        company's own network. Name it with its port: ``db.example.org:5432``.""",
+        company's own network. Name it with its port: ``db.example.org:5432``. A wildcard opens ordinary private
+        ranges only, never this machine, metadata services or other special addresses.""",
     ).tag(config=True)
 
     profiles = Dict(

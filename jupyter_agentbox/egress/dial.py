@@ -14,7 +14,7 @@ from pathlib import Path
 
 from jupyter_agentbox.spec import Grant
 
-from .rules import is_host_address, private_rule, refused_address
+from .rules import Kind, classify_address, private_rule
 
 #: Finds the addresses of a name.
 Resolve = Callable[[str, int], Awaitable[list[str]]]
@@ -101,14 +101,15 @@ def refused_answer(
         The address, and the sentence for the guest, which does not name the address.
     """
     for address in addresses:
-        what = refused_address(address)
-        is_host = what != "malformed" and (is_host_address(address) or is_own(address))
-        if what is None and not is_host:
-            continue
-        if private_rule(name, port, is_host, grant) is None:
-            what = what or "local"
+        try:
+            kind = classify_address(address)
+        except ValueError:
+            return address, f"{name}:{port} is refused, since its lookup answered what is no address"
+        if is_own(address):
+            kind = Kind(kind.what if kind is not None else "this machine's own")
+        if kind is not None and private_rule(name, port, grant, is_ordinary=kind.is_ordinary) is None:
             return address, (
-                f"{name}:{port} is refused, since the name leads to an address of the kind: {what}; "
+                f"{name}:{port} is refused, since the name leads to an address of the kind: {kind.what}; "
                 f"to allow it add {name}:{port} (setting: Policy.private_hosts)"
             )
     return None

@@ -254,24 +254,39 @@ def decide(host: str, port: int, grant: Grant) -> Decision:
     return Decision(False, name, None, f"{name}:{port} is not allowed {setting}")
 
 
-# One table instead of ipaddress.is_global, which has changed from release to release of Python.
-#
-# The documentation networks (RFC 5737 192.0.2.0/24, 198.51.100.0/24, 203.0.113.0/24; RFC 3849 2001:db8::/32)
-# are missing on purpose and so count as public: closed networks number their package mirrors with them,
-# and as nobody may use them for anything inside, they lead to nothing that needs protection.
-_REFUSED = [
-    (ipaddress.ip_network(network), what)
-    for network, what in {
+@dataclass(frozen=True)
+class Kind:
+    """What kind of address is not public.
+
+    Parameters
+    ----------
+    what : str
+        In words, such as ``loopback``.
+    is_ordinary : bool
+        It is one of the ranges that networks number their machines with: RFC 1918 and unique local IPv6 addresses.
+        A wildcard of ``private_hosts`` opens these and no others.
+    """
+
+    what: str
+    is_ordinary: bool = False
+
+
+def _table(rows: dict[str, str]) -> list[tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, str]]:
+    return [(ipaddress.ip_network(network), what) for network, what in rows.items()]
+
+
+#: Special-purpose ranges: IANA's registries for IPv4 and IPv6, metadata services of clouds that lie in other ranges,
+#: and IPv6 forms that carry an IPv4 address. What Python calls not global is refused too, in the table or not.
+_SPECIAL = _table(
+    {
         "0.0.0.0/8": "unspecified",
-        "10.0.0.0/8": "private",
+        "100.100.100.200/32": "metadata service",  # Alibaba Cloud
         "100.64.0.0/10": "carrier-grade NAT",
         "127.0.0.0/8": "loopback",
-        "168.63.129.16/32": "metadata service",
+        "168.63.129.16/32": "metadata service",  # Azure; a public address by its number
         "169.254.0.0/16": "link-local or metadata service",
-        "172.16.0.0/12": "private",
         "192.0.0.0/24": "reserved or metadata service",
         "192.88.99.0/24": "6to4 relay",
-        "192.168.0.0/16": "private",
         "198.18.0.0/15": "benchmarking",
         "224.0.0.0/4": "multicast",
         "240.0.0.0/4": "reserved",
@@ -282,25 +297,58 @@ _REFUSED = [
         "::/96": "IPv4-compatible",
         "64:ff9b::/96": "NAT64",
         "64:ff9b:1::/48": "NAT64",
+        "100::/64": "discard-only",
         "2001::/32": "Teredo",
         "2001::/23": "reserved",
         "2002::/16": "6to4",
-        "3fff::/20": "reserved",
-        "fc00::/7": "private or metadata service",
+        "3fff::/20": "documentation",
+        "5f00::/16": "segment routing",
+        "fd00:42::/32": "metadata service",  # Scaleway
+        "fd00:c1::/32": "metadata service",  # Oracle Cloud
+        "fd00:ec2::/32": "metadata service",  # AWS
+        "fd20:ce::/32": "metadata service",  # Google Cloud
         "fe80::/10": "link-local",
         "fec0::/10": "site-local",
         "ff00::/8": "multicast",
-    }.items()
-]
+    }
+)
+#: What a wildcard of ``private_hosts`` may open.
+_ORDINARY = _table(dict.fromkeys(("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"), "private"))
+#: Public here, though IANA has them reserved: closed networks number their package mirrors with the documentation
+#: networks, and as nobody may use them for anything inside, they lead to nothing that needs protection.
+_DOCUMENTATION = _table(
+    dict.fromkeys(("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32"), "documentation")
+)
 _GLOBAL_V6 = ipaddress.ip_network("2000::/3")
-_HOST_ONLY = [
-    ipaddress.ip_network(network)
-    for network in ("0.0.0.0/8", "127.0.0.0/8", "168.63.129.16/32", "169.254.0.0/16", "::/127", "fe80::/10")
-]
+#: Interface identifiers of ISATAP, before the IPv4 address.
+_ISATAP = (0x00005EFE, 0x02005EFE)
 
 
-def refused_address(address: str | IPAddress) -> str | None:
-    """Tell why an address may not be dialled.
+def _find(ip: IPAddress, table: list[tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, str]]) -> str | None:
+    return next((what for network, what in table if ip.version == network.version and ip in network), None)
+
+
+def carried_address(address: str | IPAddress) -> ipaddress.IPv4Address | None:
+    """Return the IPv4 address that an IPv6 one carries in one of the standard forms, if any.
+
+    Of the prefix ``64:ff9b:1::/48`` the address is read as in the longest of its forms.
+    """
+    ip = ipaddress.ip_address(address)
+    if ip.version == 4:
+        return None
+    number = int(ip)
+    form = _find(ip, _SPECIAL)
+    if form == "6to4":
+        return ipaddress.IPv4Address(number >> 80 & 0xFFFFFFFF)
+    if form == "Teredo":
+        return ipaddress.IPv4Address(~number & 0xFFFFFFFF)
+    if form in ("IPv4-mapped", "IPv4-translated", "IPv4-compatible", "NAT64") or number >> 32 & 0xFFFFFFFF in _ISATAP:
+        return ipaddress.IPv4Address(number & 0xFFFFFFFF)
+    return None
+
+
+def classify_address(address: str | IPAddress) -> Kind | None:
+    """Tell of what kind an address is that may not be dialled.
 
     Parameters
     ----------
@@ -309,32 +357,34 @@ def refused_address(address: str | IPAddress) -> str | None:
 
     Returns
     -------
-    str or None
-        The kind of address in words, such as ``loopback``; None if it is a public one.
+    Kind or None
+        None if it is a public address.
+
+    Raises
+    ------
+    ValueError
+        It is no address.
     """
-    try:
-        ip = ipaddress.ip_address(address)
-    except ValueError:
-        return "malformed"
-    for network, what in _REFUSED:
-        if ip.version == network.version and ip in network:
-            return what
+    ip = ipaddress.ip_address(address)
+    form = _find(ip, _SPECIAL)
+    carried = carried_address(ip)
+    if carried is not None:
+        inner = classify_address(carried)
+        return Kind(f"{form or 'ISATAP'}, which carries {'a public' if inner is None else 'another'} address")
+    if form is not None:
+        return Kind(form)
+    ordinary = _find(ip, _ORDINARY)
+    if ordinary is not None:
+        return Kind(ordinary, is_ordinary=True)
+    if _find(ip, _DOCUMENTATION) is not None:
+        return None
     # Whatever IANA has not given out as global unicast is refused, known to the table or not.
-    if ip.version == 6 and ip not in _GLOBAL_V6:
-        return "reserved"
+    if not ip.is_global or (ip.version == 6 and ip not in _GLOBAL_V6):
+        return Kind("reserved")
     return None
 
 
-def is_host_address(address: str | IPAddress) -> bool:
-    """Tell whether an address means this machine or its metadata service.
-
-    Behind these stand the Jupyter server and the proxies themselves, so a wildcard never opens them.
-    """
-    ip = ipaddress.ip_address(address)
-    return any(ip.version == network.version and ip in network for network in _HOST_ONLY)
-
-
-def private_rule(name: str, port: int, is_host: bool, grant: Grant) -> str | None:
+def private_rule(name: str, port: int, grant: Grant, *, is_ordinary: bool) -> str | None:
     """Return the entry of ``private_hosts`` that lets a name resolve to a refused address.
 
     Parameters
@@ -343,13 +393,14 @@ def private_rule(name: str, port: int, is_host: bool, grant: Grant) -> str | Non
         Normalised name.
     port : int
         Port.
-    is_host : bool
-        The address is this machine's own or a metadata service: only an exact name with its port opens that.
     grant : Grant
         What the sandbox may reach.
+    is_ordinary : bool
+        The address is in an ordinary private range, and not this machine's own. Any other one is opened only by an
+        exact name with its port: behind these stand the Jupyter server, the proxies and metadata services.
     """
     for pattern in parse_patterns(grant.private_hosts, "Policy.private_hosts", "private_hosts"):
-        if is_host and not (pattern.is_exact and pattern.port):
+        if not is_ordinary and not (pattern.is_exact and pattern.port):
             continue
         if port in pattern.ports and pattern.matches_name(name):
             return pattern.text

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from jupyter_agentbox.egress import rules
+from jupyter_agentbox.egress import dial, rules
 from jupyter_agentbox.errors import InvalidRequest
 from jupyter_agentbox.spec import Grant
 
@@ -143,11 +143,11 @@ def test_below_means_a_label_boundary(outer: str, inner: str) -> None:
         "192.0.0.9", "198.18.0.1", "192.88.99.1", "224.0.0.1", "239.255.255.255", "240.0.0.1", "255.255.255.255",
         "::", "::1", "::ffff:7f00:1", "::ffff:8.8.8.8", "::127.0.0.1", "::8.8.8.8", "64:ff9b::7f00:1", "64:ff9b::8:8",
         "64:ff9b:1::1", "2002:7f00:1::", "2001::1", "2001:0:4136:e378::", "fe80::1", "fe80::1%eth0", "fec0::1",
-        "fc00::1", "fd00:ec2::254", "fd20:ce::254", "ff02::1", "100::1", "4000::1", "5f00::1", "2001:10::1", "junk", "",
+        "fc00::1", "fd00:ec2::254", "fd20:ce::254", "ff02::1", "100::1", "4000::1", "5f00::1", "2001:10::1",
     ],
 )  # fmt: skip
 def test_addresses_that_are_not_public_are_refused(address: str) -> None:
-    assert rules.refused_address(address)
+    assert rules.classify_address(address)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_addresses_that_are_not_public_are_refused(address: str) -> None:
     ],
 )  # fmt: skip
 def test_public_addresses_and_documentation_networks_pass(address: str) -> None:
-    assert rules.refused_address(address) is None
+    assert rules.classify_address(address) is None
 
 
 DOCUMENTATION = [
@@ -170,19 +170,116 @@ DOCUMENTATION = [
 @given(st.ip_addresses())
 def test_nothing_passes_that_this_python_calls_not_global(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
     if not ip.is_global and not any(ip.version == n.version and ip in n for n in DOCUMENTATION):
-        assert rules.refused_address(ip)
+        assert rules.classify_address(ip)
 
 
-def test_this_machine_is_opened_by_exact_name_and_port_only() -> None:
-    def opened(pattern: str, is_host: bool) -> bool:
-        return rules.private_rule("a.corp", 8080, is_host, Grant(private_hosts=(pattern,))) is not None
+def is_opened(address: str | rules.IPAddress, pattern: str, *, is_own: bool = False) -> bool:
+    """Whether a name that leads there may be dialled."""
+    grant = Grant(hosts=("*", "*:8080"), private_hosts=(pattern,))
+    return dial.refused_answer("a.corp", 8080, [str(address)], grant, lambda _: is_own) is None
 
-    assert opened("a.corp:8080", True)
-    assert not opened("*.corp:8080", True)
-    assert not opened("*:8080", True)
-    assert opened("*.corp:8080", False)
-    assert not opened("a.corp", False)
-    assert not opened("b.corp:8080", True)
+
+WILDCARDS = ("*:8080", "*.corp:8080")
+
+ORDINARY = [
+    "10.0.0.0", "10.255.255.255", "172.16.0.0", "172.31.255.255", "192.168.0.0", "192.168.255.255", "fc00::",
+    "fd12:3456:789a::1", "fdff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "fd00:ec1:ffff::", "fd00:ec3::",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("address", ORDINARY)
+def test_a_wildcard_opens_ordinary_private_ranges(address: str) -> None:
+    assert all(is_opened(address, pattern) for pattern in (*WILDCARDS, "a.corp:8080"))
+    assert not is_opened(address, "b.corp:8080")
+    assert not is_opened(address, "*")
+    assert not any(is_opened(address, pattern, is_own=True) for pattern in WILDCARDS)
+    assert is_opened(address, "a.corp:8080", is_own=True)
+
+
+METADATA = ipaddress.IPv4Address("169.254.169.254")
+SPECIAL = [
+    # Metadata services
+    "169.254.169.254", "169.254.170.2", "169.254.42.42", "100.100.100.200", "192.0.0.192", "168.63.129.16",
+    "fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254", "fd00:c1::a9fe:a9fe", "fd00:42::42", "fe80::a9fe:a9fe",
+    "fe80::1%eth0",
+    # The other special-purpose ranges, their first and last addresses
+    "0.0.0.0", "0.255.255.255", "100.64.0.0", "100.127.255.255", "127.0.0.0", "127.255.255.255", "169.254.0.0",
+    "192.0.0.0", "192.0.0.255", "192.88.99.0", "198.18.0.0", "198.19.255.255", "224.0.0.0", "239.255.255.255",
+    "240.0.0.0", "255.255.255.255", "::", "::1", "100::1", "2001:2::1", "2001:10::1", "2001:20::1", "3fff::1",
+    "5f00::1", "4000::1", "fec0::1", "ff02::1",
+    # Forms of 169.254.169.254, of an ordinary private address, and of a public one
+    "::ffff:169.254.169.254", "::ffff:0:169.254.169.254", "::169.254.169.254", "64:ff9b::169.254.169.254",
+    "64:ff9b:1::169.254.169.254", "64:ff9b:1:a9fe:00a9:fe00::", "2002:a9fe:a9fe::1", "2001:0:a9fe:a9fe::1",
+    "2001:0:4136:e378:8000:63bf:5601:5601", "2a00::5efe:169.254.169.254", "fd12::200:5efe:169.254.169.254",
+    "::ffff:10.0.0.1", "64:ff9b::10.0.0.1", "2002:a00:1::1", "fd12::5efe:10.0.0.1", "::ffff:8.8.8.8",
+    "64:ff9b::8.8.8.8",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("address", SPECIAL)
+def test_a_special_address_is_opened_by_an_exact_name_with_its_port_only(address: str) -> None:
+    for is_own in (False, True):
+        assert not any(is_opened(address, pattern, is_own=is_own) for pattern in (*WILDCARDS, "*", "a.corp", "*.corp"))
+        assert is_opened(address, "a.corp:8080", is_own=is_own)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["::ffff:a9fe:a9fe", "::ffff:0:a9fe:a9fe", "::a9fe:a9fe", "64:ff9b::a9fe:a9fe", "64:ff9b:1::a9fe:a9fe",
+     "2002:a9fe:a9fe::", "2001:0:808:808::5601:5601", "2a00::200:5efe:a9fe:a9fe"],
+)  # fmt: skip
+def test_a_carried_address_is_found(address: str) -> None:
+    assert rules.carried_address(address) == METADATA
+    kind = rules.classify_address(address)
+    assert kind
+    assert kind.what.endswith("which carries another address")
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "10.0.0.1", "2606:4700::1", "fd00:ec2::254", "::1:0:0:0"])
+def test_no_address_is_found_where_none_is_carried(address: str) -> None:
+    assert rules.carried_address(address) is None
+
+
+private = st.one_of(
+    *(st.ip_addresses(network=n) for n in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"))
+)
+
+
+@given(st.one_of(st.ip_addresses(), private))
+def test_a_wildcard_opens_private_addresses_and_no_others(ip: rules.IPAddress) -> None:
+    kind = rules.classify_address(ip)
+    if kind is not None and is_opened(ip, "*:8080"):
+        assert kind.is_ordinary
+        assert ip.is_private
+        assert not any(
+            ip in ipaddress.ip_network(n) for n in ("127.0.0.0/8", "169.254.0.0/16", "100.64.0.0/10", "192.0.0.0/24")
+        )
+
+
+@given(st.ip_addresses(v=4), st.integers(0, (1 << 32) - 1))
+def test_no_wildcard_opens_a_form_of_any_address(ip: ipaddress.IPv4Address, noise: int) -> None:
+    number = int(ip)
+    for form in (
+        0xFFFF << 32 | number,  # mapped
+        0xFFFF << 48 | number,  # translated
+        0x64FF9B << 96 | number,  # NAT64
+        0x64FF9B0001 << 80 | noise << 32 | number,
+        0x2002 << 112 | number << 80 | noise,  # 6to4
+        0x20010000 << 96 | number << 64 | noise,  # Teredo, its server
+        0x20010000 << 96 | noise << 64 | ~number & 0xFFFFFFFF,  # Teredo, its client
+        0xFD12 << 112 | 0x5EFE << 32 | number,  # ISATAP
+        0x2A00 << 112 | noise << 64 | 0x02005EFE << 32 | number,
+    ):
+        address = ipaddress.IPv6Address(form)
+        assert rules.classify_address(address), address
+        assert not any(is_opened(address, pattern) for pattern in WILDCARDS), address
+
+
+@pytest.mark.parametrize("answer", ["junk", "", "10.0.0.1.1", "1", "::g"])
+def test_what_is_no_address_is_never_dialled(answer: str) -> None:
+    with pytest.raises(ValueError, match="address"):
+        rules.classify_address(answer)
+    assert not any(is_opened(answer, pattern) for pattern in (*WILDCARDS, "a.corp:8080"))
 
 
 @pytest.mark.parametrize(
