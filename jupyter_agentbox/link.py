@@ -51,6 +51,8 @@ GRANT_DELAY = 0.05
 NUDGE_INTERVAL, MAX_LEFT = 0.05, 256
 #: Names of pairs of FIFOs; a number beyond 18 digits is none of a host's.
 _PAIR = re.compile(r"(?:up|down)\.([0-9]{1,18})(?:\..*)?", re.ASCII | re.DOTALL)
+#: What is kept of the header of a stream that a guest opens.
+HEADER_FIELDS = ("kind", "via", "address", "port")
 #: Streams that one guest may have open at a time.
 MAX_GUEST_STREAMS = 512
 
@@ -68,7 +70,7 @@ class Stream:
         self.header = header
         self._link = link
         self._id = stream_id
-        self._incoming: deque[bytes] = deque()
+        self._incoming: deque[bytes | bytearray] = deque()
         self._has_eof = False
         self._reason: str | None = None
         self._window = INITIAL_CREDIT
@@ -104,7 +106,7 @@ class Stream:
             # Soon, though it is little: to the guest it also says what need not be kept for another owner.
             self._payment = asyncio.get_running_loop().call_later(GRANT_DELAY, self._pay)
             self._link._unpaid.add(self)
-        return data
+        return bytes(data)
 
     def _pay(self) -> None:
         """Give the guest the credit it is owed; not for each message, since every frame costs both ends."""
@@ -143,7 +145,14 @@ class Stream:
             raise LinkClosed(f"stream closed: {self._reason}")
 
     def _received(self, data: bytes) -> None:
-        self._incoming.append(data)
+        # Put together up to the size of a frame: many small pieces would take many times their size.
+        last = self._incoming[-1] if self._incoming else None
+        if last is None or len(last) + len(data) > MAX_PAYLOAD[DATA]:
+            self._incoming.append(data)
+        elif isinstance(last, bytearray):
+            last += data
+        else:
+            self._incoming[-1] = bytearray(last + data)
         self._has_news.set()
 
     def _ended(self) -> None:
@@ -463,7 +472,8 @@ class Link:
         if self._serving >= MAX_GUEST_STREAMS:
             self._connection.reset(stream_id, "too many streams")
             return
-        stream = self._streams[stream_id] = Stream(self, stream_id, header)
+        known = {name: value for name in HEADER_FIELDS if isinstance(value := header.get(name), str | int)}
+        stream = self._streams[stream_id] = Stream(self, stream_id, known)
         self._serving += 1
         self._thread.spawn(self._serve(stream))
 

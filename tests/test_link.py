@@ -36,7 +36,7 @@ def opened(stream):
         Echo(b)
     elif kind == "open":
         for n in range(stream.header["count"]):
-            link.open({"kind": "mine", "n": n}).write(b"%d" % n)
+            link.open({"kind": "mine", "port": n}).write(b"%d" % n)
         stream.write_eof()
     elif kind == "hang up":
         link.hang_up()
@@ -146,7 +146,7 @@ def test_streams_that_the_guest_opens_are_served(link_dir: Path) -> None:
     served: list[tuple[int, bytes]] = []
 
     async def serve(stream: Stream) -> None:
-        served.append((stream.header["n"], await stream.read()))
+        served.append((stream.header["port"], await stream.read()))
 
     async def scenario() -> None:
         async with Peer(link_dir, serve).connected() as link:

@@ -89,7 +89,6 @@ def test_user_code_is_not_root_and_cannot_reach_the_guest_or_the_link(manager: S
     run(test, manager)
 
 
-@pytest.mark.parametrize("step", ["start", "restore"])
 def test_without_subordinate_ids_user_code_has_the_capabilities_that_the_documentation_names(
     manager: SandboxManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +107,7 @@ def test_without_subordinate_ids_user_code_has_the_capabilities_that_the_documen
     run(test, manager)
 
 
+@pytest.mark.parametrize("step", ["start", "restore"])
 def test_a_start_that_is_given_up_at_its_last_moment_leaves_nothing(
     manager: SandboxManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

@@ -35,6 +35,8 @@ MAX_PAYLOAD = {
     PING: 8,
     PONG: 8,
 }
+#: The same of what a guest sends to the host. Its headers have a few short fields.
+MAX_GUEST_PAYLOAD = {**MAX_PAYLOAD, HELLO: 256, OPEN: 1024}
 #: Credit of a stream at its opening, each way, bytes.
 INITIAL_CREDIT = 64 * 1024
 #: No credit grows beyond this, bytes.
@@ -92,8 +94,8 @@ class Connection:
 
     def __init__(self, is_host: bool, max_streams: int = 512) -> None:
         self.max_streams = max_streams
-        self.output_size = 0
-        self._output: list[bytes] = []
+        self._max_payload = MAX_GUEST_PAYLOAD if is_host else MAX_PAYLOAD
+        self._output = bytearray()
         self._input = bytearray()
         self._streams: dict[int, _Stream] = {}
         self._next_id = 1 if is_host else 2
@@ -143,7 +145,7 @@ class Connection:
         count = min(len(data), state.credit)
         view = memoryview(data)
         for start in range(0, count, MAX_PAYLOAD[DATA]):
-            self._put(DATA, stream, bytes(view[start : min(start + MAX_PAYLOAD[DATA], count)]))
+            self._put(DATA, stream, view[start : min(start + MAX_PAYLOAD[DATA], count)])
         state.credit -= count
         return count
 
@@ -172,11 +174,14 @@ class Connection:
         """Ask for an answer."""
         self._put(PING, 0, payload)
 
-    def take_output(self) -> bytes:
+    @property
+    def output_size(self) -> int:
+        """Bytes that wait to be written to the peer."""
+        return len(self._output)
+
+    def take_output(self) -> bytearray:
         """All bytes to be written to the peer, which are then the caller's."""
-        data = b"".join(self._output)
-        self._output.clear()
-        self.output_size = 0
+        data, self._output = self._output, bytearray()
         return data
 
     # -- what the peer sends -----------------------------------------------------------------
@@ -194,7 +199,7 @@ class Connection:
         position, size = 0, len(self._input)
         while size - position >= _HEAD.size:
             length, kind, stream = _HEAD.unpack_from(self._input, position)
-            limit = MAX_PAYLOAD.get(kind)
+            limit = self._max_payload.get(kind)
             if limit is None:
                 raise ProtocolError(f"unknown frame type {kind}")
             if length > limit:
@@ -285,12 +290,11 @@ class Connection:
         if stream % 2 == self._peer_parity:
             self._peer_open -= 1
 
-    def _put(self, kind: int, stream: int, payload: bytes) -> None:
-        self._output.append(_HEAD.pack(len(payload), kind, stream))
-        if payload:
-            self._output.append(payload)
-        self.output_size += _HEAD.size + len(payload)
-        if self.output_size > MAX_OUTPUT:
+    def _put(self, kind: int, stream: int, payload: bytes | memoryview) -> None:
+        # Not a list of pieces: small ones would take many times their size.
+        self._output += _HEAD.pack(len(payload), kind, stream)
+        self._output += payload
+        if len(self._output) > MAX_OUTPUT:
             raise ProtocolError("the peer asks without reading the answers")
 
 

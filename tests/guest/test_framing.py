@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -211,6 +212,30 @@ def test_messages_of_nonsense_end_in_an_error_or_wait(data: bytes) -> None:
     except ProtocolError:
         return
     assert len(reader._buffer) <= 1004
+
+
+def test_a_guests_headers_are_small_and_a_hosts_may_be_large() -> None:
+    host, guest = make_pair()
+    host.open({"argv": ["x" * 200_000]})
+    _, at_guest = exchange(host, guest)
+    assert [event.kind for event in at_guest] == [framing.OPEN]
+    guest.open({"kind": "tcp", "x": "y" * 900})
+    assert [event.kind for event in host.receive(guest.take_output())] == [framing.OPEN]
+    with pytest.raises(ProtocolError, match="limit is 1024"):
+        host.receive(frame(framing.OPEN, 4, b'{"x":"%s"}' % (b"y" * 1024)))
+    with pytest.raises(ProtocolError, match="limit is 256"):
+        Connection(is_host=True).receive(frame(framing.HELLO, 0, b'{"version":1,"x":"%s"}' % (b"y" * 256)))
+
+
+def test_many_small_frames_wait_in_no_more_than_their_own_size() -> None:
+    host, _ = make_pair()
+    tracemalloc.start()
+    try:
+        for _ in range(20):
+            host.receive(frame(framing.PING, 0, b"12345678") * 4000)
+        assert tracemalloc.get_traced_memory()[0] < 2 * host.output_size
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_message_over_its_limit_is_refused_before_it_is_held() -> None:
