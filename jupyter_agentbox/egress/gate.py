@@ -251,7 +251,8 @@ class Gate:
             upstream = await self._open(request.host, request.port)
         except Refused as refused:
             await self._log_refusal(refused)
-            code = {403: request.error or wire.SOCKS_REFUSED, 502: wire.SOCKS_UNREACHABLE}.get(refused.status)
+            refusal = request.error or wire.SOCKS_REFUSED
+            code = {400: refusal, 403: refusal, 502: wire.SOCKS_UNREACHABLE}.get(refused.status)
             await say_and_close(stream, wire.socks_reply(code or wire.SOCKS_FAILED), self._times.linger)
             return
         try:
@@ -300,7 +301,7 @@ class Gate:
         decision = decide(host, port, self._grant)
         name = decision.host
         if not decision.is_allowed:
-            raise Refused(decision.reason, 403, name, port)
+            raise Refused(decision.reason, 400 if decision.is_malformed else 403, name, port)
         failure: Refused | None = None
         addresses: list[str] = []
         try:

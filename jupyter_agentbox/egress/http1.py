@@ -165,7 +165,8 @@ def split_authority(text: str, default_port: int) -> tuple[str, int]:
     """Split ``host:port``; brackets stay, so that an address is seen as one."""
     match = _AUTHORITY.fullmatch(text)
     port = int(match["port"] or default_port) if match else 0
-    if match is None or not match["host"] or not 0 < port <= 65535:
+    # Bytes beyond ASCII were read as Latin-1, so another name than the client's would be looked up.
+    if match is None or not match["host"] or not match["host"].isascii() or not 0 < port <= 65535:
         raise WireError("HTTP with no valid host")
     return match["host"], port
 

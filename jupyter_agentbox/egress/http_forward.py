@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from . import http1
 from .forward import Refused, Source, Stream, Timeouts, Upstream, finish, relay, say_and_close
-from .rules import normal_name, printable
+from .rules import is_malformed, normal_name, printable
 from .wire import WireError
 
 #: Decides and dials.
@@ -102,6 +102,8 @@ class HttpForwarder:
         if header := http1.host_of(request):
             claims.append(http1.split_authority(header, 80))
         for claim in claims:
+            if is_malformed(claim[0]):
+                raise Refused(f"{printable(claim[0])} is not a host name", 400, printable(claim[0]), claim[1])
             if not _is_same(claim, expected):
                 wanted, got = f"{printable(expected[0])}:{expected[1]}", f"{printable(claim[0])}:{claim[1]}"
                 why = f"{got} is not allowed on a connection to {wanted}: the request names another host"

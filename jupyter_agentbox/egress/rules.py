@@ -84,13 +84,20 @@ class Decision:
     rule : str or None
         The pattern that allowed it.
     reason : str
-        For a refusal, one printable ASCII sentence that names host, port and setting.
+        For a refusal, one printable ASCII sentence that names host and port, and the setting that would allow it.
+    is_malformed : bool
+        It is refused because the host is no host name, which no setting changes.
     """
 
     is_allowed: bool
     host: str
     rule: str | None = None
     reason: str = ""
+    is_malformed: bool = False
+
+
+class AddressGivenError(ValueError):
+    """What should be a host name is an IP address."""
 
 
 def printable(text: str, limit: int = MAX_NAME) -> str:
@@ -139,8 +146,10 @@ def normal_name(text: str) -> str:
 
     Raises
     ------
+    AddressGivenError
+        It is an address.
     ValueError
-        It is no host name, or it is an address.
+        It is no host name.
     """
     if len(text) > 4 * MAX_NAME:
         raise ValueError("is too long for a host name")
@@ -154,10 +163,21 @@ def normal_name(text: str) -> str:
     name = text.lower().removesuffix(".")
     # After the IDNA mapping: full-width digits have become plain ones by now.
     if is_ip_literal(name):
-        raise ValueError("is an IP address: only names are allowed")
+        raise AddressGivenError("is an IP address: only names are allowed")
     if not name or len(name) > MAX_NAME or not all(_LABEL.fullmatch(part) for part in name.split(".")):
         raise ValueError("is not a host name")
     return name
+
+
+def is_malformed(text: str) -> bool:
+    """Tell whether a host is neither a name nor an address."""
+    try:
+        normal_name(text)
+    except AddressGivenError:
+        return False
+    except ValueError:
+        return True
+    return False
 
 
 def parse_pattern(text: str, *, setting: str = "Policy.allowed_hosts", field: str = "hosts") -> Pattern:
@@ -240,9 +260,12 @@ def decide(host: str, port: int, grant: Grant) -> Decision:
     setting = f"(setting: {grant.setting})"
     try:
         name = normal_name(host)
-    except ValueError as error:
+    except AddressGivenError as error:
         shown = printable(host)
         return Decision(False, shown, None, f"{shown}:{port} {error} {setting}")
+    except ValueError as error:
+        shown = printable(host)
+        return Decision(False, shown, None, f"{shown}:{port} {error}", is_malformed=True)
     for pattern in parse_patterns(grant.hosts, grant.setting):
         if port in pattern.ports and pattern.matches_name(name):
             return Decision(True, name, pattern.text)

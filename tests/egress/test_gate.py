@@ -694,6 +694,31 @@ def test_a_hostile_name_reaches_no_log_or_screen_raw(make_box: MakeBox) -> None:
     assert all(row.reason.isprintable() for row in box.rows())
 
 
+@pytest.mark.parametrize(
+    "host",
+    ["a%00.example", "a%00b", "a\x00.example", "a\uff0eexample", "\uff41.example\uff61", "a\u3002example", "-a.example",
+     "a..example", "a" * 64 + ".example", "a_.example!", "a.exam ple"],
+)  # fmt: skip
+def test_what_is_no_host_name_is_a_bad_request_and_not_a_decision(make_box: MakeBox, host: str) -> None:
+    box = make_box("*")
+    encoded = host.encode()
+    for request in (
+        b"CONNECT %s:443 HTTP/1.1\r\nHost: a.example\r\n\r\n" % encoded,
+        b"GET http://%s/ HTTP/1.1\r\nHost: %s\r\n\r\n" % (encoded, encoded),
+        b"GET http://a.example/ HTTP/1.1\r\nHost: %s\r\n\r\n" % encoded,
+    ):
+        answer = box.say(request)
+        assert answer.startswith(b"HTTP/1.1 400 "), (request, answer)
+        assert b"setting" not in answer
+    assert (box.world.dials, box.world.lookups) == ([], [])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "0x7f.1"])
+def test_an_address_is_a_decision(make_box: MakeBox, host: str) -> None:
+    box = make_box("*")
+    assert box.say(f"CONNECT {host}:443 HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()).startswith(b"HTTP/1.1 403 ")
+
+
 def test_many_connections_at_once(make_box: MakeBox, web: HttpServer) -> None:
     box = make_box("a.example")
     box.world.add("a.example", 80, web.server_address)
