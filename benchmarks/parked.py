@@ -64,7 +64,7 @@ class Server:
         command = [
             sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root", f"--ServerApp.port={self.port}",
             f"--IdentityProvider.token={self.token}", f"--ServerApp.root_dir={self.base}",
-            "--ServerApp.jpserver_extensions={'jupyter_agentbox': True}", "--AgentboxExtension.keep_sandboxes=False",
+            "--ServerApp.jpserver_extensions={'jupyter_agentbox': True}",
         ]  # fmt: skip
         with (self.base / f"log-{self.port}").open("w") as log:
             process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)

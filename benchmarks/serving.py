@@ -79,7 +79,7 @@ def serving(base: Path) -> Iterator[Served]:
     places = {"JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "run", "JUPYTER_CONFIG_DIR": "config"}
     for place in places.values():
         (base / place).mkdir(mode=0o700)
-    command = [sys.executable, "-m", "jupyter_agentbox.cli", "serve", "--json", "--end-sandboxes"]
+    command = [sys.executable, "-m", "jupyter_agentbox.cli", "serve", "--json"]
     environment = os.environ | {name: str(base / place) for name, place in places.items()}
     with (base / "serve.log").open("w") as log:
         process = subprocess.Popen(command, cwd=base, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)

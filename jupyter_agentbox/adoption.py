@@ -223,10 +223,9 @@ async def start_restored(server: ServerApp, restoration: Restoration) -> str:
     kernels: Any = server.kernel_manager
     spec = restoration.spec
     kernel_id = str(uuid.uuid4())
-    folder = {} if spec.workspace is None else {"cwd": str(spec.workspace)}  # for when it is restarted
     KernelSlot.restorations[kernel_id] = restoration
     try:
-        await ensure_async(kernels.start_kernel(kernel_id=kernel_id, kernel_name=spec.kernel_name, **folder))
+        await ensure_async(kernels.start_kernel(kernel_id=kernel_id, kernel_name=spec.kernel_name))
         await asyncio.wrap_future(kernels.get_kernel(kernel_id).ready)
     except NoSuchKernel:
         raise Conflict(f"the kernelspec {spec.kernel_name!r} of the snapshot is no more", field="snapshot") from None
@@ -239,16 +238,22 @@ async def start_restored(server: ServerApp, restoration: Restoration) -> str:
     return kernel_id
 
 
-async def leave_kernels() -> None:
-    """Let the kernels live on for a successor: what the server's own shutdown does to them after this has no effect."""
-    await KernelSlot.leave_all()
+async def leave_kernels(*, parked_only: bool) -> None:
+    """Leave the kernels, or only parked ones, to a later server: this one's shutdown then does nothing to them."""
+    await KernelSlot.leave_all(parked_only=parked_only)
 
 
 def wait_for_restarts(kernels: Any) -> None:
-    """Have a kernel that restarts be shut down when it has, as Jupyter fails at it before, and never culls it then."""
+    """Have a kernel that restarts be shut down when it has, as Jupyter fails at it before, and never culls it then.
+
+    From the moment that it is asked for, no later server takes that kernel over.
+    """
     shut_down = kernels._async_shutdown_kernel
 
     async def shutdown_kernel(kernel_id: str, now: bool = False, restart: bool = False) -> None:
+        slot = KernelSlot.find(kernel_id=kernel_id)
+        if slot is not None and not restart:
+            slot.end_lease()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + TIMEOUT
         while kernel_id in kernels and (kernel := kernels.get_kernel(kernel_id)).owns_kernel:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -23,6 +25,7 @@ from .handlers import ROOT, BrokenHandler, make_all
 from .handlers.mcp import close_endpoints
 from .handlers.service import Service
 from .magics import Magics
+from .manager import SandboxManager
 from .observe import Observer
 from .parking import Parker
 from .policy import Policy
@@ -45,10 +48,11 @@ class AgentboxExtension(ExtensionApp):
     load_other_extensions = True
 
     keep_sandboxes = Bool(
-        True,
-        help="""Leave sandboxes alive when the server ends, those of notebooks with their kernels and those that agents
-        and programs made, so that a server which starts within their lease (``Policy.lease_timeout``) with the same
-        root directory takes them back under their ids. Otherwise the end of the server is theirs.""",
+        False,
+        help="""Keep sandboxes alive when the server is told to shut down, notebooks' kernels included. A server that
+        starts with the same root directory within ``Policy.lease_timeout`` takes them back under their ids. By default
+        a shutdown ends them, as Jupyter's ends kernels. Parked sandboxes and snapshots are on disk and are kept in
+        either case. If the server crashes or is killed, its sandboxes are kept for their lease in either case.""",
     ).tag(config=True)
 
     terminals = Enum(
@@ -93,6 +97,8 @@ class AgentboxExtension(ExtensionApp):
                 "jupyter_agentbox: kernels run at the gateway %s; sandboxes made here share none of them", gateway_url
             )
         self._service = self.settings["agentbox"] = service
+        # Not atexit: by then no thread can be started any more. Those of threading run before, the last one first.
+        threading._register_atexit(self._let_go_at_exit)  # type: ignore[attr-defined]
         page.update(agentbox="here" if gateway_url is None else "gateway", agentboxNote=gateway_url or "")
         if gateway_url is None:
             make_room(self.serverapp.kernel_manager.context)
@@ -106,7 +112,7 @@ class AgentboxExtension(ExtensionApp):
             sessions.on_use, parker.on_parked, parker.on_woken = activity.used, activity.parked, activity.woken
             Magics.share(policy, Magics(self._service.snapshots, sessions, loop.asyncio_loop))
         self._observer = Observer(sessions, self.serverapp.event_logger)
-        if gateway_url is None and self.keep_sandboxes:
+        if gateway_url is None:
             self._list = keep_sessions(self.serverapp, policy)
             self._take_back_kernels(policy, self._service.parker)
 
@@ -171,24 +177,42 @@ class AgentboxExtension(ExtensionApp):
         return {name: {"name": name} for name in busy} or None
 
     async def stop_extension(self) -> None:
-        """End the sandboxes, or leave them to a successor."""
+        """End the sandboxes, or leave them to a later server. What is parked stays on disk."""
         if self._service is not None:
+            # Before anything is awaited: if this takes long, or is cut short, no later server revives them.
+            self._end_leases(self._service)
             if self._observer is not None:
                 self._observer.close()
             assert self.serverapp is not None
             await close_endpoints(self.serverapp.web_app.settings)
-            if self.keep_sandboxes:
-                await leave_kernels()
-            await WarmStarts.aclose_all()
-            await Runner.shared().aclose()
-            self._service.parker.close()
-            close = self._service.sessions.aclose(is_ended=not self.keep_sandboxes)
-            try:
-                await asyncio.wait_for(close, STOP_TIMEOUT)
-            except asyncio.TimeoutError:
-                self.log.warning("jupyter_agentbox: not all sandboxes ended in time; the sweeper takes them")
-            if self._list is not None:
-                self._list.release()
+            await self._let_go(self._service)
+
+    async def _let_go(self, service: Service) -> None:
+        """End what this server's sandboxes are to end with, and leave the rest. From any event loop."""
+        self._service = None
+        await leave_kernels(parked_only=not self.keep_sandboxes)
+        await WarmStarts.aclose_all()
+        await Runner.shared().aclose()
+        service.parker.close()
+        close = service.sessions.aclose(is_ended=not self.keep_sandboxes)
+        try:
+            await asyncio.wait_for(close, STOP_TIMEOUT)
+        except asyncio.TimeoutError:
+            self.log.warning("jupyter_agentbox: not all sandboxes ended in time; the sweeper takes them")
+        if self._list is not None:
+            self._list.release()
+
+    def _let_go_at_exit(self) -> None:
+        """Do the same where the server stops without a word, as at SIGINT without a terminal."""
+        if self._service is not None:
+            self._end_leases(self._service)
+            with suppress(Exception):
+                asyncio.run(self._let_go(self._service))
+
+    def _end_leases(self, service: Service) -> None:
+        if not self.keep_sandboxes:
+            for manager in SandboxManager.all_shared(service.sessions.policy.state_path):
+                manager.end_leases()
 
 
 def make_room(context: zmq.Context[Any]) -> None:

@@ -121,8 +121,6 @@ def check_workspace(
         It may not be written from inside.
     """
     setting = "Policy.allowed_workspaces"
-    if not folder.is_dir():
-        raise InvalidRequest(f"the work folder {folder} does not exist", field="workspace")
     real = os.path.realpath(folder)
     roots = [os.path.realpath(os.path.expanduser(root)) for root in allowed]
     if roots and not is_beneath(real, roots):
@@ -131,6 +129,8 @@ def check_workspace(
             field="workspace",
             setting=setting,
         )
+    if not folder.is_dir():
+        raise InvalidRequest(f"the work folder {folder} does not exist", field="workspace")
     if real == "/" or is_beneath(real, (*SYSTEM_DIRS, *_NOT_FILES, "/etc")):
         raise PolicyRefused(
             f"the work folder {folder} is a system directory; keep notebooks elsewhere",

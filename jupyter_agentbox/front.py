@@ -140,6 +140,8 @@ class Front:
         self.local_peers: dict[bytes, LocalPeer] = {}
         self.audience = Audience()
         self.on_command: OnCommand | None = None
+        #: Shown with the first cell.
+        self.first_notice = ""
         self._is_free = asyncio.Event()
         self.directory, self._lock = make_directory()
         self._channels = {name: Channel(self, name, port, kind) for name, port, kind in CHANNELS}
@@ -317,8 +319,24 @@ class Front:
                 self._parking.on_shutdown()
         return True
 
+    def refuse_all(self, sentence: str) -> None:
+        """Answer every cell with this sentence, until a kernel is attached or on its way."""
+        loop = asyncio.get_running_loop()
+
+        def refuse() -> None:
+            if self._parking is parking:
+                self.refuse_waiting(sentence)
+
+        def on_wanted() -> None:
+            loop.call_soon(refuse)  # it does not wait yet
+
+        parking = Parking(on_wanted, lambda: None)
+        self.notice(sentence)
+        self.park(parking)
+        self.is_alive = False
+
     def refuse_waiting(self, sentence: str) -> None:
-        """Tell those who wait for a parked kernel that it does not come, and why."""
+        """Tell those who wait for a kernel that it does not come, and why."""
         content = {"ename": "AgentboxError", "evalue": sentence, "traceback": [f"agentbox: {sentence}"]}
         for request in self.cell.pending:
             self.conclude(request, {"status": "error", "execution_count": 0, **content}, ("error", content))
@@ -336,6 +354,7 @@ class Front:
     def restarting(self) -> None:
         """A new kernel is on its way: heartbeats are answered, and the addresses are there again."""
         self.is_alive = True
+        self._parking = None
         self.link()
 
     def link(self) -> None:
@@ -364,6 +383,9 @@ class Front:
         if channel == "iopub":
             self.is_heard = True
             self.cell.saw_output(frames)
+            if self.first_notice and self.cell.header is not None:
+                text, self.first_notice = self.first_notice, ""
+                self._show(self.stream_message(text))
             if kernel.lost and (index := header_index(frames)) is not None:
                 text, kernel.lost = f"nobody listened for long, and {kernel.lost} messages were lost", 0
                 self._show(self.stream_message(text, parent=frames[index + 1]))

@@ -25,7 +25,7 @@ from .egress.gate import OnRefusal
 from .errors import AgentboxError, Conflict, DiskFull, InvalidRequest, NotFound, RuntimeFailed, RuntimeUnavailable
 from .link import LinkThread
 from .preparation import prepare
-from .record import KernelRecord, Lock, Record, is_owned
+from .record import KernelRecord, Lock, Record, is_owned, was_told_to_end
 from .runtimes import Check, Handle, Runtime
 from .sandbox import Sandbox
 from .spec import MIB, Cause, End, SandboxSpec, format_size
@@ -117,6 +117,7 @@ class SandboxManager:
         self._others: dict[str, Runtime] = {}
         self.sandboxes: dict[str, Sandbox] = {}
         self.starting = asyncio.Semaphore(MAX_STARTING)
+        self._is_ending = False
         self._thread = LinkThread.instance()
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.chmod(state_dir, 0o700)
@@ -139,6 +140,18 @@ class SandboxManager:
         with cls._shared_lock:
             own = (os.getpid(), state_dir)
             return [manager for key, manager in cls._shared.items() if key[:2] == own]
+
+    def end_leases(self) -> None:
+        """Have no later process take over any sandbox of this one, which is about to end them. From any thread."""
+        self._is_ending = True
+        for sandbox in list(self.sandboxes.values()):
+            if sandbox.end is None:  # the files of one that ended by itself may be kept
+                sandbox.end_lease()
+
+    def _add(self, sandbox: Sandbox) -> None:
+        self.sandboxes[sandbox.id] = sandbox
+        if self._is_ending:
+            sandbox.end_lease()
 
     async def create(
         self,
@@ -195,7 +208,7 @@ class SandboxManager:
         if inherit is not None:
             record.asks = inherit.record.asks
         sandbox = Sandbox(record, self._directory(record.id), self.runtime, self.audit, on_refusal)
-        self.sandboxes[record.id] = sandbox
+        self._add(sandbox)
         try:
             await sandbox.start(inherit, saved, claim)
         except BaseException as error:
@@ -293,7 +306,7 @@ class SandboxManager:
             asks=inherit.record.asks if inherit is not None else [],
         )
         sandbox = Sandbox(record, self._directory(record.id), self.runtime, self.audit, on_refusal)
-        self.sandboxes[record.id] = sandbox
+        self._add(sandbox)
         try:
             await sandbox.adopt(claim, inherit)
         except BaseException:
@@ -304,24 +317,39 @@ class SandboxManager:
             await inherit.discard()
         return sandbox
 
-    async def adopt(self, sandbox_id: str, *, on_refusal: OnRefusal | None = None) -> Sandbox:
+    async def adopt(
+        self, sandbox_id: str, spec: SandboxSpec | None = None, *, on_refusal: OnRefusal | None = None
+    ) -> Sandbox:
         """Take over a sandbox whose owner is gone, with its kernels running.
+
+        Parameters
+        ----------
+        sandbox_id : str
+        spec : SandboxSpec, optional
+            As policy has it now, from :func:`.renewal.renew`; what it was unless given.
+        on_refusal
+            See :meth:`create`.
 
         Raises
         ------
+        PolicyRefused
+            What policy has now can't be had in a sandbox that runs: it is to be ended.
         NotFound
             There is none of that id.
         RuntimeFailed
             It has an owner, or has ended, or does not answer.
         """
-        return await self._thread.run(self._adopt(sandbox_id, on_refusal))
+        return await self._thread.run(self._adopt(sandbox_id, spec, on_refusal))
 
-    async def _adopt(self, sandbox_id: str, on_refusal: OnRefusal | None) -> Sandbox:
+    async def _adopt(self, sandbox_id: str, spec: SandboxSpec | None, on_refusal: OnRefusal | None) -> Sandbox:
         record = Record.load(self._directory(sandbox_id))
+        before = record.spec.limits
+        if spec is not None:
+            record.spec, record.lease_timeout = spec, spec.lease_timeout
         sandbox = Sandbox(record, self._directory(sandbox_id), self._runtime_of(record), self.audit, on_refusal)
-        await sandbox.adopt()
+        await sandbox.adopt(before=before)
         await asyncio.to_thread(ensure_sweeper, self.state_dir)
-        self.sandboxes[sandbox_id] = sandbox
+        self._add(sandbox)
         return sandbox
 
     async def leave(self, sandbox: Sandbox) -> None:
@@ -330,7 +358,7 @@ class SandboxManager:
         await self._thread.run(sandbox.leave())
 
     def orphans(self) -> list[Record]:
-        """Those that run and have no owner at the moment."""
+        """Those that run and have no owner at the moment, and were not told to end."""
         found = []
         for directory in _folders(self.state_dir / "sandboxes"):
             try:
@@ -338,7 +366,7 @@ class SandboxManager:
             except NotFound:
                 continue
             is_alive = handle is not None and self.runtime.is_alive(handle)
-            if is_alive and not is_owned(directory):
+            if is_alive and not is_owned(directory) and not was_told_to_end(directory):
                 found.append(record)
         return found
 
@@ -352,15 +380,38 @@ class SandboxManager:
         heir : str or None
             The sandbox that goes on, or what it is parked as.
         """
+        self._end_orphan(record, heir)
+
+    async def refuse(self, record: Record, error: AgentboxError) -> End:
+        """End one that has no owner, as policy does not allow it any more, and tell why. From any event loop.
+
+        Parameters
+        ----------
+        record : Record
+            From :meth:`orphans`.
+        error : AgentboxError
+            What is wrong with it.
+        """
+        end = End(Cause.STOPPED, 137, f"it was not taken back from an earlier server: {error}", error.setting)
+        log.warning("sandbox %s ended: %s", record.id, end.message)
+        await asyncio.to_thread(self._end_orphan, record)
+        try:
+            await self.audit.arecord("lifecycle", record.id, detail=end.to_detail(record.spec.kernel_id))
+        except AgentboxError as failure:
+            log.error("sandbox %s: its end could not be written to the audit log: %s", record.id, failure)
+        return end
+
+    def _end_orphan(self, record: Record, heir: str | None = None) -> None:
         lock = Lock(self._directory(record.id))
         try:
             if record.handle is not None and lock.acquire():
                 if heir is not None:
                     TokenStore(self.state_dir).carry(record.id, heir)
+                lock.end_lease()
                 (self._directory(record.id) / SESSION_FILE).unlink(missing_ok=True)  # its files are not kept
                 self._runtime_of(record).kill(Handle.from_dict(record.handle))
-        except (AgentboxError, OSError) as error:  # it is gone, or ends with its lease
-            log.warning("sandbox %s, of which there is another one, was not ended: %s", record.id, error)
+        except (AgentboxError, OSError) as error:  # it is gone, or the sweeper ends it
+            log.warning("sandbox %s, which is to end, was not killed: %s", record.id, error)
         finally:
             lock.release()  # the sweeper removes what is left of it
 
@@ -474,7 +525,7 @@ class SandboxManager:
         if record.spec.layout == "waiting":
             return "pooled"
         if not is_owned(directory):
-            return "orphaned"
+            return "ended" if was_told_to_end(directory) else "orphaned"
         return "running" if self._runtime_of(record).is_reachable() else "unknown"
 
     def _runtime_of(self, record: Record) -> Runtime:

@@ -231,7 +231,7 @@ def read_mounts(value: object) -> tuple[Mount, ...]:
     """Read a mapping from paths inside to host paths; all of it read-only."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{value!r} maps no paths inside to host paths")
-    return tuple(Mount(_read_root(source), _read_target(target)) for target, source in value.items())
+    return tuple(Mount(_read_root(source), _read_target(target), is_policys=True) for target, source in value.items())
 
 
 def _read_target(value: object) -> str:

@@ -28,13 +28,14 @@ from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 
-from .errors import AgentboxError, InvalidRequest
+from .errors import AgentboxError, InvalidRequest, PolicyRefused
 from .kernelspecs import check_folder
 from .link import LinkThread
 from .magics import install as install_magics
 from .manager import SandboxManager
 from .policy import Policy
-from .renewal import keep_hosts
+from .record import Record
+from .renewal import keep_hosts, renew
 from .slot import KernelSlot
 from .spec import WORKSPACE, Cause, End, SandboxSpec
 from .warm import WarmStarts
@@ -43,6 +44,9 @@ from .warm import WarmStarts
 WAIT_INTERVAL = 0.02
 _TEMPLATE = re.compile(r"\{([A-Za-z0-9_]+)\}")
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
+
+#: Decides about a sandbox with this work folder, or with a private one.
+Resolve = Callable[[Path | None], SandboxSpec]
 
 
 class AgentboxProvisioner(KernelProvisionerBase):
@@ -69,6 +73,12 @@ class AgentboxProvisioner(KernelProvisionerBase):
         self._spec: SandboxSpec | None = None
         self._slot: KernelSlot | None = None
         self._is_running = self._is_watched = False
+        #: What Jupyter said at the last start, which it repeats at a restart.
+        self._launch: Mapping[str, Any] = {}
+        #: What an earlier server left running under this id.
+        self._orphan: Record | None = None
+        #: What the kernel's first client is to be told.
+        self._notice = ""
         self._releaser: weakref.finalize[..., Any] | None = None
 
     # Start
@@ -89,33 +99,20 @@ class AgentboxProvisioner(KernelProvisionerBase):
         executable = resolve_program(argv[0])
         # Presets ask package clients for their configuration, which takes them a while the first time.
         policy = self._policy = await asyncio.to_thread(Policy, parent=self.parent)
-
-        def resolve(folder: Path | None) -> SandboxSpec:
-            return policy.resolve(
-                self._request,
-                workspace=folder,
-                executable=executable,
-                resource_dir=spec.resource_dir or None,
-                kernelspec_env=spec.env,
-                launch_env=kwargs.get("env"),
-                kernel_id=self.kernel_id or "",
-            )
-
-        if kwargs.get("cwd") is None and not isinstance(getattr(self.parent, "parent", None), MultiKernelManager):
-            self._spec = await asyncio.to_thread(self._resolve_own_folder, resolve)
+        before = self._slot.spec if self._slot is not None else None
+        is_same = kwargs.get("cwd") == self._launch.get("cwd")
+        self._launch = dict(kwargs)
+        if before is not None:
+            try:
+                self._spec = await asyncio.to_thread(self._resolve, policy, before if is_same else None, before)
+            except AgentboxError as error:
+                assert self._slot is not None
+                await LinkThread.instance().run(self._slot.refuse(f"the kernel was not restarted: {error}"))
+                raise
+        elif (going_on := await self._find_going_on(policy)) is not None:
+            self._spec = going_on
         else:
-            folder = _work_folder(kwargs.get("cwd"))
-            if folder is not None and not policy.allowed_workspaces:
-                check_folder(self.parent, folder)
-            self._spec = await asyncio.to_thread(resolve, folder)
-        self._spec = dataclasses.replace(
-            self._spec,
-            kernel_name=getattr(self.parent, "kernel_name", ""),
-            origin=str(getattr(getattr(self.parent, "parent", None), "root_dir", "")),
-        )
-        if self._slot is not None and (before := self._slot.spec) is not None:
-            # A restart, which code inside can force too, gives no host back that somebody took away.
-            self._spec = await asyncio.to_thread(keep_hosts, policy, self._spec, before)
+            self._spec = await asyncio.to_thread(self._resolve, policy, None, None)
         if self._spec.root is None:
             argv[0] = self._spec.python if executable == sys.executable else executable
         self._make_slot(policy, self._spec)
@@ -123,7 +120,99 @@ class AgentboxProvisioner(KernelProvisionerBase):
         kwargs["cmd"] = _expand(argv, {**kwargs, "resource_dir": spec.resource_dir, "prefix": sys.prefix})
         return kwargs
 
-    def _resolve_own_folder(self, resolve: Callable[[Path | None], SandboxSpec]) -> SandboxSpec:
+    def _resolve(self, policy: Policy, place: SandboxSpec | None, before: SandboxSpec | None) -> SandboxSpec:
+        """Decide about a new sandbox. Blocks.
+
+        Parameters
+        ----------
+        policy : Policy
+        place : SandboxSpec, optional
+            Has the folder and the profile to keep, and the environment if Jupyter says nothing of one: a server that
+            took the kernel over does not know them.
+        before : SandboxSpec, optional
+            Of the sandbox whose place it takes. A restart, which code inside can force too, gives no host back that
+            somebody took away.
+        """
+        spec, env = self.kernel_spec, self._launch.get("env")
+        request = self._request
+        if place is not None:
+            request = {**request, "profile": place.profile}
+            if env is None:
+                host = [name for name in policy.env_passthrough if name in os.environ]
+                env = {name: value for name, value in place.env.items() if name not in host}
+
+        def resolve(folder: Path | None) -> SandboxSpec:
+            found = policy.resolve(
+                request,
+                workspace=folder,
+                executable=resolve_program(spec.argv[0]),
+                resource_dir=spec.resource_dir or None,
+                kernelspec_env=spec.env,
+                launch_env=env,
+                kernel_id=self.kernel_id or "",
+            )
+            return dataclasses.replace(
+                found, kernel_name=getattr(self.parent, "kernel_name", ""), origin=self._root_directory
+            )
+
+        if place is not None:
+            found = self._resolve_same_folder(policy, resolve, place.workspace)
+        elif self._launch.get("cwd") is None and not isinstance(self._kernels, MultiKernelManager):
+            found = self._resolve_own_folder(resolve)
+        else:
+            found = self._resolve_given_folder(policy, resolve, self._launch.get("cwd"), is_restart=before is not None)
+        return found if before is None else keep_hosts(policy, found, before)
+
+    @property
+    def _kernels(self) -> Any:
+        return getattr(self.parent, "parent", None)
+
+    @property
+    def _root_directory(self) -> str:
+        return str(getattr(self._kernels, "root_dir", ""))
+
+    def _resolve_same_folder(self, policy: Policy, resolve: Resolve, folder: Path | None) -> SandboxSpec:
+        """Keep the work folder of the sandbox before; another one in its place would look empty, and lose files."""
+        if folder is None:
+            return resolve(None)
+        if not folder.is_dir():
+            raise InvalidRequest(
+                f"its work folder {folder} was renamed, moved or deleted. Put it back and restart the kernel, or shut "
+                "the kernel down and start one from where the notebook is now",
+                field="cwd",
+            )
+        if not policy.allowed_workspaces:
+            check_folder(self.parent, folder)
+        found = resolve(folder)
+        if found.workspace is None:
+            raise PolicyRefused(
+                f"its profile {found.profile!r} no longer shows the notebook's folder, {folder}. Shut the kernel down "
+                "and start one that has a private folder",
+                field="cwd",
+                setting=f"Policy.profiles[{found.profile!r}]['workspace']",
+            )
+        return found
+
+    def _resolve_given_folder(self, policy: Policy, resolve: Resolve, cwd: Any, *, is_restart: bool) -> SandboxSpec:
+        """Show the folder that Jupyter names; a private one, and say so, where a first start names one that is not."""
+        if not cwd:
+            return resolve(None)
+        folder = Path(os.path.abspath(os.path.expanduser(cwd)))
+        if not folder.is_dir():
+            sentence = f"the work folder {folder} does not exist"
+            if is_restart:
+                raise InvalidRequest(f"{sentence}. Make it, or name another one", field="cwd")
+            self._notice = (
+                f"{sentence}, so the kernel has a private one: files in it are deleted with the kernel. To keep files, "
+                "make the folder and start the kernel again"
+            )
+            self.log.warning("kernel %s: %s", self.kernel_id, self._notice)
+            return resolve(None)
+        if not policy.allowed_workspaces:
+            check_folder(self.parent, folder)
+        return resolve(folder)
+
+    def _resolve_own_folder(self, resolve: Resolve) -> SandboxSpec:
         """Show the folder that the program runs in, as papermill and the console mean it, who name none.
 
         It was not asked for by name, so where policy does not let it be shown, a private one takes its place. A
@@ -136,6 +225,38 @@ class AgentboxProvisioner(KernelProvisionerBase):
                 raise
             self.log.warning("The kernel has a private work folder, gone with it: %s", error)
             return resolve(None)
+
+    async def _find_going_on(self, policy: Policy) -> SandboxSpec | None:
+        """Find what a kernel of this id goes on from: a snapshot, or what an earlier server left running or parked.
+
+        Raises
+        ------
+        AgentboxError
+            Policy does not allow what was left running any more. It has ended.
+        """
+        kernel_id = self.kernel_id or ""
+        if (restoration := KernelSlot.restorations.get(kernel_id)) is not None:
+            return dataclasses.replace(
+                restoration.spec,
+                kernel_id=kernel_id,
+                kernel_name=getattr(self.parent, "kernel_name", ""),
+                origin=self._root_directory,
+            )
+        if self._root_directory:
+            manager = SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config)
+            for record in await asyncio.to_thread(manager.orphans):
+                label = record.spec.kernel_id, record.spec.origin
+                if label == (kernel_id, self._root_directory) and record.main_kernel is not None:
+                    self._orphan = record
+                    try:
+                        return await asyncio.to_thread(
+                            renew, policy, record.spec, owner=record.spec.owner, is_running=True
+                        )
+                    except AgentboxError as error:
+                        await manager.refuse(record, error)
+                        raise
+        parked = KernelSlot.waiting.get(kernel_id)
+        return parked.spec if parked is not None else None
 
     def _refuse_encryption(self, kwargs: dict[str, Any]) -> None:
         wanted = kwargs.pop("transport_encryption", None) or getattr(self.parent, "transport_encryption", "disabled")
@@ -179,6 +300,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
             info = (
                 await self._restore(self._slot) or await self._adopt(self._slot) or await self._take_parked(self._slot)
             )
+        self._slot.first_notice, self._notice = self._notice, ""
         if info is None:
             info = await LinkThread.instance().run(self._slot.start(self._spec, cmd))
         self._is_running = True
@@ -197,25 +319,24 @@ class AgentboxProvisioner(KernelProvisionerBase):
         found = KernelSlot.restorations.pop(self._spec.kernel_id, None)
         if found is None:
             return None
-        own = self._spec
-        spec = dataclasses.replace(found.spec, kernel_id=own.kernel_id, kernel_name=own.kernel_name, origin=own.origin)
-        found = dataclasses.replace(found, spec=spec)
+        found = dataclasses.replace(found, spec=self._spec)
         return await LinkThread.instance().run(slot.restore(found, lambda sandbox: None))
 
     async def _adopt(self, slot: KernelSlot) -> dict[str, Any] | None:
         """Go on with the kernel of this id that an earlier server of the same root directory left, if there is one."""
         assert self._spec is not None
         assert self._policy is not None
-        if not self._spec.origin:
+        record, self._orphan = self._orphan, None
+        if record is None:
             return None
-        label = (self._spec.kernel_id, self._spec.origin)
-        for record in await asyncio.to_thread(slot.manager.orphans):
-            if (record.spec.kernel_id, record.spec.origin) == label and record.main_kernel is not None:
-                try:
-                    return await LinkThread.instance().run(slot.adopt(record))
-                except AgentboxError as error:
-                    self.log.warning("kernel %s could not be taken back and starts anew: %s", self.kernel_id, error)
-                    self._spec = await asyncio.to_thread(keep_hosts, self._policy, self._spec, record.spec)
+        try:
+            return await LinkThread.instance().run(slot.adopt(record, self._spec))
+        except PolicyRefused as error:
+            await slot.manager.refuse(record, error)
+            raise
+        except AgentboxError as error:
+            self.log.warning("kernel %s could not be taken back and starts anew: %s", self.kernel_id, error)
+            self._spec = await asyncio.to_thread(self._resolve, self._policy, record.spec, record.spec)
         return None
 
     async def _take_parked(self, slot: KernelSlot) -> dict[str, Any] | None:
@@ -268,6 +389,8 @@ class AgentboxProvisioner(KernelProvisionerBase):
     async def shutdown_requested(self, restart: bool = False) -> None:
         """The kernel was asked to leave; that it does needs no explanation."""
         if self._slot is not None:
+            if not restart:
+                self._slot.end_lease()
             self._slot.expect_end(None if restart else self._end_as_idle())
 
     def _end_as_idle(self) -> End | None:
@@ -349,14 +472,6 @@ def resolve_program(name: str) -> str:
 
 def _is_own_version(name: str) -> bool:
     return name in ("python", f"python{sys.version_info[0]}", f"python{sys.version_info[0]}.{sys.version_info[1]}")
-
-
-def _work_folder(cwd: Any) -> Path | None:
-    """Return the notebook's folder, absolute; None, for a private one, where there is none."""
-    if not cwd:
-        return None
-    path = Path(os.path.abspath(os.path.expanduser(cwd)))
-    return path if path.is_dir() else None
 
 
 def _expand(argv: Sequence[str], values: Mapping[str, Any]) -> list[str]:

@@ -149,11 +149,16 @@ class Record:
 
 
 class Lock:
-    """Ownership of a sandbox: a lock on the directory's file ``lock``, which its process holds as long as it lives."""
+    """Ownership of a sandbox: a lock on the directory's file ``lock``, which its process holds as long as it lives.
+
+    The file's time is the heartbeat of the lease. A time of 0 means that the sandbox was told to end: no later process
+    takes it over, and the sweep removes it as soon as nobody owns it.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "lock"
         self._fd = -1
+        self._is_over = False
 
     @property
     def is_held(self) -> bool:
@@ -167,12 +172,22 @@ class Lock:
             os.close(fd)
             return False
         self._fd = fd
+        if self._is_over:
+            self.end_lease()
         return True
 
     def renew(self) -> None:
         """Begin the lease anew; on a disk that takes no more, it just runs out when this process has ended."""
-        with suppress(OSError):
-            os.utime(self._fd)
+        if not self._is_over:
+            with suppress(OSError):
+                os.utime(self._fd)
+
+    def end_lease(self) -> None:
+        """Have nobody take the sandbox over after this process. From any thread; needs no space on the disk."""
+        self._is_over = True
+        if self._fd >= 0:
+            with suppress(OSError):
+                os.utime(self._fd, (0, 0))
 
     def release(self) -> None:
         """Own it no longer. Does nothing the second time."""
@@ -196,6 +211,14 @@ def is_owned(directory: Path) -> bool:
     try:
         with open(directory / "lock", "rb") as lock:
             return not _try_lock(lock.fileno(), fcntl.LOCK_SH)
+    except OSError:
+        return False
+
+
+def was_told_to_end(directory: Path) -> bool:
+    """Whether the owner of the sandbox of this directory had begun to end it; see :meth:`Lock.end_lease`."""
+    try:
+        return (directory / "lock").stat().st_mtime == 0
     except OSError:
         return False
 

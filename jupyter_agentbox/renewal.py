@@ -8,18 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .errors import PolicyRefused
+from .errors import InvalidRequest, PolicyRefused
 from .folders import check_mount, check_workspace, private_directories
 from .policy import Policy
 from .profiles import expand, find_uncovered
 from .spec import LIMIT_NAMES, OWN_HOSTS, Grant, Limits, SandboxSpec
 
 
-def renew(policy: Policy, then: SandboxSpec, *, owner: str, is_tenants: bool = False) -> SandboxSpec:
-    """Decide about a sandbox that is to go on from a snapshot. Blocks: presets ask package clients.
+def renew(
+    policy: Policy, then: SandboxSpec, *, owner: str, is_tenants: bool = False, is_running: bool = False
+) -> SandboxSpec:
+    """Decide about a sandbox that goes on from a snapshot or under another server. Blocks: presets ask package clients.
 
-    Hosts that policy allows no more are left out, and limits that it has lowered are lowered; what can't be changed in
-    a saved sandbox must still be allowed.
+    Hosts that policy no longer allows are left out, and limits that it has lowered are lowered. What can't be changed
+    in a saved or running sandbox must still be allowed.
 
     Parameters
     ----------
@@ -30,6 +32,8 @@ def renew(policy: Policy, then: SandboxSpec, *, owner: str, is_tenants: bool = F
         Whose the new one is.
     is_tenants : bool
         Its workspace is that of a tenant of the owner's, and no folder to be judged.
+    is_running : bool
+        It runs, so its folder is in use already, although it may have been renamed since.
 
     Raises
     ------
@@ -48,19 +52,35 @@ def renew(policy: Policy, then: SandboxSpec, *, owner: str, is_tenants: bool = F
         if not is_allowed:
             value = getattr(then, name)
             raise PolicyRefused(
-                f"the snapshot's sandbox has {name} = {value!r:.200}, which its profile does not have any more",
+                f"the sandbox has {name} = {value!r:.200}, which its profile no longer has",
                 setting=f"{setting}[{name!r}]",
+            )
+    if then.workspace is not None and not is_tenants:
+        if profile.is_private:
+            raise PolicyRefused(
+                f"the sandbox shows the folder {then.workspace}, and its profile now has private ones only",
+                setting=f"{setting}['workspace']",
+            )
+        if shown := [pattern for pattern in profile.hidden if pattern not in then.hidden]:
+            raise PolicyRefused(
+                f"the sandbox shows files that policy now hides ({', '.join(shown)})", setting="Policy.hidden_files"
             )
     private = (*private_directories(), policy.state_path)
     for mount in then.mounts:
         if mount.is_writable:
             continue  # a tenant's
-        if str(mount.source) != mount.target and mount not in profile.mounts:
-            raise PolicyRefused(f"the snapshot's sandbox shows {mount.target}, which policy does not any more",
-                                setting="Policy.mounts")  # fmt: skip
+        is_policys = mount.is_policys or str(mount.source) != mount.target
+        if is_policys and mount not in profile.mounts:
+            raise PolicyRefused(
+                f"the sandbox shows {mount.target}, which policy no longer allows", setting="Policy.mounts"
+            )
         check_mount(mount.source, private)
     if then.workspace is not None and not is_tenants:
-        check_workspace(then.workspace, then.hidden, allowed=policy.allowed_workspaces, private=private)
+        try:
+            check_workspace(then.workspace, then.hidden, allowed=policy.allowed_workspaces, private=private)
+        except InvalidRequest:  # there is no folder of that name
+            if not is_running:
+                raise
     allowed = expand(profile.hosts)  # once: presets are asked for each time
     hosts = [host for host in then.grant.hosts if find_uncovered([host], allowed) is None]
     private_hosts = [host for host in then.grant.private_hosts if host in expand(profile.private_hosts)]

@@ -25,16 +25,16 @@ from .claims import begin, put_in_place, record_start
 from .driver import Kernel
 from .driver.embedded import Claim
 from .egress.gate import Gate, OnRefusal
-from .errors import AgentboxError, InvalidRequest, LinkClosed, RuntimeFailed, SandboxEnded
+from .errors import AgentboxError, InvalidRequest, LinkClosed, PolicyRefused, RuntimeFailed, SandboxEnded
 from .freezer import Freezer
 from .guest.framing import MAX_PAYLOAD, OPEN
 from .limits import find_breach
 from .link import Link, LinkThread, Stream, finished
 from .processes import Command, ExecResult, ProcessTable
-from .record import KernelRecord, Lock, ProcessRecord, Record, read_log_tail
+from .record import KernelRecord, Lock, ProcessRecord, Record, read_log_tail, was_told_to_end
 from .runtimes import Handle, Runtime, Usage
 from .snapshots import copy_tree
-from .spec import GIB, INTENDED, MIB, WORKSPACE, Cause, End, SandboxSpec
+from .spec import GIB, INTENDED, LIMIT_NAMES, MIB, WORKSPACE, Cause, End, Limits, SandboxSpec
 from .sweep import KEPT_MARK, SESSION_FILE, remove_tree
 
 log = logging.getLogger(__name__)
@@ -170,22 +170,38 @@ class Sandbox:
             (self.directory / "work").rename(inherit.directory / "work")
         await self.discard()
 
-    async def adopt(self, claim: Claim | None = None, inherit: Sandbox | None = None) -> None:
+    async def adopt(
+        self, claim: Claim | None = None, inherit: Sandbox | None = None, *, before: Limits | None = None
+    ) -> None:
         """Become the owner of one whose owner is gone, its kernels go on where they are; or of one that waits.
+
+        Parameters
+        ----------
+        claim, inherit
+            For one that waits.
+        before : Limits, optional
+            What it was held to so far; none of it is below what its spec says now.
 
         Raises
         ------
+        PolicyRefused
+            A limit is lower now, and can't be lowered in a sandbox that runs.
         RuntimeFailed
             It has another owner, has ended, or does not answer. Nothing has changed; one that waited is ended.
         """
         if not self._lock.acquire():
             raise RuntimeFailed(f"sandbox {self.id} belongs to another process")
+        if was_told_to_end(self.directory):
+            self._lock.release()
+            raise RuntimeFailed(f"sandbox {self.id} was told to end")
         if claim is not None:
             begin(self.record, self.directory, self._lock)
         began = time.monotonic()
         try:
             if self._handle is None or not self.runtime.is_alive(self._handle):
                 raise RuntimeFailed(f"sandbox {self.id} has ended")
+            if before is not None:
+                await asyncio.to_thread(self._lower_limits, self._handle, before)
             self._lock.renew()
             self._link.listen()
             # Its owner may have ended when it was frozen, or while it was saved.
@@ -210,6 +226,16 @@ class Sandbox:
         except BaseException:
             await (self.leave() if claim is None else asyncio.shield(self.give_up(inherit)))
             raise
+
+    def _lower_limits(self, handle: Handle, before: Limits) -> None:
+        limits = self.spec.limits
+        if lowered := {name for name in LIMIT_NAMES if getattr(limits, name) < getattr(before, name)}:
+            for name in sorted(lowered & self.runtime.lower_limits(handle, limits)):
+                raise PolicyRefused(
+                    f"the limit {name} of its profile {self.spec.profile!r} is lower now, and can't be lowered in a "
+                    "sandbox that runs",
+                    setting=f"Policy.max_{name}",
+                )
 
     async def leave(self, *, is_waiting: bool = False) -> None:
         """Own it no longer, and let it live: for its lease it waits for another owner, or frozen, to be claimed."""
@@ -384,6 +410,8 @@ class Sandbox:
         is_kept : bool
             Keep its directory, for :meth:`start` of a successor to inherit; then :meth:`discard` it.
         """
+        if not is_kept:
+            self.end_lease()
         end = cause if isinstance(cause, End) else End(cause, 137, "it was stopped")
         self._is_stopping = self._is_stopping or end.cause
         if not is_kept:
@@ -400,6 +428,10 @@ class Sandbox:
         self._ended.set()
         if not is_kept:
             await self.discard()
+
+    def end_lease(self) -> None:
+        """Have no later process take it over, whatever becomes of this one: its end was asked for. From any thread."""
+        self._lock.end_lease()
 
     async def keep(self) -> None:
         """Leave nothing of an ended sandbox but its private workspace and what names it, until :meth:`discard`."""
@@ -421,7 +453,8 @@ class Sandbox:
         if self._handle is not None and self.runtime.is_alive(self._handle):
             self._lock.release()
             return False
-        if not (self.directory / "work").is_dir() or not (self.directory / SESSION_FILE).exists():
+        is_wanted = (self.directory / SESSION_FILE).exists() and not was_told_to_end(self.directory)
+        if not is_wanted or not (self.directory / "work").is_dir():
             await self.stop()  # another has its files
             return False
         self.end = End(Cause.CRASHED, 137, "it ended while no server watched it")

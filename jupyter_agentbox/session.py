@@ -331,6 +331,8 @@ class Session:
         self.sandbox = sandbox
         self.spec = sandbox.spec
         self.places.append(sandbox.id)
+        if self.kind == "session" and self.request.tenant is None:
+            self.quota = sandbox.spec.limits.disk
         told = sandbox.gate.on_refusal
 
         def on_refusal(host: str, port: int, sentence: str) -> None:

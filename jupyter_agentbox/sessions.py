@@ -16,10 +16,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
+import msgspec
 from msgspec import UNSET
 
 from .counts import CountedSessions
-from .errors import AgentboxError, Conflict, NotFound, PolicyRefused
+from .errors import AgentboxError, Conflict, InvalidRequest, NotFound, PolicyRefused
 from .lapsed import END
 from .lapsed import tell as tell_lapsed
 from .link import finished
@@ -27,6 +28,7 @@ from .manager import SandboxManager
 from .models import InstallRequest, SandboxInfo, SandboxPatch, SandboxRequest
 from .packages import check_names, install_all
 from .policy import Policy
+from .record import Record
 from .registry import Caller
 from .renewal import renew
 from .sandbox import Sandbox
@@ -197,7 +199,7 @@ class Sessions(CountedSessions):
         try:
             if start is not None:
                 sandbox = await start()
-                session.restrict(self.policy.blocked_commands)
+                self._restrict(session)
             else:
                 spec = await asyncio.to_thread(self._resolve, session)
                 manager = SandboxManager.shared(self.policy.state_path, spec.runtime, config=self.policy.config)
@@ -248,13 +250,25 @@ class Sessions(CountedSessions):
             kernelspec_env={name: value.replace("$", "$$") for name, value in request.env.items()},
             owner=session.owner,
         )
-        session.restrict(self.policy.blocked_commands)
-        session.quota = spec.limits.disk
+        self._restrict(session)
         if request.tenant is None:
             return spec
-        session.quota, session.quota_setting = self.policy.max_tenant_disk, "Policy.max_tenant_disk"
         tenant = Tenant.open(self.policy.state_path, session.owner, request.tenant)
         return replace(spec, workspace=tenant.workspace, hidden=(), mounts=(*spec.mounts, *tenant.mounts))
+
+    def _restrict(self, session: Session) -> None:
+        """Hold a session to what policy has today, whatever it was made under."""
+        policy, request = self.policy, session.request
+        session.restrict(policy.blocked_commands)
+        if len(request.ports) > policy.max_ports:
+            session.request = msgspec.structs.replace(request, ports=request.ports[: policy.max_ports])
+            log.warning("sandbox %s has %d ports left, by Policy.max_ports", session.id, policy.max_ports)
+        if session.idle_timeout is not None:
+            session.idle_timeout = min(session.idle_timeout, policy.max_idle_timeout)
+        if session.max_life is not None:
+            session.max_life = min(session.max_life, policy.max_life)
+        if request.tenant is not None:
+            session.quota, session.quota_setting = policy.max_tenant_disk, "Policy.max_tenant_disk"
 
     async def _prepare(self, session: Session, tell: Tell) -> None:
         """Put in what was asked for before its first user gets it."""
@@ -339,9 +353,7 @@ class Sessions(CountedSessions):
             async with manager.starting:
                 made = await manager.create(spec, inherit=old)
             session.attach(made)
-            session.restrict(self.policy.blocked_commands)
-            session.quota = self.policy.max_tenant_disk if is_tenants else spec.limits.disk
-            session.quota_setting = "Policy.max_tenant_disk" if is_tenants else "Policy.max_disk"
+            self._restrict(session)
             await self._install(session, _nobody)
             session.keep_ended_for = self.policy.keep_ended_for
             await asyncio.to_thread(session.save)
@@ -383,6 +395,8 @@ class Sessions(CountedSessions):
         if session.lost is not None:
             manager = SandboxManager.shared(self.policy.state_path, self.policy.runtime, config=self.policy.config)
             await asyncio.to_thread(manager.remove_lost, session.lost)
+        if session.sandbox is not None:
+            session.sandbox.end_lease()
         if session.starting is not None:
             session.end = End(Cause.STOPPED, 137, "it was deleted")
             session.starting.cancel()
@@ -497,13 +511,20 @@ class Sessions(CountedSessions):
                 continue
             try:
                 its = SandboxManager.shared(self.policy.state_path, listed.runtime, config=self.policy.config)
-                sandbox = await its.adopt(listed.id)
+                record = await asyncio.to_thread(Record.load, directory)
+                try:
+                    spec = await asyncio.to_thread(self._renew, session, record)
+                    sandbox = await its.adopt(listed.id, spec)
+                except (PolicyRefused, InvalidRequest) as error:
+                    session.end, session.ended_at = await its.refuse(record, error), time.time()
+                    self._sessions[session.key] = session
+                    continue
             except (AgentboxError, OSError) as error:
                 log.error("sandbox %s is not taken back: %s", listed.id, error)
                 continue
             session.end = None  # that of one which it was revived from
             session.attach(sandbox)
-            session.restrict(self.policy.blocked_commands)
+            self._restrict(session)
             self._sessions[session.key] = session
             self._thread.spawn(self._watch(session, sandbox))
             found.append(session.id)
@@ -515,7 +536,7 @@ class Sessions(CountedSessions):
                 parked = []
             for session in reversed(parked):
                 if (known := self._sessions.setdefault(session.key, session)) is session:
-                    session.restrict(self.policy.blocked_commands)
+                    self._restrict(session)
                     found.append(session.id)
                 else:
                     session.sandbox = known.sandbox  # whose its tokens are
@@ -570,8 +591,12 @@ class Sessions(CountedSessions):
         session.ended_at = session.created
         self._sessions[session.key] = session
 
+    def _renew(self, session: Session, record: Record) -> SandboxSpec:
+        is_tenants = session.request.tenant is not None
+        return renew(self.policy, record.spec, owner=session.owner, is_tenants=is_tenants, is_running=True)
+
     async def aclose(self, *, is_ended: bool = True) -> None:
-        """The server ends: end its sessions, or leave them to a successor."""
+        """End the running sandboxes with the server, or leave them to a later one. Parked ones are left always."""
         await self._thread.run(self._close(is_ended))
 
     async def _close(self, is_ended: bool) -> None:
@@ -584,13 +609,20 @@ class Sessions(CountedSessions):
                 session.starting.cancel()
         if is_ended:
             end = End(Cause.STOPPED, 137, "the server ended")
-            await asyncio.gather(*(self._end(session, end) for session in sessions.values()), return_exceptions=True)
+            await asyncio.gather(*(self._let_go(session, end) for session in sessions.values()), return_exceptions=True)
         else:
             for session in sessions.values():
-                session.close()
-                is_left = session.state == "running" or session.kept_until is not None
-                if session.sandbox is not None and is_left:
-                    await self._manager_of(session.sandbox).leave(session.sandbox)
+                await self._let_go(session, None)
+
+    async def _let_go(self, session: Session, end: End | None) -> None:
+        """End its sandbox, or leave it to a later server where no end is given. Kept files are left always."""
+        session.close()
+        if session.sandbox is None:
+            return
+        if session.kept_until is not None or (end is None and session.state == "running"):
+            await self._manager_of(session.sandbox).leave(session.sandbox)
+        elif end is not None:
+            await self._remove(session.sandbox, end)
 
     # -- changes -------------------------------------------------------------------------------
 

@@ -88,6 +88,8 @@ class KernelSlot(Parkable):
         self._signature_scheme = signature_scheme
         self._log = log or logging.getLogger(__name__)
         self._front: Front | None = None
+        #: What the first cell is to show, beside what it puts out.
+        self.first_notice = ""
         self._sandbox: Sandbox | None = None
         self._kernel: Kernel | None = None
         self._parked = self._waking = None
@@ -115,11 +117,10 @@ class KernelSlot(Parkable):
             return list(cls._all)
 
     @classmethod
-    async def leave_all(cls) -> None:
-        """Let every kernel of this process live on without it."""
-        with cls._all_lock:
-            slots = [slot for slot in cls._all if slot.is_held]
-        await LinkThread.instance().run(_gather(*(slot.leave() for slot in slots)))
+    async def leave_all(cls, *, parked_only: bool = False) -> None:
+        """Let every kernel of this process live on without it, or only those that are parked."""
+        slots = [slot for slot in cls.all() if slot.is_held]
+        await LinkThread.instance().run(_gather(*(slot.leave(parked_only=parked_only) for slot in slots)))
 
     def release_later(self) -> None:
         """Release it from whatever thread found out that nobody holds it any more; waits for nothing."""
@@ -228,13 +229,15 @@ class KernelSlot(Parkable):
         finally:
             self.manager.starting.release()
 
-    async def adopt(self, record: Record) -> dict[str, Any]:
+    async def adopt(self, record: Record, spec: SandboxSpec) -> dict[str, Any]:
         """Put a kernel that an earlier process started behind new endpoints, and go on with it.
 
         Parameters
         ----------
         record : Record
             From ``SandboxManager.orphans``.
+        spec : SandboxSpec
+            Its own, as policy has it now.
 
         Returns
         -------
@@ -243,6 +246,8 @@ class KernelSlot(Parkable):
 
         Raises
         ------
+        PolicyRefused
+            It can't be held to what policy has now, and is to be ended.
         AgentboxError
             Somebody else has it, or it has ended. Nothing has changed.
         """
@@ -250,7 +255,7 @@ class KernelSlot(Parkable):
             known = _main_kernel(record)
             front = await self._open_front(known.key.encode(), known.signature_scheme)
             try:
-                sandbox = await self.manager.adopt(record.id, on_refusal=front.refusal)
+                sandbox = await self.manager.adopt(record.id, spec, on_refusal=front.refusal)
             except BaseException:
                 front.close()
                 raise
@@ -313,9 +318,11 @@ class KernelSlot(Parkable):
             old_front.close()
         return self._connection_info(front)
 
-    async def leave(self) -> None:
-        """Let go of the kernel, which lives on and waits for a successor of this process."""
+    async def leave(self, *, parked_only: bool = False) -> None:
+        """Let go of the kernel, which lives on and waits for a successor of this process; or only if it is parked."""
         async with self._lock:
+            if parked_only and self.parked is None:
+                return
             sandbox, self._sandbox, self._kernel = self._sandbox, None, None
             front, self._front, self._parked = self._front, None, None
             if front is not None:
@@ -330,6 +337,7 @@ class KernelSlot(Parkable):
         sandbox.clean_up_with(front.directory)
         self._kernel = kernel
         front.attach(kernel)
+        front.first_notice, self.first_notice = self.first_notice, ""
         kernel.add_end_callback(lambda: self._ended(kernel))
         if kernel.end is not None:
             self._ended(kernel)
@@ -342,6 +350,12 @@ class KernelSlot(Parkable):
         self._meant = why or self._meant
         if self._front is not None:
             self._front.is_end_expected = True
+
+    def end_lease(self) -> None:
+        """Have no later process take the kernel over: its end was asked for. From any thread."""
+        sandbox = self._sandbox
+        if sandbox is not None:
+            sandbox.end_lease()
 
     async def signal(self, number: int) -> None:
         """Send a signal to the kernel and its children.
@@ -370,6 +384,13 @@ class KernelSlot(Parkable):
         await self.stop()
         if self._front is not None:
             self._front.restarting()
+
+    async def refuse(self, sentence: str) -> None:
+        """Tell whoever sends something, until a kernel is started, why there is none. Heartbeats are not answered."""
+        async with self._lock:
+            await self._stop()
+            if self._front is not None:
+                self._front.refuse_all(sentence)
 
     async def release(self) -> None:
         """End and remove everything. Safe at any time, and again."""

@@ -73,11 +73,14 @@ class Mount:
         Absolute path inside.
     is_writable : bool
         Read-only unless true.
+    is_policys : bool
+        The administrator named it; others come with a kernel's program.
     """
 
     source: Path
     target: str
     is_writable: bool = False
+    is_policys: bool = field(default=False, compare=False)
 
 
 #: The setting of a grant that is a sandbox's own: its request's, or what a person has decided while it ran.

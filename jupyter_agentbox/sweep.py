@@ -9,6 +9,7 @@ on ``lock`` in it for as long as it lives, and touches that file as the heartbea
   ``session.json`` names;
 - else its processes are killed, its control groups and registered paths removed, and the directory with them. If its
   record is damaged, its workspace is moved to ``<state_dir>/lost``, where it stays until somebody deletes it.
+  An owner that begins to end a sandbox sets the time of its heartbeat to 0, so no lease of it is left.
 
 What a killed process was saving, or laying out to be started, goes as well: whoever is at it holds a lock on that too.
 
@@ -346,7 +347,7 @@ def _sweep_one(directory: Path, now: float) -> bool:
     # Also those that a start which was cut short never wrote down.
     kill_processes({*processes, *find_processes(directory)})
     groups = {*cgroups, *_read_lines(directory / "bundle" / "cgroups")}
-    if remove_cgroups(groups) and now - heartbeat < lease + CGROUP_PATIENCE:
+    if remove_cgroups(groups) and now - (heartbeat or directory.stat().st_mtime) < lease + CGROUP_PATIENCE:
         return False
     _remove_registered(state.get("cleanup"))
     if not state and os.path.lexists(directory / STATE_FILE):
@@ -357,7 +358,7 @@ def _sweep_one(directory: Path, now: float) -> bool:
         return False
     gone = directory.with_name(f"{_GONE}{os.getpid()}-{directory.name}")
     directory.rename(gone)
-    if time.time() - heartbeat >= lease:  # it may have ended since
+    if heartbeat and time.time() - heartbeat >= lease:  # it may have ended since, and was not told to
         with contextlib.suppress(OSError):  # it was no session, or no server wants to know
             (gone / SESSION_FILE).replace(directory.parents[1] / "lapsed" / directory.name)
     remove_tree(gone)

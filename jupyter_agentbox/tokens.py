@@ -14,6 +14,7 @@ import contextlib
 import errno
 import hashlib
 import hmac
+import math
 import os
 import re
 import secrets
@@ -90,10 +91,13 @@ class TokenStore:
     Parameters
     ----------
     state_dir : Path
+    max_life : float
+        Seconds after which no token is good any more, whatever it was made for.
     """
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, max_life: float = math.inf) -> None:
         self._state_dir = state_dir
+        self._max_life = max_life
         self._key_path = state_dir / "token.key"
 
     def create(
@@ -134,8 +138,8 @@ class TokenStore:
             places = [path for place in self._places(sandbox) for path in place.glob("*.json")]
         for path in places:
             record = _read(path)
-            if record is not None and record.expires > time.time():
-                found.append(_at(record, path))
+            if record is not None and (record := self._at(record, path)).expires > time.time():
+                found.append(record)
             else:
                 path.unlink(missing_ok=True)
         return sorted(found, key=lambda record: record.created)
@@ -184,13 +188,21 @@ class TokenStore:
             record = _read(path) if path is not None else None
             if record is not None and (record.id, record.sandbox) == (payload.i, payload.s):
                 assert path is not None
-                return _at(record, path)
+                record = self._at(record, path)
+                if record.expires <= time.time():
+                    raise NotAuthenticated("the token has expired", setting="Policy.max_token_life")
+                return record
         raise NotAuthenticated("the token was revoked, or its sandbox has ended")
 
     def is_valid(self, scope: Scope) -> bool:
         """Whether what a token stood for still holds."""
         is_there = any(self._find(scope.sandbox, scope.id) is not None for _ in range(_LOOKS))
         return is_there and scope.expires > time.time()
+
+    def _at(self, record: TokenRecord, path: Path) -> TokenRecord:
+        """Say of a record where its token is good now, and until when."""
+        expires = min(record.expires, record.created + self._max_life)
+        return msgspec.structs.replace(record, sandbox=path.parent.parent.name, expires=expires)
 
     def _places(self, sandbox: str) -> Paths:
         """Return where the records of a sandbox's tokens are: the directory of what it is parked as first."""
@@ -275,11 +287,6 @@ def _read(path: Path) -> TokenRecord | None:
         raise
     except msgspec.MsgspecError:
         return None
-
-
-def _at(record: TokenRecord, path: Path) -> TokenRecord:
-    """Say of a record where its token is good now."""
-    return msgspec.structs.replace(record, sandbox=path.parent.parent.name)
 
 
 def _write_new(path: Path, data: bytes) -> None:

@@ -21,7 +21,7 @@ from jupyter_agentbox.client import Client, Sandbox
 def serving(has_runsc: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     env = Env(tmp_path_factory.mktemp("serve"), {"Policy": {"lease_timeout": 30.0}})
     try:
-        serving = Serving(env, "--end-sandboxes")
+        serving = Serving(env)
         yield serving
         serving.stop()
         env.assert_clean()

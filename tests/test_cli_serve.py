@@ -34,7 +34,7 @@ def env(has_runsc: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[E
 
 @pytest.fixture(scope="module")
 def serving(env: Env) -> Iterator[Serving]:
-    serving = Serving(env)
+    serving = Serving(env, "--keep-sandboxes")
     yield serving
     serving.stop()
 
@@ -101,8 +101,8 @@ def test_sandboxes_live_on_for_their_lease_or_end_with_it(serving: Serving, env:
         client.create(id="lasting", keep=True).run_code("x = 41")
     said = serving.stop(signal.SIGTERM)
     assert said == ""
-    assert "sandboxes live on for 60 s (Policy.lease_timeout)" in serving.log.read_text()
-    following = Serving(env, "--end-sandboxes", "--token-file=token")
+    assert "the sandboxes run for another 60 s (Policy.lease_timeout)" in serving.log.read_text()
+    following = Serving(env, "--token-file=token")
     try:
         assert following.token == ""
         assert stat.S_IMODE((env.work / "token").stat().st_mode) == 0o600

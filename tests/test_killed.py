@@ -17,6 +17,7 @@ from traitlets.config import Config
 
 from jupyter_agentbox import parking
 from jupyter_agentbox.adoption import _end_twins
+from jupyter_agentbox.errors import NotFound, RuntimeFailed
 from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.models import SandboxRequest, SnapshotRequest
@@ -32,6 +33,7 @@ from jupyter_agentbox.sessions import Sessions
 from jupyter_agentbox.slot import KernelSlot
 from jupyter_agentbox.snapshotting import Snapshots, read_saved
 from jupyter_agentbox.spec import Cause
+from jupyter_agentbox.sweep import sweep
 from jupyter_agentbox.tokens import TokenStore
 from jupyter_agentbox.warm import context_argv
 
@@ -203,7 +205,7 @@ def test_of_two_kernels_of_one_id_one_is_ended_and_its_tokens_are_the_others(is_
         left = {record.id: record for record in second.manager.orphans()}
         assert left.keys() == {old.id, new.id}
         slot = KernelSlot(second.manager, key=b"", signature_scheme="hmac-sha256")
-        await thread.run(slot.adopt(left[old.id]))
+        await thread.run(slot.adopt(left[old.id], left[old.id].spec))
         try:
             await asyncio.to_thread(_end_twins, second.manager, {"k"})
             assert second.living() == [old.id]
@@ -223,6 +225,27 @@ def test_a_twin_that_somebody_has_is_left_alone(policy: Policy) -> None:
             await asyncio.to_thread(server.manager.end_twin, record, None)
             assert server.manager.runtime.is_alive(handle)
             assert await server.bash("cat file") == "first\n"
+
+    run(test)
+
+
+def test_one_that_was_told_to_end_is_no_later_servers(policy: Policy) -> None:
+    async def test() -> None:
+        first = Server(policy)
+        session = await first.make()
+        sandbox = session.running()
+        sandbox.end_lease()
+        await first.kill()
+        second = Server(policy)
+        assert second.manager.orphans() == []
+        with pytest.raises(RuntimeFailed, match="told to end"):
+            await second.manager.adopt(sandbox.id)
+        assert await second.sessions.recover() == []
+        while sandbox.directory.exists():  # long before its lease
+            await asyncio.to_thread(sweep, policy.state_path)
+        with pytest.raises(NotFound):  # it did not lapse either
+            await second.sessions.get("x", caller=ADA)
+        await second.sessions.aclose()
 
     run(test)
 

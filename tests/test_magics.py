@@ -217,7 +217,7 @@ def test_what_is_not_signed_is_the_kernels(bench: Bench) -> None:
 def server(make_env: Callable[..., Env]) -> Iterator[Server]:
     env = make_env()
     extension = "--ServerApp.jpserver_extensions={'jupyter_agentbox': True}"
-    with env.server("server", extension, "--AgentboxExtension.keep_sandboxes=False") as running:
+    with env.server("server", extension) as running:
         yield running
 
 

@@ -29,7 +29,7 @@ def server(make_env: Callable[..., Env]) -> Iterator[Server]:
     env = make_env(config={"Policy": {"lease_timeout": 30.0, "max_sandboxes": 2, "templates": False}})
     # Long, so that a shutdown that is not obeyed is told from one on a slow machine.
     patient = "--KernelManager.shutdown_wait_time=80"
-    with env.server("server", EXTENSION, "--AgentboxExtension.keep_sandboxes=False", patient) as running:
+    with env.server("server", EXTENSION, patient) as running:
         yield running
 
 

@@ -16,7 +16,7 @@ from test_parking import EXTENSION, call, park, park_box
 @pytest.fixture(scope="module")
 def server(make_env: Callable[..., Env]) -> Iterator[Server]:
     env = make_env(config={"Policy": {"lease_timeout": 60.0}})
-    with env.server("server", EXTENSION, "--AgentboxExtension.keep_sandboxes=False") as running:
+    with env.server("server", EXTENSION) as running:
         yield running
 
 

@@ -76,6 +76,11 @@ def test_hosts_and_limits_are_what_both_times_allow(
         ({}, {"is_root": True}, PolicyRefused, "is_root = True", "Policy.profiles['big']['is_root']"),
         ({}, {"runtime": "docker"}, PolicyRefused, "runtime = 'docker'", "Policy.profiles['big']['runtime']"),
         ({}, {"mounts": (Mount(Path("/usr"), "/data"),)}, PolicyRefused, "/data", "Policy.mounts"),
+        ({}, {"mounts": (Mount(Path("/usr/share"), "/usr/share", is_policys=True),)}, PolicyRefused, "/usr/share",
+         "Policy.mounts"),
+        ({"profiles": {"big": {"workspace": "private"}}}, {}, PolicyRefused, "private ones only",
+         "Policy.profiles['big']['workspace']"),
+        ({"hidden_files": [".*", "*.pem"]}, {}, PolicyRefused, "now hides", "Policy.hidden_files"),
         ({"allowed_workspaces": ["/nowhere"]}, {}, PolicyRefused, "books", "Policy.allowed_workspaces"),
         ({}, {"workspace": Path("/no/such/folder")}, AgentboxError, "/no/such/folder", None),
     ],
@@ -94,6 +99,16 @@ def test_what_lies_in_memory_and_is_not_allowed_any_more_is_refused(
         renew(policy, replace(then, **changes), owner="now")
     if setting is not None:
         assert refused.value.setting == setting
+
+
+def test_the_folder_of_one_that_runs_may_have_been_renamed_but_not_out_of_what_is_allowed(
+    tmp_path: Path, then: SandboxSpec, folder: Path
+) -> None:
+    folder.rename(tmp_path / "elsewhere")
+    profiles = {"big": {"memory": "900 MiB"}}
+    assert renew(policy_of(tmp_path, profiles=profiles), then, owner="then", is_running=True) == then
+    with pytest.raises(PolicyRefused):
+        renew(policy_of(tmp_path, profiles=profiles, allowed_workspaces=["/nowhere"]), then, owner="", is_running=True)
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,6 @@ def test_the_package_needs_nothing_of_node() -> None:
 def test_its_own_tests_pass_on_a_live_server(make_env: Callable[..., Env]) -> None:
     env = make_env()
     extensions = "--ServerApp.jpserver_extensions={'jupyter_agentbox': True}"
-    with env.server("server", extensions, "--AgentboxExtension.keep_sandboxes=False") as server:
+    with env.server("server", extensions) as server:
         text = run("npm", "test", AGENTBOX_TEST_URL=server.url(""), AGENTBOX_TEST_TOKEN=server.token)
     assert "# fail 0" in text

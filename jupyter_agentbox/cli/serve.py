@@ -43,7 +43,10 @@ _ALIASES = {
 _FLAGS = {
     **FLAGS,
     "remote": ({"ServeCommand": {"is_remote": True}}, "Let --ip be an address that other machines can reach."),
-    "end-sandboxes": ({"ServeCommand": {"is_ending": True}}, "End the sandboxes with the server."),
+    "keep-sandboxes": (
+        {"ServeCommand": {"keep_sandboxes": True}},
+        "Keep the sandboxes for their lease when the server is told to stop.",
+    ),
     "json": ({"ServeCommand": {"is_json": True}}, "Print address and token as one line of JSON."),
 }
 
@@ -56,7 +59,7 @@ class ServeCommand(Command):
 
     name = "jupyter agentbox serve"
     description = __doc__ or ""
-    examples = "jupyter agentbox serve\njupyter agentbox serve --port=8899 --token-file=token --end-sandboxes"
+    examples = "jupyter agentbox serve\njupyter agentbox serve --port=8899 --token-file=token --keep-sandboxes"
     aliases = _ALIASES
     takes_all_settings = True
     flags = _FLAGS
@@ -66,7 +69,9 @@ class ServeCommand(Command):
         config=True
     )
     is_remote = Bool(False, help="Let other machines reach it.").tag(config=True)
-    is_ending = Bool(False, help="End the sandboxes with the server.").tag(config=True)
+    keep_sandboxes = Bool(False, help="Keep the sandboxes for their lease when the server is told to stop.").tag(
+        config=True
+    )
     is_json = Bool(False, help="Print JSON.").tag(config=True)
 
     def run(self) -> int:
@@ -94,14 +99,14 @@ class ServeCommand(Command):
         finally:
             if self.token_file:
                 Path(self.token_file).unlink(missing_ok=True)
-        if self.is_ending:
-            print("stopped; the sandboxes have ended", file=sys.stderr)
-        else:
-            print(
-                f"stopped; sandboxes live on for {policy.lease_timeout:g} s (Policy.lease_timeout), and are taken back "
-                "if this command starts again until then",
-                file=sys.stderr,
+        if self.keep_sandboxes:
+            said = (
+                f"stopped; the sandboxes run for another {policy.lease_timeout:g} s (Policy.lease_timeout) and are "
+                "taken back if this command starts again by then"
             )
+        else:
+            said = "stopped; the sandboxes have ended, except parked ones, which are on disk"
+        print(said, file=sys.stderr)
         return 0
 
     def _check_loaded(self, server: _Server, token: str) -> None:
@@ -189,7 +194,7 @@ class ServeCommand(Command):
                 "MultiKernelManager": {"default_kernel_name": "agentbox"},
                 "IdentityProvider": identity,
                 "PasswordIdentityProvider": identity,
-                "AgentboxExtension": {"terminals": "off", "keep_sandboxes": not self.is_ending},
+                "AgentboxExtension": {"terminals": "off", "keep_sandboxes": self.keep_sandboxes},
             }
         )
 

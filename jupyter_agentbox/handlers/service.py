@@ -43,7 +43,7 @@ class Service:
         self.exchange = Exchange(sessions, self.snapshots)
         self.gateway_url = gateway_url
         self.root = "/api/agentbox"
-        self.tokens = TokenStore(sessions.policy.state_path)
+        self.tokens = TokenStore(sessions.policy.state_path, sessions.policy.max_token_life)
         self._checks: list[CheckInfo] = []
         self._checked = 0.0
 

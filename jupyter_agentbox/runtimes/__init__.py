@@ -170,6 +170,16 @@ class Runtime(LoggingConfigurable, metaclass=_Meta):  # type: ignore[metaclass]
     def why_ended(self, handle: Handle, limits: Limits, directory: Path) -> End:
         """Tell why it ended, as seen from outside. Called after its death and before :meth:`remove`."""
 
+    def lower_limits(self, handle: Handle, limits: Limits) -> frozenset[str]:
+        """Hold one that runs to limits that are not above those it has; ``disk`` is its owner's to watch.
+
+        Returns
+        -------
+        frozenset of str
+            Names of those that can't be changed any more; if one of these was to be, the sandbox has to end.
+        """
+        return frozenset({"memory", "cpus", "processes"})
+
     @abc.abstractmethod
     def freeze(self, handle: Handle) -> bool:
         """Stop all that runs in it, as it is; whether that was done. Cheap, never blocks.

@@ -85,6 +85,26 @@ class Cgroups:
         return paths
 
 
+def lower(paths: Iterable[str], limits: Limits) -> frozenset[str]:
+    """Lower the limits of groups with processes in them, and return the names of those that were not.
+
+    Without a group the owner watches the memory limit, and nobody the share of processor time.
+    """
+    paths = tuple(paths)
+    if not paths:
+        return frozenset({"cpus"})
+    used = read_memory(paths)
+    if used is not None and used > limits.memory:
+        return frozenset({"memory"})
+    try:
+        for path in map(Path, paths):
+            for name, value in make_settings(limits).items():
+                _set(path, name, value)
+    except OSError:
+        return frozenset({"memory", "cpus"})
+    return frozenset()
+
+
 def make_settings(limits: Limits) -> dict[str, str]:
     """Return what to write into which file, for both versions; a file that a group lacks is passed over."""
     quota = max(1000, round(limits.cpus * CPU_PERIOD))

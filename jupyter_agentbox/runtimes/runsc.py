@@ -128,6 +128,10 @@ class RunscRuntime(Runtime):
                 return End(Cause.CRASHED, 1, f"gVisor crashed: {words[words.index(sign) :][:200]}")
         return End(Cause.KILLED, 137, "the processes of the sandbox were killed from outside")
 
+    def lower_limits(self, handle: Handle, limits: Limits) -> frozenset[str]:
+        """Lower those of its control groups. Memory that is in use is not taken away, and gVisor counts processes."""
+        return frozenset({"processes"}) | cgroups.lower(handle.cgroups, limits)
+
     def freeze(self, handle: Handle) -> bool:
         """Stop gVisor's own process: without it nothing inside can run, and the clock inside goes on."""
         return send_signal(handle.pid, handle.start_time, signal.SIGSTOP)

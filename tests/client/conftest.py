@@ -35,7 +35,7 @@ def serving(has_runsc: None, tmp_path_factory: pytest.TempPathFactory, folders: 
     }
     env = Env(tmp_path_factory.mktemp("serve"), {"Policy": policy})
     try:
-        serving = Serving(env, "--end-sandboxes")
+        serving = Serving(env)
         yield serving
         serving.stop()
         env.assert_clean()

@@ -140,14 +140,15 @@ class Env:
         return Run(process.returncode, output)
 
     def spawn(self, *command: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None,
-              input: str | None = None, stdout: Any = subprocess.PIPE) -> subprocess.Popen[str]:  # fmt: skip
+              input: str | None = None, stdin: Any = subprocess.DEVNULL,
+              stdout: Any = subprocess.PIPE) -> subprocess.Popen[str]:  # fmt: skip
         """Start a program of the environment in a session of its own."""
         program, *arguments = map(str, command)
         return subprocess.Popen(
             [str(self.bin / program) if (self.bin / program).exists() else program, *arguments],
             cwd=cwd or self.work,
             env=self.variables | (env or {}),
-            stdin=subprocess.PIPE if input is not None else subprocess.DEVNULL,
+            stdin=subprocess.PIPE if input is not None else stdin,
             stdout=stdout,
             stderr=subprocess.STDOUT,
             text=True,

@@ -14,7 +14,7 @@ from .harness import KERNEL, Env, KernelClient, Server, wait_until
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL], ids=["told to end", "killed"])
 def test_a_server_takes_its_kernels_back_with_all_they_hold(agentbox_env: Env, signum: int) -> None:
     agentbox_env.configure({"Policy": {"lease_timeout": 300.0}})
-    first = Server(agentbox_env, "lab", (), {})
+    first = Server(agentbox_env, "lab", ("--AgentboxExtension.keep_sandboxes=True",), {})
     first.wait_ready()
     nbformat.write(nbformat.v4.new_notebook(), agentbox_env.work / "book.ipynb")
     session = first.call(
@@ -79,20 +79,12 @@ def test_a_server_takes_its_kernels_back_with_all_they_hold(agentbox_env: Env, s
 
 def test_a_server_of_another_root_directory_takes_nothing(agentbox_env: Env) -> None:
     agentbox_env.configure({"Policy": {"lease_timeout": 20.0}})
-    with agentbox_env.server("lab") as first:
+    with agentbox_env.server("lab", "--AgentboxExtension.keep_sandboxes=True") as first:
         first.kernel().check("x = 1")
     agentbox_env.work = agentbox_env.work / "elsewhere"
     agentbox_env.work.mkdir()
     with agentbox_env.server("lab") as second:
         assert second.call("GET", "api/kernels") == []
-
-
-def test_a_server_may_be_told_to_take_its_kernels_along(agentbox_env: Env) -> None:
-    agentbox_env.configure({"Policy": {"lease_timeout": 600.0}})
-    with agentbox_env.server("lab", "--AgentboxExtension.keep_sandboxes=False") as server:
-        server.kernel().check("x = 1")
-    # What takes the server longer than it waits at its end, the sweeper removes.
-    wait_until(lambda: not agentbox_env.sandboxes(), 60, "its sandbox is gone")
 
 
 def test_sandboxes_of_programs_are_taken_back_running_or_parked(agentbox_env: Env) -> None:

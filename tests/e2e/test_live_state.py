@@ -23,10 +23,7 @@ API = "api/agentbox"
 def server(make_env: Callable[..., Env]) -> Iterator[Server]:
     profiles = {"big": {"memory": "3 GiB"}}
     env = make_env(config={"Policy": {"lease_timeout": 30.0, "profiles": profiles, "max_memory": "4 GiB"}})
-    arguments = (
-        "--ServerApp.jpserver_extensions={'jupyter_agentbox': True}",
-        "--AgentboxExtension.keep_sandboxes=False",
-    )
+    arguments = ("--ServerApp.jpserver_extensions={'jupyter_agentbox': True}",)
     with env.server("server", *arguments) as running:
         yield running
 

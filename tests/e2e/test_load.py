@@ -13,10 +13,7 @@ from benchmarks.serving import Served
 
 def test_two_hundred_clients_meet_no_error_and_leave_nothing(make_env: Callable[..., Env]) -> None:
     env = make_env()
-    arguments = (
-        "--ServerApp.jpserver_extensions={'jupyter_agentbox': True}",
-        "--AgentboxExtension.keep_sandboxes=False",
-    )
+    arguments = ("--ServerApp.jpserver_extensions={'jupyter_agentbox': True}",)
     with env.server("server", *arguments) as server:
         served = Served(server.url(""), server.token, server.process.pid, str(env.base))
         figures = asyncio.run(load.run(served, clients=200, sandboxes=2, seconds=10.0))

@@ -101,7 +101,6 @@ def server(has_runsc: None, tmp_path_factory: pytest.TempPathFactory, exchange: 
     try:
         arguments = (
             "--ServerApp.jpserver_extensions={'jupyter_agentbox': True}",
-            "--AgentboxExtension.keep_sandboxes=False",
             "--ServerApp.max_body_size=8388608",  # which is no bound of uploads: tests send more
             "--ServerApp.kernel_spec_manager_class=jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager",
         )

@@ -238,7 +238,6 @@ class Only(Authorizer):
 def jp_server_config(tmp_path: Any, has_runsc: None) -> dict[str, Any]:
     return {
         "ServerApp": {"jpserver_extensions": {"jupyter_agentbox": True}},
-        "AgentboxExtension": {"keep_sandboxes": False},
         "Policy": {"state_dir": str(tmp_path / "state"), "import_folders": {"datasets": "/srv"}},
     }
 

@@ -41,7 +41,7 @@ def own_api(make_env: Callable[..., Env]) -> Iterator[Api]:
     policy = {"lease_timeout": 30.0, "max_sandboxes_per_owner": 4, "allowed_hosts": ["fuzz.invalid"]}
     env = make_env(config={"Policy": policy})
     extensions = "--ServerApp.jpserver_extensions={'jupyter_agentbox': True}"
-    with env.server("server", extensions, "--AgentboxExtension.keep_sandboxes=False") as running:
+    with env.server("server", extensions) as running:
         made = Api(running)
         yield made
         made.http.close()

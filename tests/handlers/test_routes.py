@@ -39,7 +39,6 @@ def jp_server_config(tmp_path: Any) -> dict[str, Any]:
             "jpserver_extensions": {"jupyter_agentbox": True},
             "allow_unauthenticated_access": False,
         },
-        "AgentboxExtension": {"keep_sandboxes": False},
         "Policy": {"state_dir": str(tmp_path / "state")},
     }
 

@@ -160,7 +160,7 @@ def env(make_env: Callable[..., Env], built: Built, mirror: Mirror) -> Env:
 @pytest.fixture(scope="module")
 def server(env: Env) -> Iterator[Server]:
     extensions = "--ServerApp.jpserver_extensions={'jupyter_agentbox': True}"
-    with env.server("server", extensions, "--AgentboxExtension.keep_sandboxes=False") as server:
+    with env.server("server", extensions) as server:
         yield server
 
 

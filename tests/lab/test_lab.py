@@ -66,9 +66,7 @@ def lab(make_lab: Callable[..., Env], browser: Browser, npm_packages: Path, buil
     env.run("jupyter-agentbox", "kernelspec", "--image=languages")
     kernelspec(env, "narrow", "Python (narrow)", allowed_hosts=[], memory="300 MiB")
     paths = [str(make_language_pack(env.base / "pack")), os.environ.get("PYTHONPATH", "")]
-    with env.server(
-        "lab", "--AgentboxExtension.keep_sandboxes=False", env={"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    ) as server:
+    with env.server("lab", env={"PYTHONPATH": os.pathsep.join(filter(None, paths))}) as server:
         lab = Lab(browser, server, npm_packages / "axe-core" / "axe.min.js")
         yield lab
         lab.page.close()

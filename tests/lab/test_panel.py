@@ -34,7 +34,7 @@ def lab(make_lab: Callable[..., Env], browser: Browser, npm_packages: Path) -> I
     env = make_lab()
     kernelspec(env, "idler", "Python (idler)", cull=IDLE)
     cull = [f"--MappingKernelManager.cull_{setting}" for setting in CULL]
-    with env.server("lab", "--AgentboxExtension.keep_sandboxes=False", *cull) as server:
+    with env.server("lab", *cull) as server:
         lab = Lab(browser, server, npm_packages / "axe-core" / "axe.min.js")
         lab.write(
             "work.ipynb",

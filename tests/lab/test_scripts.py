@@ -77,7 +77,7 @@ def lab(make_lab: Callable[..., Env], browser: Browser) -> Iterator[Lab]:
         (env.base / name).mkdir()
     (env.base / "outside" / "secret.txt").write_text(CANARY)
     enforced = "--ServerApp.kernel_spec_manager_class=jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager"
-    with env.server("lab", "--AgentboxExtension.keep_sandboxes=False", enforced) as server:
+    with env.server("lab", enforced) as server:
         lab = Lab(browser, server)
         yield lab
         lab.page.close()

@@ -93,7 +93,6 @@ def mcp_server(has_runsc: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
     try:
         arguments = (
             "--ServerApp.jpserver_extensions={'jupyter_agentbox': True}",
-            "--AgentboxExtension.keep_sandboxes=False",
             "--ServerApp.kernel_spec_manager_class=jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager",
         )
         with env.server("server", *arguments) as running:
