@@ -1,214 +1,371 @@
-"""The server's file browser, kept to its folder: what code in a sandbox puts there may not lead elsewhere.
+"""Jupyter's file browser for folders that sandboxes write: it follows a link only within the link's own folder.
 
-A sandbox whose workspace is the notebook's folder can put links into it. Jupyter's own manager follows them, so an
-open notebook that was replaced by a link to the user's ``.bashrc`` would be saved over that. Here a link that leads
-out of the root directory, and out of the folders that :attr:`AgentboxContentsManager.linked_folders` names, is shown
-and can be renamed and deleted, but what it leads to can be neither read nor written. Paths are looked at first, for a
-clear answer. What holds when a link is put in the way after that look is :mod:`~jupyter_agentbox.landlock`, on the
-threads where all the work is done.
+A sandbox whose workspace is the notebook's folder can replace any file in it by a link. Jupyter's own manager follows
+links, so an open notebook that was replaced by a link to the user's ``.bashrc`` would be saved over that. It also opens
+names that it derives from the one it was asked for: ``.~name`` for a safe save and ``.ipynb_checkpoints/`` for a
+checkpoint.
+
+Here everything that reads content or changes something goes through
+:class:`~jupyter_agentbox.files.guarded.GuardedPaths`. Jupyter's own code above that, and classes that other packages
+derive from this one, stay as they are.
 """
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
-import contextlib
-import contextvars
-import mimetypes
+import base64
 import os
 import stat
-import sys
-from collections.abc import Generator, Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
+import nbformat
+from anyio.to_thread import run_sync
+from jupyter_core.paths import is_hidden, jupyter_data_dir
 from jupyter_server.base.handlers import AuthenticatedFileHandler
+from jupyter_server.services.contents.filecheckpoints import AsyncFileCheckpoints, FileCheckpoints
+from jupyter_server.services.contents.fileio import AsyncFileManagerMixin
 from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
 from tornado.web import HTTPError
 from traitlets import List, Unicode, default
 
-from . import landlock
+from .errors import AgentboxError, NotFound, PolicyRefused, TooLarge
+from .files.guarded import GuardedPaths
+from .files.paths import make_matcher
+from .folders import private_directories, program_directories
+from .policy import Policy
 
-#: Calls that are worked on at a time.
-MAX_CALLS = 8
 #: Bytes of a file that is downloaded, at a time.
 PART = 1024 * 1024
-#: Seconds that a thread waits for what has to be done on the server's own.
-TIMEOUT = 10.0
+#: Where jupytext looks for a file of Python code that it runs in the server, if the server shows hidden files.
+_RUN_IN_SERVER = ".jupytext.py"
 
-#: The server's loop, on the threads that are kept to the folder.
-_home: contextvars.ContextVar[asyncio.AbstractEventLoop | None] = contextvars.ContextVar("home", default=None)
+_Result = TypeVar("_Result")
 
 
-class AgentboxContentsManager(AsyncLargeFileManager):
-    """Jupyter's file manager, which follows no link out of its root directory.
+class GuardedFiles(AsyncFileManagerMixin):
+    """How Jupyter's managers of files and of checkpoints open and change files, without following links elsewhere."""
 
-    ``c.ServerApp.contents_manager_class``; the package's own configuration of Jupyter servers sets it. Hooks that run
-    when something is saved run under the same bounds.
+    @property
+    def paths(self) -> GuardedPaths:
+        """The only way to a file."""
+        raise NotImplementedError
+
+    def _os_path(self, path: str) -> str:
+        manager: Any = self
+        return str(manager._get_os_path(path.strip("/")))
+
+    @contextmanager
+    def guard(self, os_path: str = "") -> Iterator[None]:
+        """Turn errors of the guarded paths into answers of the API."""
+        try:
+            with self.perm_to_403(os_path):
+                yield
+        except AgentboxError as error:
+            kinds = {PolicyRefused: 403, NotFound: 404, TooLarge: 413}
+            raise HTTPError(kinds.get(type(error), 400), str(error)) from error
+
+    async def _guarded(self, os_path: str, work: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
+        with self.guard(os_path):
+            return await run_sync(partial(work, *args, **kwargs))
+
+    @contextmanager
+    def open(self, os_path: str, mode: str = "r", **kwargs: Any) -> Iterator[Any]:
+        """Open a regular file."""
+        with self.guard(os_path), open(os_path, mode, opener=self.paths.open, **kwargs) as file:
+            yield file
+
+    @contextmanager
+    def atomic_writing(self, os_path: str, text: bool = True, encoding: str = "utf-8", **kwargs: Any) -> Iterator[Any]:
+        """Write a file anew; its old content is kept beside it meanwhile, if ``use_atomic_writing`` says so."""
+        if text:
+            kwargs = {"newline": "\n", "encoding": encoding, **kwargs}
+        with self.guard(os_path), self.paths.rewrite(os_path, is_safe=self.use_atomic_writing) as fd:
+            with open(fd, "w" if text else "wb", closefd=False, **kwargs) as file:
+                yield file
+
+    async def _copy(self, src: str, dest: str) -> None:
+        await self._guarded(src, self.paths.copy_file, src, dest)
+
+    async def _read_notebook(
+        self, os_path: str, as_version: int = 4, capture_validation_error: Any = None, raw: bool = False
+    ) -> Any:
+        read = partial(nbformat.reads, as_version=as_version, capture_validation_error=capture_validation_error)
+        answer: Any = await self._read_file(os_path, "text", raw=True)
+        try:
+            notebook = await run_sync(read, answer[0])
+        except Exception as error:
+            # What an interrupted save has left, if it has left something.
+            if not self.use_atomic_writing or not await self._guarded(os_path, self.paths.restore_backup, os_path):
+                raise HTTPError(400, f"Unreadable Notebook: {os_path} {error!r}") from error
+            answer = await self._read_file(os_path, "text", raw=True)
+            try:
+                notebook = await run_sync(read, answer[0])
+            except Exception as again:
+                raise HTTPError(400, f"Unreadable Notebook: {os_path} {again!r}") from again
+        return (notebook, answer[2]) if raw else notebook
+
+
+class AgentboxContentsManager(GuardedFiles, AsyncLargeFileManager):  # type: ignore[misc]  # as in Jupyter's own
+    """Jupyter's file manager, which follows a link only within the link's own folder.
+
+    The extension makes it the server's manager (``ServerApp.contents_manager_class``).
     """
 
     linked_folders = List(
         Unicode(),
-        help="""Folders outside of the root directory that links in it may lead to. What code in a sandbox links to in
-        these can be read and written from JupyterLab, too.""",
+        help="""Folders that links in the root directory may lead to. Any other link is followed only within the folder
+        that it is in. Code in any sandbox can make links to these folders, and the server then reads and writes them
+        when you open and save what such a link stands for.""",
     ).tag(config=True)
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        mimetypes.init()  # reads files of the system
-        is_bound = landlock.is_available()
-        if not is_bound:
-            self.log.warning(
-                "The file browser looks where links lead before it follows them, but this kernel cannot hold it to"
-                " that while code in a sandbox changes them: it has no Landlock of Linux 5.19 or newer"
-            )
-        self._threads = concurrent.futures.ThreadPoolExecutor(
-            MAX_CALLS, "agentbox-contents", initializer=self._restrict if is_bound else None
+        hidden, private = {".*"}, [*private_directories(), *program_directories()]
+        try:
+            policy = Policy(parent=self.parent)
+        except AgentboxError as error:
+            self.log.warning("The file browser takes only names with a leading dot for hidden: %s", error)
+        else:
+            hidden.update(policy.hidden_files)
+            hidden.update(*(policy.profile(name).hidden for name in policy.profile_names()))
+            private.append(policy.state_path)
+        self._is_hidden_name = make_matcher(sorted(hidden))
+        self._private = [os.path.realpath(folder) for folder in private]
+
+    @property
+    def paths(self) -> GuardedPaths:
+        """The paths beneath the root directory."""
+        return self.paths_beneath(self.root_dir)
+
+    def paths_beneath(self, *folders: str) -> GuardedPaths:
+        """Return the paths beneath some folders, with this server's rules for links."""
+        linked = [os.path.expanduser(folder) for folder in self.linked_folders]
+        return GuardedPaths(
+            [os.path.abspath(folder) for folder in folders], linked, self._is_hidden_name, self._private
         )
 
-    def _restrict(self) -> None:
-        changed = [self.root_dir, *self.linked_folders, os.devnull]
-        # Wherever they are configured to be. One in the root directory may be a link.
-        kept = getattr(self.checkpoints, "checkpoint_dir", "")
-        changed.append(kept if os.path.isabs(kept) else getattr(self.checkpoints, "root_dir", self.root_dir))
+    @default("checkpoints")
+    def _default_checkpoints(self) -> Any:
+        kind: Any = self.checkpoints_class
+        if issubclass(kind, FileCheckpoints) and not issubclass(kind, GuardedCheckpoints):
+            kind = type(kind.__name__, (GuardedCheckpoints, kind), {})
+        return kind(**self.checkpoints_kwargs)
+
+    # -- what Jupyter's manager does with paths itself -------------------------------------------------
+
+    async def file_exists(self, path: str) -> bool:
+        """Whether there is such a file; one that would be run in the server does not exist."""
+        return path.rpartition("/")[2] != _RUN_IN_SERVER and bool(await super().file_exists(path))
+
+    async def _dir_model(self, path: str, content: Any = True) -> Any:
+        if content:  # a link that leads out is refused; else Jupyter's code lists the directory
+            os_path = self._os_path(path)
+            with suppress(FileNotFoundError, NotADirectoryError):
+                await self._guarded(os_path, self.paths.list, os_path)
+        base: Any = super()
+        return await base._dir_model(path, content)
+
+    async def _save_directory(self, os_path: str, model: Any, path: str = "") -> None:
+        if not self.allow_hidden and is_hidden(os_path, self.root_dir):
+            raise HTTPError(400, f"Cannot create hidden directory {os_path!r}")
+        try:
+            await self._guarded(os_path, self.paths.make_directory, os_path, exist_ok=True)
+        except NotADirectoryError:
+            raise HTTPError(400, f"Not a directory: {os_path}") from None
+
+    async def _save_large_file(self, os_path: str, content: str, format: str) -> None:
+        if format not in ("text", "base64"):
+            raise HTTPError(400, "Must specify format of file contents as 'text' or 'base64'")
+        try:
+            data = content.encode() if format == "text" else base64.b64decode(content.encode("ascii"))
+        except ValueError as error:
+            raise HTTPError(400, f"Encoding error saving {os_path}: {error}") from error
+        with self.open(os_path, "ab") as file:
+            await run_sync(file.write, data)
+
+    async def delete_file(self, path: str) -> None:
+        """Delete a file or directory; of a link, the link."""
+        os_path = self._os_path(path)
+        if not self.allow_hidden and is_hidden(os_path, self.root_dir):
+            raise HTTPError(400, f"Cannot delete file or directory {os_path!r}")
+        await self._guarded(os_path, self._delete, os_path)
+
+    def _delete(self, os_path: str) -> None:
+        try:
+            mode = self.paths.stat(os_path).st_mode
+        except FileNotFoundError:
+            raise HTTPError(404, f"File or directory does not exist: {os_path}") from None
         if self.delete_to_trash:
-            trash = Path(os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share"), "Trash")
-            for folder in ("files", "info"):
-                with contextlib.suppress(OSError):  # then there is none, which a deletion says
-                    (trash / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-            changed.append(str(trash))
-        # Modules are imported when they are first used.
-        prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, "/usr", "/lib", "/lib64"}
-        modules = [path for path in sys.path if os.path.isabs(path) and Path(path) != Path.cwd()]
-        landlock.restrict(changed, [*prefixes, *modules])
-
-    def check(self, os_path: str) -> None:
-        """Raise HTTPError (403) if a path of the machine's leads out of the folder: a look, for a clear answer."""
-        real = Path(os.path.realpath(os_path))
-        for folder in (self.root_dir, *self.linked_folders):
-            if real.is_relative_to(os.path.realpath(folder)):
-                return
-        raise HTTPError(
-            403,
-            f"{os.path.relpath(os_path, self.root_dir)!r} is a link, or in one, that leads out of the folder of this"
-            " server; AgentboxContentsManager.linked_folders names the folders that links may lead to",
-        )
-
-    async def _bound(self, name: str, paths: Sequence[str], *args: Any, **kwargs: Any) -> Any:
-        """Have Jupyter's method do its work on a thread that is kept to the folder, with what these paths lead to."""
-        method: Any = getattr(super(), name)
-        place: Any = self._get_os_path
-        if _home.get() is not None:
-            return await method(*args, **kwargs)
-        loop, context = asyncio.get_running_loop(), contextvars.copy_context()
-        context.run(_home.set, loop)
-
-        async def work() -> Any:
-            for path in paths:
-                self.check(place(path.strip("/")))
-            return await method(*args, **kwargs)
-
-        return await loop.run_in_executor(self._threads, context.run, asyncio.run, work())
-
-    def open_bound(self, os_path: str) -> Any:
-        """Open a file to read its bytes. Raises HTTPError (403) if it is outside of the folder, OSError."""
-
-        def work() -> Any:
-            self.check(os_path)
-            return open(os_path, "rb", opener=_open_regular)
-
-        return self._threads.submit(work).result(TIMEOUT)
-
-    def open(self, os_path: str, *args: Any, **kwargs: Any) -> Any:
-        """Jupyter's own way to open what it reads, which waits for nobody."""
-        method: Any = super().open
-        return method(os_path, *args, **{"opener": _open_regular, **kwargs})
-
-    # -- each call of the API ----------------------------------------------------------------------
-
-    async def get(self, path: str, content: Any = True, *args: Any, **kwargs: Any) -> Any:
-        # A link is shown wherever it leads.
-        return await self._bound("get", [path] if content else [], path, content, *args, **kwargs)
-
-    async def save(self, model: dict[str, Any], path: str = "") -> Any:
-        return await self._bound("save", [path], model, path)
-
-    async def copy(self, from_path: str, to_path: str | None = None) -> Any:
-        return await self._bound("copy", [from_path, to_path or from_path], from_path, to_path)
-
-    async def delete(self, path: str) -> Any:
-        return await self._bound("delete", [_parent(path)], path)
-
-    async def rename(self, old_path: str, new_path: str) -> Any:
-        return await self._bound("rename", [_parent(old_path), _parent(new_path)], old_path, new_path)
-
-    async def dir_exists(self, path: str) -> Any:
-        return await self._bound("dir_exists", [], path)
-
-    async def file_exists(self, path: str) -> Any:
-        return await self._bound("file_exists", [], path)
-
-    async def is_hidden(self, path: str) -> Any:
-        return await self._bound("is_hidden", [], path)
-
-    async def create_checkpoint(self, path: str) -> Any:
-        return await self._bound("create_checkpoint", [path], path)
-
-    async def restore_checkpoint(self, checkpoint_id: str, path: str) -> Any:
-        return await self._bound("restore_checkpoint", [path], checkpoint_id, path)
-
-    async def list_checkpoints(self, path: str) -> Any:
-        return await self._bound("list_checkpoints", [_parent(path)], path)
-
-    async def delete_checkpoint(self, checkpoint_id: str, path: str) -> Any:
-        return await self._bound("delete_checkpoint", [_parent(path)], checkpoint_id, path)
-
-    # -- what needs the server's own thread: signatures lie elsewhere, events go to websockets -----------------
-
-    def mark_trusted_cells(self, *args: Any, **kwargs: Any) -> None:
-        self._at_home("mark_trusted_cells", *args, **kwargs)
-
-    def check_and_sign(self, *args: Any, **kwargs: Any) -> None:
-        self._at_home("check_and_sign", *args, **kwargs)
-
-    def emit(self, *args: Any, **kwargs: Any) -> None:
-        self._at_home("emit", *args, **kwargs)
-
-    def _at_home(self, name: str, *args: Any, **kwargs: Any) -> None:
-        method: Any = getattr(super(), name)
-        loop = _home.get()
-        if loop is None:
-            method(*args, **kwargs)
+            if not stat.S_ISLNK(mode) and not os.access(os_path, os.W_OK):
+                raise HTTPError(403, f"Permission denied: {os_path}")
+            try:
+                self.paths.trash(os_path)
+            except OSError as error:
+                raise HTTPError(400, f"Cannot move {os_path} to the trash: {error}") from error
             return
+        # A directory that holds nothing but checkpoints counts as empty.
+        kept = {getattr(self.checkpoints, "checkpoint_dir", None)}
+        if stat.S_ISDIR(mode) and not self.always_delete_dir and set(self.paths.list(os_path)) - kept:
+            raise HTTPError(400, f"Directory {os_path} not empty")
+        self.paths.delete(os_path, recursive=True)
 
-        async def work() -> None:
-            method(*args, **kwargs)
+    async def rename_file(self, old_path: str, new_path: str) -> None:
+        """Rename a file or directory; of a link, the link."""
+        old_path, new_path = old_path.strip("/"), new_path.strip("/")
+        if new_path == old_path:
+            return
+        old, new = self._os_path(old_path), self._os_path(new_path)
+        if not self.allow_hidden and (is_hidden(old, self.root_dir) or is_hidden(new, self.root_dir)):
+            raise HTTPError(400, f"Cannot rename file or directory {old!r}")
+        try:
+            await self._guarded(old, self.paths.move, old, new)
+        except FileExistsError:
+            raise HTTPError(409, f"File already exists: {new_path}") from None
+        except FileNotFoundError:
+            raise HTTPError(404, f"File or directory does not exist: {old_path}") from None
+        except OSError as error:
+            raise HTTPError(500, f"Unknown error renaming file: {old_path} {error}") from error
 
-        asyncio.run_coroutine_threadsafe(work(), loop).result(TIMEOUT)
+    async def _copy_dir(self, from_path: str, to_path_original: str, to_name: str, to_path: str) -> Any:
+        source, target = self._os_path(from_path), self._os_path(to_path)
+        try:
+            skipped = await self._guarded(source, self.paths.copy_directory, source, target)
+        except OSError as error:
+            raise HTTPError(400, f"Cannot copy {from_path!r} to {to_path!r}: {error}") from error
+        for sentence in skipped:
+            self.log.warning("Copying %s: %s", from_path, sentence)
+        base: Any = self
+        return await base.get(to_path, content=False)
+
+    # -- hooks -----------------------------------------------------------------------------------------
+
+    def run_post_save_hooks(self, model: Any, os_path: str) -> None:
+        """Run the hooks; the error of one that fails says that the file is saved nevertheless."""
+        base: Any = super()
+        try:
+            base.run_post_save_hooks(model, os_path)
+        except Exception as error:
+            cause = error.__cause__ or error
+            raise HTTPError(
+                500,
+                f"{model['path']} was saved, but a post-save hook failed: {type(cause).__name__}: {cause}. Fix the"
+                " hook, or remove it from FileContentsManager.post_save_hook.",
+            ) from error
 
     @default("files_handler_class")
     def _default_files_handler_class(self) -> type:
         return type("FilesHandler", (_FilesHandler,), {"manager": self})
 
 
+class GuardedCheckpoints(GuardedFiles, AsyncFileCheckpoints):
+    """Checkpoints in files, under the same rules; also put before another class that is configured."""
+
+    @property
+    def paths(self) -> GuardedPaths:
+        """The paths beneath the manager's root directory, and wherever checkpoints are configured to be."""
+        own = [self.checkpoint_dir] if os.path.isabs(self.checkpoint_dir) else []
+        return self._manager.paths_beneath(self._manager.root_dir, self.root_dir, _fallback(), *own)
+
+    @property
+    def _manager(self) -> AgentboxContentsManager:
+        assert isinstance(self.parent, AgentboxContentsManager)
+        return self.parent
+
+    def checkpoint_path(self, checkpoint_id: str, path: str) -> str:
+        """Return the path of a checkpoint, in a directory that is made if it is missing."""
+        parent, _, name = path.strip("/").rpartition("/")
+        stem, extension = os.path.splitext(name)
+        folder = self._os_path(parent)
+        directory = os.path.join(folder, self.checkpoint_dir)
+        if not os.access(folder, os.W_OK) and os.path.exists(folder):
+            directory = os.path.join(_fallback(), parent)
+        with self.guard(directory), suppress(FileNotFoundError):
+            # Beside the file, only in a directory that is there.
+            is_beside = self.root_dir == self._manager.root_dir and os.path.dirname(directory) == folder
+            self.paths.make_directory(directory, exist_ok=True, parents=not is_beside)
+        return os.path.join(directory, f"{stem}-{checkpoint_id}{extension}")
+
+    async def rename_checkpoint(self, checkpoint_id: str, old_path: str, new_path: str) -> None:
+        """Rename a checkpoint, if there is one."""
+        old, new = (self.checkpoint_path(checkpoint_id, path) for path in (old_path, new_path))
+        with suppress(FileNotFoundError):
+            await self._guarded(old, self.paths.move, old, new, overwrite=True)
+
+    async def delete_checkpoint(self, checkpoint_id: str, path: str) -> None:
+        """Delete a checkpoint."""
+        os_path = self.checkpoint_path(checkpoint_id, path)
+        try:
+            await self._guarded(os_path, self.paths.delete, os_path)
+        except FileNotFoundError:
+            raise HTTPError(404, f"Checkpoint does not exist: {path}@{checkpoint_id}") from None
+
+
+def _fallback() -> str:
+    """Return where checkpoints of files are whose own directory cannot be written."""
+    return os.path.join(jupyter_data_dir(), "agentbox-checkpoints")
+
+
+#: What a class that is derived from the manager must leave alone.
+_GUARDED = (
+    *("open", "atomic_writing", "_copy", "_read_notebook", "_save_directory", "_save_large_file", "_copy_dir"),
+    "paths",
+)
+
+
+def guard_state(manager: object) -> str | None:
+    """Return why a server's contents manager may follow links out of their folders.
+
+    Parameters
+    ----------
+    manager : object
+        ``ServerApp.contents_manager`` when all extensions are loaded, as extensions may replace it.
+
+    Returns
+    -------
+    str or None
+        A sentence, or None if the guard is in place.
+    """
+    kind = type(manager)
+    name, guard = f"{kind.__module__}.{kind.__qualname__}", "jupyter_agentbox.contents.AgentboxContentsManager"
+    if not isinstance(manager, AgentboxContentsManager):
+        return (
+            f"The file browser follows links that code in a sandbox makes, as the contents manager is {name}. Set"
+            f" ServerApp.contents_manager_class to {guard} or to a class that is derived from it, and disable the"
+            " extension that replaces it."
+        )
+    changed = [each for each in _GUARDED if getattr(kind, each) is not getattr(AgentboxContentsManager, each)]
+    if changed:
+        return (
+            f"The file browser may follow links that code in a sandbox makes, as the contents manager {name} replaces"
+            f" {', '.join(changed)} of {guard}. Disable the extension that it belongs to."
+        )
+    kept: object = manager.checkpoints
+    if isinstance(kept, FileCheckpoints) and not isinstance(kept, GuardedCheckpoints):
+        kind = type(kept)
+        return (
+            f"Checkpoints may follow links that code in a sandbox makes, as {kind.__module__}.{kind.__qualname__} makes"
+            " them. Configure checkpoints_class, not checkpoints."
+        )
+    return None
+
+
 class _FilesHandler(AuthenticatedFileHandler):
-    """Serves files for download, under the same bounds."""
+    """Serves files for download, under the same rules."""
 
     manager: ClassVar[AgentboxContentsManager]
 
     def validate_absolute_path(self, root: str, absolute_path: str) -> str:
-        self.manager.check(absolute_path)
-        return str(super().validate_absolute_path(root, absolute_path))
+        with self.manager.guard(absolute_path), self.manager.paths.locate(absolute_path):
+            return str(super().validate_absolute_path(root, absolute_path))
 
     @classmethod
     def get_content(
         cls, abspath: str, start: int | None = None, end: int | None = None
     ) -> Generator[bytes, None, None]:
-        try:
-            file = cls.manager.open_bound(abspath)
-        except PermissionError:
-            raise HTTPError(403, "it leads out of the folder of this server, or this user may not read it") from None
-        with file:
+        opened: AbstractContextManager[Any] = cls.manager.open(abspath, "rb")
+        with opened as file:
             file.seek(start or 0)
             left = None if end is None else end - (start or 0)
             while left is None or left > 0:
@@ -217,16 +374,3 @@ class _FilesHandler(AuthenticatedFileHandler):
                     return
                 left = None if left is None else left - len(part)
                 yield part
-
-
-def _open_regular(path: str, flags: int) -> int:
-    """Open a file, and no FIFO that was put in its place, which would be waited for."""
-    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise HTTPError(400, "it is no regular file")
-    return fd
-
-
-def _parent(path: str) -> str:
-    return path.strip("/").rpartition("/")[0]

@@ -19,7 +19,6 @@ from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_core.paths import jupyter_config_path
 from traitlets.config import Configurable
 
-from . import landlock
 from .egress import presets, rules
 from .errors import AgentboxError
 from .kernelspecs import find_shadowed, is_sandboxed
@@ -55,7 +54,6 @@ def examine(parent: Configurable | None = None, *, runtimes: Sequence[str] = ())
         *(("runtime", partial(check_runtime, policy, name)) for name in find_runtimes(policy, runtimes)),
         ("kernelspecs", check_kernelspecs),
         ("server", check_server),
-        ("file browser", check_file_browser),
         ("warm starts", lambda: check_warm(policy)),
         ("egress", lambda: check_hosts(policy)),
     ]
@@ -147,20 +145,6 @@ def check_server() -> Iterator[Check]:
     else:
         message = "kernels outside of sandboxes are offered too; `jupyter agentbox setup --enforce` hides them"
         yield Check("server", True, message)
-
-
-def check_file_browser() -> Iterator[Check]:
-    """Tell whether the server's file browser can be kept to its folder against links that change."""
-    name = "file browser"
-    if landlock.is_available():
-        yield Check(name, True, "it follows no link out of its folder, by Landlock")
-    else:
-        message = (
-            "it looks where links lead, but code in a sandbox may change them meanwhile: there is no Landlock here"
-        )
-        yield Check(
-            name, False, message, "a kernel from Linux 5.19 on, started with `landlock` in its parameter `lsm=`"
-        )
 
 
 def check_warm(policy: Policy) -> Iterator[Check]:

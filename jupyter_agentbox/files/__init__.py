@@ -25,6 +25,7 @@ something half is refused or says how far it came.
 
 Modules: ``paths`` (what callers write), ``tree`` (safe opening, walks), ``atomic`` (new files), ``view`` and ``folder``
 (the operations), ``search`` with ``grep_worker``, ``transfer`` (streams), ``trees`` and ``archives`` (many files).
+``guarded`` is for programs that work on absolute paths, and has a rule for links of its own.
 """
 
 from __future__ import annotations

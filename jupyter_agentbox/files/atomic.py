@@ -226,29 +226,46 @@ def copy_data(source: int, target: NewFile, check: Callable[[], None] = lambda: 
     check : callable
         Called between chunks; raises to stop.
     """
+    with spoken(target.path):
+        target.size = copy_content(source, target.fd, target.take_room, check)
+
+
+def copy_content(
+    source: int, target: int, take: Callable[[int], None] = lambda size: None, check: Callable[[], None] = lambda: None
+) -> int:
+    """Copy what a regular file holds now to an empty file, holes as holes; return its size.
+
+    Parameters
+    ----------
+    source, target : int
+        Descriptors open for reading and for writing. The position of `source` is changed.
+    take : callable
+        Called with the number of bytes that are about to be written; raises to stop.
+    check : callable
+        Called between chunks; raises to stop.
+    """
     size = os.fstat(source).st_size
     start = 0
-    with spoken(target.path):
-        while start < size:
+    while start < size:
+        check()
+        try:
+            start = os.lseek(source, start, os.SEEK_DATA)
+            end = min(size, os.lseek(source, start, os.SEEK_HOLE))
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                break  # only a hole is left
+            if error.errno != errno.EINVAL:
+                raise
+            end = size
+        take(max(0, end - start))
+        while start < end:
             check()
-            try:
-                start = os.lseek(source, start, os.SEEK_DATA)
-                end = min(size, os.lseek(source, start, os.SEEK_HOLE))
-            except OSError as error:
-                if error.errno == errno.ENXIO:
-                    break  # only a hole is left
-                if error.errno != errno.EINVAL:
-                    raise
-                end = size
-            target.take_room(max(0, end - start))
-            while start < end:
-                check()
-                count = _copy_range(source, target.fd, min(8 * CHUNK, end - start), start)
-                if not count:
-                    size = end = start  # it shrank
-                start += count
-        os.ftruncate(target.fd, size)
-    target.size = size
+            count = _copy_range(source, target, min(8 * CHUNK, end - start), start)
+            if not count:
+                size = end = start  # it shrank
+            start += count
+    os.ftruncate(target, size)
+    return size
 
 
 def _copy_range(source: int, target: int, count: int, offset: int) -> int:
