@@ -180,7 +180,7 @@ def test_no_token_is_written_to_a_log(api: Api, own: str) -> None:
         api.http.get(api.server.url(path), headers=referer)
     agent = Holder(api, token)
     agent("POST", own + "/exec", {"command": "id"}, params={"q": token})
-    agent("GET", f"/sandboxes/{token}/files/content")
+    assert agent("GET", f"/sandboxes/{token}").status_code == 404
     # Jupyter takes its own token there, and tells of it when the call fails.
     browser.get(api.url("/sandboxes/none"), params={"token": api.server.token})
     browser.get(api.url("/sandboxes/last-one"))
