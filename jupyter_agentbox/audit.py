@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 from . import chain
 from .chain import COLUMNS, Verification
 from .errors import AgentboxError, DiskFull, InvalidRequest
+from .tokens import redact
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +95,8 @@ class AuditLog:
     path : str or Path
         The file; made with mode 0600 in a directory of mode 0700.
     max_rows : int
-        Rows kept, about. Beyond it the sandbox with the most rows loses its oldest, so that a noisy one cannot push
-        out what the others did.
+        Rows kept, about. Beyond it the sandbox with the most rows loses the oldest of the kinds that it has most of.
+        So a noisy one cannot push out what the others did, nor by refused requests what it was allowed.
     busy_timeout : float
         Seconds to wait for another process that is writing.
     """
@@ -139,10 +140,12 @@ class AuditLog:
         AgentboxError
             It could not be written.
         """
+        told = json.loads(redact(json.dumps(dict(detail or {}), default=str)))
+        host, reason = _text(host), _text(reason)
         row = (
-            time.time(), _text(sandbox), _text(kind), None if is_allowed is None else int(is_allowed), _text(host),
-            port, _text(rule), _text(reason), bytes_up, bytes_down, None if duration is None else float(duration),
-            json.dumps(dict(detail or {}), default=str),
+            time.time(), _text(sandbox), _text(kind), None if is_allowed is None else int(is_allowed), host,
+            port, _text(rule), reason, bytes_up, bytes_down, None if duration is None else float(duration),
+            json.dumps(told),
         )  # fmt: skip
         with self._lock:
             try:
@@ -152,7 +155,7 @@ class AuditLog:
                 raise self._unwritable(error) from error
         columns = {
             "is_allowed": is_allowed, "host": host, "port": port, "reason": reason, "duration": duration,
-            "detail": dict(detail or {}),
+            "detail": told,
         }  # fmt: skip
         for observer in tuple(self.observers):
             try:
@@ -446,7 +449,7 @@ def _retried(action: Any, timeout: float) -> None:
 def _text(value: str | None) -> str | None:
     if value is None:
         return None
-    return "".join(c if c.isprintable() else "?" for c in value[:MAX_TEXT])
+    return redact("".join(c if c.isprintable() else "?" for c in value[:MAX_TEXT]))
 
 
 def _where(

@@ -105,13 +105,46 @@ def append_own(
 
 
 def drop(connection: sqlite3.Connection, sandbox: str, count: int) -> list[Gap]:
-    """Remove the oldest rows of a sandbox; return the gaps that they leave, for :func:`close_gaps`."""
-    found = connection.execute(
-        "DELETE FROM audit WHERE id IN "
-        f"(SELECT id FROM audit WHERE sandbox = ? AND NOT {_IS_ALARM} ORDER BY id LIMIT ?) RETURNING id, hash",
-        (sandbox, count),
+    """Remove rows of a sandbox; return the gaps that they leave, for :func:`close_gaps`.
+
+    The oldest go, of those kinds that have the most: a flood of refusals leaves rows of what was allowed alone.
+    """
+    kinds = connection.execute(
+        f"SELECT kind, is_allowed, COUNT(*) FROM audit WHERE sandbox = ? AND NOT {_IS_ALARM} GROUP BY kind, is_allowed",
+        (sandbox,),
     ).fetchall()
+    found: list[tuple[int, bytes]] = []
+    for (kind, is_allowed, _), some in zip(kinds, level([size for *_, size in kinds], count), strict=True):
+        found += connection.execute(
+            "DELETE FROM audit WHERE id IN "
+            f"(SELECT id FROM audit WHERE sandbox = ? AND kind = ? AND is_allowed IS ? AND NOT {_IS_ALARM}"
+            " ORDER BY id LIMIT ?) RETURNING id, hash",
+            (sandbox, kind, is_allowed, some),
+        ).fetchall()
     return [(number, number, hashed) for number, hashed in found]
+
+
+def level(sizes: Sequence[int], count: int) -> list[int]:
+    """Return how many to take from each of some heaps, so that the largest that are left are as small as can be.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Of the heaps.
+    count : int
+        To take from all of them together; all is taken if there is no more.
+    """
+    taken = [0] * len(sizes)
+    order = sorted(range(len(sizes)), key=lambda index: sizes[index], reverse=True)
+    left = min(count, sum(sizes))
+    for number, index in enumerate(order, 1):
+        # The `number` largest ones are level now: take what they have more than the next, or what is left to take.
+        below = sizes[order[number]] if number < len(order) else 0
+        step = min(left, (sizes[index] - below) * number)
+        for place, lowered in enumerate(order[:number]):
+            taken[lowered] += step // number + (place < step % number)
+        left -= step
+    return taken
 
 
 def close_gaps(connection: sqlite3.Connection, fresh: Iterable[Gap]) -> None:

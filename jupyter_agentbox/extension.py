@@ -23,6 +23,7 @@ from .contents import AgentboxContentsManager
 from .errors import AgentboxError
 from .handlers import ROOT, BrokenHandler, make_all
 from .handlers.mcp import close_endpoints
+from .handlers.redaction import redact_logs
 from .handlers.service import Service
 from .magics import Magics
 from .manager import SandboxManager
@@ -66,6 +67,7 @@ class AgentboxExtension(ExtensionApp):
     def initialize_settings(self) -> None:
         """Build what serves the handlers. A broken configuration is told by each call, and does not stop the server."""
         assert self.serverapp is not None
+        redact_logs(self.serverapp.log)
         self._service: Service | None = None
         self._failure: Exception | None = None
         self._list: Lock | None = None

@@ -44,7 +44,14 @@ _MAX_RECORD = 16 * 1024
 # A method of the store is called `list`.
 Paths = list[Path]
 _TEXT = re.compile(PREFIX + r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]{43})")
+#: A token, or the beginning of one, also as part of an address.
+_ANYWHERE = re.compile(r"agentbox(?:_|%5f)eyJ[A-Za-z0-9_%.-]*", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+def redact(text: str) -> str:
+    """Return a text that is to be logged with its scoped tokens left out."""
+    return _ANYWHERE.sub(f"{PREFIX}[secret]", text)
 
 
 class TokenRecord(msgspec.Struct, frozen=True):

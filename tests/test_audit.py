@@ -14,7 +14,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from jupyter_agentbox import chain
 from jupyter_agentbox.audit import AuditLog
 from jupyter_agentbox.chain import hash_row
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest
@@ -100,6 +103,34 @@ def test_a_noisy_sandbox_pushes_out_its_own_rows_only(path: Path) -> None:
     noisy = log.query(sandbox="noisy", limit=10_000)
     assert [row.port for row in noisy] == list(range(1000 - len(noisy), 1000))
     log.close()
+
+
+def test_a_flood_of_refusals_leaves_the_rows_of_what_was_allowed(path: Path) -> None:
+    log = AuditLog(path, max_rows=200)
+    started = log.record("lifecycle", "one", detail={"event": "started"})
+    allowed = [log.record("egress", "one", is_allowed=True, port=n) for n in range(10)]
+    closed = [log.record("egress_closed", "one", port=n) for n in range(10)]
+    other = [log.record("egress", "other", is_allowed=False, port=n) for n in range(20)]
+    for n in range(1000):
+        log.record("egress", "one", is_allowed=False, port=n)
+    assert [row.id for row in log.query(sandbox="one", kind="lifecycle")] == [started]
+    assert [row.id for row in log.query(sandbox="one", is_allowed=True)] == allowed
+    assert [row.id for row in log.query(sandbox="one", kind="egress_closed")] == closed
+    assert [row.id for row in log.query(sandbox="other")] == other
+    refused = log.query(sandbox="one", is_allowed=False, limit=10_000)
+    assert [row.port for row in refused] == list(range(1000 - len(refused), 1000))
+    assert 150 < len(log.query(limit=10_000)) <= 220
+    assert log.verify().is_ok
+    log.close()
+
+
+@given(st.lists(st.integers(0, 40), max_size=7), st.integers(0, 200))
+def test_the_largest_heaps_are_lowered_first(sizes: list[int], count: int) -> None:
+    taken = chain.level(sizes, count)
+    left = [size - some for size, some in zip(sizes, taken, strict=True)]
+    assert sum(taken) == min(count, sum(sizes))
+    assert all(some >= 0 and rest >= 0 for some, rest in zip(taken, left, strict=True))
+    assert all(rest >= max(left) - 1 for some, rest in zip(taken, left, strict=True) if some)
 
 
 def test_long_texts_are_cut(path: Path) -> None:

@@ -13,6 +13,8 @@ import requests
 import websocket
 from e2e.harness import wait_until
 
+from jupyter_agentbox.audit import AuditLog
+
 from .conftest import Api, Make
 
 ALL = ["read", "write", "execute"]
@@ -156,6 +158,44 @@ def test_a_bad_token_is_nobody_and_never_the_cookie(api: Api, own: str) -> None:
     answer = requests.post(api.url(own + "/exec"), json={"command": "id"}, headers={"Authorization": f"BEARER  {good}"})
     assert answer.ok
     assert "Set-Cookie" not in answer.headers
+
+
+def test_no_token_is_written_to_a_log(api: Api, own: str) -> None:
+    """Tokens that were put into addresses, where they do not belong: in the query, in the path, in the Referer."""
+    token = api.ok("POST", own + "/tokens", {"verbs": ["read"]})["token"]
+    _, _, signature = token.rpartition(".")
+    before = len(api.server.log.read_text())
+    browser = requests.Session()
+    browser.trust_env = False
+    referer = {"Referer": api.url(own) + f"?q={token}"}
+    for path in (
+        f"{own}?token={token}", f"{own}?%74oken={token}", f"{own}?q={token}",
+        f"{own}?token={token.replace('_', '%5F')}",
+        f"/sandboxes/{token}", f"/sandboxes/{token}/files/content?path={token}", f"/nowhere/{token}",
+    ):  # fmt: skip
+        browser.get(api.url(path), headers=referer)
+        api.http.get(api.url(path), headers=referer)
+    for path in (f"api/contents/{token}?token={token}", f"api/kernels/{token}"):
+        browser.get(api.server.url(path), headers=referer)
+        api.http.get(api.server.url(path), headers=referer)
+    agent = Holder(api, token)
+    agent("POST", own + "/exec", {"command": "id"}, params={"q": token})
+    assert agent("GET", f"/sandboxes/{token}").status_code == 404
+    # Jupyter takes its own token there, and tells of it when the call fails.
+    browser.get(api.url("/sandboxes/none"), params={"token": api.server.token})
+    browser.get(api.url("/sandboxes/last-one"))
+    wait_until(lambda: "last-one" in api.server.log.read_text()[before:], 60, "the last call is in the log")
+    text = api.server.log.read_text()[before:]
+    assert "agentbox_[secret]" in text
+    assert signature not in text
+    assert api.server.token not in text
+    (audit,) = api.server.env.base.rglob("audit.sqlite")
+    log = AuditLog(audit)
+    wait_until(
+        lambda: "agentbox_[secret]" in str(log.query(kind="refusal")), 60, "the refused call is in the audit log"
+    )
+    assert "agentbox_eyJ" not in str(log.query(limit=100_000))
+    log.close()
 
 
 def test_a_running_call_ends_with_its_token(api: Api, own: str) -> None:

@@ -1,7 +1,7 @@
 """Jupyter servers as the documentation has people start them, for the tests of what is promised.
 
-The package is built as a wheel and installed with ``pip`` into a fresh environment. The environment has a user of its own
-(home, notebooks, runtime directory), ``jupyter agentbox setup`` runs in it, and then plain ``jupyter lab``,
+The package is built as a wheel and installed with ``pip`` into a fresh environment. The environment has a user of its
+own (home, notebooks, runtime directory), ``jupyter agentbox setup`` runs in it, and then plain ``jupyter lab``,
 ``jupyter server`` or ``jupyter agentbox serve``. Nothing comes from the checkout. No test passes a setting on a command
 line: :meth:`Installation.start` refuses all but ``--port``, ``--no-browser``, ``--allow-root`` and the token. A promise
 that depends on a setting is tested with a documented file (:meth:`Installation.write_config`).
