@@ -17,10 +17,12 @@ import site
 import string
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from glob import glob
 from pathlib import Path
 
-from .errors import InvalidRequest
+from .errors import InvalidRequest, PolicyRefused
 from .folders import SYSTEM_DIRS, check_mount, homes, is_beneath, is_too_broad
+from .languages import glob_safe
 from .spec import HOME, WORKSPACE, Limits, Mount
 
 #: What certificate bundles may lie in; the curated root shows these as well.
@@ -49,6 +51,8 @@ _REQUEST_NAMES = frozenset({"JPY_SESSION_NAME"})
 #: A kernel with this variable watches a process that does not exist inside, and exits.
 _NEVER = frozenset({"JPY_PARENT_PID"})
 _NAME = re.compile(r"[^=\0]+")
+#: Files that lie beside an environment only where it was made in a project or a home, as folders with a dot do.
+_PRIVATE_FILE = re.compile(r"\.(git|env.*|netrc|pypirc|npmrc|git-credentials|pgpass|.*_history)")
 
 
 def kernel_environment(
@@ -147,10 +151,10 @@ def environment_mounts(
 ) -> tuple[Mount, ...]:
     """Find the read-only mounts with which `executable` works inside, at the same path.
 
-    A virtual environment brings its own prefix and that of the interpreter it was made from, a conda
-    environment or another ``<prefix>/bin/x`` its prefix. A program in a place too broad to show, such as
-    ``~/bin``, comes alone. Links and ``#!`` lines are followed. The server's own base interpreter is
-    always among them, since the guest runs on it.
+    A program in the ``bin`` of a Python environment (venv, conda, or an installation of Python) brings that
+    environment whole, and the one that it was made from. Any other program is shown alone, whatever lies beside it.
+    Links and ``#!`` lines are followed, to executable files only. The server's own base interpreter is always among
+    the mounts, since the guest runs on it.
 
     Parameters
     ----------
@@ -171,18 +175,22 @@ def environment_mounts(
     InvalidRequest
         There is no such program.
     PolicyRefused
-        What it needs is too broad to be shown, or holds the package's own state.
+        What it needs is too broad to be shown, holds the package's own state, or is an environment that also holds
+        other people's files, such as a Git repository.
     """
     found = shutil.which(executable or sys.executable)
     if found is None:
         raise InvalidRequest(f"the kernel's program {executable!r} is not on this machine; install it", field="argv")
     base = str(getattr(sys, "_base_executable", None) or sys.executable)
-    paths = {*_needs(os.path.abspath(found)), *_needs(base), sys.base_prefix}
+    needed = set(_needs(os.path.abspath(found)))
+    paths = {*needed, *_needs(base), sys.base_prefix}
     packages = user_packages(executable)
     paths.update(os.path.abspath(path) for path in (resource_dir, packages) if path is not None and os.path.isdir(path))
     outside = sorted(path for path in paths if not is_beneath(path, SYSTEM_DIRS))
     for path in outside:
         check_mount(Path(path), private)
+        if path in needed and os.path.isdir(path):
+            _check_environment(path)
     return tuple(
         Mount(Path(path), path)
         for path in outside
@@ -217,29 +225,50 @@ def bin_dirs(executable: str | None) -> tuple[str, ...]:
 
 
 def _needs(path: str) -> Iterator[str]:
-    """Walk from a program to all that it takes to run: prefixes, or the file alone."""
+    """Walk from a program to all that it takes to run: Python environments, and other programs by themselves."""
     todo, seen = [path], set[str]()
     while todo and len(seen) < 32:  # a bound on chains of links made in a circle
         path = todo.pop()
-        if path in seen or not os.path.lexists(path):
+        # A #! line may name anything, and what it names is shown.
+        if path in seen or not os.path.isfile(path) or not os.access(path, os.X_OK):
             continue
         seen.add(path)
         prefix = os.path.dirname(os.path.dirname(path))
-        is_prefix = os.path.basename(os.path.dirname(path)) == "bin" and not _is_shared(prefix)
-        yield prefix if is_prefix else path
+        is_whole = os.path.basename(os.path.dirname(path)) == "bin" and _is_environment(prefix)
+        yield prefix if is_whole else path
         if os.path.islink(path):
             folder = os.path.realpath(os.path.dirname(path))
             todo.append(os.path.normpath(os.path.join(folder, os.readlink(path))))
-        todo += _base_interpreter(prefix, os.path.basename(path)) if is_prefix else []
+        todo += _base_interpreter(prefix, os.path.basename(path)) if is_whole else []
         todo += _shebang(path)
 
 
-def _is_shared(prefix: str) -> bool:
-    """Whether a prefix such as ``~`` or ``~/.local`` is no single environment, so that only the file is shown."""
+def _is_environment(prefix: str) -> bool:
+    """Whether a prefix is a Python environment, which is shown whole or, where it must not be, refused."""
     if any(os.path.exists(os.path.join(prefix, mark)) for mark in ("pyvenv.cfg", "conda-meta")):
-        return False  # shown whole or, by check_mount, not at all
+        return True
+    # As Python itself finds its prefix. A home may have that too, from an installation with --prefix.
     real = os.path.realpath(prefix)
-    return is_too_broad(real) or any(real == os.path.join(home, ".local") for home in homes())
+    is_shared = is_too_broad(real) or any(real == os.path.join(home, ".local") for home in homes())
+    return not is_shared and any(
+        glob(f"{glob_safe(prefix)}/{library}/os.py") for library in ("lib/python3*", "lib64/python3*", "lib/pypy3*")
+    )
+
+
+def _check_environment(prefix: str) -> None:
+    """Refuse an environment that was made in the midst of other files: it would show a project with its secrets."""
+    with os.scandir(prefix) as entries:
+        names = sorted(
+            entry.name
+            for entry in entries
+            if (entry.name.startswith(".") and entry.is_dir()) or _PRIVATE_FILE.fullmatch(entry.name)
+        )
+    if names:
+        raise PolicyRefused(
+            f"Cannot show the Python environment {prefix} in the sandbox: it also contains {names[0]}, so it is not "
+            f"only an environment. Create the environment in a folder of its own, such as {prefix}/venv.",
+            field="argv",
+        )
 
 
 def _base_interpreter(prefix: str, name: str) -> list[str]:

@@ -34,7 +34,7 @@ from .configfiles import file_config
 from .egress import PROXY_ENV, presets
 from .environment import bin_dirs, environment_mounts, is_visible, kernel_environment, user_packages
 from .errors import InvalidConfig, InvalidRequest, PolicyRefused
-from .folders import check_mount, check_workspace, private_directories
+from .folders import check_mount, check_workspace, is_beneath, private_directories
 from .imagesettings import ImageSettings
 from .profiles import (
     PROFILE_KEYS,
@@ -487,4 +487,7 @@ class Policy(WarmSettings, SnapshotSettings, ImageSettings):
         directory = None if resource_dir is None else Path(resource_dir)
         found = environment_mounts(executable, private=private, resource_dir=directory)
         taken = {mount.target for mount in profile.mounts}
-        return (*(mount for mount in found if mount.target not in taken), *profile.mounts)
+        # What lies in a folder that is shown anyway, such as a program of an installation in Policy.mounts.
+        shown = [mount.target for mount in profile.mounts if str(mount.source) == mount.target]
+        needed = (item for item in found if item.target not in taken and not is_beneath(item.target, shown))
+        return (*needed, *profile.mounts)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import venv
 from pathlib import Path
 
@@ -139,26 +137,71 @@ def test_a_virtual_environment_brings_its_prefix_and_its_base(tmp_path: Path, ba
     assert bin_dirs(str(python)) == (str(tmp_path / "env" / "bin"),)
 
 
+def make_python(prefix: Path) -> Path:
+    """Make what tells an installation of Python from a folder with programs; return its interpreter."""
+    (prefix / "lib" / "python3.11").mkdir(parents=True)
+    (prefix / "lib" / "python3.11" / "os.py").touch()
+    (prefix / "bin").mkdir()
+    (prefix / "bin" / "python3").symlink_to("/bin/sh")
+    return prefix / "bin" / "python3"
+
+
+def make_program(path: Path, text: str = "\x7fELF") -> str:
+    """Make an executable file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
 def test_an_environment_made_from_another_brings_both(tmp_path: Path) -> None:
-    first = tmp_path / "first" / "bin"
-    first.mkdir(parents=True)
-    (first / "python3").symlink_to(sys.executable)
-    second = tmp_path / "second"
-    (second / "bin").mkdir(parents=True)
-    (second / "pyvenv.cfg").write_text(f"home = {first}\n")
-    subprocess.run(["cp", "-L", "/bin/sh", second / "bin" / "python3"], check=True, timeout=10)
-    assert {str(tmp_path / "first"), str(second)} <= set(targets(str(second / "bin" / "python3")))
+    first, second = tmp_path / "first", tmp_path / "second"
+    make_python(first)
+    program = make_program(second / "bin" / "python3")
+    (second / "pyvenv.cfg").write_text(f"home = {first}/bin\n")
+    assert {str(first), str(second)} <= set(targets(program))
 
 
-def test_links_and_scripts_are_followed(tmp_path: Path) -> None:
-    (tmp_path / "opt" / "bin").mkdir(parents=True)
-    real = tmp_path / "opt" / "bin" / "tool"
-    real.write_text(f"#!{tmp_path}/other/bin/lang -x\n")
-    real.chmod(0o755)
-    (tmp_path / "other" / "bin").mkdir(parents=True)
-    (tmp_path / "other" / "bin" / "lang").symlink_to("/bin/sh")
+def test_links_and_scripts_are_followed(tmp_path: Path, base: list[str]) -> None:
+    make_python(tmp_path / "other")
+    tool = make_program(tmp_path / "opt" / "bin" / "tool", f"#!{tmp_path}/other/bin/python3 -x\n")
     (tmp_path / "alias").symlink_to("opt/bin/tool")
-    assert {str(tmp_path / name) for name in ("alias", "opt", "other")} <= set(targets(str(tmp_path / "alias")))
+    assert targets(str(tmp_path / "alias")) == sorted([*base, str(tmp_path / "alias"), tool, str(tmp_path / "other")])
+
+
+def test_a_program_of_a_folder_that_is_no_environment_comes_alone(tmp_path: Path, base: list[str]) -> None:
+    program = make_program(tmp_path / "app" / "bin" / "python3")
+    (tmp_path / "app" / "secret.txt").write_text("secret")
+    # Packages that were installed there make no environment of it, nor does a Python somewhere below.
+    (tmp_path / "app" / "lib" / "python3.11" / "site-packages").mkdir(parents=True)
+    make_python(tmp_path / "app" / "runtime")
+    assert targets(program) == sorted([*base, program])
+
+
+@pytest.mark.parametrize("mark", ["pyvenv.cfg", "conda-meta", "lib/python3.11/os.py", "lib/pypy3.10/os.py"])
+def test_a_python_environment_comes_whole(tmp_path: Path, base: list[str], mark: str) -> None:
+    program = make_program(tmp_path / "env" / "bin" / "python3")
+    make_program(tmp_path / "env" / mark, "")
+    for name in (".gitignore", ".lock", ".condarc", "CACHEDIR.TAG"):
+        (tmp_path / "env" / name).touch()
+    assert targets(program) == sorted([*base, str(tmp_path / "env")])
+
+
+@pytest.mark.parametrize("name", [".git", ".env", ".env.local", ".ssh/id", ".aws/credentials", ".netrc", ".venv/x"])
+def test_an_environment_in_the_midst_of_other_files_is_refused(tmp_path: Path, name: str) -> None:
+    program = make_program(tmp_path / "project" / "bin" / "python3")
+    (tmp_path / "project" / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    make_program(tmp_path / "project" / name)
+    with pytest.raises(PolicyRefused, match=rf"also contains \{name.split('/')[0]}, .*folder of its own"):
+        targets(program)
+
+
+def test_a_script_shows_no_file_or_folder_that_is_no_program(tmp_path: Path, base: list[str]) -> None:
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "key").write_text("secret")
+    for name in ("secrets", "secrets/key"):
+        script = make_program(tmp_path / "script", f"#!{tmp_path}/{name}\n")
+        assert targets(script) == sorted([*base, script])
 
 
 def test_a_circle_of_links_ends(tmp_path: Path) -> None:

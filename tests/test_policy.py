@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -417,3 +418,17 @@ def test_a_request_leaves_no_trace_in_the_policy() -> None:
     assert first.grant.hosts == ("example.org",)
     assert policy.resolve({"profile": "x"}).grant.hosts == tuple(HOSTS)
     assert make().allowed_hosts == HOSTS
+
+
+def test_a_program_of_an_installation_that_is_shown_needs_no_mount_of_its_own() -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # inside, /tmp is every sandbox's own
+        program = Path(folder, "bin", "lang")
+        program.parent.mkdir()
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+
+        def targets(**settings: Any) -> set[str]:
+            return {mount.target for mount in make(**settings).resolve(executable=str(program)).mounts}
+
+        assert {str(program), folder} & targets() == {str(program)}
+        assert {str(program), folder} & targets(mounts={folder: folder}) == {folder}

@@ -155,7 +155,7 @@ def test_state_persists_and_every_kind_of_output_comes_back(here: Here) -> None:
 
 def test_figures_come_as_images_and_json_as_json(here: Here) -> None:
     async def test() -> None:
-        result = await here.run("%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, 3]); plt.show()")
+        result = await here.run("import matplotlib.pyplot as plt\nplt.plot([1, 3]); plt.show()")
         assert result.status == "ok", result
         assert base64.b64decode(result.displays[0].data["image/png"]).startswith(b"\x89PNG")
         result = await here.run("from IPython.display import JSON; display(JSON({'a': [1, 2]}))")

@@ -233,6 +233,69 @@ def test_hosts_are_those_of_the_claimer(place: Place) -> None:
     place.run(work)
 
 
+ENVIRONMENT = """
+import ctypes, json, multiprocessing, os, subprocess
+import helper
+get = ctypes.CDLL(None).getenv
+get.restype = ctypes.c_char_p
+print(json.dumps({
+    "env": dict(os.environ), "of C": {name: os.fsdecode(get(name.encode()) or b"") for name in os.environ},
+    "of a command": dict(
+        row.split("=", 1) for row in subprocess.check_output(["env", "-0"], text=True).split("\\0") if row
+    ),
+    "authkey": multiprocessing.current_process().authkey.hex(), "helper": helper.NAME,
+}))
+"""
+
+
+def test_a_claimed_kernel_has_the_environment_that_it_would_have_cold(has_runsc: None, tmp_path: Path) -> None:
+    # Python sets LC_CTYPE where LANG is C, and ipykernel MPLBACKEND where it is empty, and PAGER always.
+    env = {
+        "LANG": "C",
+        "PAGER": "less",
+        "MPLBACKEND": "",
+        "JUPYTER_MAKER": "the maker's",
+        "JUPYTER_BOTH": "the maker's",
+    }
+    place = Place(tmp_path, env=env, profiles={"default": {"preload": ["multiprocessing"]}})
+    folder = place.folder("work")
+    (folder / "helper.py").write_text("NAME = 'helper'")
+    place.run(lambda: place.templates.make(place.spec(), ARGV))
+    inputs = place.templates.inputs(place.spec(), ARGV)
+    assert inputs is not None
+    spec = place.spec(folder, env={"KERNEL_MINE": "1"})
+    other = {**spec.env, "JUPYTER_BOTH": "the claimer's", "JUPYTER_OWN": "the claimer's", "GIT_PAGER": "less"}
+    del other["JUPYTER_MAKER"]
+
+    async def read(spec: SandboxSpec, *, is_cold: bool = False) -> dict[str, Any]:
+        if is_cold:
+            sandbox = await place.manager.create(spec)
+            await sandbox.start_kernel(ARGV, spec.env, "/workspace", key="k", signature_scheme="hmac-sha256")
+        else:
+            found = await place.templates.start(Wish(spec, ARGV, "k", "hmac-sha256"), make_key(inputs))
+            assert found is not None
+            sandbox = found
+        try:
+            said: dict[str, Any] = json.loads(await Talk(sandbox, "k").say(ENVIRONMENT))
+            assert said["env"] == said["of C"] == said["of a command"]
+            assert said["helper"] == "helper"
+            return said
+        finally:
+            await place.manager.stop(sandbox)
+
+    async def work() -> None:
+        cold, first, second = await read(spec, is_cold=True), await read(spec), await read(spec)
+        assert first["env"] == second["env"] == cold["env"]
+        assert (cold["env"]["PAGER"], cold["env"]["LC_CTYPE"]) == ("cat", "C.UTF-8")
+        assert len({item["authkey"] for item in (cold, first, second)}) == 3
+        # No start asks for a template that was made with other variables than these; if one did, none would stay.
+        claimed = (await read(replace(spec, env=other)))["env"]
+        assert claimed == (await read(replace(spec, env=other), is_cold=True))["env"]
+        assert "the maker's" not in claimed.values()
+
+    place.run(work)
+
+
 def test_what_was_changed_on_the_disk_is_refused_and_the_start_is_cold(
     has_runsc: None, place: Place, tmp_path: Path
 ) -> None:

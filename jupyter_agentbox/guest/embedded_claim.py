@@ -28,8 +28,7 @@ def claim(app: Any, order: dict[str, Any]) -> None:
     order : dict
         ``key`` and ``signature_scheme`` of the session; ``env``, the whole environment; ``rlimits`` by name.
     """
-    os.environ.clear()
-    os.environ.update(order["env"])
+    take_environment(order["env"])
     time.tzset()
     for name, value in order["rlimits"].items():
         number = getattr(resource, f"RLIMIT_{name}")
@@ -46,6 +45,37 @@ def claim(app: Any, order: dict[str, Any]) -> None:
     app.session.send(app.iopub_socket, "status", {"execution_state": "starting"}, parent={}, ident=topic)
 
 
+def take_environment(env: dict[str, str]) -> None:
+    """Replace the variables that the process was started with, and keep those that were set since.
+
+    No user code has run yet. What differs from the initial environment was set by Python, ipykernel or a preloaded
+    module, and a cold start sets it too, whatever the environment says: MPLBACKEND, without which no figure is shown,
+    PAGER, TERM and others. ``os.environ`` writes through to the C library's environment.
+
+    Parameters
+    ----------
+    env : dict of str to str
+        The complete environment that a cold start would pass to the kernel.
+    """
+    started = _read_initial_environment()
+    names = {*started, *os.environ}
+    changed = {name: os.environ.get(name) for name in names if os.environ.get(name) != started.get(name)}
+    wanted: dict[str, str | None] = {**env, **changed}
+    for name in {*names, *wanted}:
+        value = wanted.get(name)
+        if value is None:
+            os.environ.pop(name, None)
+        elif os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+def _read_initial_environment() -> dict[str, str]:
+    """Return the environment that this process was started with, without later changes."""
+    with open("/proc/self/environ", "rb") as file:
+        rows = (os.fsdecode(row).partition("=") for row in file.read().split(b"\0") if row)
+        return {name: value for name, _, value in rows}
+
+
 def _take_identity(app: Any, order: dict[str, Any]) -> None:
     session, kernel = app.session, app.kernel
     session.signature_scheme = order["signature_scheme"]
@@ -58,6 +88,8 @@ def _take_identity(app: Any, order: dict[str, Any]) -> None:
         file.seek(0)
         file.truncate()
         json.dump(info, file)
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
 
 
 def reseed() -> None:

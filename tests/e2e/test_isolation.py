@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -59,6 +61,33 @@ def test_the_user_is_nobody_special(kernel: KernelClient) -> None:
     no_new_privileges = "import ctypes; print(ctypes.CDLL(None).prctl(39, 0, 0, 0, 0))"
     assert kernel.check(no_new_privileges).strip() == "1"  # so that setuid programs do not regain any
     assert kernel.check("import os; print(os.getgroups())").strip() in ("[]", "[1000]")
+
+
+def test_a_kernelspecs_program_shows_nothing_that_lies_beside_it(server: Server) -> None:
+    app = server.env.base / "app"
+    (app / "bin").mkdir(parents=True)
+    (app / "secret.txt").write_text(CANARY)
+    program = app / "bin" / "python"
+    program.write_text(
+        f"#!{sys.executable}\nfrom ipykernel.kernelapp import launch_new_instance\nlaunch_new_instance()\n"
+    )
+    program.chmod(0o755)
+    folder = server.env.data / "kernels" / "app"
+    folder.mkdir(parents=True)
+    provisioner = {"kernel_provisioner": {"provisioner_name": "agentbox-provisioner", "config": {}}}
+    spec = {"argv": [str(program), "-f", "{connection_file}"], "display_name": "app", "language": "python"}
+    (folder / "kernel.json").write_text(json.dumps({**spec, "metadata": provisioner}))
+    kernel = server.kernel("app")
+    found = kernel.check(f"import os; print([names + files for _, names, files in os.walk({str(app)!r})])")
+    assert found == "[['bin'], ['python']]\n"
+    kernel.shutdown()
+
+    # Once it is an environment it is shown whole, unless it lies in a project.
+    (app / "pyvenv.cfg").write_text(f"home = {os.path.dirname(os.path.realpath(sys.executable))}\n")
+    (app / ".env").write_text(CANARY)
+    answer = server.http.post(server.url("api/kernels"), json={"name": "app"}, timeout=100)
+    assert not answer.ok
+    assert f"the Python environment {app} in the sandbox: it also contains .env" in server.log.read_text()
 
 
 def test_files_of_the_servers_user_cannot_be_read(kernel: KernelClient, server: Server) -> None:
