@@ -238,6 +238,26 @@ async def start_restored(server: ServerApp, restoration: Restoration) -> str:
     return kernel_id
 
 
+async def start_again(server: ServerApp, kernel_id: str, name: str) -> None:
+    """Start a kernel that Jupyter has given up, under its old id. On the server's event loop.
+
+    Raises
+    ------
+    Conflict
+        Its kernelspec no longer exists, or it runs already.
+    AgentboxError
+        It did not start.
+    """
+    kernels: Any = server.kernel_manager
+    if kernel_id in kernels:
+        raise Conflict(f"kernel {kernel_id} was started already")
+    try:
+        await ensure_async(kernels.start_kernel(kernel_id=kernel_id, kernel_name=name))
+        await asyncio.wrap_future(kernels.get_kernel(kernel_id).ready)
+    except NoSuchKernel:
+        raise Conflict(f"the kernelspec {name!r} of the kernel no longer exists") from None
+
+
 async def leave_kernels(*, parked_only: bool) -> None:
     """Leave the kernels, or only parked ones, to a later server: this one's shutdown then does nothing to them."""
     await KernelSlot.leave_all(parked_only=parked_only)

@@ -47,7 +47,7 @@ class CountedSessions(GrantedSessions):
                 "(setting: Policy.max_sandboxes_per_owner)",
                 setting="Policy.max_sandboxes_per_owner",
             )
-        notebooks = [session for session in self.notebooks() if session.state != "parked"]
+        notebooks = [session for session in self.notebooks() if session.state not in ("parked", "ended")]
         kernels = {session.spec.kernel_id for session in notebooks if session.spec is not None} | self._coming
         if len(alive) + len(kernels - {kernel}) >= self.policy.max_sandboxes:
             raise LimitReached(

@@ -18,7 +18,7 @@ from traitlets import Bool, Enum
 
 from . import leftovers
 from .activity import KernelActivity
-from .adoption import keep_sessions, leave_kernels, start_restored, take_back, wait_for_restarts
+from .adoption import keep_sessions, leave_kernels, start_again, start_restored, take_back, wait_for_restarts
 from .contents import AgentboxContentsManager
 from .errors import AgentboxError
 from .handlers import ROOT, BrokenHandler, make_all
@@ -107,6 +107,7 @@ class AgentboxExtension(ExtensionApp):
             wait_for_restarts(self.serverapp.kernel_manager)
             self._service.snapshots.start_kernel = partial(start_restored, self.serverapp)
             self._service.parker.start()
+            sessions.start_kernel = partial(start_again, self.serverapp)
         if gateway_url is None:
             loop: Any = IOLoop.current()
             activity = KernelActivity(self.serverapp.kernel_manager, loop.asyncio_loop)

@@ -21,6 +21,7 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -300,6 +301,9 @@ class AgentboxProvisioner(KernelProvisionerBase):
             info = (
                 await self._restore(self._slot) or await self._adopt(self._slot) or await self._take_parked(self._slot)
             )
+            if info is None and (kept := self._slot.take_kept(self._spec.kernel_id)) is not None:
+                assert self._policy is not None
+                self._spec = await asyncio.to_thread(keep_hosts, self._policy, self._spec, kept.spec)
         self._slot.first_notice, self._notice = self._notice, ""
         if info is None:
             info = await LinkThread.instance().run(self._slot.start(self._spec, cmd))
@@ -308,10 +312,14 @@ class AgentboxProvisioner(KernelProvisionerBase):
         return self.connection_info
 
     async def post_launch(self, **kwargs: Any) -> None:
-        """Have what is left removed once no autorestart follows any more: Jupyter then makes no call to say so."""
+        """Have what is left removed once no automatic restart follows: Jupyter then makes no call to say so.
+
+        A private workspace is kept for a time, for somebody who restarts the kernel.
+        """
         if self._slot is not None and not self._is_watched and self.parent is not None:
             self._is_watched = True
-            self.parent.add_restart_callback(self._slot.release_later, "dead")
+            assert self._policy is not None
+            self.parent.add_restart_callback(partial(self._slot.retire_later, self._policy.keep_ended_for), "dead")
 
     async def _restore(self, slot: KernelSlot) -> dict[str, Any] | None:
         """Go on from a snapshot, if this kernel is to be a fork."""

@@ -251,6 +251,17 @@ class SessionRegistry:
                 if session.parked is None:
                     session.lie_down(parked)
                 found[parked.sandbox_id] = session
+        for kept in KernelSlot.kept.values():
+            sandbox = kept.sandbox
+            if kept.manager.state_dir == self.policy.state_path:
+                session = self._notebooks.get(sandbox.id)
+                if session is None:
+                    session = NotebookSession(sandbox.id, self.server_owner, self.on_use)
+                    session.created = sandbox.record.created
+                    session.attach(sandbox)
+                session.ended_at = sandbox.kept_since
+                session.keep_ended_for = kept.until - session.ended_at
+                found[sandbox.id] = session
         for sandbox_id in self._notebooks.keys() - found.keys():
             self._notebooks[sandbox_id].close()
         self._notebooks = found

@@ -33,6 +33,7 @@ from .registry import Caller
 from .renewal import renew
 from .sandbox import Sandbox
 from .session import Session, check_request
+from .slot import KernelSlot
 from .spec import Cause, End, SandboxSpec, format_size
 from .sweep import SESSION_FILE
 from .tenants import Tenant
@@ -88,6 +89,8 @@ class Sessions(CountedSessions):
         super().__init__(policy)
         self._keepers: list[asyncio.Task[None]] = []
         self.parking: Parking | None = None
+        #: Starts a kernel of that id and kernelspec, on the server's own event loop.
+        self.start_kernel: Callable[[str, str], Awaitable[None]] | None = None
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -318,18 +321,27 @@ class Sessions(CountedSessions):
         SandboxEnded
             Its files were not kept.
         Conflict
-            It is a notebook's.
+            It is that of a kernel which Jupyter starts again.
         LimitReached, PolicyRefused, RuntimeUnavailable, RuntimeFailed
             It did not start. Its files are still kept.
         """
-        return await self._thread.run(self._revive_by_id(session_id, caller))
+        spec = await self._thread.run(self._revive_by_id(session_id, caller))
+        if spec is None:
+            return await self.get(session_id, caller=caller)
+        assert self.start_kernel is not None
+        async with self.room_for_kernel():
+            await self.start_kernel(spec.kernel_id, spec.kernel_name)
+        return await self.get(spec.kernel_id, caller=caller)
 
-    async def _revive_by_id(self, session_id: str, caller: Caller) -> SandboxInfo:
+    async def _revive_by_id(self, session_id: str, caller: Caller) -> SandboxSpec | None:
+        """Revive an agent's; return what a notebook's was, which the server is to start."""
         session = self._find(session_id, caller)
-        if session.kind == "notebook":
+        if session.kind == "session":
+            await self._revive(session, caller)
+            return None
+        if session.kept_until is None or self.start_kernel is None or session.spec is None:
             raise Conflict(f"sandbox {session.id} belongs to a Jupyter kernel; restart the kernel instead")
-        await self._revive(session, caller)
-        return session.info()
+        return session.spec
 
     async def _revive(self, session: Session, caller: Caller) -> None:
         if session.starting is None and session.state == "ended":
@@ -389,6 +401,10 @@ class Sessions(CountedSessions):
     async def _delete(self, session_id: str, caller: Caller) -> None:
         session = self._find(session_id, caller)
         if session.kind == "notebook":
+            kept = KernelSlot.kept.get(session.spec.kernel_id) if session.spec is not None else None
+            if kept is not None and kept.sandbox is session.sandbox:
+                await kept.forget()
+                return
             raise Conflict(
                 f"sandbox {session.id} belongs to a Jupyter kernel, and ends with it: shut the kernel down instead"
             )

@@ -13,8 +13,10 @@ import contextlib
 import logging
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .driver import Kernel
@@ -38,6 +40,36 @@ SIGNAL_TIMEOUT = 5.0
 READY_TIMEOUT, READY_INTERVAL = 20.0, 0.02
 #: Seconds that a process that ends waits for its sandboxes to be gone. What is left then, the sweeper takes.
 EXIT_TIMEOUT = 8.0
+
+
+@dataclass(frozen=True)
+class KeptKernel:
+    """The private workspace of a kernel that Jupyter has given up.
+
+    Parameters
+    ----------
+    manager : SandboxManager
+    sandbox : Sandbox
+        Its last one, which has ended.
+    until : float
+        When its files are removed, in seconds since the epoch.
+    """
+
+    manager: SandboxManager
+    sandbox: Sandbox
+    until: float
+
+    async def expire(self) -> None:
+        """Remove the files when their time is over, unless the kernel was started again."""
+        await asyncio.sleep(self.until - time.time())
+        await self.forget()
+
+    async def forget(self) -> None:
+        """Remove the files, if they are still kept. On the link's thread."""
+        kernel_id = self.sandbox.spec.kernel_id
+        if KernelSlot.kept.get(kernel_id) is self:
+            del KernelSlot.kept[kernel_id]
+            await self.manager.stop(self.sandbox)
 
 
 class KernelSlot(Parkable):
@@ -66,6 +98,8 @@ class KernelSlot(Parkable):
     restorations: ClassVar[dict[str, Restoration]] = {}
     #: By ids of kernels that an earlier server parked, until Jupyter starts them.
     waiting: ClassVar[dict[str, Parked]] = {}
+    #: By ids of kernels that Jupyter has given up, until somebody starts them again, or their time is over.
+    kept: ClassVar[dict[str, KeptKernel]] = {}
     _all: ClassVar[weakref.WeakSet[KernelSlot]] = weakref.WeakSet()
     _all_lock: ClassVar[threading.Lock] = threading.Lock()
 
@@ -93,6 +127,7 @@ class KernelSlot(Parkable):
         self._sandbox: Sandbox | None = None
         self._kernel: Kernel | None = None
         self._parked = self._waking = None
+        self._revived: KeptKernel | None = None
         self._meant = End(Cause.STOPPED, 137, "it was stopped")
         # One start, stop or release at a time: Jupyter's calls overlap when a user is impatient.
         self._lock = asyncio.Lock()
@@ -125,6 +160,10 @@ class KernelSlot(Parkable):
     def release_later(self) -> None:
         """Release it from whatever thread found out that nobody holds it any more; waits for nothing."""
         LinkThread.instance().submit(self.release())
+
+    def retire_later(self, seconds: float) -> None:
+        """Have :meth:`retire` done, from whatever thread found out that Jupyter starts the kernel no more."""
+        LinkThread.instance().submit(self.retire(seconds))
 
     @property
     def is_held(self) -> bool:
@@ -172,8 +211,12 @@ class KernelSlot(Parkable):
                 assert self._sandbox is not None
             except BaseException:
                 self.manager.starting.release()
+                revived, self._revived = self._revived, None
+                if revived is not None and self._sandbox is revived.sandbox:
+                    await asyncio.shield(self._keep(revived.sandbox, revived.until - time.time()))
                 await asyncio.shield(self._release() if is_first else self._stop())
                 raise
+            self._revived = None
             LinkThread.instance().spawn(self._make_way(kernel))
             self.end = None
             self._hold(kernel, front, self._sandbox)
@@ -435,6 +478,38 @@ class KernelSlot(Parkable):
             front.close()
         self.end = self.end or End(Cause.STOPPED, 0, "it was removed")
 
+    async def retire(self, seconds: float) -> None:
+        """Release it, as Jupyter does not start the kernel again; keep a private workspace for :meth:`take_kept`.
+
+        Parameters
+        ----------
+        seconds : float
+            For how long; 0 for not at all.
+        """
+        if self.end is None:
+            self.expect_end()
+        async with self._lock:
+            sandbox = self._sandbox
+            if sandbox is not None and sandbox.spec.workspace is None and sandbox.spec.kernel_id and seconds:
+                await self._stop()
+                await self._keep(sandbox, seconds)
+            await self._release()
+
+    async def _keep(self, sandbox: Sandbox, seconds: float) -> None:
+        await self.manager.keep(sandbox)
+        kept = KeptKernel(self.manager, sandbox, time.time() + seconds)
+        self.kept[sandbox.spec.kernel_id] = kept
+        self._sandbox = self._kernel = None
+        LinkThread.instance().spawn(kept.expire())
+
+    def take_kept(self, kernel_id: str) -> Sandbox | None:
+        """Have the next start inherit the files of an ended kernel of that id; return its sandbox if there is one."""
+        kept = self.kept.pop(kernel_id, None)
+        if kept is None:
+            return None
+        self._revived, self._sandbox = kept, kept.sandbox
+        return kept.sandbox
+
     def _ended(self, kernel: Kernel) -> None:
         if kernel is not self._kernel or kernel.end is None or self.end is not None:
             return
@@ -468,10 +543,11 @@ def _release_all() -> None:
     """Take along what is left: a console, for one, just ends, without a word to its kernel manager."""
 
     async def release() -> None:
-        await asyncio.gather(*(slot.release() for slot in slots), return_exceptions=True)
+        released = [slot.release() for slot in slots] + [kept.forget() for kept in list(KernelSlot.kept.values())]
+        await asyncio.gather(*released, return_exceptions=True)
 
     slots = [slot for slot in KernelSlot._all if slot.is_held]
-    if slots:
+    if slots or KernelSlot.kept:
         with contextlib.suppress(Exception):
             LinkThread.instance().submit(release()).result(EXIT_TIMEOUT)
 

@@ -263,11 +263,15 @@ class SandboxContract:
     def test_out_of_memory(self, make: MakeSandbox, box: Sandbox) -> None:
         box.run_code("kept = 41")
         hog = make(memory="300 MiB")
+        hog.files.write("file", "precious")
         with pytest.raises(SandboxEnded, match=r"out of memory \(limit 300 MiB\)"):
             hog.exec("head -c 600000000 /dev/zero | tail -c 550000000 | wc -c", timeout=120)
         info = hog.refresh()
         assert info.end is not None
         assert (info.state, info.end.cause, info.end.exit_code) == ("ended", "out_of_memory", 137)
+        assert info.end.kept_until is not None
+        assert hog.revive().state == "running"
+        assert hog.exec("cat file").stdout == "precious"
         assert box.run_code("print(kept + 1)").stdout == "42\n"
 
     def test_a_full_disk(self, make: MakeSandbox, box: Sandbox, serving: Serving) -> None:
@@ -277,6 +281,8 @@ class SandboxContract:
         info = full.refresh()
         assert info.end is not None
         assert (info.state, info.end.cause) == ("ended", "disk_full")
+        full.revive()
+        assert full.exec("sleep 5; rm 1 2 3 4 5 2> /dev/null; head -c 1000000 /dev/zero > 1; ls").stdout == "1\n"
         assert box.exec("head -c 30000000 /dev/zero > big && rm big").exit_code == 0
         assert _measure(serving.state_dir / "sandboxes") < 200 * MIB
 

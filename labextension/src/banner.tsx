@@ -1,5 +1,5 @@
 /** Above a notebook: why its kernel is no more, and what to do. */
-import { ReactWidget } from '@jupyterlab/apputils';
+import { Notification, ReactWidget } from '@jupyterlab/apputils';
 import type { NotebookPanel } from '@jupyterlab/notebook';
 import * as React from 'react';
 
@@ -9,6 +9,10 @@ import { explain, factsOf, type Ending } from './words.js';
 
 /** Statuses of a kernel that lives. */
 const LIVING = new Set(['idle', 'busy']);
+
+/** How often the server is asked whether files are kept, and the milliseconds between. */
+const ASKS = 8;
+const ASK_INTERVAL = 1000;
 
 /** What the banner asks of the plugin. */
 export interface Surroundings {
@@ -24,6 +28,9 @@ export class Banner extends ReactWidget {
   /** Since when the server has been away, in seconds since the epoch. */
   private _awaySince: number | null = null;
   private _told: Ending | undefined;
+  /** The ending whose kernel's files are kept, so that it can be revived with them. */
+  private _revivable: Ending | undefined;
+  private _asked: Ending | undefined;
 
   constructor(
     private readonly model: Model,
@@ -93,6 +100,35 @@ export class Banner extends ReactWidget {
     await this.panel.sessionContext.changeKernel({ name: this._name });
   }
 
+  /** Start the kernel again under its old id, with the files of its private workspace. */
+  private async _revive(): Promise<void> {
+    const id = this._kernel;
+    try {
+      await this.model.client.call('revive_sandbox', { path: { id } });
+    } catch (error) {
+      this._revivable = undefined;
+      this.update();
+      Notification.error(error instanceof Error ? error.message : String(error), { autoClose: false });
+      return;
+    }
+    await this.model.services.sessions.refreshRunning();
+    await this.panel.sessionContext.changeKernel({ id });
+    this.model.dismiss(id);
+  }
+
+  /** Ask whether the files of a kernel that is gone are kept, which takes the server a moment. */
+  private async _ask(ending: Ending): Promise<void> {
+    for (let left = ASKS; left > 0 && this._asked === ending; left--) {
+      const info = await this.model.client.call('get_sandbox', { path: { id: ending.kernel } }).catch(() => undefined);
+      if (typeof info?.end?.kept_until === 'number') {
+        this._revivable = ending;
+        this.update();
+        return;
+      }
+      await new Promise(resolve => setTimeout(resolve, ASK_INTERVAL));
+    }
+  }
+
   private _look(): void {
     const ending = this.model.endings.get(this._kernel);
     this.setHidden(ending === undefined);
@@ -101,6 +137,17 @@ export class Banner extends ReactWidget {
       this.surroundings.tell(this.panel, explain(ending, this.model.trans).why);
     }
     this._told = ending;
+    if (!ending) {
+      this._asked = undefined;
+    } else if (this._asked !== ending && this._isGone()) {
+      this._asked = ending;
+      void this._ask(ending);
+    }
+  }
+
+  private _isGone(): boolean {
+    const kernel = this.panel.sessionContext.session?.kernel;
+    return !kernel || kernel.status === 'dead';
   }
 
   protected override render(): JSX.Element {
@@ -109,9 +156,7 @@ export class Banner extends ReactWidget {
       return <></>;
     }
     const { trans } = this.model;
-    const { sessionContext } = this.panel;
-    const kernel = sessionContext.session?.kernel;
-    const isGone = !kernel || kernel.status === 'dead';
+    const isGone = this._isGone();
     const { why, what } = explain(ending, trans);
     return (
       <div className="ab-banner">
@@ -120,6 +165,17 @@ export class Banner extends ReactWidget {
           <br />
           {isGone ? trans.__('Its variables are gone with it.') : trans.__('A new kernel starts without your variables.')} {what}
         </p>
+        {isGone && this._revivable === ending && (
+          <button
+            type="button"
+            className="ab-button"
+            onClick={() => {
+              this._revive().catch(() => undefined); // JupyterLab tells of it
+            }}
+          >
+            {trans.__('Start again with its files')}
+          </button>
+        )}
         {isGone && (
           <button
             type="button"

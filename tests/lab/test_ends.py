@@ -230,6 +230,34 @@ def test_a_page_goes_on_with_a_server_that_was_killed(lab: Lab) -> None:
     lab.check_console(*GONE)
 
 
+def test_a_kernel_that_is_given_up_is_started_again_with_its_files(
+    make_lab: Callable[..., Env], browser: Browser, npm_packages: Path
+) -> None:
+    env = make_lab(profiles={"default": {"memory": "300 MiB", "workspace": "private"}})
+    kernelspec(env, "private", "Python (private)")
+    with env.server("lab", "--AsyncIOLoopKernelRestarter.restart_limit=0") as server:
+        lab = Lab(browser, server, npm_packages / "axe-core" / "axe.min.js")
+        lab.write(
+            "kept.ipynb", "open('file', 'w').write('precious')", "bytearray(2**30)", "print(open('file').read())",
+            kernel="private",
+        )  # fmt: skip
+        lab.open("kept.ipynb")
+        lab.run_cell(0)
+        lab.output(0, "8")
+        kernel = lab.kernel_of("kept.ipynb")
+        lab.run_cell(1)
+        banner = lab.page.locator(BANNER)
+        expect(banner).to_contain_text(re.compile(r"ran out of memory\. – limit 300 MiB.*variables are gone"))
+        lab.press("Start again with its files", within=banner)
+        expect(banner).to_have_count(0)
+        lab.page.locator("#jp-main-statusbar").get_by_text("| Idle").wait_for()
+        lab.run_cell(2)
+        lab.output(2, "precious")
+        assert lab.kernel_of("kept.ipynb") == kernel
+        lab.page.close()
+    env.assert_clean(150)
+
+
 def test_of_kernels_outside_of_sandboxes_jupyterlab_tells_as_ever(lab: Lab) -> None:
     lab.write("plain.ipynb", CELLS["exit"], kernel="python3")
     lab.open("plain.ipynb")
