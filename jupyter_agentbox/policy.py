@@ -106,7 +106,7 @@ class Policy(WarmSettings, SnapshotSettings, ImageSettings):
         False, help="Profiles may have ``is_root``: code is uid 0 inside, so that ``apt-get install`` works there."
     ).tag(config=True)
     hidden_files = List(
-        Unicode(), [".*"], help="Shell patterns of entries of the notebook's folder that stay hidden inside."
+        Unicode(), [".*"], help="Shell patterns of names that are hidden inside, at any depth of the notebook's folder."
     ).tag(config=True)
     allowed_workspaces = List(
         Unicode(),

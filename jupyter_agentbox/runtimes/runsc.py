@@ -26,6 +26,7 @@ from typing import ClassVar
 from traitlets import Enum, Float, Unicode
 
 from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
+from jupyter_agentbox.guest import covers
 from jupyter_agentbox.spec import CLAIM_DIR, GIB, MIB, Cause, End, Limits, SandboxSpec, format_size
 from jupyter_agentbox.sweep import (
     find_processes,
@@ -208,6 +209,7 @@ class RunscRuntime(Runtime):
         maps = namespaces.IdMaps((), (), handle.user, True, True)
         launch = namespaces.Launch([], maps, directory / "stage", plan, join=(*view, f"{CLAIM_DIR}/work"))
         failure = namespaces.ask_helper(launch, directory, self.start_timeout)
+        namespaces.raise_refusal(failure or "")
         if failure is None and namespaces.run(launch, directory / "log", self.start_timeout):
             failure = namespaces.read_tail(directory / "log")
         if failure:
@@ -216,8 +218,7 @@ class RunscRuntime(Runtime):
 
     def read_covered(self, directory: Path) -> list[tuple[str, bool]]:
         """Return what the launcher wrote down."""
-        items = (directory / "bundle" / COVERED).read_bytes().split(b"\0")
-        return [(os.fsdecode(item[1:]), item[:1] == b"d") for item in items if item]
+        return covers.parse((directory / "bundle" / COVERED).read_bytes())
 
     def check(self) -> list[Check]:
         """Try runsc, its namespaces, limits, link, checkpoint and restore in real sandboxes."""
@@ -280,9 +281,11 @@ class RunscRuntime(Runtime):
                 python=prefix,
             )
             config = oci.make_config(spec, stage=stage, link=directory / "link", python=python, user=maps.user)
-            # The launcher adds the masks: what there is to hide is known only when it looks.
+            # What there is to hide is known only when the launcher looks.
             if spec.layout == "claimed":
                 plan.append(("covered", str(bundle / COVERED)))
+            elif rootfs.hides_entries(spec):
+                plan.append(("covered", f"root{covers.COVERED}"))
             plan.append(("config", str(bundle / "config.json"), json.dumps(config, separators=(",", ":"))))
             # Written down first: a sweep must find them even if this process ends in mid-start.
             (bundle / "cgroups").write_text("\n".join(found.name(sandbox_id)))
