@@ -72,6 +72,7 @@ def renew(policy: Policy, then: SandboxSpec, *, owner: str, is_tenants: bool = F
         accept_unenforced=frozenset(policy.accept_unenforced),
         lease_timeout=profile.lease_timeout,
         freeze_after=profile.freeze_after,
+        min_free_disk=policy.min_free_disk,
         owner=owner,
     )
 

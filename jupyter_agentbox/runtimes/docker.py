@@ -38,7 +38,8 @@ from jupyter_agentbox.sweep import (
 from . import Check, Handle, Runtime, Usage, cgroups, docker_config, namespaces, rootfs
 from .docker_engine import Engine, EngineRuntime
 from .launcher import Refused, find_hidden, make_matcher
-from .runsc import _measure_file, _measure_tree
+from .measure import measure_tree
+from .runsc import _measure_file
 
 _ENTER = Path(__file__).with_name("docker_enter.py")
 #: Seconds that the answer to a question about the engine is believed.
@@ -135,7 +136,7 @@ class DockerRuntime(Runtime):
         if not self.is_alive(handle):
             return Usage(0, 0.0, 0)
         memory, cpu = cgroups.read_memory(handle.cgroups) or 0, cgroups.read_cpu(handle.cgroups) or 0.0
-        return Usage(memory, cpu, _measure_tree(directory / "work") + _measure_file(directory / "log"))
+        return Usage(memory, cpu, measure_tree(directory / "work")[0] + _measure_file(directory / "log"))
 
     def why_ended(self, handle: Handle, limits: Limits, directory: Path) -> End:
         """Tell why it ended: what the counters and the engine say of memory, then the log, else it was killed."""
