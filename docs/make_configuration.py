@@ -85,7 +85,7 @@ KEYS = {
     "memory": "bytes, or text such as `512 MiB`; units are powers of 1024",
     "cpus": "processors' worth of time, such as `0.5`",
     "processes": "processes and threads",
-    "disk": "like `memory`",
+    "disk": "like `memory`; for what is written outside of the notebook's own folder",
     "allowed_hosts": "patterns, presets; a request's within its profile's, a profile's within `Policy.allowed_hosts`",
     "hidden_files": "patterns of names; a request adds some, a profile replaces `Policy.hidden_files`",
     "workspace": "`folder`, the notebook's own, or `private`; a request can only make it private",
@@ -131,7 +131,7 @@ def make() -> str:
 def kind_of(trait: TraitType[Any, Any]) -> str:
     """Write a trait's type and default in words."""
     default = trait.default_value if isinstance(trait, ByteSize) else trait.default()
-    shown = f"'{format_size(default)}'" if isinstance(trait, ByteSize) else repr(default)
+    shown = f"'{format_size(default)}'" if isinstance(trait, ByteSize) and default is not None else repr(default)
     kind = " or ".join(f"`{value}`" for value in trait.values or ()) if isinstance(trait, Enum) else trait.info()
     return f"{kind.removeprefix('a ').removeprefix('an ')}; default: `{shown}`"
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from .audit import AuditLog
 from .driver.embedded import Claim
@@ -18,10 +20,12 @@ from .link import Link
 from .record import Lock, Record
 from .spec import MIB
 
+T = TypeVar("T")
+
 #: Seconds that the guest may take to mount.
-TIMEOUT = 10.0
-#: Hidden entries in one message.
-BATCH = 50
+TIMEOUT = 30.0
+#: Bytes of one message to the guest, which takes 64 KiB.
+MAX_BATCH = 32 * 1024
 
 
 def begin(record: Record, directory: Path, lock: Lock) -> None:
@@ -78,8 +82,8 @@ async def put_in_place(link: Link, claim: Claim, covered: list[tuple[str, bool]]
 async def _ask(link: Link, claim: Claim, covered: list[tuple[str, bool]], lease: float) -> None:
     stream = link.open({"kind": "claim"})
     try:
-        for start in range(0, len(covered), BATCH):
-            await stream.write(pack_json({"masks": covered[start : start + BATCH]}))
+        for masks in in_batches(covered):
+            await stream.write(pack_json({"masks": masks}))
         await stream.write(pack_json({"rlimits": dict(claim.rlimits), "lease": lease}))
         reader = MessageReader(MIB)
         while not (messages := reader.feed(await stream.read() or pack_json({}))):
@@ -88,6 +92,21 @@ async def _ask(link: Link, claim: Claim, covered: list[tuple[str, bool]], lease:
             raise LinkClosed("the guest refused")
     finally:
         stream.reset()
+
+
+def in_batches(values: Iterable[T]) -> Iterator[list[T]]:
+    """Split what is sent to the guest as JSON into lists that fit into a message each."""
+    batch: list[T] = []
+    size = 0
+    for value in values:
+        length = len(pack_json({"": value}))
+        if batch and size + length > MAX_BATCH:
+            yield batch
+            batch, size = [], 0
+        batch.append(value)
+        size += length
+    if batch:
+        yield batch
 
 
 async def record_start(audit: AuditLog, record: Record, duration: float, how: str) -> None:

@@ -106,7 +106,7 @@ class Damaged(AgentboxError):
 
 
 class DiskFull(AgentboxError):
-    """The disk of the server's state directory is full."""
+    """A disk of the server is full, or has less free than is to stay free."""
 
 
 class LimitReached(AgentboxError):

@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import DiskFull
+from .files.atomic import Room
 from .runtimes import Usage
-from .spec import Cause, End, SandboxSpec, format_size
+from .runtimes.measure import measure_tree
+from .spec import GIB, Cause, End, SandboxSpec, format_size
+
+#: Where less than so many times the floor is free, it is watched what grows.
+NEAR = 8
+#: Seconds after which what has grown since counts no more, as long as enough is free.
+MARK_INTERVAL = 60.0
+#: What a sandbox may grow by below the floor before it counts as filling the disk: this part of the floor.
+SHARE = 16
+#: Entries and seconds in which a work folder is measured for that; seconds between two measures, in times of the last.
+MAX_ENTRIES, MAX_TIME, PAUSE = 1_000_000, 5.0, 10.0
+#: Seconds of processor time that a sandbox has to use to be taken for what fills a folder that cannot be measured.
+MIN_CPU = 1.0
 
 
 def find_breach(usage: Usage, spec: SandboxSpec, room: int) -> End | None:
@@ -32,3 +51,99 @@ def find_breach(usage: Usage, spec: SandboxSpec, room: int) -> End | None:
             "limits.memory of the profile, Policy.max_memory",
         )
     return None
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """What a sandbox held on one file system at some time."""
+
+    when: float
+    size: int
+    is_exact: bool
+    cpu: float
+
+
+class FreeSpace:
+    """Keeps some space free on the file systems that a sandbox writes to.
+
+    A sandbox is stopped if less than the floor is free *and* what it holds there has grown, by a 16th of the floor,
+    since there was last more (looked at once a minute). One that has not grown is never stopped, whoever fills the
+    disk. What a sandbox holds is what lies in its work folder, so those that share a folder are stopped together. A
+    folder too large to be measured counts as growing if the sandbox has used a second of processor time.
+
+    Parameters
+    ----------
+    workspace, directory : Path
+        Its work folder, and its directory on the host.
+    floor : int or None
+        Bytes; 0 for none, None for 1 GiB or 2 % of the file system, whichever is less.
+    """
+
+    def __init__(self, workspace: Path, directory: Path, floor: int | None) -> None:
+        self._workspace = workspace
+        self._directory = directory
+        self._floor = floor
+        self._marks: dict[int, _Mark] = {}
+        self._next = 0.0
+
+    def _left(self, path: Path) -> tuple[int, int]:
+        """Return the bytes that are free above the floor on the file system of `path`, and the floor."""
+        found = os.statvfs(path)
+        floor = min(GIB, found.f_blocks * found.f_frsize // 50) if self._floor is None else self._floor
+        return found.f_bavail * found.f_frsize - floor, floor
+
+    def room(self) -> Room | None:
+        """Return what may be written to the work folder from outside; None for any number of bytes."""
+        if self._floor == 0:
+            return None
+        left, floor = self._left(self._workspace)
+        return Room(max(0, left), _tell(self._workspace, left + floor, floor), "Policy.min_free_disk", DiskFull)
+
+    def find_breach(self, usage: Usage) -> End | None:
+        """Tell why it is to be stopped, if it is. Blocks; cheap while there is space. Raises OSError."""
+        if self._floor == 0:
+            return None
+        for path in (self._directory, self._workspace):
+            left, floor = self._left(path)
+            device = os.stat(path).st_dev
+            if left > (NEAR - 1) * floor:
+                self._marks.pop(device, None)
+                continue
+            mark, now = self._marks.get(device), time.monotonic()
+            is_old = mark is None or (left >= 0 and now - mark.when > MARK_INTERVAL)
+            if not (is_old or left < 0) or now < self._next:
+                continue
+            found = self._measure(device, usage)
+            if mark is None or is_old:
+                self._marks[device] = found
+            elif found.is_exact and mark.is_exact:
+                if found.size - mark.size > floor // SHARE:
+                    return _end(path, left + floor, floor)
+            elif found.cpu - mark.cpu > MIN_CPU:
+                return _end(path, left + floor, floor)
+        return None
+
+    def _measure(self, device: int, usage: Usage) -> _Mark:
+        """Measure what it holds on one file system."""
+        began = time.monotonic()
+        size, is_exact = 0, True
+        if os.stat(self._directory).st_dev == device:
+            size += usage.disk
+        if self._workspace.parent != self._directory and os.stat(self._workspace).st_dev == device:
+            folder, is_exact = measure_tree(self._workspace, MAX_ENTRIES, MAX_TIME)
+            size += folder + usage.held
+        now = time.monotonic()
+        self._next = now + PAUSE * (now - began)
+        return _Mark(now, size, is_exact, usage.cpu)
+
+
+def _tell(path: Path, free: int, floor: int) -> str:
+    return (
+        f"the disk of {path} has {format_size(max(0, free))} left, and {format_size(floor)} of it stay free. Delete"
+        " files there, or lower Policy.min_free_disk"
+    )
+
+
+def _end(path: Path, free: int, floor: int) -> End:
+    sentence = f"disk full: it was filling a disk. {_tell(path, free, floor)}"
+    return End(Cause.DISK_FULL, 137, sentence, "Policy.min_free_disk")

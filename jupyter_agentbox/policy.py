@@ -68,7 +68,17 @@ class Policy(WarmSettings, SnapshotSettings, ImageSettings):
     max_cpus = Float(4.0, help="Most processors' worth of time of one sandbox.").tag(config=True)
     max_processes = Int(512, help="Most processes and threads in one sandbox.").tag(config=True)
     max_disk = ByteSize(
-        2 * GIB, help="Most disk space of one sandbox: what it writes outside of the notebook's folder."
+        2 * GIB,
+        help="""Most disk space of one sandbox: what it writes outside of the notebook's folder, and to a private
+        workspace. The notebook's own folder has no such limit; see ``min_free_disk``.""",
+    ).tag(config=True)
+    min_free_disk = ByteSize(
+        None,
+        allow_none=True,
+        least=0,
+        help="""Disk space that stays free. Where less is left on the file system of a sandbox's work folder, or of the
+        state directory, a sandbox that fills it is stopped, and writes to sandboxes by REST and MCP are refused. The
+        default, ``None``, is 1 GiB or 2 % of the file system, whichever is less. 0 turns it off.""",
     ).tag(config=True)
 
     allowed_hosts = HostPatterns(
@@ -107,7 +117,7 @@ class Policy(WarmSettings, SnapshotSettings, ImageSettings):
         False, help="Profiles may have ``is_root``: code is uid 0 inside, so that ``apt-get install`` works there."
     ).tag(config=True)
     hidden_files = List(
-        Unicode(), [".*"], help="Shell patterns of entries of the notebook's folder that stay hidden inside."
+        Unicode(), [".*"], help="Shell patterns of names that are hidden inside, at any depth of the notebook's folder."
     ).tag(config=True)
     allowed_workspaces = List(
         Unicode(),
@@ -414,6 +424,7 @@ class Policy(WarmSettings, SnapshotSettings, ImageSettings):
             accept_unenforced=frozenset(self.accept_unenforced),
             lease_timeout=self._narrow(profile, "lease_timeout", profile.lease_timeout, asked),
             freeze_after=profile.freeze_after,
+            min_free_disk=self.min_free_disk,
             driver=self.kernel_driver,
             kernel_id=kernel_id,
             owner=owner,

@@ -92,6 +92,7 @@ def renew(
         accept_unenforced=frozenset(policy.accept_unenforced),
         lease_timeout=profile.lease_timeout,
         freeze_after=profile.freeze_after,
+        min_free_disk=policy.min_free_disk,
         owner=owner,
     )
 

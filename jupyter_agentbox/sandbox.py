@@ -21,14 +21,14 @@ from typing import Any
 
 from . import importcache
 from .audit import AuditLog
-from .claims import begin, put_in_place, record_start
+from .claims import begin, in_batches, put_in_place, record_start
 from .driver import Kernel
 from .driver.embedded import Claim
 from .egress.gate import Gate, OnRefusal
 from .errors import AgentboxError, InvalidRequest, LinkClosed, PolicyRefused, RuntimeFailed, SandboxEnded
 from .freezer import Freezer
-from .guest.framing import MAX_PAYLOAD, OPEN
-from .limits import find_breach
+from .guest.framing import MAX_PAYLOAD, OPEN, MessageReader, ProtocolError, pack_json
+from .limits import FreeSpace, find_breach
 from .link import Link, LinkThread, Stream, finished
 from .processes import Command, ExecResult, ProcessTable
 from .record import KernelRecord, Lock, ProcessRecord, Record, read_log_tail, was_told_to_end
@@ -50,6 +50,10 @@ MEASURE_INTERVAL = 2.0
 INHERITED_ROOM, MAX_INHERITED = 32 * MIB, GIB
 #: What is left in the directory of an ended sandbox whose files are kept.
 _KEPT = frozenset({"work", "tokens", "state.json", "lock", SESSION_FILE, KEPT_MARK})
+#: Seconds between two looks at a frozen one, which may keep deleted files; bytes of them for which it is woken.
+FROZEN_INTERVAL, MIN_HELD = 60.0, 16 * MIB
+#: Seconds that the guest may take to look some paths up.
+LOOKUP_TIMEOUT = 10.0
 
 
 class Sandbox:
@@ -90,6 +94,11 @@ class Sandbox:
         self._freezer: Freezer | None = None
         self._has_inherited = False
         self._disk_room: int | None = None
+        #: Paths of the work folder that were moved from outside, and whether anything was changed; from any thread.
+        self._moved: list[str] = []
+        self._is_changed = False
+        self._looked_up: frozenset[tuple[str, int]] = frozenset()
+        self.free_space = FreeSpace(self.workspace, directory, record.spec.min_free_disk)
         self._ended = asyncio.Event()
         self._checkpointing = asyncio.Lock()
         self._link = Link(directory / "link", self.gate.handle, self._link_lost)
@@ -544,18 +553,77 @@ class Sandbox:
                 await self._find_end("the sandbox's process is gone")
                 return
             await freezer.look()
-            if now - measured > MEASURE_INTERVAL and not freezer.is_frozen:
+            interval = FROZEN_INTERVAL if freezer.is_frozen else MEASURE_INTERVAL
+            breach = None
+            if self._is_changed or now - measured > interval:
+                self._is_changed = False
                 measured = now
                 with suppress(OSError, RuntimeError):  # no thread is to be had, or the like: it is measured again
-                    usage = await asyncio.to_thread(self.runtime.usage, self._handle, self.directory)
-                    self.measured = (time.time(), usage)
+                    await self._measure(freezer)
                 if self.measured is not None:
                     usage = self.measured[1]
                     breach = find_breach(usage, self.spec, self._room(usage.disk))
-                    if breach is not None:
-                        await self._end(breach)
-                        return
+            if breach is None and not freezer.is_frozen and self.measured is not None:
+                with suppress(OSError, RuntimeError):
+                    breach = await asyncio.to_thread(self.free_space.find_breach, self.measured[1])
+            if breach is not None:
+                await self._end(breach)
+                return
             await asyncio.sleep(WATCH_INTERVAL)
+
+    async def _measure(self, freezer: Freezer) -> None:
+        """Measure what it uses, and have it let go of deleted files."""
+        usage = await self._ask_usage()
+        moved, self._moved = self._moved, []
+        self._looked_up &= set(usage.deleted)  # an inode is used again once its file is let go of
+        fresh = set(usage.deleted) - self._looked_up
+        if moved or (fresh and (not freezer.is_frozen or usage.held >= MIN_HELD)):
+            if await self._look_up([*moved, *(path for path, _ in fresh)]):
+                self._looked_up |= fresh  # what is still there then code inside has open itself
+            else:
+                self._moved += moved
+            usage = await self._ask_usage()
+        if self.spec.workspace is None:
+            usage = replace(usage, disk=usage.disk + usage.held)
+        self.measured = (time.time(), usage)
+
+    async def _ask_usage(self) -> Usage:
+        assert self._handle is not None
+        return await asyncio.to_thread(self.runtime.usage, self._handle, self.directory)
+
+    async def _look_up(self, paths: Sequence[str]) -> bool:
+        """Have the guest look up paths of the work folder, as gVisor keeps a deleted file open until somebody does.
+
+        Returns
+        -------
+        bool
+            Whether it did.
+        """
+        stream: Stream | None = None
+        try:
+            stream = self._link.open({"kind": "lookup"})
+            for batch in in_batches(paths):
+                await asyncio.wait_for(_ask(stream, {"paths": batch}), LOOKUP_TIMEOUT)
+            return True
+        except (LinkClosed, ProtocolError, ValueError, asyncio.TimeoutError) as error:
+            log.warning("sandbox %s may keep deleted files open: %s", self.id, error)
+            return False
+        finally:
+            if stream is not None:
+                stream.reset()
+
+    def note_change(self, *moved: str) -> None:
+        """Have it soon measured and let go of deleted files, as its work folder was changed from outside.
+
+        From any thread.
+
+        Parameters
+        ----------
+        moved : str
+            Paths in the work folder whose entries were moved elsewhere.
+        """
+        self._moved += moved
+        self._is_changed = True
 
     def _room(self, used: int) -> int:
         """Return how many bytes it may have on the disk: more than the limit, where it began with more."""
@@ -600,3 +668,12 @@ class Sandbox:
         self.end = end
         log.log(logging.INFO if end.cause in INTENDED else logging.ERROR, "sandbox %s ended: %s", self.id, end.message)
         self._ended.set()
+
+
+async def _ask(stream: Stream, request: dict[str, Any]) -> None:
+    """Send a request, and wait for its answer."""
+    await stream.write(pack_json(request))
+    reader = MessageReader(MIB)
+    while not reader.feed(data := await stream.read()):
+        if not data:
+            raise LinkClosed("the guest has ended the stream")

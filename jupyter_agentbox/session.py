@@ -304,7 +304,14 @@ class Session:
         if self._folder is None:
             # Hidden entries are those of a folder that was there before; in its own it may name files as it likes.
             hidden = sandbox.spec.hidden if sandbox.spec.workspace is not None and not self.request.tenant else ()
-            self._folder = Folder(sandbox.workspace, hidden, self.quota, quota_setting=self.quota_setting)
+            self._folder = Folder(
+                sandbox.workspace,
+                hidden,
+                self.quota,
+                quota_setting=self.quota_setting,
+                held=lambda: sandbox.measured[1].held if sandbox.measured is not None else 0,
+                free=lambda: sandbox.free_space.room(),
+            )
         return self._folder
 
     def write_files(self) -> None:

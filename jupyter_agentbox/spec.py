@@ -197,6 +197,9 @@ class SandboxSpec:
         Seconds that the sandbox outlives its owner.
     freeze_after : float
         Seconds without anything to do after which it is frozen; 0 for never.
+    min_free_disk : int or None
+        Bytes that stay free on its disks, or else it is stopped if it is what fills them; 0 for none, None for the
+        default.
     driver : str
         ``auto``, or ``relay`` for kernels that are to be reached by the relay, whatever they are.
     kernel_id, kernel_name, owner : str
@@ -234,6 +237,7 @@ class SandboxSpec:
     accept_unenforced: frozenset[str] = frozenset()
     lease_timeout: float = 60.0
     freeze_after: float = 60.0
+    min_free_disk: int | None = None
     driver: str = "auto"
     kernel_id: str = ""
     kernel_name: str = ""

@@ -20,7 +20,7 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(?:([kmgt])i?)?b?", re.IGN
 _MAX_SIZE = 2**62
 
 
-def parse_size(value: object) -> int:
+def parse_size(value: object, least: int = 1) -> int:
     """Read a number of bytes.
 
     Parameters
@@ -28,11 +28,13 @@ def parse_size(value: object) -> int:
     value : int, float or str
         Bytes, or a number with a unit: ``"512 MiB"``, ``"4g"``, ``"1.5 GB"``. Units are powers of 1024,
         with or without the ``i``, as in Docker and systemd.
+    least : int
+        The smallest that is allowed.
 
     Returns
     -------
     int
-        At least 1.
+        At least `least`.
 
     Raises
     ------
@@ -46,7 +48,7 @@ def parse_size(value: object) -> int:
             size = float(match[1]) * 1024 ** _UNITS.index((match[2] or "").lower())
     elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         size = value
-    if size is None or not 1 <= size <= _MAX_SIZE:
+    if size is None or not least <= size <= _MAX_SIZE:
         raise ValueError(f"{value!r} is no size; write bytes, or a number with a unit such as '512 MiB' or '4g'")
     return int(size)
 
@@ -57,16 +59,20 @@ class ByteSize(TraitType[int, Any]):
     default_value = 0
     info_text = "a size in bytes, or text such as '512 MiB' or '4g'"
 
+    def __init__(self, default_value: Any = 0, *, least: int = 1, **kwargs: Any) -> None:
+        super().__init__(default_value=default_value, **kwargs)
+        self.least = least
+
     def validate(self, obj: Any, value: Any) -> int:
         """Turn text into bytes."""
         try:
-            return parse_size(value)
+            return parse_size(value, self.least)
         except ValueError as error:
             raise TraitError(f"{type(obj).__name__}.{self.name}: {error}") from None
 
     def from_string(self, s: str) -> int:
         """Read a value from the command line."""
-        return parse_size(s)
+        return parse_size(s, self.least)
 
 
 class HostPatterns(List[str]):

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 
-from jupyter_agentbox.errors import Conflict, TooLarge
+from jupyter_agentbox.errors import AgentboxError, Conflict, TooLarge
 
 from .paths import show
 from .tree import KIND_NAMES, libc, spoken
@@ -31,17 +31,25 @@ class Room:
         What a refusal says behind the path.
     setting : str, optional
         The setting it names.
+    error : type of AgentboxError
+        The refusal.
     """
 
-    def __init__(self, left: int | None = None, reason: str = "", setting: str | None = None) -> None:
-        self.left, self.reason, self.setting = left, reason, setting
+    def __init__(
+        self,
+        left: int | None = None,
+        reason: str = "",
+        setting: str | None = None,
+        error: type[AgentboxError] = TooLarge,
+    ) -> None:
+        self.left, self.reason, self.setting, self.error = left, reason, setting, error
 
     def take(self, size: int, path: str) -> None:
         """Account for `size` bytes that are about to be written to `path`.
 
         Raises
         ------
-        TooLarge
+        TooLarge, DiskFull
             There is no room for them.
         """
         if self.left is not None:
@@ -51,7 +59,7 @@ class Room:
     def check(self, size: int, path: str) -> None:
         """Refuse `size` bytes for which there is no room."""
         if self.left is not None and size > self.left:
-            raise TooLarge(f"{show(path)} can't be written: {self.reason}", field="path", setting=self.setting)
+            raise self.error(f"{show(path)} can't be written: {self.reason}", field="path", setting=self.setting)
 
 
 class NewFile:

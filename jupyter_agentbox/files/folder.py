@@ -6,6 +6,7 @@ import os
 import stat
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound, TooLarge
@@ -34,6 +35,10 @@ class Folder(FolderView):
         Bytes on disk that writes through this object may fill the folder to.
     quota_setting : str
         The setting that a refusal over the quota names.
+    held : callable
+        Returns the bytes of deleted files that are still in use; they count towards the quota.
+    free : callable
+        Returns what the disk has room for; None for any number of bytes.
     """
 
     def __init__(
@@ -44,9 +49,12 @@ class Folder(FolderView):
         *,
         mount: str = "/workspace",
         quota_setting: str = "Policy.max_disk",
+        held: Callable[[], int] = lambda: 0,
+        free: Callable[[], Room | None] = lambda: None,
     ) -> None:
         super().__init__(root, hidden, mount=mount)
         self.quota, self._quota_setting = quota, quota_setting
+        self._held, self._free = held, free
         self._used = Used(0)
         self._used_until = 0.0
         self._used_lock = threading.Lock()
@@ -386,6 +394,10 @@ class Folder(FolderView):
 
     def _room(self) -> Room:
         """Return what may still be written. The folder is measured now and then, writes are counted between."""
+        room, free = self._quota_room(), self._free()
+        return room if free is None or (room.left is not None and room.left <= (free.left or 0)) else free
+
+    def _quota_room(self) -> Room:
         if self.quota is None:
             return Room()
         with self._used_lock:
@@ -394,7 +406,7 @@ class Folder(FolderView):
                 self._used = self.used()
                 # A large folder is not walked for every small write.
                 self._used_until = time.monotonic() + max(_USED_INTERVAL, 10 * (time.monotonic() - began))
-            left = max(0, self.quota - self._used.bytes)
+            left = max(0, self.quota - self._used.bytes - self._held())
         reason = f"the folder may hold {self.quota} bytes ({self._quota_setting}); delete something"
         return Room(left, reason, self._quota_setting)
 

@@ -15,6 +15,7 @@ from .egress import Egress
 from .jobs import Job, open_job
 from .kernels import Kernel, make_shared_directory, open_kernel
 from .load import open_load
+from .lookup import open_lookup
 from .loop import Link, Loop, Stream
 from .processes import Processes
 
@@ -98,6 +99,8 @@ class Guest:
             self._claim.open(stream)
         elif kind == "suspend":
             self.link.suspend(str(stream.header.get("token")))
+        elif kind == "lookup":
+            open_lookup(stream)
         elif kind == "load":
             open_load(self.loop, stream, {kernel.pid for kernel in self.kernels.values()})
         else:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, NotFound
 from jupyter_agentbox.files import Folder, FolderView
+from jupyter_agentbox.files.paths import parse_path
 from jupyter_agentbox.files.transfer import Upload
 from jupyter_agentbox.files.values import Copied, Edited, Entry, Listing, Matches
 from jupyter_agentbox.models import (
@@ -36,6 +37,7 @@ from jupyter_agentbox.models import (
     UploadQuery,
     WriteRequest,
 )
+from jupyter_agentbox.session import Session
 from jupyter_agentbox.spec import MIB
 
 from .call import Bytes, Call, blocking
@@ -46,9 +48,18 @@ T = TypeVar("T")
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
 
-async def _on_folder(call: Call, work: Callable[[Folder], T]) -> T:
+async def _on_folder(call: Call, work: Callable[[Folder], T], *, moved: str | None = None) -> T:
     async with call.use() as session:
-        return await blocking(lambda: work(session.folder()))
+        try:
+            return await blocking(lambda: work(session.folder()))
+        finally:
+            _note_change(call, session, moved)
+
+
+def _note_change(call: Call, session: Session, moved: str | None = None) -> None:
+    """Have a sandbox let go of files that were deleted or replaced."""
+    if call.route.action == "write" and session.sandbox is not None:
+        session.sandbox.note_change(*([moved] if moved is not None else []))
 
 
 @route("GET", FILES + "/content", "read", query=ReadQuery, answer=FileContent, tool="read", errors=(409, 413))
@@ -160,7 +171,9 @@ async def move_file(call: Call) -> Entry:
     """Give an entry another path."""
     body: MoveRequest = call.body
     return await _on_folder(
-        call, lambda folder: folder.move(body.source, body.target, parents=body.parents, overwrite=body.overwrite)
+        call,
+        lambda folder: folder.move(body.source, body.target, parents=body.parents, overwrite=body.overwrite),
+        moved="/".join(parse_path(body.source, field="source")),
     )
 
 
@@ -249,7 +262,7 @@ async def upload_file(call: Call) -> Entry:
                 mode=query.mode,
             )
         )
-        return await _receive(call, upload)
+        return await _receive(call, session, upload)
 
 
 @route("PUT", FILES + "/archive", "write", query=UnpackQuery, answer=Copied, kind="upload", tool="write", errors=(409,))
@@ -260,16 +273,17 @@ async def upload_archive(call: Call) -> Copied:
         upload = await blocking(
             lambda: session.folder().unpack(query.path, query.size, query.sha256, overwrite=query.overwrite)
         )
-        return await _receive(call, upload)
+        return await _receive(call, session, upload)
 
 
-async def _receive(call: Call, upload: Upload[T]) -> T:
+async def _receive(call: Call, session: Session, upload: Upload[T]) -> T:
     try:
         async for parts in call.chunks.parts():
             await blocking(upload.write, *parts)
         return await blocking(upload.finish)
     finally:
         await blocking(upload.abort)
+        _note_change(call, session)
 
 
 def _content_length(call: Call) -> int | None:
@@ -305,14 +319,20 @@ async def import_files(call: Call) -> Copied:
     async with call.use() as session:
         if body.sandbox is not None:
             async with call.sessions.use(body.sandbox, "read", caller=call.caller) as other:
-                return await blocking(lambda: copy(session.folder(), other.folder()))
+                try:
+                    return await blocking(lambda: copy(session.folder(), other.folder()))
+                finally:
+                    _note_change(call, session)
         root = _host_folder(call.sessions.policy.import_folders, body.folder, "Policy.import_folders")
 
         def import_() -> Copied:
             with FolderView(root, mount="/") as view:
                 return copy(session.folder(), view)
 
-        return await blocking(import_)
+        try:
+            return await blocking(import_)
+        finally:
+            _note_change(call, session)
 
 
 @route("POST", FILES + "/export", "write", body=ExportRequest, answer=Copied, tool="read", errors=(409,))

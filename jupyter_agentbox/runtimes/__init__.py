@@ -98,11 +98,26 @@ class Handle:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a sandbox uses now: memory and disk in bytes, processor time in seconds since its start."""
+    """What a sandbox uses now.
+
+    Parameters
+    ----------
+    memory, disk : int
+        Bytes. The disk is that of what is written outside of a host folder, deleted files included that gVisor keeps
+        open.
+    cpu : float
+        Seconds of processor time since its start.
+    held : int
+        Bytes of deleted files of the work folder that gVisor keeps open, wherever that folder is.
+    deleted : tuple of (str, int)
+        Their last paths, relative to the work folder, and their inodes.
+    """
 
     memory: int
     cpu: float
     disk: int
+    held: int = 0
+    deleted: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from traitlets import Float, Unicode
 
 from jupyter_agentbox import containers
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, RuntimeFailed, RuntimeUnavailable
+from jupyter_agentbox.guest import covers
 from jupyter_agentbox.spec import USER_ID, Cause, End, Limits, SandboxSpec, format_size
 from jupyter_agentbox.sweep import (
     get_runtime_directories,
@@ -36,7 +37,7 @@ from jupyter_agentbox.sweep import (
 
 from . import Check, Handle, Runtime, Usage, cgroups, docker_config, namespaces, rootfs
 from .docker_engine import Engine, EngineRuntime
-from .launcher import find_hidden, make_matcher
+from .launcher import Refused, find_hidden, make_matcher
 from .runsc import measure_shared
 
 _ENTER = Path(__file__).with_name("docker_enter.py")
@@ -248,6 +249,10 @@ class DockerRuntime(Runtime):
             (own / name).write_text(texts.get(name, ""))
             (own / name).chmod(0o444)
         hidden = [] if is_private else list(_find_hidden(workspace, spec))
+        covers_inside = bool(hidden) and self.isolation == "gvisor"
+        if covers_inside:
+            (own / "covered").write_bytes(covers.pack(hidden))
+            (own / "covered").chmod(0o444)
         layers, files = docker_config.find_layers(steps), list[str]()
         if spec.is_root:
             (layers, files), maps = docker_config.find_root_layers(steps), docker_config.widen_maps(maps, uid)
@@ -257,12 +262,13 @@ class DockerRuntime(Runtime):
             runtime=kind.name,
             python="/usr/bin/python3" if spec.root else python,
             maps=maps,
-            mounts=docker_config.make_mounts(steps, hidden, own, directory / "link"),
+            mounts=docker_config.make_mounts(steps, hidden, own, directory / "link", covers_inside=covers_inside),
             labels=docker_config.make_labels(sandbox_id, spec, self.state_dir),
             layers=layers,
             files=files,
             enter=_ENTER.read_text(encoding="utf-8"),
             is_isolated=self.isolation == "gvisor",
+            covers_inside=covers_inside,
             filter_steps=self._make_filter(),
         )
 
@@ -405,7 +411,11 @@ def _find_hidden(workspace: Path, spec: SandboxSpec) -> Iterator[tuple[str, bool
     A symbolic link is left: nothing can be mounted on it, and it leads nowhere but inside. On a FIFO gVisor would wait
     for ever for its other end.
     """
-    for name in find_hidden(str(workspace), make_matcher(list(spec.hidden))) if spec.hidden else ():
+    try:
+        found = find_hidden(str(workspace), make_matcher(list(spec.hidden))) if spec.hidden else []
+    except Refused as error:
+        raise InvalidRequest(str(error), field="workspace", setting="hidden_files of the profile") from None
+    for name, _ in found:
         try:
             mode = (workspace / name).lstat().st_mode
         except FileNotFoundError:

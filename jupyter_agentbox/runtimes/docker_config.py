@@ -19,12 +19,14 @@ from typing import Any
 
 from jupyter_agentbox.containers import LABEL, name_state_dir
 from jupyter_agentbox.errors import InvalidRequest, RuntimeUnavailable
+from jupyter_agentbox.guest import covers
 from jupyter_agentbox.guest.processes import _FIRST_MARK as FIRST_MARK
 from jupyter_agentbox.spec import GUEST_DIR, HOME, MIB, WORKSPACE, Limits, SandboxSpec
 
 from . import cgroups, oci
 from .launcher import CLONE_NEWUSER
 from .namespaces import IdMaps
+from .oci import COVERS
 from .rootfs import HOSTNAME, Step
 
 REPOSITORY = "jupyter-agentbox"
@@ -45,7 +47,7 @@ ROOT_IDS, ROOT_ID_COUNT = 2_000_000_000, 65533
 MAX_PLAIN_FILES = 4096
 #: Docker writes these itself, unless something is mounted there.
 DOCKERS_OWN = ("resolv.conf", "hosts", "hostname")
-#: Of a work folder: more hidden files than this are refused, since each takes gVisor a connection.
+#: Of a work folder of a plain container, whose engine mounts each: more hidden files than this are refused.
 MAX_HIDDEN_FILES = 100
 #: Calls that nobody inside needs, for where Linux itself serves them.
 REFUSED_CALLS = (
@@ -108,7 +110,7 @@ def make_image(steps: Sequence[Step], maps: IdMaps) -> bytes:
 
 
 def make_mounts(
-    steps: Sequence[Step], hidden: Sequence[tuple[str, bool]], own: Path, link: Path
+    steps: Sequence[Step], hidden: Sequence[tuple[str, bool]], own: Path, link: Path, *, covers_inside: bool = False
 ) -> list[dict[str, Any]]:
     """Return Docker's mounts of binds, of the work folder with its hidden entries covered, and of the link.
 
@@ -122,6 +124,8 @@ def make_mounts(
         Directory that holds the files of :data:`DOCKERS_OWN` and an empty one, ``nothing``.
     link : Path
         Directory of the link's two FIFOs.
+    covers_inside : bool
+        PID 1 covers the entries that the file ``covered`` of `own` lists, so there are no mounts for them.
     """
     mounts = [_bind(f"/etc/{name}", own / name) for name in DOCKERS_OWN]
     for step, path, *rest in steps:
@@ -130,12 +134,15 @@ def make_mounts(
         elif step == "workspace":
             mounts.append(_bind(WORKSPACE, rest[0], is_writable=rest[-1]))
     files = 0
+    if covers_inside:
+        mounts += [_bind(covers.COVERED, own / "covered"), _bind(covers.NOTHING, own / "nothing")]
+        hidden = ()
     for name, is_folder in hidden:
         files += not is_folder
         if files > MAX_HIDDEN_FILES:
             raise InvalidRequest(
-                f"the work folder has more than {MAX_HIDDEN_FILES} hidden files, which the runtime docker cannot"
-                " cover; put the notebook into a folder of its own, or use the runtime runsc",
+                f"the work folder has more than {MAX_HIDDEN_FILES} hidden files, which the runtime docker-runc"
+                " cannot cover; put the notebook into a folder of its own, or use the runtime runsc or docker",
                 field="workspace",
             )
         target = f"{WORKSPACE}/{name}"
@@ -299,6 +306,7 @@ def make_container(
     files: Sequence[str] = (),
     enter: str,
     is_isolated: bool = True,
+    covers_inside: bool = False,
     filter_steps: bytes = b"",
 ) -> dict[str, Any]:
     """Return the body of ``POST /containers/create``.
@@ -321,6 +329,8 @@ def make_container(
         Text of :mod:`.docker_enter`.
     is_isolated : bool
         gVisor is the kernel.
+    covers_inside : bool
+        See :func:`make_mounts`.
     filter_steps : bytes
         Filter of system calls to set once the user namespace is there.
     """
@@ -338,6 +348,7 @@ def make_container(
         "folders": [(f"{HOME}/.cache", 0o755, maps.user), ("/tmp/.X11-unix", 0o1777, 0)],
         "layers": list(layers) if is_isolated else [],  # Linux itself has it in no user namespace of every machine
         "layer_size": min(spec.limits.disk, spec.limits.memory // 2),
+        "covers": COVERS.read_text(encoding="utf-8") if covers_inside else "",
         "filter": filter_steps.hex(),
         "arguments": ["--lease", f"{spec.lease_timeout:g}"],
     }

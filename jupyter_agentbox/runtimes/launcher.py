@@ -13,9 +13,11 @@ import ctypes
 import errno
 import marshal
 import os
+import resource
 import stat
 import struct
 import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing itself would be slow to import
@@ -32,12 +34,14 @@ SYS_OPEN_TREE, SYS_MOVE_MOUNT = 428, 429
 OPEN_TREE_CLONE, MOVE_MOUNT_EMPTY_PATHS = 1, 0x04 | 0x40
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 
-#: How far the search for hidden entries below the top level of a workspace goes.
-MAX_DEPTH, MAX_SEEN, MAX_MASKS = 4, 5_000, 256
-#: The top level is never searched in part: more hidden entries than this are an error.
-MAX_TOP_MASKS = 2_000
-#: Files that gVisor itself masks too: each takes it a connection, and it has few. The top level comes first.
-MAX_INNER_MASKS = 100
+#: Hidden entries that are covered: each is a mount. Bytes of their paths, which the stage holds.
+MAX_COVERS, MAX_COVER_BYTES = 10_000, 4 << 20
+#: Bytes of one path in the work folder, for code inside has to name it.
+MAX_COVER_PATH = 4000
+#: Seconds that the search for them may take.
+SEARCH_TIME = 10.0
+#: Exit status after a refusal, and what its line on stderr begins with.
+REFUSED_STATUS, REFUSED = 112, "launcher refuses: "
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -163,35 +167,107 @@ def make_matcher(patterns: list[str]) -> "Callable[[str], bool]":
     return lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def find_hidden(top: str, is_hidden: "Callable[[str], bool]") -> list[str]:
-    """List the hidden entries beneath ``top`` as relative paths: all of the top level, and what a bounded walk finds.
+class Refused(Exception):
+    """The work folder cannot be used; the sentence is for whoever starts the sandbox."""
 
-    Links are not followed. Raises OSError where the top level holds more than can be hidden.
+
+class Search:
+    """Finds every hidden entry beneath a folder, at any depth, or refuses the folder.
+
+    No link is followed. What lies in a hidden folder is covered with it, so it is not looked at. A folder that cannot
+    be listed counts as hidden.
+
+    Parameters
+    ----------
+    top : str
+        Where it is looked at.
+    is_hidden : callable
+        Judges a name.
+    folder : str
+        What a refusal calls the folder.
     """
-    found: list[str] = []
-    folders = [("", 0)]
-    seen = 0
-    while folders:
-        folder, depth = folders.pop(0)
+
+    def __init__(self, top: str, is_hidden: "Callable[[str], bool]", folder: str) -> None:
+        self.found: list[tuple[str, bool]] = []
+        self._top = top
+        self._is_hidden = is_hidden
+        self._folder = folder
+        self._seen = self._size = 0
+        self._deadline = time.monotonic() + SEARCH_TIME
+
+    def run(self) -> "list[tuple[str, bool]]":
+        """Return relative paths, and whether each is a folder. Raises Refused."""
+        stack: list[tuple[str, int, list[str]]] = []
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        prefix = ""
         try:
-            entries = os.scandir(top + "/" + folder)
-        except OSError:
-            if not folder:
-                raise
-            continue
-        with entries:
+            stack.append(("", top := os.open(self._top, flags), self._list("", top)))
+            while stack:
+                prefix, parent, names = stack[-1]
+                if not names:
+                    stack.pop()
+                    os.close(parent)
+                    continue
+                prefix += names.pop()
+                try:
+                    handle = os.open(prefix.rpartition("/")[2], flags, dir_fd=parent)
+                except OSError as error:
+                    if error.errno in (errno.EACCES, errno.EPERM):
+                        self._add(prefix, True)
+                    elif error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                        raise
+                    continue  # else: it is gone, or no folder any more
+                stack.append((prefix + "/", handle, []))
+                stack[-1][2].extend(self._list(prefix + "/", handle))
+        except OSError as error:
+            raise self._refuse(f"{prefix[:200]!r} could not be searched for hidden names: {error.strerror}") from None
+        finally:
+            for _, handle, _ in stack:
+                os.close(handle)
+        return self.found
+
+    def _list(self, prefix: str, handle: int) -> "list[str]":
+        """Note the hidden entries of one folder, and return its other folders."""
+        folders = []
+        with os.scandir(handle) as entries:
             for entry in entries:
-                seen += 1
-                if depth and (seen > MAX_SEEN or len(found) >= MAX_MASKS):
-                    return found
-                path = folder + entry.name
-                if is_hidden(entry.name):
-                    found.append(path)
-                    if not depth and len(found) > MAX_TOP_MASKS:
-                        raise OSError(errno.E2BIG, f"more than {MAX_TOP_MASKS} hidden entries")
-                elif depth < MAX_DEPTH and entry.is_dir(follow_symlinks=False):
-                    folders.append((path + "/", depth + 1))
-    return found
+                self._seen += 1
+                if self._seen % 256 == 0 and time.monotonic() > self._deadline:
+                    raise self._refuse(
+                        f"the search for hidden names did not end: it saw {self._seen} entries in {SEARCH_TIME:g} s,"
+                        f" and was at {prefix[:200] or '.'!r}"
+                    )
+                if self._is_hidden(entry.name):
+                    self._add(prefix + entry.name, entry.is_dir(follow_symlinks=False))
+                elif entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+        return folders
+
+    def _add(self, path: str, is_folder: bool) -> None:
+        self.found.append((path, is_folder))
+        size = len(os.fsencode(path))
+        self._size += size
+        if len(self.found) > MAX_COVERS or self._size > MAX_COVER_BYTES:
+            tops = [found.partition("/")[0] for found, _ in self.found]
+            most = max(set(tops), key=tops.count)
+            where = f", {tops.count(most)} of them in {most[:200]!r}" if tops.count(most) > 1 else ""
+            raise self._refuse(
+                f"it holds more hidden entries than can be covered: {len(self.found)} were found{where}, and at most"
+                f" {MAX_COVERS} with {MAX_COVER_BYTES >> 20} MiB of names can be"
+            )
+        if size > MAX_COVER_PATH:
+            raise self._refuse(f"the hidden entry {path[:100]!r}... has a path of {size} bytes, too long to be covered")
+
+    def _refuse(self, why: str) -> Refused:
+        return Refused(
+            f"the work folder {self._folder} cannot be used: {why}. Use a smaller folder, remove what is not needed,"
+            ' set "workspace": "private", or have hidden_files of the profile hide fewer names'
+        )
+
+
+def find_hidden(top: str, is_hidden: "Callable[[str], bool]", folder: str = "") -> "list[tuple[str, bool]]":
+    """List all hidden entries beneath ``top``; see :class:`Search`. Raises Refused."""
+    return Search(top, is_hidden, folder or top).run()
 
 
 def cover(handle: int, stage: str) -> None:
@@ -222,8 +298,11 @@ def mount_workspace(
             # Read-only mounts of their own, so that what is bound from them is read-only too.
             mount(empty, empty, None, MS_BIND)
             restrict(empty, False)
-        is_hidden = make_matcher(patterns)
-        for path in find_hidden(target, is_hidden):
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))  # one for each folder of a path
+        found_entries = find_hidden(target, make_matcher(patterns), source)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for path, _ in found_entries:
             try:
                 handle = open_without_links(target + "/" + path)
             except OSError as error:
@@ -237,44 +316,6 @@ def mount_workspace(
             finally:
                 os.close(handle)
     return covered
-
-
-def make_masks(stage: str, covered: list[tuple[str, bool]]) -> str:
-    """Return OCI mounts for what is covered, as JSON.
-
-    The mounts made here hide what is beneath, but gVisor acts from a namespace in which they are no mount points, so
-    the kernel would let it move or replace the entries. Mounts that gVisor itself knows forbid that. What is over
-    their number stays hidden, but can be replaced unseen.
-    """
-    masks = []
-    left = MAX_INNER_MASKS
-    for path, is_folder in covered:
-        try:
-            path.encode()
-        except UnicodeEncodeError:
-            continue  # JSON has no such names
-        target = quote("/workspace/" + path)
-        if is_folder:
-            masks.append(f'{{"destination":{target},"type":"tmpfs","source":"tmpfs","options":["ro","mode=0555"]}}')
-        elif left:
-            left -= 1
-            source = quote(stage + "/nothing")
-            masks.append(f'{{"destination":{target},"type":"bind","source":{source},"options":["bind","ro"]}}')
-    return "".join("," + mask for mask in masks)
-
-
-def quote(text: str) -> str:
-    """Return a JSON string; :mod:`json` would double the time that this program takes to start."""
-    return '"{}"'.format(
-        "".join(
-            c if " " <= c <= "~" and c not in '"\\' else "".join(f"\\u{unit:04x}" for unit in utf16(c)) for c in text
-        )
-    )
-
-
-def utf16(character: str) -> list[int]:
-    data = character.encode("utf-16-be")
-    return [data[i] << 8 | data[i + 1] for i in range(0, len(data), 2)]
 
 
 def cover_link(location: str, path: str, stage: str) -> list[tuple[str, bool]]:
@@ -295,7 +336,6 @@ def build(stage: str, plan: "list[tuple[Any, ...]]") -> None:
     """Carry out the steps that :mod:`.rootfs` planned, on a small file system mounted at ``stage``."""
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     mount("tmpfs", stage, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=16m,nr_inodes=16k")
-    masks = ""
     covered: list[tuple[str, bool]] = []
     for step, path, *rest in plan:
         target = stage + "/" + path
@@ -323,14 +363,13 @@ def build(stage: str, plan: "list[tuple[Any, ...]]") -> None:
             restrict(target, is_writable)
         elif step == "workspace":
             covered = mount_workspace(stage, path, *rest)
-            masks = make_masks(stage, covered) if path == "workspace" else ""
         elif step == "covered":
-            with open(path, "wb") as raw:
-                for name, is_folder in covered:
+            with open(path if path.startswith("/") else target, "wb") as raw:
+                for name, is_folder in covered:  # as guest/covers.py reads it
                     raw.write((b"d" if is_folder else b"f") + os.fsencode(name) + b"\0")
         elif step == "config":
             with open(path, "w") as file:
-                file.write(rest[0].replace(',"@masks@"', masks))
+                file.write(rest[0])
         else:
             raise ValueError(f"unknown step {step!r}")
     # All writes inside go to the layer that runsc puts on top.
@@ -387,6 +426,8 @@ def wait(folder: str) -> None:
         try:
             give(config)
             answer.write("ok")
+        except Refused as error:
+            answer.write(f"{REFUSED}{error}")
         except Exception as error:
             answer.write(f"{type(error).__name__}: {error}")
 
@@ -425,6 +466,9 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
+    except Refused as error:
+        print(f"{REFUSED}{error}", file=sys.stderr)
+        sys.exit(REFUSED_STATUS)
     except Exception as error:
         print(f"launcher: {type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(111)

@@ -23,8 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
+from jupyter_agentbox.errors import InvalidRequest, RuntimeFailed, RuntimeUnavailable
 from jupyter_agentbox.spec import USER_ID
+
+from . import launcher
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
 #: Runs what it is given first. A program's own file would be compiled anew each time.
@@ -216,6 +218,8 @@ def run(launch: Launch, log: Path, timeout: float) -> int:
         The namespaces or the id maps cannot be had here.
     RuntimeFailed
         It took longer than ``timeout`` seconds, and was killed with its session.
+    InvalidRequest
+        The work folder cannot be used.
     """
     deadline = time.monotonic() + timeout
     config = {
@@ -350,11 +354,20 @@ def _converse(process: subprocess.Popen[bytes], config: bytes, launch: Launch, d
         except BrokenPipeError:
             pass
     status = _wait(process, deadline)
+    if status == launcher.REFUSED_STATUS:
+        raise_refusal(read_tail(log, 8000))
     if status == LAUNCHER_FAILED:
         words = read_tail(log)
         if (not is_made and "unshare" in words) or find_forbidding():
             raise RuntimeUnavailable(f"no user namespace could be had: {words}. Remedy: {namespace_remedy()}")
     return status
+
+
+def raise_refusal(words: str) -> None:
+    """Raise the launcher's refusal of a work folder as an InvalidRequest, if ``words`` have one."""
+    _, sign, sentence = words.rpartition(launcher.REFUSED)
+    if sign:
+        raise InvalidRequest(sentence, field="workspace", setting="hidden_files of the profile, Policy.hidden_files")
 
 
 def _wait(process: subprocess.Popen[bytes], deadline: float) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from jupyter_agentbox.spec import CLAIM_DIR, GUEST_DIR, HOME, MIB, WORKSPACE, Limits, SandboxSpec
 
-from .rootfs import HOSTNAME
+from .rootfs import HOSTNAME, hides_entries
 
 #: What the guest needs to run programs as another user, to bind low ports on loopback, and to read what is the user's.
 GUEST_CAPABILITIES = ("CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_NET_BIND_SERVICE", "CAP_SETGID", "CAP_SETUID")
@@ -22,8 +22,8 @@ MASKED = (
 )  # fmt: skip
 READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 OPEN_FILES = 65536
-#: Stands in the list of mounts where the launcher puts those that hide entries of the workspace.
-MASKS = "@masks@"
+#: The program that covers hidden entries inside before the guest runs.
+COVERS = Path(__file__).parents[1] / "guest" / "covers.py"
 
 
 def make_rlimits(limits: Limits) -> dict[str, int]:
@@ -59,8 +59,10 @@ def make_config(
     if spec.layout == "waiting":
         guest["is_waiting"] = True
     capabilities = sorted(ROOT_CAPABILITIES if spec.is_root else GUEST_CAPABILITIES)
-    if spec.layout == "waiting":
-        # The guest's alone, until the claim, before which no user's code runs: to mount, and to give that up.
+    covers_first = spec.layout == "plain" and hides_entries(spec)
+    if spec.layout == "waiting" or covers_first:
+        # PID 1's alone, until it has covered what is hidden, before which no user's code runs: to mount, and to give
+        # that up.
         capabilities += ["CAP_SETPCAP", "CAP_SYS_ADMIN"]
     # The name is a label for people who look at the process list from inside; what runs is the same for all.
     process = {
@@ -71,7 +73,11 @@ def make_config(
         "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
         "rlimits": [{"type": f"RLIMIT_{name}", "soft": value, "hard": value} for name, value in rlimits.items()],
         "env": ["PATH=/usr/bin:/bin", f"AGENTBOX_GUEST={json.dumps(guest)}"],
-        "args": [python, "-I", "-S", "-B", f"{GUEST_DIR}/guest", "--lease", f"{spec.lease_timeout:g}"],
+        "args": [
+            *(python, "-I", "-S", "-B"),
+            *(("-c", COVERS.read_text(encoding="utf-8")) if covers_first else ()),
+            *(f"{GUEST_DIR}/guest", "--lease", f"{spec.lease_timeout:g}"),
+        ],
     }
     shm = min(spec.limits.memory // 2, 2048 * MIB)
     is_writable = getattr(spec, "workspace_mode", "rw") == "rw"
@@ -98,7 +104,6 @@ def make_config(
                 if item.is_writable
             ),
             _mount(f"{GUEST_DIR}/link", "bind", str(link), ["bind", "rw", "nosuid", "nodev", "noexec"]),
-            MASKS,
         ],
         "linux": {
             "namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network")],

@@ -4,8 +4,9 @@ Pure planning: the steps are carried out by :mod:`.launcher` in a mount namespac
 small file system of its own with read-only binds in it, so what is not named here does not exist inside: no ``/root``,
 ``/home``, ``/var``, ``/run``, ``/opt``, ``/srv``, ``/mnt``, no device and no socket of the host.
 
-Hidden entries of a work folder are those that are there at the start: all of the top level, and below it what a bounded
-search finds. What gets a hidden name later, or is put in a hidden file's place by a program outside, is not hidden.
+Hidden entries of a work folder are those that are there at the start, at any depth: a search that cannot be completed
+refuses the start. What gets a hidden name later, or is put in a hidden file's place by a program outside, is not
+hidden.
 
 Steps, with paths relative to the stage::
 
@@ -14,8 +15,8 @@ Steps, with paths relative to the stage::
     ("link", path, target)
     ("bind", path, source, is_writable)
     ("workspace", path, source, device, inode, patterns, is_writable)
-    ("covered", absolute path)             the hidden entries of the workspace, for whoever claims the sandbox
-    ("config", absolute path, text)        the OCI configuration, to which the masks of hidden entries are added
+    ("covered", path)                      the hidden entries of the workspace, for whoever covers them inside
+    ("config", absolute path, text)        the OCI configuration
 """
 
 from __future__ import annotations
@@ -107,11 +108,17 @@ def make_plan(
         steps += [
             ("folder", "claim/work", 0o755, 0),
             ("folder", f"root{CLAIM_DIR}", 0o700, 0),
-            ("file", f"root{GUEST_DIR}/nothing", ""),
         ]
+    if spec.layout != "plain" or hides_entries(spec):
+        steps.append(("file", f"root{GUEST_DIR}/nothing", ""))
     if spec.layout != "waiting":
         steps.append(_show_workspace(spec, workspace, is_private))
     return steps
+
+
+def hides_entries(spec: SandboxSpec) -> bool:
+    """Tell whether the work folder may hold entries that are to be covered."""
+    return spec.workspace is not None and bool(spec.hidden)
 
 
 def make_claim_plan(spec: SandboxSpec, workspace: Path, *, is_private: bool) -> list[Step]:

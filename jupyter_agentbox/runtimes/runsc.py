@@ -18,8 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -27,7 +26,8 @@ from traitlets import Enum, Float, Unicode
 
 from jupyter_agentbox import importcache
 from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
-from jupyter_agentbox.spec import CLAIM_DIR, GIB, MIB, Cause, End, Limits, SandboxSpec, format_size
+from jupyter_agentbox.guest import covers
+from jupyter_agentbox.spec import CLAIM_DIR, GIB, MIB, WORKSPACE, Cause, End, Limits, SandboxSpec, format_size
 from jupyter_agentbox.sweep import (
     find_processes,
     get_runtime_directories,
@@ -37,8 +37,8 @@ from jupyter_agentbox.sweep import (
     send_signal,
 )
 
-from . import Check, Handle, Runtime, Usage, cgroups, namespaces, oci, rootfs
-from .measure import list_open_files
+from . import Check, Handle, Runtime, Usage, cgroups, measure, namespaces, oci, rootfs
+from .measure import OpenFile, list_open_files, measure_tree
 from .reasons import explain_restore, explain_save
 
 #: First release with the systrap platform as default and FIFOs of the host.
@@ -48,6 +48,8 @@ INSTALL_REMEDY = "jupyter agentbox setup"
 PROCESS_ROOM = 16 * MIB
 #: A file of a sandbox's directory that is there while all inside stands still.
 PAUSED = "paused"
+#: What /proc calls the work folder in the view of gVisor's file server, in either layout.
+_WORK = (f"/root{WORKSPACE}/", f"/root{CLAIM_DIR}/work/")
 #: And of its bundle: the hidden entries of the work folder.
 COVERED = "covered"
 #: Seconds that control groups may take to go once nothing runs in them.
@@ -103,15 +105,23 @@ class RunscRuntime(Runtime):
             return Usage(0, 0.0, 0)
         memory = cgroups.read_memory(handle.cgroups)
         cpu = cgroups.read_cpu(handle.cgroups)
-        blocks = _read_open_files(handle.pid)
+        files = read_open_files([pid for pid, _ in handle.processes])
         if memory is None:
-            inside = sum(size for name, size in blocks.items() if name.startswith("/memfd:runsc-memory"))
+            inside = sum(file.size for file in files if file.name.startswith("/memfd:runsc-memory"))
             memory = inside + sum(_read_own_memory(pid) for pid, _ in handle.processes)
         if cpu is None:
             cpu = sum(_read_cpu(pid) for pid, _ in handle.processes)
-        layer = str(directory / "fs") + "/"
-        disk = sum(size for name, size in blocks.items() if name.startswith(layer))
-        return Usage(memory, cpu, disk + measure_shared(directory))
+        layer = f"{directory}/fs/"
+        disk = sum(file.size for file in files if file.name.startswith(layer))
+        deleted = [file for file in files if file.name.startswith(_WORK)]
+        names = [next(file.name.removeprefix(work) for work in _WORK if file.name.startswith(work)) for file in deleted]
+        return Usage(
+            memory,
+            cpu,
+            disk + measure_shared(directory),
+            sum(file.size for file in deleted),
+            tuple((name, file.inode) for name, file in zip(names, deleted, strict=True)),
+        )
 
     def why_ended(self, handle: Handle, limits: Limits, directory: Path) -> End:
         """Tell why it ended: the memory counter first, then a crash in the log, else it was killed."""
@@ -213,6 +223,7 @@ class RunscRuntime(Runtime):
         maps = namespaces.IdMaps((), (), handle.user, True, True)
         launch = namespaces.Launch([], maps, directory / "stage", plan, join=(*view, f"{CLAIM_DIR}/work"))
         failure = namespaces.ask_helper(launch, directory, self.start_timeout)
+        namespaces.raise_refusal(failure or "")
         if failure is None and namespaces.run(launch, directory / "log", self.start_timeout):
             failure = namespaces.read_tail(directory / "log")
         if failure:
@@ -221,8 +232,7 @@ class RunscRuntime(Runtime):
 
     def read_covered(self, directory: Path) -> list[tuple[str, bool]]:
         """Return what the launcher wrote down."""
-        items = (directory / "bundle" / COVERED).read_bytes().split(b"\0")
-        return [(os.fsdecode(item[1:]), item[:1] == b"d") for item in items if item]
+        return covers.parse((directory / "bundle" / COVERED).read_bytes())
 
     def check(self) -> list[Check]:
         """Try runsc, its namespaces, limits, link, checkpoint and restore in real sandboxes."""
@@ -285,9 +295,11 @@ class RunscRuntime(Runtime):
                 python=prefix,
             )
             config = oci.make_config(spec, stage=stage, link=directory / "link", python=python, user=maps.user)
-            # The launcher adds the masks: what there is to hide is known only when it looks.
+            # What there is to hide is known only when the launcher looks.
             if spec.layout == "claimed":
                 plan.append(("covered", str(bundle / COVERED)))
+            elif rootfs.hides_entries(spec):
+                plan.append(("covered", f"root{covers.COVERED}"))
             plan.append(("config", str(bundle / "config.json"), json.dumps(config, separators=(",", ":"))))
             # Written down first: a sweep must find them even if this process ends in mid-start.
             (bundle / "cgroups").write_text("\n".join(found.name(sandbox_id)))
@@ -434,21 +446,21 @@ def _hash_root(spec: SandboxSpec) -> str:
     return digest.hexdigest()[:16]
 
 
-def _read_open_files(pid: int) -> dict[str, int]:
-    """Return the allocated bytes of the deleted files a process has open, by what ``/proc`` calls them."""
+def read_open_files(pids: Sequence[int]) -> list[OpenFile]:
+    """Return the deleted files that the processes of a sandbox have open."""
     try:
-        return dict(list_open_files(pid))
+        return list_open_files(pids)
     except PermissionError:
-        pass  # it runs under a subordinate id
+        pass  # they run under a subordinate id
     except OSError:
-        return {}
-    command = [namespaces.find_python(), "-I", "-S", "-B", str(Path(__file__).with_name("measure.py")), str(pid)]
+        return []
+    program = Path(measure.__file__)
+    command = [namespaces.find_python(), "-I", "-S", "-B", str(program), *map(str, pids)]
     try:
         result = subprocess.run(command, capture_output=True, timeout=10, stdin=subprocess.DEVNULL, env={}, check=False)
     except (subprocess.TimeoutExpired, OSError):
-        return {}
-    rows = (line.partition(" ") for line in os.fsdecode(result.stdout).splitlines())
-    return {name: int(size) for size, _, name in rows if size.isdigit()}
+        return []
+    return measure.parse(result.stdout)
 
 
 def _read_own_memory(pid: int) -> int:
@@ -474,7 +486,8 @@ def measure_shared(directory: Path) -> int:
     The import cache that the host puts into the link's directory does not count, up to the size that it has.
     """
     given = min(_measure_file(directory / "link" / importcache.NAME), importcache.measure(directory))
-    return sum(measure_tree(directory / name) for name in ("work", "link")) - given + _measure_file(directory / "log")
+    written = sum(measure_tree(directory / name)[0] for name in ("work", "link"))
+    return written - given + _measure_file(directory / "log")
 
 
 def _measure_file(path: Path) -> int:
@@ -482,43 +495,6 @@ def _measure_file(path: Path) -> int:
         return path.lstat().st_blocks * 512
     except OSError:
         return 0
-
-
-def measure_tree(path: Path, max_entries: int = 100_000, max_time: float = 1.0) -> int:
-    """Return the allocated bytes beneath a directory that hostile code fills; bounded in entries and seconds.
-
-    No link is followed, also none that takes a folder's place meanwhile. What is not seen within the bounds counts as
-    nothing: the limit of files, and the writable layer's own measure, do not depend on it.
-    """
-    total, seen, deadline = 0, 0, time.monotonic() + max_time
-    folders: list[tuple[str, ...]] = [()]
-    while folders:
-        parts = folders.pop()
-        with contextlib.suppress(OSError), _opened_below(path, parts) as handle, os.scandir(handle) as entries:
-            for entry in entries:
-                seen += 1
-                if seen > max_entries or time.monotonic() > deadline:
-                    return total
-                with contextlib.suppress(OSError):
-                    total += entry.stat(follow_symlinks=False).st_blocks * 512
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append((*parts, entry.name))
-    return total
-
-
-@contextlib.contextmanager
-def _opened_below(top: Path, parts: Sequence[str]) -> Iterator[int]:
-    """Open a folder one component at a time, each of them no link."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    handle = os.open(top, flags)
-    try:
-        for part in parts:
-            below = os.open(part, flags, dir_fd=handle)
-            os.close(handle)
-            handle = below
-        yield handle
-    finally:
-        os.close(handle)
 
 
 __all__ = ["INSTALL_REMEDY", "MIN_VERSION", "RunscRuntime"]

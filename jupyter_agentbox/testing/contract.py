@@ -148,6 +148,51 @@ class RuntimeContract:
         assert (workspace / "moved" / ".env").read_text() == "canary"
         assert sorted(os.listdir(workspace / ".git")) == ["config"]
 
+    def test_what_code_inside_made_uncovers_nothing(
+        self, make_box: MakeBox, spec: SandboxSpec, workspace: Path
+    ) -> None:
+        deep = "/".join("abcdefgh")
+        for folder in ("app", f"node_modules/{deep}"):
+            (workspace / folder / ".git").mkdir(parents=True)
+            (workspace / folder / ".git" / "config").write_text("canary")
+            (workspace / folder / ".env").write_text("canary")
+        flood = (
+            "import os\nfor n in range(300): os.mkdir(f'.{n}')\nfor n in range(5200): open(f'f{n}', 'w').close()\n"
+            "for n in range(300): os.mkdir(f'd{n}'); os.mkdir(f'd{n}/.x')"
+        )
+        with make_box(spec) as box:
+            box.python(flood)
+        with make_box(spec, "two") as box:
+            assert "canary" not in box.run("grep -rs canary /workspace; ls -A app")
+            assert "canary" not in box.run("grep -rs canary /workspace", "root")
+
+    def test_hidden_files_of_any_number_cannot_be_replaced(
+        self, make_box: MakeBox, spec: SandboxSpec, workspace: Path
+    ) -> None:
+        for folder in range(3):
+            (workspace / f"d{folder}").mkdir()
+            for number in range(110):
+                (workspace / f"d{folder}" / f".{number}").write_text("kept")
+        (workspace / ".envrc").write_text("kept")
+        with make_box(spec) as box:
+            box.run("rm -rf d0/.* d1/.* d2/.* .envrc; for f in d2/.* .envrc; do echo x > $f; mv $f y; done", "root")
+        for path in (workspace / ".envrc", *workspace.glob("d?/.*")):
+            assert path.read_text() == "kept"
+        assert len(list(workspace.glob("d?/.*"))) == 330
+
+    def test_more_hidden_entries_than_can_be_covered_refuse_the_start(
+        self, make_box: MakeBox, spec: SandboxSpec, workspace: Path
+    ) -> None:
+        for folder in range(11):
+            (workspace / f"d{folder}").mkdir()
+            for number in range(1000):
+                (workspace / f"d{folder}" / f".{number}").touch()
+        with pytest.raises(InvalidRequest, match=r"hidden_files of the profile") as caught, make_box(spec):
+            pass
+        assert str(workspace) in str(caught.value)
+        assert "10001" in str(caught.value)
+        assert caught.value.field == "workspace"
+
     def test_nothing_is_hidden_when_the_profile_shows_it(
         self, make_box: MakeBox, spec: SandboxSpec, workspace: Path
     ) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from jupyter_agentbox import importcache
-from jupyter_agentbox.runtimes.runsc import measure_shared, measure_tree
+from jupyter_agentbox.runtimes.measure import measure_tree
+from jupyter_agentbox.runtimes.runsc import measure_shared
 from jupyter_agentbox.spec import KIB, MIB
 
 
@@ -65,7 +66,7 @@ def test_no_folder_outside_is_measured_though_links_take_the_place_of_folders(tm
     thread = threading.Thread(target=swap)
     thread.start()
     try:
-        assert max(measure_tree(inside) for _ in range(500)) < MIB
+        assert max(measure_tree(inside)[0] for _ in range(500)) < MIB
     finally:
         done.set()
         thread.join(60)
@@ -77,6 +78,6 @@ def test_the_measure_ends_in_time_whatever_is_there(tmp_path: Path) -> None:
         deep /= "d"
     deep.mkdir(parents=True)
     fill(deep / "file", MIB)
-    assert measure_tree(tmp_path, max_time=30) >= MIB
-    assert measure_tree(tmp_path, max_entries=100) < MIB
-    assert measure_tree(tmp_path / "gone") == 0
+    assert measure_tree(tmp_path, max_time=30)[0] >= MIB
+    assert measure_tree(tmp_path, max_entries=100)[0] < MIB
+    assert measure_tree(tmp_path / "gone") == (0, True)

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from jupyter_agentbox.runtimes.oci import make_config
+from jupyter_agentbox.runtimes.oci import COVERS, make_config
 from jupyter_agentbox.spec import MIB, Limits, SandboxSpec
 
 SPEC = SandboxSpec(limits=Limits(memory=512 * MIB, cpus=1, processes=50, disk=100 * MIB), env={"TOKEN": "canary"})
@@ -56,7 +56,6 @@ def test_the_whole() -> None:
                 "source": "/s/link",
                 "options": ["bind", "rw", "nosuid", "nodev", "noexec"],
             },
-            "@masks@",
         ],
         "linux": {
             "namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network")],
@@ -68,6 +67,20 @@ def test_the_whole() -> None:
         },
     }  # fmt: skip
     assert "canary" not in json.dumps(found), "the environment of user code comes over the link"
+
+
+def test_where_entries_are_hidden_they_are_covered_before_the_guest_runs() -> None:
+    plain, covering = make(), make(replace(SPEC, workspace=Path("/w")))
+    process, usual = covering.pop("process"), plain.pop("process")
+    assert covering == plain
+    assert isinstance(process, dict)
+    assert isinstance(usual, dict)
+    assert set(process["capabilities"]["bounding"]) - set(usual["capabilities"]["bounding"]) == {
+        "CAP_SETPCAP",
+        "CAP_SYS_ADMIN",
+    }
+    assert process["args"] == [*usual["args"][:4], "-c", COVERS.read_text(), *usual["args"][4:]]
+    assert make(replace(SPEC, workspace=Path("/w"), hidden=())) == make()
 
 
 def test_root_inside_adds_only_what_package_managers_need() -> None:

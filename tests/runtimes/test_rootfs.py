@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from jupyter_agentbox.errors import InvalidRequest
+from jupyter_agentbox.guest import covers
 from jupyter_agentbox.runtimes import launcher
 from jupyter_agentbox.runtimes.rootfs import Step, check_workspace, compile_guest, make_plan
 from jupyter_agentbox.spec import Mount, SandboxSpec
@@ -135,20 +138,75 @@ def test_patterns(patterns: list[str], hidden: list[str], shown: list[str]) -> N
     assert not any(map(is_hidden, shown))
 
 
-def test_the_search_for_hidden_entries_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def find(top: Path) -> list[tuple[str, bool]]:
+    return sorted(launcher.find_hidden(str(top), launcher.make_matcher([".*"])))
+
+
+def test_the_search_for_hidden_entries_is_complete(tmp_path: Path) -> None:
     deep = tmp_path
-    for _ in range(8):
+    for _ in range(200):
         (deep / ".env").touch()
+        (deep / ".git").mkdir()
+        (deep / ".git" / ".inner").touch()  # covered with its folder
         deep = deep / "d"
         deep.mkdir()
     (tmp_path / "outside").symlink_to("/etc")
-    is_hidden = launcher.make_matcher([".*"])
-    assert len(launcher.find_hidden(str(tmp_path), is_hidden)) == launcher.MAX_DEPTH + 1
-    monkeypatch.setattr(launcher, "MAX_TOP_MASKS", 3)
-    for number in range(3):
-        (tmp_path / f".{number}").touch()
-    with pytest.raises(OSError, match="hidden entries"):
-        launcher.find_hidden(str(tmp_path), is_hidden)
+    (tmp_path / ".link").symlink_to("/etc")
+    for number in range(6000):
+        (tmp_path / f"f{number}").touch()
+    found = find(tmp_path)
+    assert len(found) == 401
+    assert (".link", False) in found
+    assert ("d/" * 199 + ".env", False) in found
+    assert ("d/" * 199 + ".git", True) in found
+
+
+def test_a_search_that_is_not_completed_refuses_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "many").mkdir()
+    for number in range(300):
+        (tmp_path / "many" / f".{number}").touch()
+    cases: list[tuple[str, float, str]] = [
+        ("MAX_COVERS", 299, r"300 were found, 300 of them in 'many'"),
+        ("MAX_COVER_BYTES", 1000, r"hidden entries than can be covered"),
+        ("MAX_COVER_PATH", 8, r"too long to be covered"),
+        ("SEARCH_TIME", -1.0, r"saw 256 entries .* was at 'many/'"),
+    ]
+    for name, value, words in cases:
+        with monkeypatch.context() as patch:
+            patch.setattr(launcher, name, value)
+            with pytest.raises(launcher.Refused, match=words) as caught:
+                find(tmp_path)
+        assert str(caught.value).startswith(f"the work folder {tmp_path} cannot be used")
+        assert "hidden_files of the profile" in str(caught.value)
+
+
+def test_folders_that_are_nested_deeper_than_can_be_searched_refuse_the_folder(tmp_path: Path) -> None:
+    top = os.open(tmp_path, os.O_RDONLY)
+    here = top
+    for _ in range(2200):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.mkdir(".git", dir_fd=here)
+    os.close(here)
+    with pytest.raises(launcher.Refused, match=r"too long|could not be searched"):
+        find(tmp_path)
+    subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True, timeout=60)
+
+
+def test_a_folder_that_cannot_be_listed_is_covered_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / ".env").touch()
+    real = os.open
+
+    def refuse(path: object, *args: object, **kwargs: object) -> int:  # root, as tests may be, opens everything
+        if path == "theirs":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(launcher.os, "open", refuse)
+    assert find(tmp_path) == [("theirs", True)]
 
 
 def test_no_link_is_followed(tmp_path: Path) -> None:
@@ -159,11 +217,10 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
         launcher.open_without_links(str(tmp_path / "link"))
 
 
-def test_names_survive_as_json() -> None:
-    import json
-
-    for name in ("plain", 'qu"o\\te', "new\nline", "umlaut \u00e4", "smile \U0001f600", "\x00\x7f"):
-        assert json.loads(launcher.quote(name)) == name
+def test_names_of_any_bytes_reach_the_program_that_covers() -> None:
+    names = ("plain", 'qu"o\\te', "new\nline", "umlaut \u00e4", os.fsdecode(b"\xff\xfe"))
+    data = b"".join(b"f" + os.fsencode(name) + b"\0" for name in names) + b"dfolder/.git\0"
+    assert covers.parse(data) == [*((name, False) for name in names), ("folder/.git", True)]
 
 
 def test_a_plan_is_marshallable(host: Path) -> None:

@@ -1,0 +1,41 @@
+"""Look up paths of the work folder that were changed from outside.
+
+gVisor keeps a file open that was used inside, also when it is deleted from outside, until somebody inside looks its
+path up; until then its blocks stay in use on the host.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .framing import pack_json
+from .loop import LinkDown
+from .processes import read_requests
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .loop import Stream
+
+WORKSPACE = "/workspace/"
+
+
+def open_lookup(stream: Stream) -> None:
+    """Serve a stream of kind ``lookup``: each message ``{"paths": [...]}`` is answered by ``{"ok": true}``.
+
+    The paths are relative to the work folder.
+    """
+
+    def asked(request: dict[str, Any]) -> None:
+        for path in request["paths"]:
+            try:
+                os.lstat(WORKSPACE + path)  # of a folder that is gone, all beneath it is let go of
+            except (OSError, ValueError):
+                pass
+        try:
+            stream.write(pack_json({"ok": True}))
+        except LinkDown:
+            pass
+
+    read_requests(stream, asked)
