@@ -11,6 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; 
 # Only this folder is shown to the sandboxes of `make run`, never the source tree.
 NOTEBOOKS ?= $(CURDIR)/notebooks
 ARGS ?=
+RUN_CONFIG := $(CURDIR)/.venv/etc/make-run
 # Processes that `make test` divides the test files among.
 WORKERS ?= 2
 APT := $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get
@@ -49,14 +50,14 @@ setup: .venv/installed
 	@echo "== jupyter agentbox setup: gets gVisor (runsc) if this machine has none"
 	@$(BIN)/jupyter agentbox setup
 
-run: setup
+# Enforced in a directory of its own: the tests' servers use the same environment.
+run: .venv/installed
+	@echo "== jupyter agentbox setup --enforce: gets gVisor (runsc) if this machine has none; sandboxed kernels only"
+	@$(BIN)/jupyter agentbox setup --enforce --config-dir="$(RUN_CONFIG)"
 	@mkdir -p $(NOTEBOOKS)
 	@echo "== Starting JupyterLab on $(NOTEBOOKS); Python runs in gVisor. The address, with its token, comes below."
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/jupyter lab --no-browser $(if $(SUDO),,--allow-root) \
-		--ServerApp.root_dir="$(NOTEBOOKS)" \
-		--ServerApp.kernel_spec_manager_class=jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager \
-		--ServerApp.contents_manager_class=jupyter_agentbox.contents.AgentboxContentsManager \
-		--MultiKernelManager.default_kernel_name=agentbox --Policy.pool_size=1 $(ARGS)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" JUPYTER_CONFIG_PATH="$(RUN_CONFIG)$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" \
+		$(BIN)/jupyter lab --no-browser $(if $(SUDO),,--allow-root) --ServerApp.root_dir="$(NOTEBOOKS)" $(ARGS)
 
 packages:
 	@$(call install_missing,tests/packages.txt)

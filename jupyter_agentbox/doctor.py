@@ -1,29 +1,40 @@
 """``jupyter agentbox doctor``: whether sandboxes start here, and if not, the command that mends it.
 
 The runtime checks itself, by real sandboxes; here are the checks of what lies around it: settings, state directory,
-kernelspecs, the Jupyter server's configuration and what may be reached.
+kernelspecs and what may be reached. What a Jupyter server uses is not read from files: a server is started and asked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shlex
 import shutil
+import socket
 import stat
-from collections.abc import Callable, Iterator, Sequence
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import httpx
+import msgspec
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
-from jupyter_core.paths import jupyter_config_path
+from jupyter_server.serverapp import list_running_servers
 from traitlets.config import Configurable
 
 from . import landlock
+from .configfiles import find_enforcing_files
 from .egress import presets, rules
-from .errors import AgentboxError
+from .errors import AgentboxError, RuntimeUnavailable
 from .kernelspecs import find_shadowed, is_sandboxed
 from .manager import SandboxManager, load_runtime
+from .models.service import ServerInfo
 from .policy import Policy
 from .profiles import expand
 from .runtimes import Check
@@ -31,7 +42,8 @@ from .runtimes.namespaces import find_spare_ids
 from .spec import SandboxSpec
 from .templates import Templates
 
-MANAGER_CLASS = "jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager"
+#: Seconds that a server which is started to be asked has to listen, to answer, and to end.
+START_TIMEOUT, ANSWER_TIMEOUT, STOP_TIMEOUT = 30.0, 10.0, 5.0
 
 
 def examine(parent: Configurable | None = None, *, runtimes: Sequence[str] = ()) -> list[Check]:
@@ -131,22 +143,139 @@ def check_kernelspecs() -> Iterator[Check]:
         yield Check("kernelspecs", False, "no sandboxed kernelspec is installed", "jupyter agentbox setup")
 
 
-def check_server() -> Iterator[Check]:
-    """Tell whether Jupyter servers here offer sandboxed kernels only."""
-    classes = set()
-    for directory in jupyter_config_path():
-        for file in ("jupyter_config", "jupyter_server_config"):
-            for path in Path(directory).glob(f"{file}.*"):
-                if path.suffix in (".py", ".json") and MANAGER_CLASS in path.read_text(errors="replace"):
-                    classes.add(str(path))
-            for path in Path(directory, f"{file}.d").glob("*.json"):
-                if MANAGER_CLASS in path.read_text(errors="replace"):
-                    classes.add(str(path))
-    if classes:
-        yield Check("server", True, f"only sandboxed kernels are offered, by {', '.join(sorted(classes))}")
-    else:
-        message = "kernels outside of sandboxes are offered too; `jupyter agentbox setup --enforce` hides them"
-        yield Check("server", True, message)
+def check_server(timeout: float = START_TIMEOUT) -> Iterator[Check]:
+    """Ask a Jupyter server, started for it with this user's configuration, what it uses; and those that run already."""
+    name, enforcing = "server", find_enforcing_files()
+    try:
+        with _started_server(timeout) as server:
+            yield from _judge(name, "a server started now", ask_server(server), enforcing)
+    except AgentboxError as error:
+        yield Check(name, False, str(error), "correct what it names; `jupyter server` shows the whole log")
+    for running in list_running_servers():
+        where = f"the running server {running['url']}"
+        try:
+            yield from _judge("running server", where, ask_server(running), enforcing)
+        except AgentboxError as error:
+            yield Check("running server", True, f"{where} did not answer: {error}")
+
+
+def _judge(name: str, where: str, info: ServerInfo | None, enforcing: Sequence[str]) -> Iterator[Check]:
+    if info is None:
+        remedy = "jupyter server extension enable jupyter_agentbox"
+        if enforcing:
+            message = f"{where} has not loaded the extension jupyter_agentbox, so AgentboxExtension.enforce in "
+            yield Check(name, False, f"{message}{', '.join(enforcing)} has no effect on it", remedy)
+        elif name == "server":
+            yield Check(name, False, f"{where} has not loaded the extension jupyter_agentbox", remedy)
+        else:  # it may be another environment's
+            yield Check(name, True, f"{where} has not loaded the extension jupyter_agentbox")
+        return
+    offer = (
+        f"kernels on the host, too ({', '.join(info.host_kernels)})" if info.host_kernels else "sandboxed kernels only"
+    )
+    lines = [
+        f"{where} offers {offer}",
+        f"default kernel: {info.default_kernel}; terminals: {info.terminals}",
+        f"kernelspecs by {info.kernel_spec_manager}, files by {info.contents_manager}",
+    ]
+    if info.enforced_by:
+        lines.append(f"AgentboxExtension.enforce is set in {', '.join(info.enforced_by)}")
+    elif info.host_kernels and not enforcing:
+        lines.append("`jupyter agentbox setup --enforce` allows sandboxed kernels only")
+    yield Check(name, True, "\n".join(lines))
+    if enforcing and not info.enforced_by:
+        message = f"{where} was started before AgentboxExtension.enforce was set in {', '.join(enforcing)}"
+        yield Check(name, False, message, "restart that server")
+    for problem in info.problems:
+        yield Check(name, False, f"{where}: {problem}", "remove that setting, or the package that sets it")
+
+
+def ask_server(server: Mapping[str, Any]) -> ServerInfo | None:
+    """Ask a server what it uses.
+
+    Parameters
+    ----------
+    server : dict
+        Its ``url`` and ``token``, as Jupyter writes them down.
+
+    Returns
+    -------
+    ServerInfo or None
+        None if the server has not loaded the extension.
+
+    Raises
+    ------
+    RuntimeUnavailable
+        It does not answer, or not this user.
+    """
+    try:
+        answer = httpx.get(
+            f"{server['url']}api/agentbox/server",
+            headers={"Authorization": f"token {server['token']}"},
+            timeout=ANSWER_TIMEOUT,
+            verify=False,  # it is at a loopback address, and its certificate is for another name
+            trust_env=False,
+        )
+        if answer.status_code == 404:
+            return None
+        if answer.status_code != 200:
+            raise RuntimeUnavailable(f"it answered {answer.status_code} to its own token")
+        return msgspec.json.decode(answer.content, type=ServerInfo)
+    except (httpx.HTTPError, msgspec.MsgspecError, KeyError) as error:
+        raise RuntimeUnavailable(f"it gave no answer: {error!r}") from None
+
+
+@contextlib.contextmanager
+def _started_server(timeout: float) -> Iterator[dict[str, Any]]:
+    """Run a Jupyter server as this user's configuration has it; give its address and token.
+
+    It has a root directory, a state directory and a runtime directory of its own, so that it takes back no sandbox,
+    makes none, and no program takes it for a server to use.
+    """
+    with tempfile.TemporaryDirectory(prefix="agentbox-doctor-") as name:
+        folder = Path(name)
+        for part in ("root", "state", "runtime"):
+            (folder / part).mkdir(mode=0o700)
+        command = [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root"]
+        command += ["--ServerApp.ip=127.0.0.1", "--ServerApp.port=0", "--ServerApp.sock="]
+        command += [f"--ServerApp.root_dir={folder / 'root'}", f"--Policy.state_dir={folder / 'state'}"]
+        command += ["--Policy.templates=False", "--Policy.pool_size=0"]
+        own = {"JUPYTER_RUNTIME_DIR": str(folder / "runtime"), "JUPYTER_TOKEN": secrets.token_urlsafe(32)}
+        with open(folder / "log", "w+b") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=folder / "root",
+                env={**os.environ, **own},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+            try:
+                yield _wait_for_server(process, folder, timeout)
+            finally:
+                process.terminate()
+                try:
+                    process.wait(STOP_TIMEOUT)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+def _wait_for_server(process: subprocess.Popen[bytes], folder: Path, timeout: float) -> dict[str, Any]:
+    """Return what a started server writes down of itself, once it listens."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline and process.poll() is None:
+        for info in list_running_servers(str(folder / "runtime")):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", info["port"]), ANSWER_TIMEOUT):
+                return dict(info)
+        time.sleep(0.05)
+    said = (folder / "log").read_text(errors="replace").strip().splitlines()
+    reason = next(
+        (line for line in said if "the server does not start" in line), said[-1] if said else "it said nothing"
+    )
+    what = f"does not answer within {timeout:g} s" if process.poll() is None else "does not start"
+    raise RuntimeUnavailable(f"a Jupyter server {what}: {reason}")
 
 
 def check_file_browser() -> Iterator[Check]:

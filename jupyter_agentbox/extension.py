@@ -8,21 +8,26 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+import msgspec
 import zmq
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.base.handlers import APIHandler
 from jupyter_server.extension.application import ExtensionApp
-from jupyter_server.services.contents.filemanager import FileContentsManager
+from jupyter_server.serverapp import ServerApp
+from tornado import web
 from tornado.ioloop import IOLoop
 from traitlets import Bool, Enum
 
-from . import leftovers
+from . import enforcement, leftovers
 from .activity import KernelActivity
 from .adoption import keep_sessions, leave_kernels, start_restored, take_back, wait_for_restarts
-from .contents import AgentboxContentsManager
-from .errors import AgentboxError
+from .errors import AgentboxError, InvalidConfig
 from .handlers import ROOT, BrokenHandler, make_all
+from .handlers.base import RESOURCE, TokenMixin
 from .handlers.mcp import close_endpoints
 from .handlers.service import Service
 from .magics import Magics
+from .models.service import ServerInfo
 from .observe import Observer
 from .parking import Parker
 from .policy import Policy
@@ -44,6 +49,15 @@ class AgentboxExtension(ExtensionApp):
     name = "jupyter_agentbox"
     load_other_extensions = True
 
+    enforce = Bool(
+        False,
+        help="""Offer and start sandboxed kernels only, open terminals in sandboxes, keep JupyterLab from installing
+        extensions, and keep the file browser from following links out of its root directory. A server that is set to
+        anything else does not start, and says what has set it. ``jupyter agentbox setup --enforce`` writes this into
+        the environment's ``jupyter_agentbox_config.json``. Where one configuration file enforces it, no other turns it
+        off.""",
+    ).tag(config=True)
+
     keep_sandboxes = Bool(
         True,
         help="""Leave sandboxes alive when the server ends, those of notebooks with their kernels and those that agents
@@ -59,6 +73,80 @@ class AgentboxExtension(ExtensionApp):
         there are none.""",
     ).tag(config=True)
 
+    def _link_jupyter_server_extension(self, serverapp: ServerApp) -> None:
+        """Set the server's classes, of which it makes objects next."""
+        self.serverapp = serverapp
+        self._enforced_by = enforcement.find_sources(serverapp)
+        try:
+            super()._link_jupyter_server_extension(serverapp)
+            self._enforced_by = enforcement.find_sources(serverapp)  # its own files may say so, too
+            enforcement.link(serverapp, is_enforced=bool(self._enforced_by))
+            settings = enforcement.read_settings(serverapp)
+            serverapp.update_config(settings)
+            self.update_config(settings)
+        except InvalidConfig as error:  # which each call tells, as policy cannot be read either
+            serverapp.log.error("jupyter_agentbox: %s", error)
+        except Exception as error:  # the server would go on without us
+            if not self._enforced_by:
+                raise
+            self._refuse_start(f"jupyter_agentbox failed to load: {error!r}")
+
+    def initialize(self) -> None:  # type: ignore[override]
+        """Build all, unless something would have the server run less in sandboxes than is enforced."""
+        try:
+            self._refuse_overrides()
+            super().initialize()  # type: ignore[no-untyped-call]
+        except Exception as error:  # the server would go on without us
+            if not self._enforced_by:
+                raise
+            self._refuse_start(f"jupyter_agentbox failed to load: {error!r}")
+
+    async def _start_jupyter_server_extension(self, serverapp: ServerApp) -> None:
+        """Look once more, when all extensions are loaded, and say what the server uses."""
+        guard(serverapp, self.terminals)
+        try:
+            info = enforcement.describe(serverapp, self._enforced_by)
+            overrides = enforcement.find_overrides(serverapp) if self._enforced_by else []
+        except Exception as error:
+            if not self._enforced_by:
+                raise
+            overrides = [f"the server cannot be examined: {error!r}"]
+        if overrides:
+            await self.stop_extension()
+            self._refuse_start("; ".join(overrides))
+        self.log.info(
+            "jupyter_agentbox: %s; kernelspecs by %s, files by %s, terminals: %s, default kernel: %s",
+            f"sandboxed kernels only ({', '.join(info.enforced_by)})" if info.enforced_by else "nothing is enforced",
+            info.kernel_spec_manager,
+            info.contents_manager,
+            info.terminals,
+            info.default_kernel,
+        )
+        if info.enforced_by and info.host_kernels:
+            self.log.warning(
+                "jupyter_agentbox: kernels on the host (AgentboxKernelSpecManager.unsandboxed_kernelspecs): %s",
+                ", ".join(info.host_kernels),
+            )
+        for problem in info.problems:
+            self.log.warning("jupyter_agentbox: %s", problem)
+
+    def _refuse_overrides(self) -> None:
+        assert self.serverapp is not None
+        guard(self.serverapp, self.terminals)
+        if self._enforced_by and (overrides := enforcement.find_overrides(self.serverapp)):
+            self._refuse_start("; ".join(overrides))
+
+    def _refuse_start(self, reason: str) -> None:
+        assert self.serverapp is not None
+        self.log.critical(
+            "jupyter_agentbox: the server does not start: %s. %s in %s allows sandboxed kernels only. Remove what sets"
+            " it, or that setting",
+            reason,
+            enforcement.SETTING,
+            ", ".join(self._enforced_by),
+        )
+        self.serverapp.exit(1)
+
     def initialize_settings(self) -> None:
         """Build what serves the handlers. A broken configuration is told by each call, and does not stop the server."""
         assert self.serverapp is not None
@@ -69,15 +157,7 @@ class AgentboxExtension(ExtensionApp):
         page = self.serverapp.web_app.settings.setdefault("page_config_data", {})
         page.update(agentbox="failed", agentboxNote="")
         self._observer: Observer | None = None
-        manager = self.serverapp.contents_manager
-        if isinstance(manager, FileContentsManager) and not isinstance(manager, AgentboxContentsManager):
-            self.log.warning(
-                "jupyter_agentbox: the file browser (%s) follows links that code in a sandbox makes to wherever they"
-                " lead; set ServerApp.contents_manager_class to jupyter_agentbox.contents.AgentboxContentsManager",
-                type(manager).__name__,
-            )
-        guard(self.serverapp, self.terminals)
-        IOLoop.current().add_callback(guard, self.serverapp, self.terminals)  # once more when all others are loaded
+        enforcement.choose_default_kernel(self.serverapp)
         try:
             policy = Policy(parent=self.serverapp)
             sessions = Sessions(policy)
@@ -128,10 +208,12 @@ class AgentboxExtension(ExtensionApp):
 
     def initialize_handlers(self) -> None:
         """Put the routes in."""
+        assert self.serverapp is not None
+        about = {"describe": partial(enforcement.describe, self.serverapp, self._enforced_by)}
+        self.handlers.append((f"/{ROOT}/server", ServerHandler, about))
         if self._service is None:
             self.handlers.append((rf"/{ROOT}(?:/.*)?", BrokenHandler, {"error": self._failure}))
             return
-        assert self.serverapp is not None
         self._service.root = self.serverapp.base_url.rstrip("/") + "/api/agentbox"
         self.handlers.extend(make_all("/"))
         self._before_serving(self._clear, "removing what an earlier server left")
@@ -189,6 +271,22 @@ class AgentboxExtension(ExtensionApp):
                 self.log.warning("jupyter_agentbox: not all sandboxes ended in time; the sweeper takes them")
             if self._list is not None:
                 self._list.release()
+
+
+class ServerHandler(TokenMixin, APIHandler):
+    """Tells what the running server uses, for ``jupyter agentbox doctor``; also where no sandbox can be served."""
+
+    auth_resource = RESOURCE
+    _track_activity = False
+
+    def initialize(self, describe: Callable[[], ServerInfo]) -> None:
+        self._describe = describe
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer with a :class:`~jupyter_agentbox.models.service.ServerInfo`."""
+        await self.finish(msgspec.json.encode(await asyncio.to_thread(self._describe)))
 
 
 def make_room(context: zmq.Context[Any]) -> None:

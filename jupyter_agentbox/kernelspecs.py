@@ -1,7 +1,7 @@
 """Kernelspecs: our own, sandboxed twins of others, and a manager that shows no others.
 
 Installing the package hides nothing: it adds one kernel to those that are there. To have no kernel run outside
-of a sandbox by accident, let the server use :class:`AgentboxKernelSpecManager` (:func:`enforce` sets it).
+of a sandbox by accident, have servers use :class:`AgentboxKernelSpecManager` alone (:func:`enforce`).
 :mod:`~jupyter_agentbox.provisioner` is what a spec of ours names.
 """
 
@@ -19,30 +19,66 @@ from typing import Any
 
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKernel
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
+from tornado.web import HTTPError
 from traitlets import Set, Unicode
 
-from .errors import InvalidRequest, NotFound, PolicyRefused
+from .configfiles import CONFIG_NAME
+from .errors import InvalidConfig, InvalidRequest, NotFound, PolicyRefused
 from .images import KernelEntry
 
 PROVISIONER_NAME = "agentbox-provisioner"
 OWN_NAME = "agentbox"
+#: Names that clients which know of no other kernel ask for; a server of sandboxed kernels gives them the own one.
+PYTHON_NAMES = ("python3", "python")
+_MARK = "agentbox-command"
+#: Where a program starts a kernelspec's command by itself, it gets this in place of a kernel that runs on the host. It
+#: imports nothing: the folder that it runs in may be one that a sandbox writes.
+_REFUSAL = (
+    "python",
+    "-I",
+    "-c",
+    "raise SystemExit('jupyter_agentbox: kernel not started: the program or kernelspec manager that starts it ignores "
+    "the kernel_provisioner in its kernel.json, so it would run on the host and not in a sandbox. Use one that keeps "
+    "it (jupyter_client 7 or later, jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager)')",
+    _MARK,
+)
+
+
+def guard_argv(argv: Sequence[str]) -> list[str]:
+    """Return a kernelspec's command so that only our provisioner starts it; run directly, it fails with a sentence."""
+    return [*_REFUSAL, *argv]
+
+
+def real_argv(argv: Sequence[str]) -> list[str]:
+    """Return what :func:`guard_argv` was given; a command that is not guarded is returned as it is."""
+    start = argv.index(_MARK) + 1 if _MARK in argv[: len(_REFUSAL)] else 0
+    return list(argv[start:])
+
+
 #: What the wheel installs as ``share/jupyter/kernels/agentbox/kernel.json``.
 OWN_SPEC: Mapping[str, Any] = {
-    "argv": ["python", "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+    "argv": guard_argv(["python", "-m", "ipykernel_launcher", "-f", "{connection_file}"]),
     "display_name": "Python (sandboxed)",
     "language": "python",
     "metadata": {"debugger": True, "kernel_provisioner": {"provisioner_name": PROVISIONER_NAME, "config": {}}},
 }
-_ENFORCING = {
-    "ServerApp": {
-        "kernel_spec_manager_class": "jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager",
-        "contents_manager_class": "jupyter_agentbox.contents.AgentboxContentsManager",
-    },
-    "MultiKernelManager": {"default_kernel_name": OWN_NAME},
-    "TerminalsExtensionApp": {"terminal_manager_class": "jupyter_agentbox.terminals.AgentboxTerminalManager"},
-    # Else a request installs any package of an index on the host.
-    "LabApp": {"extension_manager": "readonly"},
-}
+
+
+class UnknownKernel(NoSuchKernel, HTTPError):
+    """A server offers no kernel of that name. Over REST it is a 404 that lists those that it offers."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        NoSuchKernel.__init__(self, name)
+        listed = ", ".join(known) or "none"
+        HTTPError.__init__(
+            self,
+            404,
+            f"No kernel named {name[:100]!r} is offered here; there are: {listed}. `jupyter agentbox kernelspec` makes "
+            "a sandboxed twin of an installed one",
+        )
+
+    def __str__(self) -> str:
+        return str(self.log_message)
 
 
 def is_sandboxed(spec: KernelSpec, parent: Any = None) -> bool:
@@ -56,7 +92,8 @@ def is_sandboxed(spec: KernelSpec, parent: Any = None) -> bool:
 class AgentboxKernelSpecManager(KernelSpecManager):
     """Shows only kernels that run in a sandbox; the others cannot be started either.
 
-    To use it: ``c.ServerApp.kernel_spec_manager_class = "jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager"``.
+    ``python3`` and ``python``, for which clients ask that know of no other name, are the sandboxed Python where no
+    kernel of that name is offered. Servers use this class where :func:`enforce` was called.
     """
 
     unsandboxed_kernelspecs = Set(
@@ -66,36 +103,44 @@ class AgentboxKernelSpecManager(KernelSpecManager):
 
     def find_kernel_specs(self) -> dict[str, str]:
         """Return names and directories of the sandboxed kernels."""
-        found = {}
-        for name, directory in super().find_kernel_specs().items():
-            try:
-                self.get_kernel_spec(name)
-            except NoSuchKernel:
-                continue
-            except Exception as error:
-                self.log.warning("kernelspec %s in %s cannot be read: %s", name, directory, error)
-                continue
-            found[name] = directory
-        return found
+        found = super().find_kernel_specs()
+        return {name: directory for name, directory in found.items() if self._find(name) is not None}
 
     def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
         """Return a sandboxed kernel's spec.
 
         Raises
         ------
-        NoSuchKernel
+        UnknownKernel
             There is none, or it would run outside.
         """
-        spec = super().get_kernel_spec(kernel_name)
-        if kernel_name.lower() in self.unsandboxed_kernelspecs or is_sandboxed(spec, self.parent):
+        spec = self._find(kernel_name)
+        if spec is None and kernel_name.lower() in PYTHON_NAMES:
+            spec = self._find(OWN_NAME)
+        if spec is None:
+            raise UnknownKernel(kernel_name, sorted(self.find_kernel_specs()))
+        return spec
+
+    def _find(self, name: str) -> KernelSpec | None:
+        """Return the spec of that very name, if it is there, allowed and sandboxed."""
+        if self.allowed_kernelspecs and name not in self.allowed_kernelspecs:
+            return None
+        try:
+            spec = super().get_kernel_spec(name)
+        except NoSuchKernel:
+            return None
+        except Exception as error:
+            self.log.warning("kernelspec %s cannot be read: %s", name, error)
+            return None
+        if name.lower() in self.unsandboxed_kernelspecs or is_sandboxed(spec, self.parent):
             return spec
         self.log.info(
             "kernel %s is hidden, as it would run outside of a sandbox; `jupyter agentbox kernelspec %s` makes a "
             "sandboxed twin, AgentboxKernelSpecManager.unsandboxed_kernelspecs allows it as it is",
-            kernel_name,
-            kernel_name,
+            name,
+            name,
         )
-        raise NoSuchKernel(kernel_name)
+        return None
 
 
 def check_folder(kernel: Any, folder: Path) -> None:
@@ -236,9 +281,9 @@ def install_twin(
     spec = original.to_dict()
     directory = original.resource_dir
     # Its own files are found beside the twin, whatever becomes of the original.
-    spec["argv"] = [
-        argument.replace(directory, "{resource_dir}") if directory else argument for argument in spec["argv"]
-    ]
+    spec["argv"] = guard_argv(
+        [argument.replace(directory, "{resource_dir}") if directory else argument for argument in spec["argv"]]
+    )
     spec["display_name"] = display_name or f"{original.display_name} (sandboxed)"
     config = {"profile": profile} if profile else {}
     spec["metadata"] = {
@@ -268,7 +313,7 @@ def install_for_image(image: str, entry: KernelEntry, *, name: str | None = None
         Install beneath it; for this user unless given.
     """
     spec = {
-        "argv": entry.argv,
+        "argv": guard_argv(entry.argv),
         "display_name": f"{entry.display_name} (sandboxed)",
         "language": entry.languages[0],
         "interrupt_mode": entry.interrupt_mode,
@@ -300,20 +345,31 @@ def _install(staging: Path, name: str, spec: Mapping[str, Any], prefix: str | No
     return path
 
 
-def enforce(prefix: str | None = None) -> Path:
-    """Make Jupyter servers of an environment show, start and default to sandboxed kernels only, terminals included.
+def enforce(directory: Path | None = None) -> Path:
+    """Make Jupyter servers show, start and default to sandboxed kernels only, terminals included.
 
     Parameters
     ----------
-    prefix : str, optional
-        ``sys.prefix`` unless given.
+    directory : Path, optional
+        One of Jupyter's configuration directories; the environment's own unless given.
 
     Returns
     -------
     Path
-        The configuration file; removing it undoes this.
+        The configuration file; removing the setting from it undoes this.
+
+    Raises
+    ------
+    InvalidConfig
+        The file is there, and is not a JSON object.
     """
-    path = Path(prefix or sys.prefix, "etc", "jupyter", "jupyter_server_config.d", "jupyter_agentbox_enforce.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(_ENFORCING, indent=1) + "\n")
+    folder = directory or Path(sys.prefix, "etc", "jupyter")
+    path = folder / f"{CONFIG_NAME}.json"
+    try:
+        config: Any = json.loads(path.read_text()) if path.exists() else {}
+        config.setdefault("AgentboxExtension", {})["enforce"] = True
+    except (ValueError, AttributeError, TypeError) as error:
+        raise InvalidConfig(f"cannot add AgentboxExtension.enforce to {path}: {error}. Correct that file") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(config, indent=1) + "\n")
     return path

@@ -29,7 +29,7 @@ from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 
 from .errors import AgentboxError, InvalidRequest
-from .kernelspecs import check_folder
+from .kernelspecs import check_folder, real_argv
 from .link import LinkThread
 from .magics import install as install_magics
 from .manager import SandboxManager
@@ -83,7 +83,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
         """
         self._refuse_encryption(kwargs)
         spec = self.kernel_spec
-        argv = [*spec.argv, *kwargs.pop("extra_arguments", [])]
+        argv = [*real_argv(spec.argv), *kwargs.pop("extra_arguments", [])]
         if not argv:
             raise InvalidRequest(f"kernelspec {spec.display_name!r} has no argv", field="argv")
         executable = resolve_program(argv[0])

@@ -1,8 +1,7 @@
 """Jupyter's own terminals, in sandboxes: each runs ``jupyter agentbox shell`` on the folder that it is opened in.
 
 A server that starts sandboxed kernels only must not have a door beside them. :func:`guard` closes it when the server
-starts; :func:`~jupyter_agentbox.kernelspecs.enforce` also writes :class:`AgentboxTerminalManager` into the
-configuration, so that it holds where the extension is turned off.
+starts.
 """
 
 from __future__ import annotations
@@ -169,3 +168,9 @@ def _close(manager: Any, sentence: str) -> None:
 
     refused: Callable[..., Any] = refuse
     manager.new_terminal = refused
+    manager.is_closed = True
+
+
+def is_closed(manager: Any) -> bool:
+    """Whether :func:`guard` has had a manager make no terminals any more."""
+    return getattr(manager, "is_closed", False) is True

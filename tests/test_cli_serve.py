@@ -39,7 +39,7 @@ def serving(env: Env) -> Iterator[Serving]:
     serving.stop()
 
 
-def test_it_serves_the_api_and_nothing_of_the_host(serving: Serving) -> None:
+def test_it_serves_the_api_and_nothing_of_the_host(serving: Serving, env: Env) -> None:
     headers = {"Authorization": f"token {serving.token}"}
 
     def status(path: str, **options: object) -> int:
@@ -59,8 +59,11 @@ def test_it_serves_the_api_and_nothing_of_the_host(serving: Serving) -> None:
         assert status(path) == 404, path
     specs = requests.get(serving.url + "api/kernelspecs", headers=headers, timeout=100).json()
     assert (list(specs["kernelspecs"]), specs["default"]) == (["agentbox"], "agentbox")
+    answer = requests.post(serving.url + "api/kernels", headers=headers, json={"name": "ir"}, timeout=100)
+    assert (answer.status_code, "there are: agentbox" in answer.json()["message"]) == (404, True)
     answer = requests.post(serving.url + "api/kernels", headers=headers, json={"name": "python3"}, timeout=100)
-    assert answer.status_code >= 400
+    assert (answer.status_code, len(env.sandboxes())) == (201, 1)
+    requests.delete(serving.url + f"api/kernels/{answer.json()['id']}", headers=headers, timeout=100)
 
 
 def test_only_the_token_opens_it_and_no_log_or_command_line_has_it(serving: Serving, env: Env) -> None:

@@ -12,13 +12,11 @@ from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 from jupyter_client.manager import KernelManager
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from traitlets.config import Config
-from traitlets.utils.importstring import import_item
 
 from jupyter_agentbox import kernelspecs
-from jupyter_agentbox.errors import InvalidRequest, NotFound
+from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, NotFound
 from jupyter_agentbox.kernelspecs import OWN_SPEC, AgentboxKernelSpecManager, find_shadowed, install_own, install_twin
 from jupyter_agentbox.provisioner import AgentboxProvisioner
-from jupyter_agentbox.terminals import AgentboxTerminalManager
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +65,7 @@ def test_only_sandboxed_kernels_are_shown_and_startable(user_dir: Path) -> None:
     manager = AgentboxKernelSpecManager()
     assert set(manager.find_kernel_specs()) == {"agentbox"}
     assert set(manager.get_all_specs()) == {"agentbox"}
-    for name in ("plain", "other", "python3", "PLAIN"):
+    for name in ("plain", "other", "PLAIN"):
         with pytest.raises(NoSuchKernel):
             manager.get_kernel_spec(name)
     assert {"plain", "other", "python3"} <= set(KernelSpecManager().find_kernel_specs()), "nothing is hidden unasked"
@@ -110,7 +108,8 @@ def test_a_twin_keeps_everything_but_where_it_runs(user_dir: Path) -> None:
     assert twin.name == "ir-agentbox"
     assert twin.parents[3] == Path(sys.prefix)
     assert (twin / "logo-64x64.png").read_bytes() == b"png"
-    assert spec["argv"] == ["/usr/lib/R/bin/R", "--args", "{resource_dir}/start.R", "{connection_file}"]
+    command = ["/usr/lib/R/bin/R", "--args", "{resource_dir}/start.R", "{connection_file}"]
+    assert spec["argv"] == kernelspecs.guard_argv(command)
     assert spec["env"] == {"A": "${B}"}
     assert spec["interrupt_mode"] == "message"
     assert spec["display_name"] == "ir (sandboxed)"
@@ -141,11 +140,38 @@ def test_a_twin_of_nothing_or_of_a_twin_is_refused() -> None:
         install_twin("python3", name="a b")
 
 
-def test_enforcement_is_one_file_that_servers_read() -> None:
-    path = kernelspecs.enforce()
-    assert path.parts[-3:-1] == ("jupyter", "jupyter_server_config.d")
-    assert path.is_relative_to(sys.prefix)
-    config = json.loads(path.read_text())
-    assert config["ServerApp"]["kernel_spec_manager_class"].endswith("." + AgentboxKernelSpecManager.__name__)
-    assert import_item(config["TerminalsExtensionApp"]["terminal_manager_class"]) is AgentboxTerminalManager
-    assert config["LabApp"] == {"extension_manager": "readonly"}
+def test_enforcement_is_a_setting_that_is_added_to_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "etc" / "jupyter_agentbox_config.json"
+    assert kernelspecs.enforce(path.parent) == path
+    assert json.loads(path.read_text()) == {"AgentboxExtension": {"enforce": True}}
+    path.write_text('{"Policy": {"max_memory": "1 GiB"}, "AgentboxExtension": {"enforce": false, "terminals": "off"}}')
+    kernelspecs.enforce(path.parent)
+    assert json.loads(path.read_text()) == {
+        "Policy": {"max_memory": "1 GiB"},
+        "AgentboxExtension": {"enforce": True, "terminals": "off"},
+    }
+    for broken in ("{", "[]", '{"AgentboxExtension": 1}'):
+        path.write_text(broken)
+        with pytest.raises(InvalidConfig, match="cannot add"):
+            kernelspecs.enforce(path.parent)
+        assert path.read_text() == broken
+    assert kernelspecs.enforce().parts[-3:] == ("etc", "jupyter", "jupyter_agentbox_config.json")
+
+
+def test_python3_is_ours_where_there_is_no_other(user_dir: Path) -> None:
+    install_own(prefix=sys.prefix)
+    manager = AgentboxKernelSpecManager()
+    for name in ("python3", "python", "Python3"):
+        assert manager.get_kernel_spec(name).display_name == "Python (sandboxed)"
+    assert set(manager.find_kernel_specs()) == {"agentbox"}
+    install_twin("python3", name="python3")
+    assert manager.get_kernel_spec("python3").display_name != "Python (sandboxed)"
+    config = Config({"KernelSpecManager": {"allowed_kernelspecs": {"other"}}})
+    with pytest.raises(NoSuchKernel, match="there are: none"):
+        AgentboxKernelSpecManager(config=config).get_kernel_spec("python3")
+
+
+def test_a_guarded_command_is_what_it_was(user_dir: Path) -> None:
+    argv = ["k", "{connection_file}", "agentbox-command"]
+    assert kernelspecs.real_argv(kernelspecs.guard_argv(argv)) == argv
+    assert kernelspecs.real_argv(argv[:2]) == argv[:2]

@@ -81,3 +81,15 @@ def test_no_mirror_is_named() -> None:
         if path.is_file():
             text = path.read_text(errors="replace")
             assert not [name for name in names if name in text], path
+
+
+def test_every_promise_names_a_test_that_exists() -> None:
+    text = (ROOT / "docs" / "security.md").read_text()
+    table = text[text.index("| promise | test") :].partition("\n\n")[0].splitlines()[2:]
+    assert len(table) > 20
+    for row in table:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row.split("|")[2])
+        assert named, row
+        for path, name in named:
+            assert (ROOT / path).is_file(), row
+            assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE), row

@@ -24,7 +24,11 @@ _SETUP_FLAGS = {
     "no-template": ({"SetupCommand": {"has_template": False}}, "Make no template, off which kernels start."),
     "yes": ({}, "Accepted for scripts; nothing is ever asked."),
 }
-_SETUP_ALIASES = {**ALIASES, "docker-settings": "SetupCommand.docker_settings"}
+_SETUP_ALIASES = {
+    **ALIASES,
+    "config-dir": "SetupCommand.config_dir",
+    "docker-settings": "SetupCommand.docker_settings",
+}
 _DOCTOR_FLAGS = {
     **FLAGS,
     "json": ({"DoctorCommand": {"is_json": True}}, "Print a JSON list instead of lines."),
@@ -56,6 +60,10 @@ class SetupCommand(Command):
     is_enforcing = Bool(False, help="Make Jupyter servers of this environment offer sandboxed kernels only.").tag(
         config=True
     )
+    config_dir = Unicode(
+        help="""With --enforce: the directory of Jupyter's configuration to write to, such as /etc/jupyter for all
+        users; the environment's own unless given."""
+    ).tag(config=True)
     releases = Unicode(help="Address of gVisor's releases, for a mirror of them.").tag(config=True)
     has_template = Bool(True, help="Make the template of the default profile.").tag(config=True)
     has_docker = Bool(False, help="Add gVisor to the runtimes of Docker's engine, and keep all else.").tag(config=True)
@@ -85,9 +93,10 @@ class SetupCommand(Command):
             host = str(policy.config.DockerRuntime.get("host", ""))
             setup.register_in_docker(self.docker_settings, host, may_reload=self.may_reload)
         if self.is_enforcing:
-            print("server: offering sandboxed kernels only, and our own by default")
+            print("server: sandboxed kernels only, in every Jupyter server that starts from now on")
             if not self.is_dry:
-                print(f"  written {kernelspecs.enforce()}; removing it undoes this")
+                written = kernelspecs.enforce(Path(self.config_dir).absolute() if self.config_dir else None)
+                print(f"  AgentboxExtension.enforce is set in {written}; remove it there to undo this")
         if self.is_dry:
             print("kernelspec: would install the sandboxed kernelspec, unless it is there")
         else:

@@ -87,6 +87,7 @@ def make_template(policy: Policy, templates: Templates, profile: str, kernel: st
     """Make one, and return its size in bytes; None where there is one that fits. Raises AgentboxError."""
     from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
+    from jupyter_agentbox.kernelspecs import real_argv
     from jupyter_agentbox.linkthread import LinkThread
     from jupyter_agentbox.provisioner import resolve_program
     from jupyter_agentbox.warminputs import make_key
@@ -95,11 +96,12 @@ def make_template(policy: Policy, templates: Templates, profile: str, kernel: st
         found = KernelSpecManager().get_kernel_spec(kernel)
     except NoSuchKernel:
         raise InvalidRequest(f"there is no kernelspec {kernel!r}", field="kernel") from None
-    executable = resolve_program(found.argv[0])
+    command = real_argv(found.argv)
+    executable = resolve_program(command[0])
     spec = policy.resolve(
         {"profile": profile}, executable=executable, resource_dir=found.resource_dir or None, kernelspec_env=found.env
     )
-    argv: Sequence[str] = [executable if spec.root is None else found.argv[0], *found.argv[1:]]
+    argv: Sequence[str] = [executable if spec.root is None else command[0], *command[1:]]
     inputs = templates.inputs(spec, argv)
     if inputs is not None and templates.find(make_key(inputs)) is not None:
         return None

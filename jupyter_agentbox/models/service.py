@@ -139,6 +139,41 @@ class Health(Answer, frozen=True):
     checks: list[CheckInfo]
 
 
+class ServerInfo(Answer, frozen=True):
+    """What a running server uses.
+
+    Parameters
+    ----------
+    enforced_by : list of str
+        The files and other places that enforce sandboxed kernels; empty if nothing does.
+    kernel_spec_manager, kernel_manager, contents_manager : str
+        Classes with their modules.
+    is_guarded : bool
+        Whether the file browser follows no link out of its root directory.
+    terminals : str
+        ``sandboxed``, ``host`` or ``off``.
+    default_kernel : str
+        Name of the kernel that a request without a name starts.
+    host_kernels : list of str
+        Names of the kernels that run on the host.
+    extension_manager : str
+        JupyterLab's; empty without JupyterLab.
+    problems : list of str
+        What keeps this from being what it should be.
+    """
+
+    enforced_by: list[str]
+    kernel_spec_manager: str
+    kernel_manager: str
+    contents_manager: str
+    is_guarded: bool
+    terminals: str
+    default_kernel: str
+    host_kernels: list[str]
+    extension_manager: str
+    problems: list[str]
+
+
 class AuditItem(Answer, frozen=True):
     """A row of the audit log; see the page on it."""
 

@@ -244,8 +244,6 @@ class Server:
             command = [f"jupyter-{program}", "--no-browser", "--allow-root", f"--ServerApp.port={self.port}",
                        "--ServerApp.port_retries=0", f"--IdentityProvider.token={self.token}",
                        "--ServerApp.root_dir=" + str(self.env.work),
-                       # As the package's configuration has it where it is installed.
-                       "--ServerApp.contents_manager_class=jupyter_agentbox.contents.AgentboxContentsManager",
                        ]  # fmt: skip
         # The server's own throttle of output is not what these tests are about.
         return [*command, "--ZMQChannelsWebsocketConnection.limit_rate=False", *arguments]

@@ -1,7 +1,7 @@
 """Jupyter servers as the documentation has people start them, for the tests of what is promised.
 
-The package is built as a wheel and installed with ``pip`` into a fresh environment. The environment has a user of its own
-(home, notebooks, runtime directory), ``jupyter agentbox setup`` runs in it, and then plain ``jupyter lab``,
+The package is built as a wheel and installed with ``pip`` into a fresh environment. The environment has a user of its
+own (home, notebooks, runtime directory), ``jupyter agentbox setup`` runs in it, and then plain ``jupyter lab``,
 ``jupyter server`` or ``jupyter agentbox serve``. Nothing comes from the checkout. No test passes a setting on a command
 line: :meth:`Installation.start` refuses all but ``--port``, ``--no-browser``, ``--allow-root`` and the token. A promise
 that depends on a setting is tested with a documented file (:meth:`Installation.write_config`).
@@ -185,8 +185,15 @@ class Started(Server):
         return self.process.pid
 
     def request(self, method: str, path: str, body: Any = None, **options: Any) -> requests.Response:
-        """Make one call with the token; return the answer, whatever its status. Options as of ``requests``."""
+        """Make one call with the server's token; return the answer, whatever its status. Options as of ``requests``."""
         return self.http.request(method, self.url(path), json=body, timeout=options.pop("timeout", 150), **options)
+
+    def request_as(self, token: str | None, method: str, path: str, body: Any = None) -> requests.Response:
+        """Make one call with another token or none, and without the cookie that a call with the server's own left."""
+        with requests.Session() as http:
+            http.trust_env = False
+            headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
+            return http.request(method, self.url(path), json=body, headers=headers, timeout=150)
 
     def notebook(self, path: str, name: str = "agentbox") -> KernelClient:
         """Open a notebook as JupyterLab does, in a folder that is made if need be, and connect to its kernel."""

@@ -1,0 +1,71 @@
+"""``jupyter agentbox doctor`` tells what a started server uses, not what files say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from promises.started import Installation, Started
+
+DISABLED = {"ServerApp": {"jpserver_extensions": {"jupyter_agentbox": False}}}
+
+
+def examine(installation: Installation) -> tuple[int, list[dict[str, Any]]]:
+    ran = installation.run("jupyter", "agentbox", "doctor", "--json", check=False)
+    found = json.loads(ran.output[ran.output.index("[") :])
+    return ran.code, [check for check in found if check["name"] in ("server", "running server")]
+
+
+def test_it_asks_a_server_that_it_starts_and_those_that_run(enforced: Installation, enforced_lab: Started) -> None:
+    code, found = examine(enforced)
+    assert (code, [check["name"] for check in found]) == (0, ["server", "running server"]), found
+    for check in found:
+        assert "offers sandboxed kernels only" in check["message"]
+        assert "default kernel: agentbox; terminals: sandboxed" in check["message"]
+        assert "kernelspecs by jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager" in check["message"]
+        assert "files by jupyter_agentbox.contents.AgentboxContentsManager" in check["message"]
+    assert f"127.0.0.1:{enforced_lab.port}/" in found[1]["message"] or str(enforced_lab.port) in found[1]["message"]
+
+
+def test_a_server_that_is_not_enforced_is_said_to_offer_the_hosts_kernels(plain: Installation) -> None:
+    _, found = examine(plain)
+    assert "offers kernels on the host, too" in found[0]["message"]
+    assert "terminals: host" in found[0]["message"]
+    assert "files by jupyter_agentbox.contents.AgentboxContentsManager" in found[0]["message"]
+
+
+def test_an_extension_that_is_disabled_is_found(enforced: Installation) -> None:
+    path = enforced.write_config(DISABLED, "jupyter_server_config.json")
+    try:
+        code, (check, *_) = examine(enforced)
+    finally:
+        path.unlink()
+    assert (code, check["is_ok"]) == (1, False)
+    assert "has not loaded the extension jupyter_agentbox, so AgentboxExtension.enforce in" in check["message"]
+    assert check["remedy"] == "jupyter server extension enable jupyter_agentbox"
+
+
+def test_a_server_that_refuses_to_start_is_found_with_its_reason(enforced: Installation) -> None:
+    config = {"ServerApp": {"kernel_spec_manager_class": "jupyter_client.kernelspec.KernelSpecManager"}}
+    path = enforced.write_config(config, "jupyter_server_config.json")
+    try:
+        code, (check, *_) = examine(enforced)
+    finally:
+        path.unlink()
+    assert (code, check["is_ok"]) == (1, False)
+    assert f"the kernelspec manager is jupyter_client.kernelspec.KernelSpecManager, set by {path}" in check["message"]
+
+
+def test_a_contents_manager_that_follows_links_is_found(plain: Installation) -> None:
+    config = {
+        "ServerApp": {"contents_manager_class": "jupyter_server.services.contents.filemanager.AsyncFileContentsManager"}
+    }
+    path = plain.write_config(config, "jupyter_server_config.json")
+    try:
+        code, found = examine(plain)
+    finally:
+        path.unlink()
+    assert code == 1
+    (problem,) = [check for check in found if not check["is_ok"] and check["name"] == "server"]
+    assert "follows links that code in a sandbox makes" in problem["message"]
+    assert str(path) in problem["message"]
