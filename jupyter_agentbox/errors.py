@@ -44,9 +44,12 @@ class AgentboxError(Exception):
     ----------
     is_logged : bool
         The audit log tells of it already.
+    retry_after : int or None
+        Seconds after which the same call is worth another try.
     """
 
     is_logged = False
+    retry_after: int | None = None
 
     def __init__(self, message: str, *, field: str | None = None, setting: str | None = None) -> None:
         super().__init__(message)

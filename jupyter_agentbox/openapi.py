@@ -58,10 +58,13 @@ def make_document(table: Iterable[Route]) -> dict[str, Any]:
     structs = list(dict.fromkeys(_structs(routes)))
     schemas, components = msgspec.json.schema_components(structs, ref_template=_REF)
     _describe(components)
+    for schema in components.values():
+        _without_tuples(schema)
     references = dict(zip(structs, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.verb] = _operation(route, references, components)
+    paths |= _passages(references)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Jupyter Agentbox", "version": __version__, "description": _DESCRIPTION},
@@ -91,7 +94,7 @@ def make_document(table: Iterable[Route]) -> dict[str, Any]:
             },
         },
         "security": [{"token": []}, {"cookie": []}],
-        "tags": [{"name": name} for name in dict.fromkeys([name for _, name in _TAGS] + ["Service"])],
+        "tags": [{"name": name} for name in dict.fromkeys([name for _, name in _TAGS] + ["Ports", "Service"])],
     }
 
 
@@ -125,6 +128,69 @@ def _describe(components: dict[str, Any]) -> None:
         for name, found in texts.items():
             if name in schema.get("properties", {}):
                 schema["properties"][name].setdefault("description", " ".join(found))
+
+
+def _without_tuples(schema: Any) -> None:
+    """Describe tuples as arrays of a fixed length: generators of clients do not know ``"items": false``."""
+    if isinstance(schema, list):
+        for item in schema:
+            _without_tuples(item)
+    elif isinstance(schema, dict):
+        if schema.get("items") is False:
+            kinds = schema.pop("prefixItems", [])
+            schema["items"] = kinds[0] if all(kind == kinds[0] for kind in kinds) else {"anyOf": kinds}
+        for item in schema.values():
+            _without_tuples(item)
+
+
+def _passages(references: dict[type, Any]) -> dict[str, dict[str, Any]]:
+    """Describe what is no operation of the table: a terminal's websocket, and the ports of programs inside."""
+
+    def parameter(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
+        return {"name": name, "in": "path", "required": True, "schema": schema, "description": description}
+
+    failures: dict[str, Any] = {
+        str(status): {
+            "description": HTTPStatus(status).phrase,
+            "content": {"application/json": {"schema": references[ErrorAnswer]}},
+        }
+        for status in (400, 401, 403, 404, 409, 410, 429, 500, 502, 503, 504, 507)
+    }
+    sandbox = parameter("id", {"type": "string"}, _PARAMETERS["id"])
+    process = parameter("process", {"type": "string"}, _PARAMETERS["process"])
+    port = parameter("port", {"type": "integer", "minimum": 1, "maximum": 65535}, "One of the sandbox's `ports`.")
+    path = parameter("path", {"type": "string"}, "Path and query of the request that the program gets.")
+    security = [{"token": []}, {"cookie": []}, {"scoped": ["execute"]}]
+    socket: dict[str, Any] = {
+        "operationId": "connect_terminal",
+        "summary": "Connect to a terminal by a websocket",
+        "description": "Frames with bytes are what is typed and what is shown. Frames with text are JSON: "
+        "`{rows, columns}` sets the size, `{exit_code}` is the last one. A browser offers the subprotocols `agentbox` "
+        "and its token.",
+        "tags": ["Commands"],
+        "x-action": "execute",
+        "security": security,
+        "parameters": [sandbox, process],
+        "responses": failures | {"101": {"description": "Switching Protocols"}},
+    }
+    ports: dict[str, Any] = {
+        verb: {
+            "operationId": f"{verb}_port",
+            "summary": "Send a request to a program that listens on a port of the sandbox",
+            "description": "Any path, query and body, and websockets. The answer is the program's own, or an error of "
+            "this API.",
+            "tags": ["Ports"],
+            "x-action": "execute",
+            "security": security,
+            "parameters": [sandbox, port, path],
+            "responses": failures | {"default": {"description": "What the program answers."}},
+        }
+        for verb in ("get", "head", "post", "put", "patch", "delete", "options")
+    }
+    return {
+        "/sandboxes/{id}/terminals/{process}/socket": {"get": socket},
+        "/sandboxes/{id}/ports/{port}/{path}": ports,
+    }
 
 
 def _operation(route: Route, references: dict[type, Any], components: dict[str, Any]) -> dict[str, Any]:

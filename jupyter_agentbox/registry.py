@@ -17,10 +17,10 @@ from .audit import AuditLog
 from .environment import user_name
 from .errors import (
     AgentboxError,
+    Conflict,
     NotAuthorized,
     NotFound,
     PolicyRefused,
-    RuntimeFailed,
     SandboxEnded,
 )
 from .link import LinkThread
@@ -108,6 +108,10 @@ class NotebookSession(Session):
             self._on_use(self)
 
 
+#: Seconds that a call waits for a sandbox that is starting, and after which it is worth another try.
+START_TIMEOUT, RETRY_AFTER = 60.0, 5
+
+
 class SessionRegistry:
     """Which sessions there are, and who may find and use them.
 
@@ -131,17 +135,35 @@ class SessionRegistry:
         self._notebooks: dict[str, Session] = {}
         self.refusals = Refusals(self.audit)
 
-    async def _started(self, session: Session) -> Session:
-        """Wait for its start, and wake it if it is parked. Raises what kept it from starting."""
+    async def _started(self, session: Session, *, is_own: bool = False) -> Session:
+        """Wait for its start, and wake it if it is parked: raises what keeps it from waking.
+
+        Parameters
+        ----------
+        session : Session
+        is_own : bool
+            The caller asked for the start: raise what kept it from starting.
+
+        Raises
+        ------
+        Conflict
+            It is still starting after START_TIMEOUT.
+        NotFound
+            It did not start. Why is for those who asked for its start alone.
+        """
         if session.parked is not None and session.starting is None and session.end is None:
             session.starting = self._thread.spawn(self._wake(session))
-        if session.starting is not None:
-            try:
-                await asyncio.shield(session.starting)
-            except asyncio.CancelledError:
-                if session.end is None:
-                    raise
-                raise RuntimeFailed(f"sandbox {session.id!r} did not start: whoever asked for it has gone") from None
+        if (starting := session.starting) is not None:
+            is_own = is_own or session.parked is not None
+            done, _ = await asyncio.wait([starting], timeout=None if is_own else START_TIMEOUT)
+            if not done:
+                error = Conflict(f"sandbox {session.id!r} is still starting; try again in {RETRY_AFTER} s")
+                error.retry_after = RETRY_AFTER
+                raise error
+            if is_own and not starting.cancelled():
+                starting.result()
+            elif starting.cancelled() or starting.exception() is not None:
+                raise NotFound(f"there is no sandbox {session.id!r}: it did not start")
         return session
 
     async def _wake(self, session: Session) -> None:

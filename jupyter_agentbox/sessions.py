@@ -323,7 +323,7 @@ class Sessions(CountedSessions):
                 session.running()  # says why not
             self.check_count(session.owner, but=session)
             session.starting = self._thread.spawn(self._start_again(session, caller))
-        await self._started(session)
+        await self._started(session, is_own=True)
 
     async def _start_again(self, session: Session, caller: Caller) -> None:
         old, end = session.sandbox, session.end

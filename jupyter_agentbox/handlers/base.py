@@ -220,11 +220,15 @@ class AgentboxHandler(TokenMixin, APIHandler):
         try:
             texts = {name: [value.decode() for value in values] for name, values in arguments.items()}
             found = {name: values if name in lists else values[-1] for name, values in texts.items()}
-            return msgspec.convert(found, route.query, strict=False)
+            query = msgspec.convert(found, route.query, strict=False)
         except UnicodeDecodeError:
             raise InvalidRequest("the query is no UTF-8") from None
         except msgspec.MsgspecError as error:
             raise invalid(error, "the query") from None
+        for name in found:
+            if getattr(query, name) is None:  # as which msgspec takes `null`
+                raise InvalidRequest(f"the query: {name} cannot be null; leave it out instead", field=name)
+        return query
 
     def _read_body(self, route: Route) -> Any:
         if route.kind == "upload":
@@ -344,6 +348,8 @@ class AgentboxHandler(TokenMixin, APIHandler):
         self.clear()
         self.set_cors_headers()
         self.set_status(status)
+        if (seconds := getattr(error, "retry_after", None)) is not None:
+            self.set_header("Retry-After", str(seconds))
         self.finish(_ENCODER.encode(answer))
 
     def _log_failure(self, error: BaseException) -> None:
@@ -376,16 +382,6 @@ class AgentboxHandler(TokenMixin, APIHandler):
         self._early = partial(super().finish, *args, **kwargs)
         return done
 
-    def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Answer what Tornado or Jupyter has found wrong in the words of this API."""
-        error = (kwargs.get("exc_info") or (None, None, None))[1]
-        message = getattr(error, "log_message", None) or self._reason
-        is_known = getattr(self, "_jupyter_current_user", None) is not None
-        if status_code == 403 and not is_known and "Authorization" in self.request.headers:
-            message = "the header Authorization holds no token of this server's"
-        self._refused = ErrorAnswer(str(message), REASONS.get(status_code, "error"))
-        self.finish(_ENCODER.encode(self._refused))
-
     def on_finish(self) -> None:
         """Have the audit log tell of a refusal."""
         super().on_finish()
@@ -399,7 +395,7 @@ class UnknownHandler(AgentboxHandler):
     async def _answer(self) -> None:
         raise web.HTTPError(404, f"there is no path {self.request.path:.200} in this API; see openapi.json")
 
-    get = head = post = put = patch = delete = options = web.authenticated(_answer)  # type: ignore[assignment]
+    get = head = post = put = patch = delete = web.authenticated(_answer)
 
 
 class BrokenHandler(APIHandler):

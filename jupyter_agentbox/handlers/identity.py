@@ -13,6 +13,7 @@ import re
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from jupyter_server.auth.authorizer import Authorizer
 from jupyter_server.auth.identity import IdentityProvider, User
 from jupyter_server.base.handlers import JupyterHandler
@@ -23,7 +24,7 @@ from jupyter_agentbox.models import ErrorAnswer
 from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.tokens import PREFIX, Scope, TokenStore, Verb
 
-from .failures import describe
+from .failures import REASONS, describe
 
 if TYPE_CHECKING:
     from .service import Service
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 RESOURCE = "agentbox"
 #: What a websocket's client offers beside a token, and what is agreed on: a browser can set no header.
 SUBPROTOCOL = "agentbox"
+#: What is said to one who brings no token.
+WANTED = (
+    "authentication is required: send the header `Authorization: token TOKEN` with the server's token, or "
+    "`Authorization: Bearer TOKEN` with a token for one sandbox"
+)
 #: Seconds between two looks whether the token of a call that goes on is still good.
 WATCH_INTERVAL = 2.0
 #: Reasons of answers that are refusals.
@@ -105,14 +111,39 @@ class TokenMixin(JupyterHandler):
 
     #: What the request's token stands for; None where Jupyter has judged who calls.
     scope: Scope | None = None
-    _is_refused = False
+    _status = 200
+    _refused: ErrorAnswer | None = None
 
     def set_default_headers(self) -> None:
-        """Say to one whose token is not good what is wanted, and that nothing more is read from it."""
+        """Say to one who is not known what is wanted, and that nothing more is read; and with 405 what there is."""
         super().set_default_headers()
-        if self._is_refused:
+        if self._status == 401:
             self.set_header("WWW-Authenticate", "Bearer")
             self.set_header("Connection", "close")
+        elif self._status == 405:
+            self.set_header("Allow", ", ".join(self._allowed_methods()))
+
+    def _allowed_methods(self) -> list[str]:
+        missing = web.RequestHandler._unimplemented_method
+        return [name for name in self.SUPPORTED_METHODS if getattr(type(self), name.lower(), missing) is not missing]
+
+    def send_error(self, status_code: int = 500, **kwargs: Any) -> None:
+        """Answer an error. Jupyter's own answer to one who is not known, 403 or a word on XSRF, becomes a 401."""
+        is_nobody = getattr(self, "_jupyter_current_user", self) is None
+        self._status = 401 if status_code == 403 and is_nobody and self.check_host() else status_code
+        super().send_error(self._status, **kwargs)
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Answer what Tornado or Jupyter has found wrong in the words of this API."""
+        error = (kwargs.get("exc_info") or (None, None, None))[1]
+        is_own = getattr(error, "status_code", None) == status_code
+        message = (getattr(error, "log_message", None) if is_own else None) or self._reason
+        if status_code == 401 and not (is_own and getattr(error, "log_message", None)):
+            is_wrong = "Authorization" in self.request.headers
+            message = "the header Authorization holds no token of this server's" if is_wrong else WANTED
+        self._refused = ErrorAnswer(str(message), REASONS.get(status_code, "error"))
+        self.set_header("Content-Type", "application/json")
+        self.finish(msgspec.json.encode(self._refused))
 
     async def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Judge a scoped token, if there is one, before Jupyter judges the rest."""
@@ -120,7 +151,6 @@ class TokenMixin(JupyterHandler):
             self.scope = authenticate(self)
         except AgentboxError as error:
             self.current_user = self._jupyter_current_user = None
-            self._is_refused = True
             raise web.HTTPError(describe(error)[0], str(error)) from None
         result = super().prepare(*args, **kwargs)
         if result is not None:

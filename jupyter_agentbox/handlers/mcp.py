@@ -20,11 +20,10 @@ from tornado.iostream import StreamClosedError
 
 from jupyter_agentbox.errors import AgentboxError, RuntimeUnavailable, TooLarge
 from jupyter_agentbox.mcp import MISSING, is_available
-from jupyter_agentbox.models import ErrorAnswer
 from jupyter_agentbox.spec import format_size
 from jupyter_agentbox.tokens import VERBS
 
-from .failures import REASONS, describe
+from .failures import describe
 from .identity import TokenMixin, caller_of, is_allowed
 from .service import Service
 
@@ -81,7 +80,7 @@ class MCPHandler(TokenMixin, APIHandler):
         self._track_activity = self.request.method == "POST"
         self._check_token()
         if self.current_user is None:
-            raise web.HTTPError(403)
+            raise web.HTTPError(401)
         for verb in VERBS:
             if await is_allowed(self, verb):
                 break
@@ -94,7 +93,7 @@ class MCPHandler(TokenMixin, APIHandler):
 
     def _check_token(self) -> None:
         if self.identity_provider.auth_enabled and not self.token_authenticated:
-            raise web.HTTPError(403, "a token is needed, of this server or for a sandbox: Authorization: Bearer ...")
+            raise web.HTTPError(401)
 
     def check_xsrf_cookie(self) -> None:
         """Take a token; a cookie with what protects it will not do, but where there is no authentication at all."""
@@ -234,9 +233,3 @@ class MCPHandler(TokenMixin, APIHandler):
             return
         self.set_status(status)
         self.finish(msgspec.json.encode(answer))
-
-    def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Answer what Tornado or Jupyter has found wrong in the words of the REST API."""
-        error = (kwargs.get("exc_info") or (None, None, None))[1]
-        message = getattr(error, "log_message", None) or self._reason
-        self.finish(msgspec.json.encode(ErrorAnswer(str(message), REASONS.get(status_code, "error"))))

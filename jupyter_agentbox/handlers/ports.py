@@ -27,7 +27,7 @@ from jupyter_agentbox.ports import Answer, Connection, PortGrants, answer_head, 
 from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.session import Session
 
-from .failures import REASONS, describe
+from .failures import describe
 from .identity import RESOURCE, TokenMixin, caller_of, is_allowed, note_refusal
 from .service import Service
 
@@ -65,6 +65,12 @@ class PortHandler(TokenMixin, JupyterHandler):
         """Ask for nothing more where the address is the credential."""
         if not self._is_shared:
             super().check_xsrf_cookie()
+
+    def send_error(self, status_code: int = 500, **kwargs: Any) -> None:
+        """Answer an error. Whoever has an address with a word that is good no more is not asked for a token."""
+        if self._is_shared:
+            self._jupyter_current_user: Any = self._jupyter_current_user or ""
+        super().send_error(status_code, **kwargs)
 
     def set_default_headers(self) -> None:
         """Say that a connection is for one exchange: many end before their body is read, or are handed over."""
@@ -318,11 +324,3 @@ class PortHandler(TokenMixin, JupyterHandler):
             self.set_status(status)
             self.set_header("Content-Type", "application/json")
             self.finish(msgspec.json.encode(answer))
-
-    def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Answer in the words of this API."""
-        error = (kwargs.get("exc_info") or (None, None, None))[1]
-        message = getattr(error, "log_message", None) or self._reason
-        self.set_header("Content-Type", "application/json")
-        self._refused = ErrorAnswer(str(message), REASONS.get(status_code, "error"))
-        self.finish(msgspec.json.encode(self._refused))

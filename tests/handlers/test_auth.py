@@ -145,10 +145,12 @@ def test_nobody_comes_in(api: Api, place: Place) -> None:
     for header in (None, "token wrong", f"Basic {api.server.token}"):
         headers = {"Authorization": header} if header else {}
         for route, answer in walk(api, place, TABLE, headers=headers):
-            assert answer.status_code == 403, (route, header)
-            assert answer.json()["reason"] == "forbidden"
-            assert ("holds no token" in answer.json()["message"]) == (header is not None)
-        assert socket_status(api, place, header=headers) == 403
+            assert answer.status_code == 401, (route, header)
+            assert answer.headers["WWW-Authenticate"] == "Bearer"
+            assert answer.json()["reason"] == "unauthenticated"
+            words = "authentication is required" if header is None else "holds no token"
+            assert words in answer.json()["message"]
+        assert socket_status(api, place, header=headers) == 401
     assert state_of(api, place) == before
 
 

@@ -11,7 +11,7 @@ from .conftest import Api
 #: Calls that would take away what the others are tried on, or wait for long: `test_fuzz_real` tries them.
 LEFT_OUT = (
     "create_sandbox", "delete_sandbox", "patch_sandbox", "wait_process", "install_packages", "stream_installation",
-    "http_request", "create_context", "restart_context",
+    "http_request", "create_context", "restart_context", "connect_terminal",
 )  # fmt: skip
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 CONFIG = """

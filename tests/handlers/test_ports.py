@@ -137,7 +137,7 @@ def test_only_listed_ports_and_only_one_who_may(api: Api, app: str) -> None:
     api.fails(404, "GET", "/sandboxes/nobodys/ports/7001/")
     nobody = Api(api.server, token="wrong")
     for verb in ("GET", "POST", "OPTIONS"):
-        nobody.fails(403, verb, app + "/")
+        nobody.fails(401, verb, app + "/")
     assert "max_ports" in api.fails(403, "POST", "/sandboxes", {"ports": list(range(1, 20))})["setting"]
     assert api.fails(400, "POST", "/sandboxes", {"ports": [0]})["field"] == "ports"
     assert api.ok("GET", "/sandboxes/ports")["ports"] == [7001, 7999]
@@ -185,7 +185,7 @@ def test_a_browser_gets_an_address_of_the_ports_own(api: Api, app: str) -> None:
     assert shared.get(own.replace("/~", "/~x"), timeout=30).status_code == 403
     assert shared.get(own.replace("/7001/", "/7999/"), timeout=30).status_code == 403
     assert shared.get(own, headers={"Service-Worker": "script"}, timeout=30).status_code == 403
-    assert shared.get(api.url(app + "/"), timeout=30).status_code == 403
+    assert shared.get(api.url(app + "/"), timeout=30).status_code == 401
     # A cookie alone does nothing else: any page of the web could make a browser send it.
     assert page.get(api.url(app + "/"), headers={"Upgrade": "websocket"}, timeout=30).status_code == 403
     xsrf = {"X-XSRFToken": page.cookies.get("_xsrf", "")}
@@ -203,7 +203,7 @@ def test_a_websocket_is_carried(api: Api, app: str) -> None:
         socket.send(text)
         assert socket.recv() == text
     socket.close()
-    with pytest.raises(websocket.WebSocketBadStatusException, match="403"):
+    with pytest.raises(websocket.WebSocketBadStatusException, match="401"):
         websocket.create_connection(address, **options)
     place = browser(api).get(api.url(app), timeout=30, allow_redirects=False).headers["Location"]
     socket = websocket.create_connection(api.server.url(place[1:]).replace("http", "ws", 1), **options)

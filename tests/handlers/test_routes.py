@@ -60,7 +60,7 @@ async def status_of(fetch: Any, route: Route, **options: Any) -> int:
 async def test_every_route_needs_authentication(jp_fetch: Any) -> None:
     for route in TABLE:
         for headers in ({"Authorization": ""}, {"Authorization": "token wrong"}, {"Authorization": "Bearer x"}):
-            assert await status_of(jp_fetch, route, headers=headers) in (401, 403), route
+            assert await status_of(jp_fetch, route, headers=headers) == 401, route
     for path in (["agentbox", "docs"], ["agentbox", "docs.js"]):
         with pytest.raises(HTTPClientError) as caught:
             await jp_fetch(*path, headers={"Authorization": ""}, follow_redirects=False)
@@ -81,7 +81,9 @@ async def test_a_reader_can_only_read(jp_fetch: Any, jp_serverapp: Any) -> None:
 async def test_document_and_server_are_one(jp_fetch: Any, jp_serverapp: Any) -> None:
     document = msgspec.json.decode((await jp_fetch("api", "agentbox", "openapi.json")).body)
     documented = {(verb, path) for path, verbs in document["paths"].items() for verb in verbs}
-    assert documented == {(route.verb, route.path) for route in TABLE}
+    others = {item for item in documented if re.search(r"/ports/|/socket$", item[1])}
+    assert len(others) == 8
+    assert documented - others == {(route.verb, route.path) for route in TABLE}
     live = set()
     app = jp_serverapp.web_app
     inner = [rule for outer in app.default_router.rules for rule in getattr(outer.target, "rules", [])]
@@ -89,7 +91,7 @@ async def test_document_and_server_are_one(jp_fetch: Any, jp_serverapp: Any) -> 
         handler = rule.target
         if isinstance(handler, type) and issubclass(handler, AgentboxHandler):
             live |= {(verb, route.path) for verb, route in handler.routes.items()}
-    assert live == documented
+    assert live == documented - others
     assert document["openapi"] == "3.1.0"
     assert document["servers"][0]["url"].endswith("/api/agentbox")
 

@@ -204,7 +204,7 @@ def test_a_browsers_terminal_brings_its_token_as_a_subprotocol(api: Api, own: st
     for protocols, status in (
         (["agentbox", made["token"] + "x"], 401),
         (["agentbox", give(api, own, ["read"]).token], 403),
-        (["agentbox"], 403),
+        (["agentbox"], 401),
         (["agentbox", made["token"], give(api, own, ALL).token], 401),
     ):
         with pytest.raises(websocket.WebSocketBadStatusException) as caught:

@@ -50,8 +50,9 @@ def test_only_a_token_opens_it(endpoint: Endpoint) -> None:
     server = endpoint.server
     for token in (None, "wrong"):
         answer = post(endpoint, INITIALIZE, token)
-        assert answer.status_code == 403
-        assert "a token is needed" in answer.json()["message"]
+        assert answer.status_code == 401
+        assert answer.headers["WWW-Authenticate"] == "Bearer"
+        assert answer.json()["reason"] == "unauthenticated"
     assert post(endpoint, INITIALIZE, "agentbox_e30.AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA").status_code == 401
     # A browser's cookie, even with what protects Jupyter's own API from other pages, is no token.
     with requests.Session() as browser:
@@ -62,9 +63,9 @@ def test_only_a_token_opens_it(endpoint: Endpoint) -> None:
         xsrf = browser.cookies.get("_xsrf") or ""
         for headers in ({}, {"X-XSRFToken": xsrf}, {"Origin": "http://evil.example", "X-XSRFToken": xsrf}):
             answer = browser.post(endpoint.url, json=INITIALIZE, headers={**HEADERS, **headers}, timeout=60)
-            assert answer.status_code in (403, 404), answer.text
+            assert answer.status_code in (401, 404), answer.text
             assert "mcp-session-id" not in answer.headers
-        assert browser.get(endpoint.url, headers=HEADERS, timeout=60).status_code == 403
+        assert browser.get(endpoint.url, headers=HEADERS, timeout=60).status_code == 401
     # A name that was made to lead here.
     rebound = post(endpoint, INITIALIZE, server.token, headers={"Host": "evil.example"})
     assert rebound.status_code == 403
@@ -96,7 +97,7 @@ def test_a_session_is_its_callers_own(endpoint: Endpoint, box: str) -> None:
     assert post(endpoint, listing, endpoint.server.token, headers=session).ok
     foreign = make_token(endpoint, box, "read")
     assert post(endpoint, listing, foreign, headers=session).status_code == 404
-    assert post(endpoint, listing, headers=session).status_code == 403
+    assert post(endpoint, listing, headers=session).status_code == 401
     # No caller has more than so many at a time, and others are not kept out by it.
     opened_by_it = [post(endpoint, INITIALIZE, foreign).status_code for _ in range(17)]
     assert opened_by_it == [200] * 16 + [503]

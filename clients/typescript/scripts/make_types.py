@@ -27,7 +27,7 @@ def make() -> str:
     for path in document["paths"].values():
         for operation in path.values():
             # Every failure is an ErrorAnswer, which is thrown: to say it for each status would be half of the file.
-            operation["responses"] = {k: v for k, v in operation["responses"].items() if int(k) < 400}
+            operation["responses"] = {k: v for k, v in operation["responses"].items() if k == "default" or int(k) < 400}
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder, "openapi.json"), Path(folder, "schema.ts")
         source.write_text(json.dumps(document))

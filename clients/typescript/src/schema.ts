@@ -1185,6 +1185,70 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/sandboxes/{id}/terminals/{process}/socket": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Connect to a terminal by a websocket
+         * @description Frames with bytes are what is typed and what is shown. Frames with text are JSON: `{rows, columns}` sets the size, `{exit_code}` is the last one. A browser offers the subprotocols `agentbox` and its token.
+         */
+        get: operations["connect_terminal"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/sandboxes/{id}/ports/{port}/{path}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Send a request to a program that listens on a port of the sandbox
+         * @description Any path, query and body, and websockets. The answer is the program's own, or an error of this API.
+         */
+        get: operations["get_port"];
+        /**
+         * Send a request to a program that listens on a port of the sandbox
+         * @description Any path, query and body, and websockets. The answer is the program's own, or an error of this API.
+         */
+        put: operations["put_port"];
+        /**
+         * Send a request to a program that listens on a port of the sandbox
+         * @description Any path, query and body, and websockets. The answer is the program's own, or an error of this API.
+         */
+        post: operations["post_port"];
+        /**
+         * Send a request to a program that listens on a port of the sandbox
+         * @description Any path, query and body, and websockets. The answer is the program's own, or an error of this API.
+         */
+        delete: operations["delete_port"];
+        /**
+         * Send a request to a program that listens on a port of the sandbox
+         * @description Any path, query and body, and websockets. The answer is the program's own, or an error of this API.
+         */
+        options: operations["options_port"];
+        /**
+         * Send a request to a program that listens on a port of the sandbox
+         * @description Any path, query and body, and websockets. The answer is the program's own, or an error of this API.
+         */
+        head: operations["head_port"];
+        /**
+         * Send a request to a program that listens on a port of the sandbox
+         * @description Any path, query and body, and websockets. The answer is the program's own, or an error of this API.
+         */
+        patch: operations["patch_port"];
+        trace?: never;
+    };
 }
 export type webhooks = Record<string, never>;
 export interface components {
@@ -2517,10 +2581,7 @@ export interface components {
         HttpAnswer: {
             status: number;
             reason: string;
-            headers: [
-                string,
-                string
-            ][];
+            headers: string[][];
             body: string;
             /** @enum {unknown} */
             encoding: "base64" | "utf-8";
@@ -4752,6 +4813,204 @@ export interface operations {
             };
         };
     };
+    connect_terminal: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                id: string;
+                /** @description Id of a background process. */
+                process: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Switching Protocols */
+            101: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    get_port: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                id: string;
+                /** @description One of the sandbox's `ports`. */
+                port: number;
+                /** @description Path and query of the request that the program gets. */
+                path: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What the program answers. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    put_port: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                id: string;
+                /** @description One of the sandbox's `ports`. */
+                port: number;
+                /** @description Path and query of the request that the program gets. */
+                path: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What the program answers. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    post_port: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                id: string;
+                /** @description One of the sandbox's `ports`. */
+                port: number;
+                /** @description Path and query of the request that the program gets. */
+                path: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What the program answers. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    delete_port: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                id: string;
+                /** @description One of the sandbox's `ports`. */
+                port: number;
+                /** @description Path and query of the request that the program gets. */
+                path: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What the program answers. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    options_port: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                id: string;
+                /** @description One of the sandbox's `ports`. */
+                port: number;
+                /** @description Path and query of the request that the program gets. */
+                path: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What the program answers. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    head_port: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                id: string;
+                /** @description One of the sandbox's `ports`. */
+                port: number;
+                /** @description Path and query of the request that the program gets. */
+                path: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What the program answers. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    patch_port: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                id: string;
+                /** @description One of the sandbox's `ports`. */
+                port: number;
+                /** @description Path and query of the request that the program gets. */
+                path: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What the program answers. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
 }
 
 /** For each operation: its verb and its path. */
@@ -4834,6 +5093,14 @@ export const ROUTES = {
     create_token: ["POST", "/sandboxes/{id}/tokens"],
     list_tokens: ["GET", "/sandboxes/{id}/tokens"],
     revoke_token: ["DELETE", "/sandboxes/{id}/tokens/{token}"],
+    connect_terminal: ["GET", "/sandboxes/{id}/terminals/{process}/socket"],
+    get_port: ["GET", "/sandboxes/{id}/ports/{port}/{path}"],
+    head_port: ["HEAD", "/sandboxes/{id}/ports/{port}/{path}"],
+    post_port: ["POST", "/sandboxes/{id}/ports/{port}/{path}"],
+    put_port: ["PUT", "/sandboxes/{id}/ports/{port}/{path}"],
+    patch_port: ["PATCH", "/sandboxes/{id}/ports/{port}/{path}"],
+    delete_port: ["DELETE", "/sandboxes/{id}/ports/{port}/{path}"],
+    options_port: ["OPTIONS", "/sandboxes/{id}/ports/{port}/{path}"],
 } as const;
 
 /** For each operation that answers events: their names, and what their data is. */

@@ -122,7 +122,7 @@ test("what fails says why, by a word and by the field at fault", async () => {
     for await (const event of box.execStream("true", { workdir: "nowhere" })) assert.equal(event.event, "stderr");
   };
   await assert.rejects(read, failsWith("invalid_request", 0, "workdir"));
-  await assert.rejects(new AgentboxClient({ url, token: "wrong" }).list(), failsWith("forbidden", 403));
+  await assert.rejects(new AgentboxClient({ url, token: "wrong" }).list(), failsWith("unauthenticated", 401));
   await assert.rejects(new AgentboxClient({ url: "http://127.0.0.1:9/", token }).list(), failsWith("unreachable", 0));
   for (const id of ["..", ".", ""]) {
     await assert.rejects(client.sandbox(id).info(), failsWith("invalid_request", 0, "id"));
