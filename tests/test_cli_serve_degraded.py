@@ -294,3 +294,13 @@ def run_any(env: Env, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, env=env.variables, cwd=env.work, capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL
     )
+
+
+def test_a_jupyter_server_with_a_broken_policy_runs_and_the_api_says_what_is_wrong(env: Env) -> None:
+    (env.config_dir / "jupyter_server_config.py").write_text("c.Policy.profiles = {'x': {'no_such_field': 1}}")
+    with env.server("server", "--ServerApp.jpserver_extensions={'jupyter_agentbox': True}") as server:
+        assert server.http.get(server.url("api/kernelspecs"), timeout=60).ok
+        for verb, path in (("GET", "health"), ("POST", "sandboxes"), ("DELETE", "sandboxes/x")):
+            answer = server.http.request(verb, server.url(f"api/agentbox/{path}"), timeout=60)
+            assert (answer.status_code, answer.json()["reason"]) == (503, "invalid_config"), answer.text
+            assert "no_such_field" in answer.json()["message"]
