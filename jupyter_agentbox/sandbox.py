@@ -575,7 +575,8 @@ class Sandbox:
         """Measure what it uses, and have it let go of deleted files."""
         usage = await self._ask_usage()
         moved, self._moved = self._moved, []
-        self._looked_up &= set(usage.deleted)  # an inode is used again once its file is let go of
+        # An inode is used again once its file is let go of.
+        self._looked_up &= set(usage.deleted)
         fresh = set(usage.deleted) - self._looked_up
         if moved or (fresh and (not freezer.is_frozen or usage.held >= MIN_HELD)):
             if await self._look_up([*moved, *(path for path, _ in fresh)]):
@@ -583,6 +584,7 @@ class Sandbox:
             else:
                 self._moved += moved
             usage = await self._ask_usage()
+            self._looked_up &= set(usage.deleted)
         if self.spec.workspace is None:
             usage = replace(usage, disk=usage.disk + usage.held)
         self.measured = (time.time(), usage)
