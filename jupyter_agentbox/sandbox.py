@@ -52,8 +52,8 @@ INHERITED_ROOM, MAX_INHERITED = 32 * MIB, GIB
 _KEPT = frozenset({"work", "tokens", "state.json", "lock", SESSION_FILE, KEPT_MARK})
 #: Seconds between two looks at a frozen one, which may keep deleted files; bytes of them for which it is woken.
 FROZEN_INTERVAL, MIN_HELD = 60.0, 16 * MIB
-#: Seconds that the guest may take to look some paths up.
-LOOKUP_TIMEOUT = 10.0
+#: Seconds that the guest may take to look paths up; meanwhile the sandbox is not measured.
+LOOKUP_TIMEOUT = 5.0
 
 
 class Sandbox:
@@ -604,8 +604,7 @@ class Sandbox:
         stream: Stream | None = None
         try:
             stream = self._link.open({"kind": "lookup"})
-            for batch in in_batches(paths):
-                await asyncio.wait_for(_ask(stream, {"paths": batch}), LOOKUP_TIMEOUT)
+            await asyncio.wait_for(_ask_in_batches(stream, paths), LOOKUP_TIMEOUT)
             return True
         except (LinkClosed, ProtocolError, ValueError, asyncio.TimeoutError) as error:
             log.warning("sandbox %s may keep deleted files open: %s", self.id, error)
@@ -670,6 +669,12 @@ class Sandbox:
         self.end = end
         log.log(logging.INFO if end.cause in INTENDED else logging.ERROR, "sandbox %s ended: %s", self.id, end.message)
         self._ended.set()
+
+
+async def _ask_in_batches(stream: Stream, paths: Sequence[str]) -> None:
+    """Have the guest look up paths."""
+    for batch in in_batches(paths):
+        await _ask(stream, {"paths": batch})
 
 
 async def _ask(stream: Stream, request: dict[str, Any]) -> None:
