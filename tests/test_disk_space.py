@@ -208,7 +208,7 @@ def test_over_rest_space_comes_back_and_the_floor_refuses_writes(
     policy = {"min_free_disk": "64 MiB", "templates": False, "lease_timeout": 30.0}
     env = Env(disk / "env", {"Policy": policy})
     try:
-        serving = Serving(env, "--end-sandboxes")
+        serving = Serving(env)
         with Client(serving.url, serving.token) as client, client.create(id="writer") as box:
             box.files.write("kept", "kept")
             before = kept(disk)
