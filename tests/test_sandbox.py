@@ -342,7 +342,7 @@ def test_another_owner_goes_on_with_the_kernel_and_misses_nothing(manager: Sandb
     async def after(sandbox_id: str, request: str) -> None:
         second = SandboxManager(manager.state_dir, RunscRuntime(state_dir=str(manager.state_dir)))
         assert [item.state for item in second.list()] == ["orphaned"]
-        sandbox = await second._adopt(sandbox_id, None)
+        sandbox = await second._adopt(sandbox_id, None, None)
         assert [item.state for item in second.list()] == ["running"]
         (kernel,) = sandbox.kernels.values()
         talk = Talk(kernel)
@@ -381,7 +381,7 @@ def test_a_guest_that_waits_for_a_dead_owners_files_is_found_by_the_next(manager
 
     async def after(sandbox_id: str) -> None:
         second = SandboxManager(manager.state_dir, RunscRuntime(state_dir=str(manager.state_dir)))
-        sandbox = await second._adopt(sandbox_id, None)
+        sandbox = await second._adopt(sandbox_id, None, None)
         (kernel,) = sandbox.kernels.values()
         talk = Talk(kernel)
         assert await talk.stream_until_idle(await talk.execute("print(x + 1)")) == "42\n"
