@@ -15,13 +15,13 @@ from __future__ import annotations
 import base64
 import os
 import stat
+from asyncio import to_thread
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import nbformat
-from anyio.to_thread import run_sync
 from jupyter_core.paths import is_hidden, jupyter_data_dir
 from jupyter_server.base.handlers import AuthenticatedFileHandler
 from jupyter_server.services.contents.filecheckpoints import AsyncFileCheckpoints, FileCheckpoints
@@ -68,7 +68,7 @@ class GuardedFiles(AsyncFileManagerMixin):
 
     async def _guarded(self, os_path: str, work: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
         with self.guard(os_path):
-            return await run_sync(partial(work, *args, **kwargs))
+            return await to_thread(work, *args, **kwargs)
 
     @contextmanager
     def open(self, os_path: str, mode: str = "r", **kwargs: Any) -> Iterator[Any]:
@@ -94,14 +94,14 @@ class GuardedFiles(AsyncFileManagerMixin):
         read = partial(nbformat.reads, as_version=as_version, capture_validation_error=capture_validation_error)
         answer: Any = await self._read_file(os_path, "text", raw=True)
         try:
-            notebook = await run_sync(read, answer[0])
+            notebook = await to_thread(read, answer[0])
         except Exception as error:
             # What an interrupted save has left, if it has left something.
             if not self.use_atomic_writing or not await self._guarded(os_path, self.paths.restore_backup, os_path):
                 raise HTTPError(400, f"Unreadable Notebook: {os_path} {error!r}") from error
             answer = await self._read_file(os_path, "text", raw=True)
             try:
-                notebook = await run_sync(read, answer[0])
+                notebook = await to_thread(read, answer[0])
             except Exception as again:
                 raise HTTPError(400, f"Unreadable Notebook: {os_path} {again!r}") from again
         return (notebook, answer[2]) if raw else notebook
@@ -183,7 +183,7 @@ class AgentboxContentsManager(GuardedFiles, AsyncLargeFileManager):  # type: ign
         except ValueError as error:
             raise HTTPError(400, f"Encoding error saving {os_path}: {error}") from error
         with self.open(os_path, "ab") as file:
-            await run_sync(file.write, data)
+            await to_thread(file.write, data)
 
     async def delete_file(self, path: str) -> None:
         """Delete a file or directory; of a link, the link."""
@@ -325,28 +325,27 @@ def guard_state(manager: object) -> str | None:
     Returns
     -------
     str or None
-        A sentence, or None if the guard is in place.
+        What is wrong and how it must be, or None if the guard is in place.
     """
-    kind = type(manager)
-    name, guard = f"{kind.__module__}.{kind.__qualname__}", "jupyter_agentbox.contents.AgentboxContentsManager"
+    kind, guard = type(manager), "jupyter_agentbox.contents.AgentboxContentsManager"
+    name = f"{kind.__module__}.{kind.__qualname__}"
     if not isinstance(manager, AgentboxContentsManager):
         return (
-            f"The file browser follows links that code in a sandbox makes, as the contents manager is {name}. Set"
-            f" ServerApp.contents_manager_class to {guard} or to a class that is derived from it, and disable the"
-            " extension that replaces it."
+            f"the file browser, {name}, follows links that code in a sandbox makes to wherever they lead, and must be"
+            f" {guard} or a class that is derived from it"
         )
     changed = [each for each in _GUARDED if getattr(kind, each) is not getattr(AgentboxContentsManager, each)]
     if changed:
         return (
-            f"The file browser may follow links that code in a sandbox makes, as the contents manager {name} replaces"
-            f" {', '.join(changed)} of {guard}. Disable the extension that it belongs to."
+            f"the file browser, {name}, may follow links that code in a sandbox makes, as it replaces"
+            f" {', '.join(changed)} of {guard}"
         )
     kept: object = manager.checkpoints
     if isinstance(kept, FileCheckpoints) and not isinstance(kept, GuardedCheckpoints):
         kind = type(kept)
         return (
-            f"Checkpoints may follow links that code in a sandbox makes, as {kind.__module__}.{kind.__qualname__} makes"
-            " them. Configure checkpoints_class, not checkpoints."
+            f"checkpoints, which {kind.__module__}.{kind.__qualname__} makes, may follow links that code in a sandbox"
+            " makes; configure checkpoints_class, not checkpoints"
         )
     return None
 

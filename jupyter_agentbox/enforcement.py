@@ -18,7 +18,7 @@ from jupyter_server.services.contents.filemanager import FileContentsManager
 from traitlets.config import Config
 
 from . import configfiles
-from .contents import AgentboxContentsManager
+from .contents import AgentboxContentsManager, guard_state
 from .kernelspecs import OWN_NAME, PROVISIONER_NAME, AgentboxKernelSpecManager, is_sandboxed
 from .models.service import ServerInfo
 from .terminals import AgentboxTerminalManager, is_closed
@@ -132,14 +132,10 @@ def describe(server: ServerApp, sources: list[str]) -> ServerInfo:
                 "no kernel is offered; `jupyter agentbox setup` installs one, and if "
                 f"KernelSpecManager.allowed_kernelspecs is set, it must contain {OWN_NAME!r}"
             )
-    is_guarded = isinstance(server.contents_manager, AgentboxContentsManager) or not isinstance(
-        server.contents_manager, FileContentsManager
-    )
+    unguarded = guard_state(server.contents_manager)
+    is_guarded = unguarded is None or not isinstance(server.contents_manager, FileContentsManager)
     if not is_guarded:
-        problems.append(
-            f"the file browser, {_name(server.contents_manager)}, follows links that code in a sandbox makes to "
-            f"wherever they lead; it is set by {find_origin(server, 'contents_manager_class')}"
-        )
+        problems.append(f"{unguarded}; it is set by {find_origin(server, 'contents_manager_class')}")
     if sources and (lenient := configfiles.find_lenient_files()):
         problems.append(f"{SETTING} is false in {', '.join(lenient)}, without effect: {', '.join(sources)} enforces it")
     return ServerInfo(

@@ -622,7 +622,8 @@ async def test_nothing_that_is_replaced_at_any_moment_is_a_way_out(
     async def here(function: Any, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    for module in (contents, fileio, filemanager, filecheckpoints, largefilemanager):
+    monkeypatch.setattr(contents, "to_thread", here)
+    for module in (fileio, filemanager, filecheckpoints, largefilemanager):
         monkeypatch.setattr(module, "run_sync", here)
 
     base, root, elsewhere = tmp_path / "base", tmp_path / "base" / "root", tmp_path / "base" / "elsewhere"
@@ -832,7 +833,7 @@ async def test_the_guard_says_whether_it_is_in_place(manager: AgentboxContentsMa
     said = guard_state(AsyncLargeFileManager(root_dir=str(tmp_path)))
     assert said is not None
     assert "largefilemanager.AsyncLargeFileManager" in said
-    assert "ServerApp.contents_manager_class" in said
+    assert "must be jupyter_agentbox.contents.AgentboxContentsManager" in said
 
     class Derived(AgentboxContentsManager):
         async def save(self, model: Any, path: str = "") -> Any:
