@@ -194,7 +194,7 @@ class TestEngine:
             assert (state / "engines").read_text() == f"{runtime.host}\n"
             for box in (live, dead):
                 (box.directory / "lock").touch()
-                record = {"id": box.id, "handle": box.handle.to_dict(), "lease_timeout": 1.0}
+                record = {"id": box.id, "spec": {}, "handle": box.handle.to_dict(), "lease_timeout": 1.0}
                 (box.directory / "state.json").write_text(json.dumps(record))
                 os.utime(box.directory / "lock", (time.time() - 61,) * 2)
             with (live.directory / "lock").open() as lock:
