@@ -104,6 +104,8 @@ export class Banner extends ReactWidget {
   private async _revive(): Promise<void> {
     const id = this._kernel;
     try {
+      // First, while the server has no such kernel: the page would take the new one for the one that it knows as dead.
+      await this.model.services.sessions.refreshRunning();
       await this.model.client.call('revive_sandbox', { path: { id } });
     } catch (error) {
       this._revivable = undefined;
@@ -111,7 +113,6 @@ export class Banner extends ReactWidget {
       Notification.error(error instanceof Error ? error.message : String(error), { autoClose: false });
       return;
     }
-    await this.model.services.sessions.refreshRunning();
     await this.panel.sessionContext.changeKernel({ id });
     this.model.dismiss(id);
   }
