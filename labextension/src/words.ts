@@ -97,6 +97,7 @@ export function formatState(state: Info['state'], trans: Trans): string {
     running: trans.__('running'),
     parked: trans.__('parked'),
     ended: trans.__('ended'),
+    lost: trans.__('lost'),
     unknown: trans.__('unknown: what runs it does not answer')
   }[state];
 }
@@ -150,6 +151,11 @@ export function explain(ending: Pick<Ending, 'cause' | 'message' | 'setting'>, t
       };
     case 'exited':
       return { why: trans.__('The kernel left by itself.'), what: trans.__('Look for exit() or the like in the last cell that ran.') };
+    case 'lost':
+      return {
+        why: trans.__('The record of the sandbox on disk is damaged.'),
+        what: trans.__('Delete the sandbox, which removes its files.')
+      };
     default:
       return { why: trans.__('The kernel ended.'), what: trans.__('Run your cells again.') + ask };
   }

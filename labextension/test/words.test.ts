@@ -53,7 +53,7 @@ test('the share of processors is that between two measurements', () => {
 });
 
 test('every cause of an end has its sentence, with the setting that would change it', () => {
-  const causes = ['exited', 'killed', 'crashed', 'out_of_memory', 'disk_full', 'lease_over', 'stopped', 'idle', 'life_over', 'runtime_failed'];
+  const causes = ['exited', 'killed', 'crashed', 'out_of_memory', 'disk_full', 'lease_over', 'stopped', 'idle', 'life_over', 'lost', 'runtime_failed'];
   const said = causes.map(cause => explain({ cause, message: '', setting: '' }, trans).why);
   assert.equal(new Set(said).size, causes.length);
   assert.match(explain({ cause: 'out_of_memory', message: '', setting: 'Policy.max_memory' }, trans).what, /Policy\.max_memory/);
