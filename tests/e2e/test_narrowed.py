@@ -14,7 +14,7 @@ from .harness import Env, KernelClient, Server, wait_until
 
 MIB = 1 << 20
 AGENTS = "api/agentbox/sandboxes"
-HOSTS = ["github.com", "pypi.org", "db.example.org:5432"]
+HOSTS = ["github.com", "static.example.org", "db.example.org:5432"]
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def narrow(env: Env) -> None:
         "folder": {"workspace": "private"},
         "hidden": {"hidden_files": [".*", "*.pem"]},
     }
-    policy: dict[str, Any] = {"allowed_hosts": ["pypi.org"], "max_ports": 1, "profiles": profiles}
+    policy: dict[str, Any] = {"allowed_hosts": ["static.example.org"], "max_ports": 1, "profiles": profiles}
     times = {"idle_timeout": 600.0, "max_idle_timeout": 600.0, "max_life": 3600.0, "max_token_life": 3000.0}
     env.configure({"Policy": {"lease_timeout": 600.0, **policy, **times}})
 
@@ -81,11 +81,11 @@ def assert_narrow(server: Server, name: str, token: str = "") -> None:
     headers = {"Authorization": f"token {token or server.token}"}
     found = requests.get(server.url(f"{AGENTS}/{name}"), headers=headers, timeout=150).json()
     limits = {"memory": 400 * MIB, "cpus": 1.0, "processes": 512, "disk": 16 * MIB}
-    assert (found["state"], found["limits"], found["allowed_hosts"]) == ("running", limits, ["pypi.org"])
+    assert (found["state"], found["limits"], found["allowed_hosts"]) == ("running", limits, ["static.example.org"])
     if found["kind"] == "session":
         assert (found["ports"], found["idle_timeout"], found["max_life"]) == ([8000], 600.0, 3600.0)
     answer = requests.get(server.url(f"{AGENTS}/{name}/egress"), headers=headers, timeout=150).json()
-    assert (answer["hosts"], answer["private_hosts"]) == (["pypi.org"], [])
+    assert (answer["hosts"], answer["private_hosts"]) == (["static.example.org"], [])
 
 
 def assert_out_of_memory(server: Server, name: str) -> None:
