@@ -101,6 +101,8 @@ class Sandbox:
         self.free_space = FreeSpace(self.workspace, directory, record.spec.min_free_disk)
         self._ended = asyncio.Event()
         self._checkpointing = asyncio.Lock()
+        # One that keeps files and one that removes them would leave a directory that nobody owns.
+        self._emptying = asyncio.Lock()
         self._link = Link(directory / "link", self.gate.handle, self._link_lost)
 
     @property
@@ -445,7 +447,9 @@ class Sandbox:
     async def keep(self) -> None:
         """Leave nothing of an ended sandbox but its private workspace and what names it, until :meth:`discard`."""
         await self.stop(is_kept=True)
-        await asyncio.to_thread(self._strip)
+        async with self._emptying:
+            if self._lock.is_held:  # or it was discarded meanwhile
+                await asyncio.to_thread(self._strip)
 
     def _strip(self) -> None:
         for path in self.directory.iterdir():
@@ -481,9 +485,10 @@ class Sandbox:
 
     async def discard(self) -> None:
         """Remove the directory of an ended sandbox. Does nothing the second time."""
-        if self._lock.is_held:
-            await asyncio.to_thread(shutil.rmtree, self.directory, True)
-            self._lock.release()
+        async with self._emptying:
+            if self._lock.is_held:
+                await asyncio.to_thread(shutil.rmtree, self.directory, True)
+                self._lock.release()
 
     # -- registry ----------------------------------------------------------------------------
 
