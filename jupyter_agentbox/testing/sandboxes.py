@@ -333,14 +333,14 @@ class SandboxContract:
         box.run_code("adopted = 41")
         counter = box.start("i=0; while :; do i=$((i + 1)); echo $i; sleep 0.2; done")
         serving.end()
-        serving.start(lease_timeout=_SHORT_LEASE)
+        serving.start(lease_timeout=_LEASE, profiles={"brief": {"lease_timeout": _SHORT_LEASE}})
         again = serving.client.get(box.id)
         assert again.refresh().state == "running"
         assert again.run_code("print(adopted + 1)").stdout == "42\n"
         seen = again.process(counter.id).read()
         assert again.process(counter.id).read(seen.next_offset, wait=60).data, "what ran goes on"
 
-        brief = serving.client.create(id="unowned", image=self.image or None, keep=True)
+        brief = serving.client.create(id="unowned", profile="brief", image=self.image or None, keep=True)
         assert brief.info is not None
         sandbox_id = str(brief.info.sandbox_id)
         serving.end()
