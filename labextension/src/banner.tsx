@@ -10,6 +10,9 @@ import { explain, factsOf, type Ending } from './words.js';
 /** Statuses of a kernel that lives. */
 const LIVING = new Set(['idle', 'busy']);
 
+/** Causes of an end after which the files of a private workspace are kept. */
+const FAULTS = new Set(['out_of_memory', 'disk_full', 'crashed', 'killed', 'exited', 'runtime_failed']);
+
 /** How often the server is asked whether files are kept, and the milliseconds between. */
 const ASKS = 8;
 const ASK_INTERVAL = 1000;
@@ -140,7 +143,7 @@ export class Banner extends ReactWidget {
     this._told = ending;
     if (!ending) {
       this._asked = undefined;
-    } else if (this._asked !== ending && this._isGone()) {
+    } else if (this._asked !== ending && FAULTS.has(ending.cause) && this._isGone()) {
       this._asked = ending;
       void this._ask(ending);
     }
