@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import DiskFull
 from .files.atomic import Room
-from .runtimes import Usage
+from .runtimes import Usage, cgroups
 from .runtimes.measure import measure_tree
-from .spec import GIB, Cause, End, SandboxSpec, format_size
+from .spec import GIB, MIB, Cause, End, SandboxSpec, format_size
 
 #: Where less than so many times the floor is free, it is watched what grows.
 NEAR = 8
@@ -23,6 +26,14 @@ SHARE = 16
 MAX_ENTRIES, MAX_TIME, PAUSE = 1_000_000, 5.0, 10.0
 #: Seconds of processor time that a sandbox has to use to be taken for what fills a folder that cannot be measured.
 MIN_CPU = 1.0
+#: Bytes of memory that programs may allocate in a second; they are looked at so often that they do not get past us.
+ALLOCATION_RATE = 2 * GIB
+#: Seconds between two looks at a sandbox's memory: at least, at most, and where nothing runs in it or it is frozen.
+MIN_LOOK, MAX_LOOK, IDLE_LOOK, FROZEN_LOOK = 0.02, 2.0, 2.0, 60.0
+#: Seconds for which one that was sent something counts as running; and for memory to be free after a kill.
+AWAKE_TIME, FREE_TIMEOUT = 1.0, 1.0
+#: Bytes by which the memory of one in which nothing runs may grow between two looks.
+IDLE_GROWTH = 4 * MIB
 
 
 def find_breach(usage: Usage, spec: SandboxSpec, room: int) -> End | None:
@@ -147,3 +158,78 @@ def _tell(path: Path, free: int, floor: int) -> str:
 def _end(path: Path, free: int, floor: int) -> End:
     sentence = f"disk full: it was filling a disk. {_tell(path, free, floor)}"
     return End(Cause.DISK_FULL, 137, sentence, "Policy.min_free_disk")
+
+
+def find_memory_room(limit: int) -> int:
+    """Return the bytes of the limit that are kept free, by killing a program: 5 %, within 48 and 256 MiB and an 8th."""
+    return min(limit // 8, max(48 * MIB, min(limit // 20, 256 * MIB)))
+
+
+class MemoryWatch:
+    """Has a program of a sandbox killed before its control group ends the whole sandbox. Only on the link's thread.
+
+    It looks more often the less memory is left, and hardly ever where nothing runs. What allocates faster than
+    `ALLOCATION_RATE` gets past it; then the control group ends the sandbox.
+
+    Parameters
+    ----------
+    paths : sequence of str
+        The sandbox's control groups.
+    limit : int
+        Bytes.
+    is_busy, is_frozen : callable
+        Whether something runs in it, and whether it is frozen.
+    relieve : coroutine function
+        Called with the bytes in use and with how much of them is too much; has a program killed and returns its size,
+        or 0 where there was none.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        limit: int,
+        is_busy: Callable[[], bool],
+        is_frozen: Callable[[], bool],
+        relieve: Callable[[int, int], Awaitable[int]],
+    ) -> None:
+        self._paths = paths
+        self._most = limit - find_memory_room(limit)
+        self._is_busy = is_busy
+        self._is_frozen = is_frozen
+        self._relieve = relieve
+        self._woken = asyncio.Event()
+        self._awake_until = 0.0
+
+    def wake(self) -> None:
+        """Look at it: somebody has sent it something."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Watch it until this is cancelled; not at all where no control group counts its memory."""
+        last = 0
+        while self._paths:
+            used = cgroups.read_pressure(self._paths, self._most)
+            if used is None:  # no group counts it, or no file can be opened now
+                await asyncio.sleep(MAX_LOOK)
+                continue
+            if used > self._most:
+                freed = await self._relieve(used, used - self._most)
+                await self._wait_freed(used - freed // 2 if freed else self._most)
+            elif used > last + IDLE_GROWTH or time.monotonic() < self._awake_until or self._is_busy():
+                await asyncio.sleep(min(MAX_LOOK, max(MIN_LOOK, (self._most - used) / ALLOCATION_RATE)))
+            else:
+                self._woken.clear()
+                with suppress(asyncio.TimeoutError):
+                    timeout = FROZEN_LOOK if self._is_frozen() else IDLE_LOOK
+                    await asyncio.wait_for(self._woken.wait(), timeout)
+                    self._awake_until = time.monotonic() + AWAKE_TIME
+            last = used
+
+    async def _wait_freed(self, goal: int) -> None:
+        """Wait until no more than so many bytes are in use: gVisor takes a moment to return those of what has ended."""
+        deadline = time.monotonic() + FREE_TIMEOUT
+        goal = max(goal, self._most)
+        while time.monotonic() < deadline:
+            if (cgroups.read_pressure(self._paths, goal) or 0) <= goal:
+                break
+            await asyncio.sleep(MIN_LOOK)

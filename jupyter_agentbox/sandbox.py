@@ -27,14 +27,26 @@ from .driver.embedded import Claim
 from .egress.gate import Gate, OnRefusal
 from .errors import AgentboxError, InvalidRequest, LinkClosed, PolicyRefused, RuntimeFailed, SandboxEnded
 from .freezer import Freezer
-from .guest.framing import MAX_PAYLOAD, OPEN, MessageReader, ProtocolError, pack_json
-from .limits import FreeSpace, find_breach
+from .guest.framing import MAX_PAYLOAD, OPEN, MessageReader, ProtocolError, load_json, pack_json
+from .limits import FreeSpace, MemoryWatch, find_breach
 from .link import Link, LinkThread, Stream, finished
 from .processes import Command, ExecResult, ProcessTable
 from .record import KernelRecord, Lock, ProcessRecord, Record, read_log_tail, was_told_to_end
 from .runtimes import Handle, Runtime, Usage
 from .snapshots import copy_tree
-from .spec import GIB, INTENDED, LIMIT_NAMES, MIB, WORKSPACE, Cause, End, Limits, SandboxSpec
+from .spec import (
+    GIB,
+    INTENDED,
+    LIMIT_NAMES,
+    MIB,
+    WORKSPACE,
+    Cause,
+    End,
+    Limits,
+    SandboxSpec,
+    format_size,
+    out_of_memory,
+)
 from .sweep import KEPT_MARK, SESSION_FILE, remove_tree
 
 log = logging.getLogger(__name__)
@@ -54,6 +66,8 @@ _KEPT = frozenset({"work", "tokens", "state.json", "lock", SESSION_FILE, KEPT_MA
 FROZEN_INTERVAL, MIN_HELD = 60.0, 16 * MIB
 #: Seconds that the guest may take to look paths up; meanwhile the sandbox is not measured.
 LOOKUP_TIMEOUT = 5.0
+#: Seconds that the guest may take to kill a program before the memory is used up.
+RELIEF_TIMEOUT = 5.0
 
 
 class Sandbox:
@@ -543,7 +557,57 @@ class Sandbox:
     def _begin_watch(self) -> None:
         assert self._handle is not None
         self._freezer = Freezer(self.runtime, self._handle, self._link, lambda: self.is_busy, self.spec.freeze_after)
-        self._thread.spawn(self._watch(self._freezer))
+        watching = self._thread.spawn(self._watch(self._freezer))
+        self._watch_memory(self._freezer, self._handle, watching)
+
+    def _watch_memory(self, freezer: Freezer, handle: Handle, watching: asyncio.Task[Any]) -> None:
+        watch = MemoryWatch(
+            handle.cgroups,
+            self.spec.limits.memory,
+            lambda: self.is_busy,
+            lambda: freezer.is_frozen,
+            self._relieve_memory,
+        )
+
+        def written() -> None:
+            freezer.thaw()
+            watch.wake()
+
+        self._link.on_write = written
+        memory = self._thread.spawn(watch.run())
+        watching.add_done_callback(lambda _: memory.cancel())
+
+    async def _relieve_memory(self, used: int, excess: int) -> int:
+        """Have the guest kill a program before the memory is used up; the bytes that it had, 0 where it killed none."""
+        if self._checkpointing.locked():
+            return 0
+        end = out_of_memory(self.spec.limits)
+        extent = f"at {format_size(used)} of {format_size(self.spec.limits.memory)}"
+        header = {
+            "kind": "memory",
+            "used": used,
+            "excess": excess,
+            "limit": self.spec.limits.memory,
+            "sentence": f"{extent} ({end.setting})",
+        }
+        stream: Stream | None = None
+        try:
+            stream = self._link.open(header)
+            answer = load_json(await asyncio.wait_for(stream.read(), RELIEF_TIMEOUT))
+        except (AgentboxError, ProtocolError, asyncio.TimeoutError):
+            return 0  # it is ending, or nothing in it answers any more
+        finally:
+            if stream is not None:
+                stream.reset()
+        size = answer.get("size")
+        if not isinstance(size, int) or not 0 < size < 1 << 50:
+            return 0
+        name = f"kernel {answer['kernel']!s:.50}" if answer.get("kernel") else f"{answer.get('name')!s:.50}"
+        what = f"{name} (process {answer.get('pid')!s:.20}, {format_size(size)})"
+        killed = replace(end, message=f"out of memory: killed {what} {extent}")
+        log.error("sandbox %s: %s (%s)", self.id, killed.message, killed.setting)
+        await self._record_end(killed, "killed")
+        return size
 
     async def _watch(self, freezer: Freezer) -> None:
         """Look after it: renew the lease, see it die behind our back, hold it to limits nobody else enforces."""
@@ -664,9 +728,11 @@ class Sandbox:
         await self._record_end(end)
         await self.stop(end.cause, is_kept=True)
 
-    async def _record_end(self, end: End) -> None:
+    async def _record_end(self, end: End, event: str = "ended") -> None:
+        """Write to the audit log that it has ended, or that something in it was ``killed``."""
         try:
-            await self._audit.arecord("lifecycle", self.id, detail=end.to_detail(self.spec.kernel_id))
+            kernel_id = self.spec.kernel_id if event == "ended" else ""
+            await self._audit.arecord("lifecycle", self.id, detail={**end.to_detail(kernel_id), "event": event})
         except (AgentboxError, RuntimeError) as error:
             log.error("sandbox %s: its end could not be written to the audit log: %s", self.id, error)
 

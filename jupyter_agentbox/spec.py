@@ -305,3 +305,13 @@ class End:
             "event": "ended", "cause": self.cause.value, "kernel_id": kernel_id,
             "message": self.message[:500], "setting": self.setting or "",
         }  # fmt: skip
+
+
+def out_of_memory(limits: Limits) -> End:
+    """Return how what has used all its memory ends."""
+    return End(
+        Cause.OUT_OF_MEMORY,
+        137,
+        f"out of memory (limit {format_size(limits.memory)})",
+        "limits.memory of the profile, Policy.max_memory",
+    )

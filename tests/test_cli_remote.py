@@ -15,6 +15,7 @@ from e2e.harness import Env, wait_until
 from serving import Serving, run, run_all
 
 from jupyter_agentbox.client import Client, Sandbox
+from jupyter_agentbox.testing.sandboxes import FILL_MEMORY
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +190,7 @@ def test_a_sandbox_that_ran_out_of_memory_is_revived(serving: Serving) -> None:
     with Client(serving.url, serving.token) as client:
         box = client.create(id="hungry", memory="300 MiB", keep=True)
         box.files.write("file", "precious\n")
-        assert serving.run("exec", "hungry", "head -c 900000000 /dev/zero | tail -c 800000000").status != 0
+        assert serving.run("exec", "hungry", FILL_MEMORY).status != 0
         ended = box.refresh()
         assert ended.end is not None
         assert ended.end.kept_until is not None

@@ -33,14 +33,13 @@ from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.runtimes import Handle
 from jupyter_agentbox.sessions import Sessions
 from jupyter_agentbox.sweep import KEPT_MARK, kill_processes, sweep
+from jupyter_agentbox.testing.sandboxes import FILL_MEMORY
 from jupyter_agentbox.tokens import TokenStore
 
 pytestmark = pytest.mark.usefixtures("has_runsc")
 
 ADA, BOB = Caller("ada"), Caller("bob")
 SMALL = SandboxRequest(id="x", limits=LimitsRequest(memory="300 MiB", disk="64 MiB"), tools=None)
-#: More memory than it may have, faster than anybody could look.
-EAT = "head -c 900000000 /dev/zero | tail -c 800000000 | wc -c"
 
 
 def make_policy(tmp_path: Path, **settings: Any) -> Policy:
@@ -106,7 +105,7 @@ def directories(policy: Policy) -> list[str]:
 
 async def run_out_of_memory(sessions: Sessions) -> SandboxInfo:
     with pytest.raises(AgentboxError):
-        await bash(sessions, f"echo precious > file; sync; {EAT}")
+        await bash(sessions, f"echo precious > file; sync; {FILL_MEMORY}")
     return await ended(sessions)
 
 

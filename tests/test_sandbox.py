@@ -27,6 +27,7 @@ from jupyter_agentbox.runtimes import Handle, docker_config, namespaces
 from jupyter_agentbox.runtimes.runsc import RunscRuntime
 from jupyter_agentbox.sandbox import Sandbox
 from jupyter_agentbox.spec import MIB, Cause, Limits, Mount, SandboxSpec
+from jupyter_agentbox.testing.sandboxes import FILL_MEMORY
 
 pytestmark = pytest.mark.usefixtures("has_runsc")
 
@@ -158,13 +159,13 @@ def test_orphans_are_reaped(manager: SandboxManager) -> None:
     run(test, manager)
 
 
-def test_a_memory_hog_ends_its_sandbox_which_says_why(
+def test_memory_of_no_program_ends_its_sandbox_which_says_why(
     manager: SandboxManager, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test(manager: SandboxManager) -> None:
         async with boxed(manager, limits=Limits(memory=300 * MIB)) as box:
             with pytest.raises(Exception):  # noqa: B017  # closed in the middle
-                await box.run("head -c 600000000 /dev/zero | tail -c 550000000 | wc -c")
+                await box.run(FILL_MEMORY)
             end = await asyncio.wait_for(LinkThread.instance().run(box.sandbox.wait_ended()), 60)
             assert (end.cause, end.exit_code) == (Cause.OUT_OF_MEMORY, 137)
             assert "300 MiB" in end.message

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from jupyter_agentbox.errors import LinkClosed
 from jupyter_agentbox.guest.framing import MessageReader, ProtocolError, load_json, pack_json
 from jupyter_agentbox.link import LinkThread, Stream
-from jupyter_agentbox.spec import MIB, Cause, End
+from jupyter_agentbox.spec import MIB, Cause, End, out_of_memory
 
 from .embedded import Claim, Embedded
 from .relay import Relay
@@ -207,7 +207,10 @@ class Kernel:
         if self._driver is not None:
             self._driver.heard(event)
         if event.get("event") == "exited":
-            self.ended(_kernel_end(event.get("code"), event.get("signal")))
+            if event.get("is_out_of_memory") is True and event.get("signal") == signal.SIGKILL:
+                self.ended(out_of_memory(self.sandbox.spec.limits))
+            else:
+                self.ended(_kernel_end(event.get("code"), event.get("signal")))
         elif event.get("event") == "dropped":
             self.dropped(str(event.get("channel")), event.get("count"))
         elif event.get("event") == "failed":

@@ -93,7 +93,7 @@ class Job:
         self._name = header["process"]
         self._is_kept = bool(header.get("is_kept"))
         self._has_terminal = "size" in header
-        self._mark = processes.new_mark()
+        self.mark = processes.new_mark()
         self._outputs = {tag: Output(KEPT if self._is_kept else 0) for tag in (b"1", b"2")}
         self._fds: dict[int, bytes] = {}
         self._watched: set[int] = set()
@@ -169,7 +169,7 @@ class Job:
                 stdio,
                 bool(header.get("is_root")),
                 program=program,
-                mark=self._mark,
+                mark=self.mark,
                 needs_cwd=True,
                 has_terminal=self._has_terminal,
             )
@@ -201,11 +201,11 @@ class Job:
         if "signal" in request and self._process is not None:
             self._process.signal(int(request["signal"]))
         elif "kill" in request:
-            self._processes.kill_marked(self._mark)
+            self._processes.kill_marked(self.mark)
         elif "size" in request and self._has_terminal and self._fds:
             _set_size(next(iter(self._fds)), *request["size"])
             if self._process is not None:  # gVisor does not say it by itself
-                self._processes.signal_session(self._mark, self._process.pid, signal.SIGWINCH)
+                self._processes.signal_session(self.mark, self._process.pid, signal.SIGWINCH)
 
     def _exited(self, code: int, number: int) -> None:
         # What is in the pipes was printed before the end. Programs left behind may print on: not to us.
@@ -233,7 +233,7 @@ class Job:
     def _end(self) -> None:
         """Nobody wants it any more. What a command that ended by itself left running goes on."""
         if self._is_kept or self._exit is None:
-            self._processes.kill_marked(self._mark)
+            self._processes.kill_marked(self.mark)
         for fd in list(self._fds):
             self._close_output(fd)
         self._close_input()
@@ -243,6 +243,13 @@ class Job:
             self._stream = None
 
     # -- output ------------------------------------------------------------------------------
+
+    def note(self, text: str) -> None:
+        """Add a line of our own to its errors, or to what its terminal shows; not once it has ended."""
+        if self._exit is None:
+            tag, end = (b"1", "\r\n") if self._has_terminal else (b"2", "\n")
+            self._outputs[tag].put((text + end).encode("utf-8", "replace"), is_heard=self._stream is not None)
+            self._push()
 
     def _watch(self) -> None:
         for fd, tag in self._fds.items():

@@ -51,15 +51,17 @@ _MAX_DRAIN = 64
 class Kernel:
     """One kernel process, started for a stream ``{"kind": "kernel", "name": ...}``.
 
-    To the host: JSON messages ``{"event": "connected", "channel": ...}``, ``{"event": "exited", "code", "signal"}``,
-    ``{"event": "failed", "message"}``, ``{"event": "dropped", "channel", "count"}`` and ``{"event": "hung up"}``. From
-    the host: ``{"signal": n}``; for an embedded kernel ``{"fifos": name, "taken", "room"}`` and ``{"hang_up": true}``
-    too, the first of which has a ``claim`` for one that waited (:mod:`.embedded_claim`). An EOF from the host ends the
-    kernel; the loss of the owner does not. All processes that descend from a kernel end with it.
+    To the host: JSON messages ``{"event": "connected", "channel": ...}``, ``{"event": "exited", "code", "signal",
+    "is_out_of_memory"}``, ``{"event": "failed", "message"}``, ``{"event": "dropped", "channel", "count"}`` and
+    ``{"event": "hung up"}``. From the host: ``{"signal": n}``; for an embedded kernel ``{"fifos": name, "taken",
+    "room"}`` and ``{"hang_up": true}`` too, the first of which has a ``claim`` for one that waited
+    (:mod:`.embedded_claim`). An EOF from the host ends the kernel; the loss of the owner does not. All processes that
+    descend from a kernel end with it.
     """
 
     def __init__(self, loop: Loop, processes: Processes, stream: Stream) -> None:
         self.is_running = True
+        self.is_out_of_memory = False
         self._events = Outbox(OUTBOX_LIMIT, lambda: None)
         self._loop = loop
         self._orders: socket.socket | None = None
@@ -209,7 +211,7 @@ class Kernel:
             self._loop.watch(self._orders.fileno())
             self._orders.close()
             self._orders = None
-        self._tell(event="exited", code=code, signal=number)
+        self._tell(event="exited", code=code, signal=number, is_out_of_memory=self.is_out_of_memory)
         self._events.close()
 
     def _tell(self, **event: Any) -> None:

@@ -17,6 +17,7 @@ from .kernels import Kernel, make_shared_directory, open_kernel
 from .load import open_load
 from .lookup import open_lookup
 from .loop import Link, Loop, Stream
+from .memory import open_memory
 from .processes import Processes
 
 TYPE_CHECKING = False
@@ -101,6 +102,8 @@ class Guest:
             self.link.suspend(str(stream.header.get("token")))
         elif kind == "lookup":
             open_lookup(stream)
+        elif kind == "memory":
+            open_memory(stream, self.kernels, self.jobs)
         elif kind == "load":
             open_load(self.loop, stream, {kernel.pid for kernel in self.kernels.values()})
         else:

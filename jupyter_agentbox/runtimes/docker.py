@@ -25,7 +25,7 @@ from traitlets import Float, Unicode
 from jupyter_agentbox import containers
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, RuntimeFailed, RuntimeUnavailable
 from jupyter_agentbox.guest import covers
-from jupyter_agentbox.spec import USER_ID, Cause, End, Limits, SandboxSpec, format_size
+from jupyter_agentbox.spec import USER_ID, Cause, End, Limits, SandboxSpec, out_of_memory
 from jupyter_agentbox.sweep import (
     get_runtime_directories,
     is_running,
@@ -152,12 +152,7 @@ class DockerRuntime(Runtime):
                 self._keep_log(handle.container, directory)
                 words = namespaces.read_tail(directory / "log", 64_000)
         if handle.container in self._out_of_memory or state.get("OOMKilled") or self._was_killed(handle, removed):
-            return End(
-                Cause.OUT_OF_MEMORY,
-                137,
-                f"out of memory (limit {format_size(limits.memory)})",
-                "limits.memory of the profile, Policy.max_memory",
-            )
+            return out_of_memory(limits)
         for sign in ("panic:", "fatal error:"):
             if sign in words:
                 return End(Cause.CRASHED, 1, f"it crashed: {words[words.index(sign) :][:200]}")

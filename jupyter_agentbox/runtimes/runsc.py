@@ -27,7 +27,7 @@ from traitlets import Enum, Float, Unicode
 from jupyter_agentbox import importcache
 from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
 from jupyter_agentbox.guest import covers
-from jupyter_agentbox.spec import CLAIM_DIR, GIB, MIB, WORKSPACE, Cause, End, Limits, SandboxSpec, format_size
+from jupyter_agentbox.spec import CLAIM_DIR, GIB, MIB, WORKSPACE, Cause, End, Limits, SandboxSpec, out_of_memory
 from jupyter_agentbox.sweep import (
     find_processes,
     get_runtime_directories,
@@ -126,12 +126,7 @@ class RunscRuntime(Runtime):
     def why_ended(self, handle: Handle, limits: Limits, directory: Path) -> End:
         """Tell why it ended: the memory counter first, then a crash in the log, else it was killed."""
         if cgroups.read_oom_kills(handle.cgroups):
-            return End(
-                Cause.OUT_OF_MEMORY,
-                137,
-                f"out of memory (limit {format_size(limits.memory)})",
-                "limits.memory of the profile, Policy.max_memory",
-            )
+            return out_of_memory(limits)
         words = namespaces.read_tail(directory / "log", 64_000)
         for sign in ("panic:", "fatal error:", "SIGSEGV"):
             if sign in words:

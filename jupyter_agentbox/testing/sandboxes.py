@@ -50,6 +50,19 @@ try:
 except OSError as error: print(len(made), error.errno)
 for pid in made: os.kill(pid, 9); os.waitpid(pid, 0)
 """
+#: A line for the shell that fills memory which belongs to no program, so that killing one would not help.
+FILL_MEMORY = """/usr/bin/python3 -c '
+import os
+files = []
+while True: files.append(os.memfd_create("x")); os.write(files[-1], bytes(1 << 22))'"""
+#: Allocates some 200 MB/s.
+_ALLOCATE = """
+import time
+kept = []
+while True:
+    kept.append(bytearray(b"x" * 4_000_000))
+    time.sleep(0.02)
+"""
 #: Longer than a server takes to start again.
 _LEASE, _SHORT_LEASE = 300.0, 3.0
 
@@ -260,12 +273,20 @@ class SandboxContract:
 
     # Limits: the sandbox says why, and its neighbour feels nothing
 
+    def test_a_program_out_of_memory_is_killed_alone(self, make: MakeSandbox) -> None:
+        hog = make(memory="512 MiB")
+        hog.run_code("kept = 41")
+        done = hog.exec(["/usr/bin/python3", "-c", _ALLOCATE], timeout=120)
+        assert done.exit_code == 137
+        assert "agentbox: out of memory: killed python3" in done.stderr
+        assert hog.run_code("print(kept + 1)").stdout == "42\n"
+
     def test_out_of_memory(self, make: MakeSandbox, box: Sandbox) -> None:
         box.run_code("kept = 41")
         hog = make(memory="300 MiB")
         hog.files.write("file", "precious")
         with pytest.raises(SandboxEnded, match=r"out of memory \(limit 300 MiB\)"):
-            hog.exec("head -c 600000000 /dev/zero | tail -c 550000000 | wc -c", timeout=120)
+            hog.exec(FILL_MEMORY, timeout=120)
         info = hog.refresh()
         assert info.end is not None
         assert (info.state, info.end.cause, info.end.exit_code) == ("ended", "out_of_memory", 137)

@@ -89,9 +89,9 @@ def assert_narrow(server: Server, name: str, token: str = "") -> None:
 
 
 def assert_out_of_memory(server: Server, name: str) -> None:
-    run(server, name, "block = b'1' * (600 << 20)")
-    end = wait_until(lambda: server.call("GET", f"{AGENTS}/{name}")["end"], 60, "it is over its memory limit")
-    assert end["message"].startswith("out of memory (limit 400 MiB")
+    ran = run(server, name, "block = b'1' * (600 << 20)")
+    assert ran["status"] == "kernel_died", ran
+    assert ran["end"]["message"] == "out of memory (limit 400 MiB)"
     server.call("DELETE", f"{AGENTS}/{name}")  # with the files that are kept of it
 
 

@@ -14,6 +14,8 @@ import requests
 import websocket
 from e2e.harness import wait_until
 
+from jupyter_agentbox.testing.sandboxes import FILL_MEMORY
+
 from .conftest import Api, Make
 
 
@@ -93,9 +95,7 @@ def test_lists_are_filtered_by_profile_and_tenant(api: Api, make: Make) -> None:
 
 def test_the_cause_of_an_end_stays(api: Api, make: Make) -> None:
     path = make(id="hog", profile="small")
-    error = api.fails(
-        410, "POST", path + "/exec", {"command": "head -c 600000000 /dev/zero | tail -c 550000000 | wc -c"}
-    )
+    error = api.fails(410, "POST", path + "/exec", {"command": FILL_MEMORY})
     assert re.fullmatch(
         r"sandbox ended: out of memory \(limit 300 MiB\)\. Its files are kept until \d\d:\d\d:\d\d UTC: "
         "revive it to go on with them",
@@ -117,8 +117,7 @@ def test_one_that_ran_out_of_memory_is_revived(api: Api, make: Make) -> None:
     path = make(id="again", profile="small")
     api.ok("PUT", path + "/files/content", {"path": "a/b.txt", "text": "precious"})
     token = api.ok("POST", path + "/tokens", {"verbs": ["read", "execute"], "name": "agent"})["token"]
-    eat = {"command": "head -c 600000000 /dev/zero | tail -c 550000000 | wc -c"}
-    api.fails(410, "POST", path + "/exec", eat)
+    api.fails(410, "POST", path + "/exec", {"command": FILL_MEMORY})
     agent = Api(api.server, token)
     try:
         assert agent.ok("GET", path)["end"]["cause"] == "out_of_memory"
@@ -144,6 +143,45 @@ def test_code_that_takes_all_memory_is_told_so_at_once(api: Api, make: Make) -> 
     assert time.monotonic() - began < 250
     assert ran["status"] == "kernel_died", ran
     assert ran["end"]["cause"] == "out_of_memory"
+
+
+#: Allocates some 200 MB/s.
+ALLOCATE = """
+import time
+kept = []
+while True:
+    kept.append(bytearray(b"x" * 4_000_000))
+    time.sleep(0.02)
+"""
+
+
+def test_code_out_of_memory_ends_its_kernel_alone(api: Api, make: Make) -> None:
+    path = make(profile="small")
+    before = api.ok("GET", path)["sandbox_id"]
+    ran = api.ok("POST", path + "/code", {"code": f"open('file', 'w').write('precious')\n{ALLOCATE}", "timeout": 100})
+    assert ran["status"] == "kernel_died", ran
+    end = ran["end"]
+    assert (end["cause"], end["exit_code"], end["message"]) == ("out_of_memory", 137, "out of memory (limit 300 MiB)")
+    assert end["setting"] == "limits.memory of the profile, Policy.max_memory"
+    after = api.ok("POST", path + "/code", {"code": "print(open('file').read(), 'kept' in globals())"})
+    assert after["stdout"] == "precious False\n"
+    info = api.ok("GET", path)
+    assert (info["state"], info["sandbox_id"], info["end"]) == ("running", before, None)
+
+
+def test_a_program_out_of_memory_is_killed_alone(api: Api, make: Make) -> None:
+    path = make(profile="small")
+    child = f"import subprocess, sys; x = 41\nprint(subprocess.run([sys.executable, '-c', {ALLOCATE!r}]).returncode)"
+    ran = api.ok("POST", path + "/code", {"code": child, "timeout": 100})
+    assert (ran["status"], ran["stdout"]) == ("ok", "-9\n"), ran
+    done = api.ok("POST", path + "/exec", {"argv": ["python3", "-c", ALLOCATE], "timeout": 100})
+    assert (done["exit_code"], done["stdout"]) == (137, "")
+    assert "MiB of 300 MiB (limits.memory of the profile, Policy.max_memory)" in done["stderr"]
+    assert api.ok("POST", path + "/code", {"code": "print(x + 1)"})["stdout"] == "42\n"
+    assert api.ok("GET", path)["state"] == "running"
+    rows = api.ok("GET", path + "/audit", params={"kind": "lifecycle"})["rows"]
+    killed = [row for row in rows if row["detail"]["event"] == "killed"]
+    assert [row["detail"]["cause"] for row in killed] == ["out_of_memory"] * 2
 
 
 def test_calls_are_activity_of_the_server_and_looks_are_none(api: Api, box: str) -> None:
