@@ -602,8 +602,10 @@ class Sandbox:
         size = answer.get("size")
         if not isinstance(size, int) or not 0 < size < 1 << 50:
             return 0
-        name = f"kernel {answer['kernel']!s:.50}" if answer.get("kernel") else f"{answer.get('name')!s:.50}"
-        what = f"{name} (process {answer.get('pid')!s:.20}, {format_size(size)})"
+        kernel = answer.get("kernel")
+        # What comes from inside may hold anything, and goes to logs.
+        name = f"kernel {ascii(kernel)[:50]}" if kernel else ascii(answer.get("name"))[:50]
+        what = f"{name} (process {ascii(answer.get('pid'))[:20]}, {format_size(size)})"
         killed = replace(end, message=f"out of memory: killed {what} {extent}")
         log.error("sandbox %s: %s (%s)", self.id, killed.message, killed.setting)
         await self._record_end(killed, "killed")

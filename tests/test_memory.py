@@ -79,7 +79,7 @@ def test_a_command_is_killed_alone_and_told_why(manager: SandboxManager, caplog:
 
     with caplog.at_level(logging.ERROR):
         run(test, manager)
-    assert "out of memory: killed python3 (process " in caplog.text
+    assert "out of memory: killed 'python3' (process " in caplog.text
     rows = [row.detail for row in manager.audit.query(kind="lifecycle") if row.detail["event"] == "killed"]
     assert [(row["cause"], row["setting"]) for row in rows] == [
         ("out_of_memory", "limits.memory of the profile, Policy.max_memory")
