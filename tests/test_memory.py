@@ -18,13 +18,13 @@ from jupyter_agentbox.testing.sandboxes import FILL_MEMORY
 
 real = pytest.mark.usefixtures("has_runsc")
 
-#: Allocates about 200 MB/s, to far beyond what there is.
+#: Allocates about 40 MB/s, to far beyond what there is.
 EAT = """
 import time
 kept = []
 for _ in range(400):
     kept.append(bytearray(b"x" * 4_000_000))
-    time.sleep(0.02)
+    time.sleep(0.1)
 print("it was not stopped")
 """
 
