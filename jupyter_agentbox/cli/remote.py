@@ -15,7 +15,7 @@ from traitlets import Bool, Float, Unicode
 
 from jupyter_agentbox.client import ApiError, Client, Output, Sandbox, find_server
 from jupyter_agentbox.client.find import read_token
-from jupyter_agentbox.errors import AgentboxError, InvalidRequest
+from jupyter_agentbox.errors import AgentboxError, InvalidRequest, NotAuthenticated
 from jupyter_agentbox.files import Copied, Folder, FolderView
 from jupyter_agentbox.models import AuditItem, ExitEvent
 
@@ -56,11 +56,15 @@ class RemoteCommand(Command):
             try:
                 return self.do(client)
             except ApiError as error:
-                if str(error) != "Forbidden":  # Jupyter's own word
+                if str(error) == "Forbidden":  # Jupyter's own word
+                    reason = "the token lacks the right"
+                elif isinstance(error, NotAuthenticated):
+                    reason = str(error)
+                else:
                     raise
                 raise AgentboxError(
-                    f"{server.url} refuses the token, or the token lacks the right; name a file with another one by "
-                    "--token-file, or give it in JUPYTER_AGENTBOX_TOKEN"
+                    f"{server.url} refuses the token: {reason}. Name a file with another one by --token-file, or give "
+                    "it in JUPYTER_AGENTBOX_TOKEN"
                 ) from None
 
     def do(self, client: Client) -> int:
