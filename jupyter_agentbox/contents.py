@@ -356,8 +356,12 @@ class _FilesHandler(AuthenticatedFileHandler):
     manager: ClassVar[AgentboxContentsManager]
 
     def validate_absolute_path(self, root: str, absolute_path: str) -> str:
-        with self.manager.guard(absolute_path), self.manager.paths.locate(absolute_path):
-            return str(super().validate_absolute_path(root, absolute_path))
+        with self.manager.guard(absolute_path):
+            try:
+                with self.manager.paths.locate(absolute_path):
+                    return str(super().validate_absolute_path(root, absolute_path))
+            except (FileNotFoundError, NotADirectoryError):
+                raise HTTPError(404, f"{self.path} does not exist") from None
 
     @classmethod
     def get_content(
