@@ -23,8 +23,8 @@ pytestmark = pytest.mark.timeout(900)
 CALLS: dict[str, tuple[str, str, Any]] = {
     "a kernel": ("POST", "api/kernels", {"name": "agentbox"}),
     "a kernel in another folder": ("POST", "api/kernels", {"name": "agentbox", "path": "other"}),
-    "a host kernel": ("POST", "api/kernels", {"name": "python3"}),
-    "a host kernel for a document": (
+    "python3": ("POST", "api/kernels", {"name": "python3"}),
+    "python3 for a document": (
         "POST", "api/sessions", {"path": "x", "name": "x", "type": "console", "kernel": {"name": "python3"}}
     ),
     "a kernel outside": ("POST", "api/kernels", {"name": "agentbox", "path": "../outside"}),
@@ -99,7 +99,8 @@ def test_a_script_in_an_output_starts_nothing_outside_of_a_sandbox(lab: Lab) -> 
     done = {name for name, (status, _) in found.items() if status < 400}
     # It acts with the person's rights: with what is offered, in the root directory, on the hosts that policy covers.
     assert done - {"spec agentbox", "a terminal"} == {
-        "a kernel", "a kernel in another folder", "a file beside", "a host that is covered"
+        "a kernel", "a kernel in another folder", "a file beside", "a host that is covered",
+        "python3", "python3 for a document",
     }, found  # fmt: skip
     # JupyterLab of today says the first, 4.2 the second.
     assert re.search("was blocked|installation not supported", found["an extension"][1]), found
@@ -108,7 +109,7 @@ def test_a_script_in_an_output_starts_nothing_outside_of_a_sandbox(lab: Lab) -> 
 
     # Whatever it started runs in a sandbox.
     kernels = lab.server.call("GET", "api/kernels")
-    assert len(kernels) == 4  # with the notebook's own
+    assert len(kernels) == 6  # with the notebook's own; python3 is the sandboxed Python
     look = f"import os; print(os.popen('dmesg').read(200), os.path.exists({str(outside)!r}), os.environ)"
     for kernel in kernels:
         client = KernelClient(lab.server, kernel["id"])
