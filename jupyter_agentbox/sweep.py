@@ -36,6 +36,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 #: Seconds between two rounds of the sweeper, and for which it stays when there is nothing to watch.
 ROUND_INTERVAL, IDLE_TIMEOUT = 2.0, 30.0
@@ -322,43 +323,65 @@ def _read_kept_for(directory: Path) -> float:
     return 0.0
 
 
-def _sweep_one(directory: Path, now: float) -> bool:
-    """Remove one sandbox directory, whose lock is held here, if it is time to."""
+class _Due(NamedTuple):
+    """What is known of a directory that it is time to remove."""
+
+    state: dict[str, object]
+    heartbeat: float
+    lease: float
+    kept_for: float
+    is_alive: bool
+    processes: list[tuple[int, int]]
+    cgroups: list[str]
+
+
+def _judge(directory: Path, now: float) -> _Due | None:
+    """Tell whether it is time to remove one sandbox directory if it has no owner; changes nothing."""
     state = _read_state(directory)
     try:
         heartbeat = (directory / "lock").stat().st_mtime
     except FileNotFoundError:
-        return False  # somebody else is removing it
+        heartbeat = directory.stat().st_mtime
+        if now - heartbeat < UNBORN_TIMEOUT:
+            return None  # it is just being made, or its owner is removing it
     if state is None:
         if now - directory.stat().st_mtime < UNBORN_TIMEOUT:
-            return False
+            return None
         state = {}
     processes, cgroups = _read_processes(state)
     lease = state.get("lease_timeout", 0.0)
     lease = min(float(lease), MAX_LEASE) if isinstance(lease, (int, float)) else 0.0
     is_alive = bool(processes) and is_running(*processes[0])
     if is_alive and now - heartbeat < lease:
-        return False
+        return None
     kept_for = _read_kept_for(directory)
     with contextlib.suppress(FileNotFoundError):
         if now - (directory / KEPT_MARK).stat().st_mtime < kept_for:
-            return False
+            return None
         kept_for = 0.0
+    return _Due(state, heartbeat, lease, kept_for, is_alive, processes, cgroups)
+
+
+def _sweep_one(directory: Path, now: float) -> bool:
+    """Remove one sandbox directory, whose lock is held here, if it is time to."""
+    if not (directory / "lock").exists() or (due := _judge(directory, now)) is None:
+        return False  # somebody else is removing it, or has it again
     # Also those that a start which was cut short never wrote down.
-    kill_processes({*processes, *find_processes(directory)})
-    groups = {*cgroups, *_read_lines(directory / "bundle" / "cgroups")}
-    if remove_cgroups(groups) and now - (heartbeat or directory.stat().st_mtime) < lease + CGROUP_PATIENCE:
+    kill_processes({*due.processes, *find_processes(directory)})
+    groups = {*due.cgroups, *_read_lines(directory / "bundle" / "cgroups")}
+    age = now - (due.heartbeat or directory.stat().st_mtime)
+    if remove_cgroups(groups) and age < due.lease + CGROUP_PATIENCE:
         return False
-    _remove_registered(state.get("cleanup"))
-    if not state and os.path.lexists(directory / STATE_FILE):
+    _remove_registered(due.state.get("cleanup"))
+    if not due.state and os.path.lexists(directory / STATE_FILE):
         _set_aside(directory)
         return True
-    if not is_alive and kept_for and now - heartbeat < lease:
+    if not due.is_alive and due.kept_for and now - due.heartbeat < due.lease:
         (directory / KEPT_MARK).touch(0o600)
         return False
     gone = directory.with_name(f"{_GONE}{os.getpid()}-{directory.name}")
     directory.rename(gone)
-    if heartbeat and time.time() - heartbeat >= lease:  # it may have ended since, and was not told to
+    if due.heartbeat and time.time() - due.heartbeat >= due.lease:  # it may have ended since, and was not told to
         with contextlib.suppress(OSError):  # it was no session, or no server wants to know
             (gone / SESSION_FILE).replace(directory.parents[1] / "lapsed" / directory.name)
     remove_tree(gone)
@@ -475,9 +498,11 @@ def sweep_directories(state_dir: Path) -> list[str]:
             if name.startswith(_GONE):
                 remove_tree(directory)
                 continue
-            if not (is_locked := (directory / "lock").exists()) and now - directory.stat().st_mtime < UNBORN_TIMEOUT:
-                continue  # it is just being made. A lock that was there is not made anew: its owner may be removing it
-            with try_lock(directory / "lock", os.O_RDWR | os.O_NOFOLLOW | (0 if is_locked else os.O_CREAT)) as is_mine:
+            if _judge(directory, now) is None:
+                continue  # and the lock is left alone: who looks meanwhile would take it for an owner's
+            # A lock that was there is not made anew: its owner may be removing it.
+            create = 0 if (directory / "lock").exists() else os.O_CREAT
+            with try_lock(directory / "lock", os.O_RDWR | os.O_NOFOLLOW | create) as is_mine:
                 if is_mine and _sweep_one(directory, now):
                     removed.append(name)
     return removed

@@ -83,6 +83,24 @@ def test_within_the_lease_it_waits_to_be_adopted(state_dir: Path, sleeper: subpr
     assert read_start_time(sleeper.pid) is None
 
 
+def test_one_that_waits_is_never_locked_so_that_nobody_takes_it_for_owned(
+    state_dir: Path, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_sandbox(state_dir, pid=sleeper.pid)
+    locked, try_lock = [], module.try_lock
+
+    def note(path: Path, *arguments: int) -> contextlib.AbstractContextManager[bool]:
+        locked.append(path.parent.name)
+        return try_lock(path, *arguments)
+
+    monkeypatch.setattr(module, "try_lock", note)
+    assert sweep(state_dir) == []
+    assert "one" not in locked
+    make_sandbox(state_dir, "two")
+    assert sweep(state_dir) == ["two"]
+    assert "two" in locked
+
+
 def test_one_whose_processes_are_gone_goes_at_once(state_dir: Path, sleeper: subprocess.Popen[bytes]) -> None:
     make_sandbox(state_dir, pid=sleeper.pid)
     sleeper.kill()

@@ -95,7 +95,8 @@ def test_a_shutdown_keeps_sandboxes_where_the_server_is_told_to(env: Env, how: s
     run(first, "agent", "y = 7")
     end(first, how)
     second = start(env, "server")
-    assert [item["id"] for item in second.call("GET", "api/kernels")] == [kernel.id]
+    found = [item["id"] for item in second.call("GET", "api/kernels")]
+    assert found == [kernel.id], first.log.read_text() + second.log.read_text()
     assert KernelClient(second, kernel.id).check("print(x)") == "41\n"
     assert run(second, "agent", "y") == "7"
     second.stop()
