@@ -276,6 +276,10 @@ def test_background_processes_are_fed_read_signalled_and_listed(in_box: Callable
         with pytest.raises(InvalidRequest, match="no signal"):
             await processes.signal(trap.id, "SIGNONE")
 
+        for _ in range(5):  # at another moment of the start of its child each
+            brief = await processes.start(Command("setsid sleep 1000 & sleep 1000"))
+            assert (await processes.kill(brief.id)).exit_code == 137
+            await processes.remove(brief.id)
         stubborn = await processes.start(Command("trap '' TERM; setsid sleep 1000 & sleep 1000"))
         killed = await processes.kill(stubborn.id)
         assert (killed.state, killed.exit_code) == ("exited", 137)

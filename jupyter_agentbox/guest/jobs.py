@@ -201,7 +201,7 @@ class Job:
         if "signal" in request and self._process is not None:
             self._process.signal(int(request["signal"]))
         elif "kill" in request:
-            self._processes.kill_marked(self.mark)
+            self._processes.kill_marked(self.mark, self._process)
         elif "size" in request and self._has_terminal and self._fds:
             _set_size(next(iter(self._fds)), *request["size"])
             if self._process is not None:  # gVisor does not say it by itself
@@ -233,7 +233,7 @@ class Job:
     def _end(self) -> None:
         """Nobody wants it any more. What a command that ended by itself left running goes on."""
         if self._is_kept or self._exit is None:
-            self._processes.kill_marked(self.mark)
+            self._processes.kill_marked(self.mark, self._process)
         for fd in list(self._fds):
             self._close_output(fd)
         self._close_input()

@@ -134,7 +134,7 @@ class Kernel:
     def end(self) -> None:
         """Kill it, with all that it has started."""
         if self.is_running:
-            self._processes.kill_marked(self._mark)
+            self._processes.kill_marked(self._mark, self._process)
 
     def connected(self, channel: Channel) -> None:
         """Tell the host that it listens there."""
@@ -206,7 +206,7 @@ class Kernel:
 
     def _exited(self, code: int, number: int) -> None:
         self.is_running = False
-        self._processes.kill_marked(self._mark)  # a program that it started may have outlived it
+        self._processes.kill_marked(self._mark, self._process)  # a program that it started may have outlived it
         if self._orders is not None:
             self._loop.watch(self._orders.fileno())
             self._orders.close()

@@ -219,15 +219,23 @@ class Processes:
         self._last_mark += 1
         return self._last_mark
 
-    def kill_marked(self, mark: int) -> None:
-        """Kill all that bear a mark. They are stopped first, so that none begets another while we look."""
+    def kill_marked(self, mark: int, first: Process | None) -> None:
+        """Kill all that bear a mark.
+
+        ``first``, from which they descend, is killed before all others, so that this is what it ends by. The others are
+        stopped before they are killed, so that none begets another while we look; and we look until none is left: a
+        kernel has stopped processes go on when the end of another leaves their group without a parent.
+        """
         found: set[int] = set()
         deadline = time.monotonic() + CHASE_TIMEOUT  # those that outrun us harm their own sandbox only
-        while (fresh := _marked(mark) - found) and time.monotonic() < deadline:
+        while (alive := _marked(mark, found)) and time.monotonic() < deadline:
+            fresh = alive - found
             for pid in fresh:
-                _kill(pid, signal.SIGSTOP)
+                _kill(pid, signal.SIGKILL if first is not None and pid == first.pid else signal.SIGSTOP)
             found |= fresh
-        for pid in found:
+            for pid in () if fresh else alive:
+                _kill(pid, signal.SIGKILL)
+        for pid in alive:
             _kill(pid, signal.SIGKILL)
 
     def signal_session(self, mark: int, session: int, number: int) -> None:
@@ -251,7 +259,8 @@ def _find(program: str, path: str) -> str:
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
 
 
-def _marked(mark: int) -> set[int]:
+def _marked(mark: int, known: set[int] | frozenset[int] = frozenset()) -> set[int]:
+    """Return the processes that bear a mark, or are known already, and have not ended; and their children."""
     wanted = b"%d" % mark
     found: set[int] = set()
     parents: dict[int, int] = {}
@@ -262,9 +271,12 @@ def _marked(mark: int) -> set[int]:
                     status = file.read(4096)
             except OSError:
                 continue
+            if b"\nState:\tZ" in status:
+                continue
             parents[int(name)] = int(status.partition(b"\nPPid:")[2].split(b"\n", 1)[0])
             if wanted in status.partition(b"\nGroups:")[2].partition(b"\n")[0].split():
                 found.add(int(name))
+    found.update(parents.keys() & known)
     while fresh := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= fresh  # as uid 0 they can drop their mark, as `su` does
     return found
