@@ -219,7 +219,7 @@ def ask_server(server: Mapping[str, Any]) -> ServerInfo | None:
         if answer.status_code != 200:
             raise RuntimeUnavailable(f"it answered {answer.status_code} to its own token")
         return msgspec.json.decode(answer.content, type=ServerInfo)
-    except (httpx.HTTPError, msgspec.MsgspecError, KeyError) as error:
+    except (httpx.HTTPError, ValueError, KeyError) as error:
         raise RuntimeUnavailable(f"it gave no answer: {error!r}") from None
 
 

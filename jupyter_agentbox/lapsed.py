@@ -41,7 +41,7 @@ async def tell(state_dir: Path, audit: AuditLog) -> list[Session]:
             except AgentboxError as error:
                 log.error("the end of sandbox %s is not in the audit log: %s", path.name, error)
             found.append(session)
-        except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             log.error("sandbox %s ended, as its lease was over; its session cannot be read: %s", path.name, error)
         finally:
             with suppress(OSError):

@@ -249,7 +249,7 @@ def read(frame: bytes, shape: type[T]) -> T | None:
     try:
         try:
             return msgspec.json.decode(frame, type=shape)
-        except UnicodeDecodeError:
+        except (UnicodeDecodeError, msgspec.DecodeError):  # which of them tells of broken UTF-8 depends on its version
             # What a program printed in some other encoding comes through Jupyter as it is.
             return msgspec.json.decode(frame.decode("utf-8", "replace"), type=shape)
     except (msgspec.MsgspecError, RecursionError):

@@ -125,7 +125,7 @@ class Record:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Record:
-        """Read what :meth:`to_bytes` wrote. Raises msgspec.MsgspecError."""
+        """Read what :meth:`to_bytes` wrote. Raises ValueError."""
         return msgspec.json.decode(data, type=cls, dec_hook=_decode)
 
     def save(self, directory: Path) -> None:
@@ -143,7 +143,7 @@ class Record:
             record = cls.from_bytes((directory / STATE_FILE).read_bytes())
             if record.id != directory.name:
                 raise ValueError("it is that of another sandbox")
-        except (OSError, msgspec.MsgspecError, ValueError, RecursionError, AgentboxError) as error:
+        except (OSError, ValueError, RecursionError, AgentboxError) as error:
             raise NotFound(f"the record {STATE_FILE} of sandbox {directory.name} cannot be read: {error}") from None
         return record
 

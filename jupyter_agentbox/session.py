@@ -444,7 +444,7 @@ class Session:
         """Read what an earlier owner has written. Raises NotFound."""
         try:
             record = msgspec.json.decode((directory / SESSION_FILE).read_bytes(), type=SessionRecord)
-        except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise NotFound(f"the record {SESSION_FILE} of sandbox {directory.name} cannot be read: {error}") from None
         return cls.of(record)
 

@@ -466,7 +466,7 @@ def read_saved(snapshot: Snapshot) -> Saved:
     try:
         found = msgspec.json.decode(snapshot.meta.record, type=_Written)
         return Saved(Record.from_bytes(bytes(found.record)), found.request, found.session)
-    except msgspec.MsgspecError as error:
+    except ValueError as error:
         raise RuntimeFailed(f"snapshot {snapshot.id} was made by another release, and can't be read: {error}") from None
 
 

@@ -20,8 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from . import importcache
 from .driver import Kernel
 from .driver.embedded import Claim
@@ -192,7 +190,7 @@ class Templates:
             spec = replace(spec, warm=self._policy.profile(spec.profile).warm)
         except InvalidRequest:
             return ["the profile, which is gone"]
-        except msgspec.MsgspecError:
+        except ValueError:
             return ["the release of this package"]
         policy = self._policy
         runtime = SandboxManager.shared(policy.state_path, spec.runtime, config=policy.config).runtime
@@ -253,7 +251,7 @@ class Templates:
             record = Record.from_bytes(found.meta.record)
             async with self._checked_out(found) as files:
                 return await self.manager.restore(spec, record, files, **extra)
-        except (Damaged, RuntimeFailed, LinkClosed, NotFound, ValueError, msgspec.MsgspecError) as error:
+        except (Damaged, RuntimeFailed, LinkClosed, NotFound, ValueError) as error:
             log.warning("a template failed and is removed; the kernel starts without it: %s", error)
             await asyncio.to_thread(self.remove, found.id)
             return None

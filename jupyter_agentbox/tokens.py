@@ -292,7 +292,7 @@ def _read(path: Path) -> TokenRecord | None:
         if error.errno in (errno.ENOENT, errno.ELOOP):
             return None
         raise
-    except msgspec.MsgspecError:
+    except ValueError:
         return None
 
 

@@ -162,7 +162,7 @@ def _is_serving(server: Server) -> bool:
             # The cheapest of all calls: to look after a server's health takes it a moment.
             answer = http.get(server.root + "/tools")
             return answer.status_code == 200 and bool(msgspec.json.decode(answer.content, type=ToolList).tools)
-    except (httpx.HTTPError, msgspec.MsgspecError, OSError):
+    except (httpx.HTTPError, ValueError, OSError):
         return False
 
 

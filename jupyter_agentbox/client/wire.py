@@ -92,7 +92,7 @@ def decode_answer(data: bytes, answer: Any) -> Any:
     """Read an answer's body. Raises UnexpectedAnswer."""
     try:
         return msgspec.json.decode(data or b"null", type=answer)
-    except msgspec.MsgspecError as error:
+    except ValueError as error:
         raise UnexpectedAnswer(f"the answer is not what this client knows: {error}", status=200) from None
 
 
@@ -100,7 +100,7 @@ def decode_error(status: int, data: bytes, place: str) -> ApiError:
     """Return the error that an answer stands for, be it the API's own or another program's."""
     try:
         return make_error(msgspec.json.decode(data, type=ErrorAnswer), status)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except ValueError:
         what = "a redirect, which is never followed" if 300 <= status < 400 else f"status {status}"
         return UnexpectedAnswer(f"no sandboxes are served at {place}: it answers with {what}", status=status)
 

@@ -240,7 +240,7 @@ class AgentboxHandler(TokenMixin, APIHandler):
                 raise InvalidRequest("no body is taken here")
             return None
         try:
-            return msgspec.json.decode(bytes(self._body) or b"{}", type=route.body)
+            return msgspec.json.decode(self._body.decode() or "{}", type=route.body)
         except UnicodeDecodeError:
             raise InvalidRequest("the body is no UTF-8") from None
         except msgspec.MsgspecError as error:

@@ -147,7 +147,7 @@ def _unpack_layers(file: IO[bytes], unpacker: tree.Unpacker) -> None:
             manifest: Any = msgspec.json.decode(_read(tar, tar.getmember("manifest.json")))
             (entry,) = manifest
             layers = [tar.getmember(str(name)) for name in entry["Layers"]]
-        except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError):
             raise Damaged("the archive's manifest is malformed, or it holds several images", field="image") from None
         if len(layers) > MAX_LAYERS:
             raise Damaged(f"an image has {MAX_LAYERS} layers at most", field="image")

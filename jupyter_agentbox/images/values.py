@@ -175,7 +175,7 @@ class Image(msgspec.Struct, frozen=True):
         """Read it. Raises InvalidRequest."""
         try:
             return msgspec.json.decode(data[: MAX_TEXT + 1], type=cls)
-        except msgspec.MsgspecError as error:
+        except ValueError as error:
             raise InvalidRequest(f"the image's description is malformed: {error}", field="image") from None
 
 
@@ -241,7 +241,7 @@ def _read(path: Path) -> Recipe:
         return msgspec.toml.decode(data, type=Recipe)
     except OSError as error:
         raise NotFound(f"{path} can't be read: {error.strerror}") from None
-    except (msgspec.MsgspecError, ValueError) as error:
+    except ValueError as error:
         raise InvalidRequest(f"recipe {path}: {error}", field="recipe") from None
 
 

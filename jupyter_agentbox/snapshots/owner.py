@@ -140,7 +140,7 @@ class OwnerFolder:
         data = self._read(snapshot_id, "head", _MAX_HEAD)
         try:
             head = msgspec.msgpack.decode(data, type=Head)
-        except msgspec.MsgspecError as error:
+        except ValueError as error:
             raise Damaged(f"the snapshot's description is malformed: {error}") from None
         if head.id != snapshot_id or head.meta.owner != self.owner:
             raise Damaged("the snapshot's description belongs to another one")

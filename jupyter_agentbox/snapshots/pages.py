@@ -104,7 +104,7 @@ class Table(msgspec.Struct):
                 column: array[int] = array(code)
                 column.frombytes(zlib.decompress(getattr(raw, name)))
                 setattr(table, name, column)
-        except (msgspec.MsgspecError, zlib.error, ValueError) as error:
+        except (zlib.error, ValueError) as error:
             raise Damaged(f"the snapshot's table is malformed: {error}") from None
         count = len(table.offsets)
         if (

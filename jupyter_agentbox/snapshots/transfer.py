@@ -172,5 +172,5 @@ class _Source:
 def _decode(body: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.msgpack.decode(body, type=kind)
-    except msgspec.MsgspecError as error:
+    except ValueError as error:
         raise Damaged(f"the exported snapshot is malformed: {error}") from None
