@@ -135,7 +135,9 @@ def make(api: Api) -> Iterator[Make]:
         api("DELETE", f"/sandboxes/{name}")
 
 
-@pytest.fixture(scope="session")
-def box(api: Api) -> str:
-    """Path of a sandbox that tests share."""
-    return "/sandboxes/" + api.ok("POST", "/sandboxes", {"id": "shared", "allowed_hosts": ["pypi"]})["id"]
+@pytest.fixture(scope="module")
+def box(api: Api) -> Iterator[str]:
+    """Path of a sandbox that the tests of a file share."""
+    path = "/sandboxes/" + api.ok("POST", "/sandboxes", {"id": "shared", "allowed_hosts": ["pypi"]})["id"]
+    yield path
+    api.ok("DELETE", path)

@@ -24,7 +24,7 @@ def save(server: Started, path: str, content: Any) -> Any:
 
 def test_links_that_a_cell_makes_are_followed_only_within_their_folder(plain_lab: Started) -> None:
     work, secret = plain_lab.env.work, plain_lab.env.home / "secret.txt"
-    other = work / "other" / "secret.ipynb"
+    other = work / "elsewhere" / "secret.ipynb"
     other.parent.mkdir()
     other.write_text(CANARY)
     kernel = plain_lab.notebook("links/book.ipynb")
@@ -33,10 +33,10 @@ def test_links_that_a_cell_makes_are_followed_only_within_their_folder(plain_lab
         "import os\n"
         f"os.symlink({str(secret)!r}, '.~plan.txt')\n"
         f"os.symlink({str(secret)!r}, 'notes.txt')\n"
-        "os.symlink('../other/secret.ipynb', 'report.ipynb')\n"
-        "os.symlink('../other/secret.ipynb', '.~book.ipynb')\n"
+        "os.symlink('../elsewhere/secret.ipynb', 'report.ipynb')\n"
+        "os.symlink('../elsewhere/secret.ipynb', '.~book.ipynb')\n"
         "os.makedirs('data'); os.symlink('data/kept.txt', 'latest.txt')\n"
-        "os.symlink('../other', '.ipynb_checkpoints')\n"
+        "os.symlink('../elsewhere', '.ipynb_checkpoints')\n"
     )
     # The saves that a person makes: of the names, and of those that Jupyter derives.
     assert save(plain_lab, "links/plan.txt", "new").status_code == 200
