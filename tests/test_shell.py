@@ -105,6 +105,7 @@ def test_a_folder_that_policy_refuses_is_an_error_or_a_private_one(env: Env, she
     inside = shell(cwd=env.home)
     inside.process.expect("The work folder is a private one, gone with this shell: ")
     assert inside.run("ls -A") == ""
+    inside.process.expect(r"\$ ")  # before which the terminal would take the key for the end of a line
     inside.process.sendeof()
     assert inside.finish()[1] == 0
 
