@@ -365,7 +365,7 @@ def _judge(directory: Path, now: float) -> _Due | None:
 def _sweep_one(directory: Path, now: float) -> bool:
     """Remove one sandbox directory, whose lock is held here, if it is time to."""
     if not (directory / "lock").exists() or (due := _judge(directory, now)) is None:
-        return False  # somebody else is removing it, or has it again
+        return False  # another process is removing it, or has taken it
     # Also those that a start which was cut short never wrote down.
     kill_processes({*due.processes, *find_processes(directory)})
     groups = {*due.cgroups, *_read_lines(directory / "bundle" / "cgroups")}
@@ -499,7 +499,7 @@ def sweep_directories(state_dir: Path) -> list[str]:
                 remove_tree(directory)
                 continue
             if _judge(directory, now) is None:
-                continue  # and the lock is left alone: who looks meanwhile would take it for an owner's
+                continue  # without taking the lock, as that would look like ownership
             # A lock that was there is not made anew: its owner may be removing it.
             create = 0 if (directory / "lock").exists() else os.O_CREAT
             with try_lock(directory / "lock", os.O_RDWR | os.O_NOFOLLOW | create) as is_mine:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -280,6 +282,16 @@ def test_background_processes_are_fed_read_signalled_and_listed(in_box: Callable
             brief = await processes.start(Command("setsid sleep 1000 & sleep 1000"))
             assert (await processes.kill(brief.id)).exit_code == 137
             await processes.remove(brief.id)
+        rename = "import ctypes, sys, time; ctypes.CDLL(None).prctl(15, sys.argv[1].encode()); print(1, flush=True)"
+        names = ("\nState:\tZ", "\nGroups:\t", "\nPPid:\tx", "\nPPid:\t1\n")
+        for name in names:  # that look like other lines of /proc/PID/status
+            argv = ["python3", "-c", f"{rename}; time.sleep(1000)", name]
+            named = await processes.start(Command(f"setsid {shlex.join(argv)} & sleep 1000"))
+            assert (await processes.read(named.id, wait=60)).data == b"1\n"
+            await processes.kill(named.id)
+            look = partial(box.run, "grep -l 'time.slee[p](1000)' /proc/[0-9]*/cmdline")
+            assert await becomes(look, lambda ran: ran.stdout == b"")
+            await processes.remove(named.id)
         stubborn = await processes.start(Command("trap '' TERM; setsid sleep 1000 & sleep 1000"))
         killed = await processes.kill(stubborn.id)
         assert (killed.state, killed.exit_code) == ("exited", 137)

@@ -271,10 +271,11 @@ def _marked(mark: int, known: set[int] | frozenset[int] = frozenset()) -> set[in
                     status = file.read(4096)
             except OSError:
                 continue
-            if b"\nState:\tZ" in status:
+            # The last of each: the name comes first, and gVisor writes it as the process has set it, newlines too.
+            if status.rpartition(b"\nState:\t")[2].startswith(b"Z"):
                 continue
-            parents[int(name)] = int(status.partition(b"\nPPid:")[2].split(b"\n", 1)[0])
-            if wanted in status.partition(b"\nGroups:")[2].partition(b"\n")[0].split():
+            parents[int(name)] = int(status.rpartition(b"\nPPid:")[2].split(b"\n", 1)[0])
+            if wanted in status.rpartition(b"\nGroups:")[2].partition(b"\n")[0].split():
                 found.add(int(name))
     found.update(parents.keys() & known)
     while fresh := {pid for pid, parent in parents.items() if parent in found} - found:
