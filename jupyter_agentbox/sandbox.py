@@ -30,6 +30,7 @@ from .freezer import Freezer
 from .guest.framing import MAX_PAYLOAD, OPEN, MessageReader, ProtocolError, load_json, pack_json
 from .limits import FreeSpace, MemoryWatch, find_breach
 from .link import Link, LinkThread, Stream, finished
+from .linux import remove_tree
 from .processes import Command, ExecResult, ProcessTable
 from .record import KernelRecord, Lock, ProcessRecord, Record, read_log_tail, was_told_to_end
 from .runtimes import Handle, Runtime, Usage
@@ -47,7 +48,7 @@ from .spec import (
     format_size,
     out_of_memory,
 )
-from .sweep import KEPT_MARK, SESSION_FILE, remove_tree
+from .sweep import KEPT_MARK, SESSION_FILE
 
 log = logging.getLogger(__name__)
 

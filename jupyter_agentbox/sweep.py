@@ -18,25 +18,32 @@ given a bounded time, since an engine may hang.
 
 Standard library only and light to import, because it also runs by itself: :func:`ensure_sweeper` starts one small
 process per state directory that does this every few seconds until nothing is left to watch. It is what ends a sandbox
-whose owner was killed and whose guest does not care. :mod:`.runtimes` uses the primitives.
+whose owner was killed and whose guest does not care. It shares :mod:`jupyter_agentbox.linux` with the package.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
-import select
-import signal
 import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from jupyter_agentbox.linux import (
+    GONE,
+    find_processes,
+    get_runtime_directories,
+    is_running,
+    kill_processes,
+    make_bare_command,
+    remove_cgroups,
+    remove_tree,
+    try_lock,
+)
 
 #: Seconds between two rounds of the sweeper, and for which it stays when there is nothing to watch.
 ROUND_INTERVAL, IDLE_TIMEOUT = 2.0, 30.0
@@ -57,204 +64,11 @@ MAX_KEPT = 31 * 24 * 3600.0
 STATE_FILE, LOST = "state.json", "lost"
 #: What is kept of a sandbox whose record is damaged.
 _KEPT = ("work", STATE_FILE, SESSION_FILE, "log", "lock")
-_GONE = ".gone-"
-
-
-# Processes
-
-
-def read_start_time(pid: int) -> int | None:
-    """Return when it started, in ticks since boot; None if it is gone or a zombie. Raises OSError if none can tell."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name, in brackets, may hold anything: fields count from the last bracket.
-            fields = file.read().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if not fields or fields[0] in (b"Z", b"X", b"x") else int(fields[19])
-
-
-def is_running(pid: int, start_time: int) -> bool:
-    """Tell whether that very process still runs, not another that got its pid."""
-    return read_start_time(pid) == start_time
-
-
-def find_processes(directory: Path, among: Iterable[str] | None = None) -> list[tuple[int, int]]:
-    """Find the processes that runsc started for a sandbox directory, by their command lines.
-
-    Where it is known which pids they are some of, ``among`` tells them.
-    """
-    wanted = b"--root=" + os.fsencode(directory / "state")
-    found = []
-    for name in os.listdir("/proc") if among is None else among:
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/cmdline", "rb", buffering=0) as file:
-                    arguments = file.read(65536).split(b"\0")
-            except OSError:
-                continue
-            start_time = read_start_time(int(name)) if wanted in arguments else None
-            if start_time is not None:
-                found.append((int(name), start_time))
-    return found
-
-
-def kill_processes(processes: Iterable[tuple[int, int]], timeout: float = 10.0) -> list[int]:
-    """Kill processes by pid and start time, and wait until they are gone.
-
-    Returns
-    -------
-    list of int
-        Pids that are still there after ``timeout`` seconds.
-    """
-    deadline = time.monotonic() + timeout
-    left = []
-    with contextlib.ExitStack() as handles:
-        watched = []
-        for pid, start_time in processes:
-            try:
-                # First the handle, then the question: from then on the pid can be nobody else's.
-                handle = os.pidfd_open(pid)
-                handles.callback(os.close, handle)
-                if is_running(pid, start_time):
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-                    watched.append((pid, start_time, handle))
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-                    left.append(pid)
-        for pid, start_time, handle in watched:
-            poll = select.poll()
-            poll.register(handle, select.POLLIN)
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000) and is_running(pid, start_time):
-                left.append(pid)
-            else:
-                _reap(pid)
-    return left
-
-
-def send_signal(pid: int, start_time: int, number: int) -> bool:
-    """Signal that very process, not another that got its pid; whether it was there."""
-    with contextlib.suppress(OSError):
-        handle = os.pidfd_open(pid)
-        try:
-            if is_running(pid, start_time):
-                signal.pidfd_send_signal(handle, number)
-                return True
-        finally:
-            os.close(handle)
-    return False
-
-
-def _reap(pid: int) -> None:
-    """Reap it where it is ours: a server that is PID 1 of a container inherits detached processes."""
-    with contextlib.suppress(OSError):
-        if int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1]) == os.getpid():
-            os.waitpid(pid, os.WNOHANG)
-
-
-# Control groups and directories
-
-
-def remove_cgroups(paths: Iterable[str], timeout: float = 5.0) -> list[str]:
-    """Remove control groups that we made, killing what is left in them; return those that would not go."""
-    deadline = time.monotonic() + timeout
-    left = []
-    for text in paths:
-        path = Path(text)
-        if not (path.name.startswith("agentbox-") and text.startswith("/sys/fs/cgroup/") and ".." not in path.parts):
-            continue  # never made by us, whatever a state file says
-        while True:
-            try:
-                path.rmdir()
-                break
-            except FileNotFoundError:
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    left.append(text)
-                    break
-            with contextlib.suppress(OSError, ValueError):
-                pids = [int(line) for line in (path / "cgroup.procs").read_text().split()]
-                kill_processes([(pid, read_start_time(pid) or 0) for pid in pids], 1.0)
-            time.sleep(0.01)
-    return left
-
-
-def remove_tree(directory: Path) -> None:
-    """Remove a directory tree of which hostile code made parts.
-
-    Links are not followed, names may be any bytes, unreadable directories are opened up, and depth does not matter:
-    what lies deeper is moved up instead of descended into. Nothing may run in it any more. A tree that is
-    gone already is no error.
-    """
-    try:
-        top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return
-    except (NotADirectoryError, OSError) as error:
-        if error.errno in (errno.ENOTDIR, errno.ELOOP):
-            directory.unlink(missing_ok=True)
-            return
-        raise
-    try:
-        serial = 0
-        while folders := _unlink_files(top):
-            for folder in folders:
-                handle = _open_folder(top, folder)
-                try:
-                    for child in _unlink_files(handle):
-                        serial += 1
-                        os.close(_open_folder(handle, child))  # to move a directory takes the right to write to it
-                        os.rename(
-                            child, b"%s%d.%d" % (_GONE.encode(), os.getpid(), serial), src_dir_fd=handle, dst_dir_fd=top
-                        )
-                finally:
-                    os.close(handle)
-                os.rmdir(folder, dir_fd=top)
-    finally:
-        os.close(top)
-    with contextlib.suppress(FileNotFoundError):
-        os.rmdir(directory)
-
-
-def _open_folder(parent: int, name: bytes) -> int:
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-    try:
-        handle = os.open(name, flags, dir_fd=parent)
-    except PermissionError:
-        # Only ever a directory: nothing runs that could have put a link there since it was listed.
-        os.chmod(name, 0o700, dir_fd=parent)
-        return os.open(name, flags, dir_fd=parent)
-    if os.fstat(handle).st_mode & 0o700 != 0o700:
-        with contextlib.suppress(PermissionError):
-            os.fchmod(handle, 0o700)
-    return handle
-
-
-def _unlink_files(handle: int) -> list[bytes]:
-    """Unlink all but the directories, and return the names of some of those."""
-    folders = []
-    # By number and not by path, which may be too long by now.
-    with os.scandir(handle) as entries:
-        names = ((os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)) for entry in entries)
-        for name, is_folder in names:
-            if is_folder:
-                folders.append(name)
-            else:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=handle)
-    return folders
+#: The program that removes containers.
+_CONTAINERS = Path(__file__).with_name("containers.py")
 
 
 # Registry
-
-
-def get_runtime_directories() -> list[Path]:
-    """Return the directories for short-lived sockets of this user, of which some may not exist."""
-    found = [Path(f"/tmp/agentbox-{os.geteuid()}")]
-    if base := os.environ.get("XDG_RUNTIME_DIR"):
-        found.insert(0, Path(base) / "agentbox")
-    return found
 
 
 def _remove_registered(paths: object) -> None:
@@ -268,21 +82,6 @@ def _remove_registered(paths: object) -> None:
                 found = path.parent.lstat()
                 if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:
                     remove_tree(path)
-
-
-@contextlib.contextmanager
-def try_lock(path: Path, flags: int = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) -> Iterator[bool]:
-    """Hold the lock on a file or folder inside the block, if it can be had at once; yields whether it is held."""
-    handle = os.open(path, flags | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(handle)
 
 
 def _read_state(directory: Path) -> dict[str, object] | None:
@@ -379,7 +178,7 @@ def _sweep_one(directory: Path, now: float) -> bool:
     if not due.is_alive and due.kept_for and now - due.heartbeat < due.lease:
         (directory / KEPT_MARK).touch(0o600)
         return False
-    gone = directory.with_name(f"{_GONE}{os.getpid()}-{directory.name}")
+    gone = directory.with_name(f"{GONE}{os.getpid()}-{directory.name}")
     directory.rename(gone)
     if due.heartbeat and time.time() - due.heartbeat >= due.lease:  # it may have ended since, and was not told to
         with contextlib.suppress(OSError):  # it was no session, or no server wants to know
@@ -441,9 +240,8 @@ class ContainerSweep:
             return
         self._started, self._is_due = time.monotonic(), False
         if (self._state_dir / "engines").exists():
-            program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "containers.py")
             self._process = subprocess.Popen(
-                [_find_python(), "-I", "-S", "-B", program, str(self._state_dir)],
+                make_bare_command(_CONTAINERS, str(self._state_dir)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -495,7 +293,7 @@ def sweep_directories(state_dir: Path) -> list[str]:
         with contextlib.suppress(OSError):
             if directory.is_symlink() or not directory.is_dir():
                 continue
-            if name.startswith(_GONE):
+            if name.startswith(GONE):
                 remove_tree(directory)
                 continue
             if _judge(directory, now) is None:
@@ -528,7 +326,7 @@ def ensure_sweeper(state_dir: Path) -> bool:
     env = {name: os.environ[name] for name in ("XDG_RUNTIME_DIR",) if name in os.environ}
     # It forks and ends at once, so that the sweeper is nobody's child to reap.
     subprocess.run(
-        [_find_python(), "-I", "-S", "-B", os.path.abspath(__file__), str(state_dir)],
+        make_bare_command(__file__, str(state_dir)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -539,10 +337,6 @@ def ensure_sweeper(state_dir: Path) -> bool:
         check=False,
     )
     return True
-
-
-def _find_python() -> str:
-    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 def run_sweeper(state_dir: Path, *, interval: float = ROUND_INTERVAL, idle_timeout: float = IDLE_TIMEOUT) -> None:

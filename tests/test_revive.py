@@ -25,6 +25,7 @@ from jupyter_agentbox.errors import (
     RuntimeFailed,
     SandboxEnded,
 )
+from jupyter_agentbox.linux import kill_processes
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.models import LimitsRequest, SandboxInfo, SandboxPatch, SandboxRequest
 from jupyter_agentbox.policy import Policy
@@ -32,7 +33,7 @@ from jupyter_agentbox.processes import Command, ExecResult
 from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.runtimes import Handle
 from jupyter_agentbox.sessions import Sessions
-from jupyter_agentbox.sweep import KEPT_MARK, kill_processes, sweep
+from jupyter_agentbox.sweep import KEPT_MARK, sweep
 from jupyter_agentbox.testing.sandboxes import FILL_MEMORY
 from jupyter_agentbox.tokens import TokenStore
 

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from jupyter_agentbox.errors import Conflict, Damaged, InvalidRequest, NotFound
-from jupyter_agentbox.sweep import try_lock
+from jupyter_agentbox.linux import try_lock
 
 from . import tree
 from .values import MAX_TEXT, Image, Recipe

@@ -23,8 +23,8 @@ from typing import Any, ClassVar, Literal
 from traitlets.config import LoggingConfigurable
 
 from jupyter_agentbox.errors import RuntimeUnavailable
+from jupyter_agentbox.linux import is_running, send_signal
 from jupyter_agentbox.spec import End, Limits, SandboxSpec
-from jupyter_agentbox.sweep import is_running, send_signal
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jupyter_agentbox.errors import RuntimeFailed
+from jupyter_agentbox.linux import remove_cgroups
 from jupyter_agentbox.spec import Limits
-from jupyter_agentbox.sweep import remove_cgroups
 
 CPU_PERIOD = 100_000  # microseconds
 #: Of the host's processes and threads for one inside: gVisor needs a few for each. This is only a backstop behind the

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from jupyter_agentbox.errors import AgentboxError, RuntimeFailed
 from jupyter_agentbox.linkdir import share_fifo
+from jupyter_agentbox.linux import find_processes, kill_processes, remove_cgroups, remove_tree
 from jupyter_agentbox.spec import GUEST_DIR, LIMIT_NAMES, MIB, Limits, SandboxSpec
-from jupyter_agentbox.sweep import find_processes, kill_processes, remove_cgroups, remove_tree
 
 from . import Check, Handle, cgroups, namespaces
 from .oci import GUEST_CAPABILITIES

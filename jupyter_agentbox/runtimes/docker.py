@@ -25,8 +25,7 @@ from traitlets import Float, Unicode
 from jupyter_agentbox import containers
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, RuntimeFailed, RuntimeUnavailable
 from jupyter_agentbox.guest import covers
-from jupyter_agentbox.spec import USER_ID, Cause, End, Limits, SandboxSpec, out_of_memory
-from jupyter_agentbox.sweep import (
+from jupyter_agentbox.linux import (
     get_runtime_directories,
     is_running,
     kill_processes,
@@ -34,6 +33,7 @@ from jupyter_agentbox.sweep import (
     remove_tree,
     send_signal,
 )
+from jupyter_agentbox.spec import USER_ID, Cause, End, Limits, SandboxSpec, out_of_memory
 
 from . import Check, Handle, Runtime, Usage, cgroups, docker_config, namespaces, rootfs
 from .docker_engine import Engine, EngineRuntime

@@ -27,8 +27,7 @@ from traitlets import Enum, Float, Unicode
 from jupyter_agentbox import importcache
 from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
 from jupyter_agentbox.guest import covers
-from jupyter_agentbox.spec import CLAIM_DIR, GIB, MIB, WORKSPACE, Cause, End, Limits, SandboxSpec, out_of_memory
-from jupyter_agentbox.sweep import (
+from jupyter_agentbox.linux import (
     find_processes,
     get_runtime_directories,
     kill_processes,
@@ -36,6 +35,7 @@ from jupyter_agentbox.sweep import (
     remove_tree,
     send_signal,
 )
+from jupyter_agentbox.spec import CLAIM_DIR, GIB, MIB, WORKSPACE, Cause, End, Limits, SandboxSpec, out_of_memory
 
 from . import Check, Handle, Runtime, Usage, cgroups, measure, namespaces, oci, rootfs
 from .measure import OpenFile, list_open_files, measure_tree

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import msgspec
 
 from jupyter_agentbox.errors import Conflict, Damaged, LimitReached, NotFound
-from jupyter_agentbox.sweep import remove_tree
+from jupyter_agentbox.linux import remove_tree
 
 from .keys import Keys, read_regular, write_new
 from .pages import PAGE, Table, open_regular

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from jupyter_agentbox.errors import AgentboxError, Damaged, InvalidRequest, NotFound
-from jupyter_agentbox.sweep import remove_tree
+from jupyter_agentbox.linux import remove_tree
 
 from . import transfer
 from .keys import load_keys

@@ -26,6 +26,7 @@ from traitlets.config import Config
 
 from jupyter_agentbox.doctor import find_runtimes
 from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, RuntimeFailed, RuntimeUnavailable
+from jupyter_agentbox.linux import is_running
 from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.runtimes import Runtime, cgroups, docker, docker_checks
 from jupyter_agentbox.runtimes.docker import DockerRuncRuntime, DockerRuntime
@@ -33,7 +34,7 @@ from jupyter_agentbox.runtimes.docker_config import make_labels
 from jupyter_agentbox.runtimes.docker_engine import RUNTIME_NAME, Engine
 from jupyter_agentbox.runtimes.docker_setup import DAEMON_FILE, find_engines, make_runtime, register
 from jupyter_agentbox.spec import MIB, Cause, Limits, Mount, SandboxSpec
-from jupyter_agentbox.sweep import ContainerSweep, is_running, sweep
+from jupyter_agentbox.sweep import ContainerSweep, sweep
 from jupyter_agentbox.testing.box import STANDIN, Box
 from jupyter_agentbox.testing.contract import RuntimeContract
 from jupyter_agentbox.testing.escapes import EscapeContract

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_agentbox.errors import AgentboxError, RuntimeFailed
+from jupyter_agentbox.linux import find_processes, kill_processes
 from jupyter_agentbox.runtimes.launcher import MEMBARRIER
 from jupyter_agentbox.runtimes.namespaces import (
     IdMaps,
@@ -27,7 +28,6 @@ from jupyter_agentbox.runtimes.namespaces import (
     read_tail,
     run,
 )
-from jupyter_agentbox.sweep import find_processes, kill_processes
 
 
 def test_root_maps_user_code_to_itself_and_the_guest_to_nobody() -> None:

@@ -1,0 +1,261 @@
+"""What Linux does for the package: process handles, control groups, file locks and safe removal.
+
+Standard library only and light to import, because the sweeper runs by itself, in a bare interpreter: see
+:func:`make_bare_command`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+#: Prefix of what :func:`remove_tree` moves up, and of a sandbox's directory that is being removed.
+GONE = ".gone-"
+
+
+# Processes
+
+
+def read_start_time(pid: int) -> int | None:
+    """Return when it started, in ticks since boot; None if it is gone or a zombie. Raises OSError if none can tell."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name, in brackets, may hold anything: fields count from the last bracket.
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if not fields or fields[0] in (b"Z", b"X", b"x") else int(fields[19])
+
+
+def is_running(pid: int, start_time: int) -> bool:
+    """Tell whether that very process still runs, not another that got its pid."""
+    return read_start_time(pid) == start_time
+
+
+def find_processes(directory: Path, among: Iterable[str] | None = None) -> list[tuple[int, int]]:
+    """Find the processes that runsc started for a sandbox directory, by their command lines.
+
+    Where it is known which pids they are some of, ``among`` tells them.
+    """
+    wanted = b"--root=" + os.fsencode(directory / "state")
+    found = []
+    for name in os.listdir("/proc") if among is None else among:
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/cmdline", "rb", buffering=0) as file:
+                    arguments = file.read(65536).split(b"\0")
+            except OSError:
+                continue
+            start_time = read_start_time(int(name)) if wanted in arguments else None
+            if start_time is not None:
+                found.append((int(name), start_time))
+    return found
+
+
+def kill_processes(processes: Iterable[tuple[int, int]], timeout: float = 10.0) -> list[int]:
+    """Kill processes by pid and start time, and wait until they are gone.
+
+    Returns
+    -------
+    list of int
+        Pids that are still there after ``timeout`` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    left = []
+    with contextlib.ExitStack() as handles:
+        watched = []
+        for pid, start_time in processes:
+            try:
+                # First the handle, then the question: from then on the pid can be nobody else's.
+                handle = os.pidfd_open(pid)
+                handles.callback(os.close, handle)
+                if is_running(pid, start_time):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+                    watched.append((pid, start_time, handle))
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                    left.append(pid)
+        for pid, start_time, handle in watched:
+            poll = select.poll()
+            poll.register(handle, select.POLLIN)
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000) and is_running(pid, start_time):
+                left.append(pid)
+            else:
+                _reap(pid)
+    return left
+
+
+def send_signal(pid: int, start_time: int, number: int) -> bool:
+    """Signal that very process, not another that got its pid; whether it was there."""
+    with contextlib.suppress(OSError):
+        handle = os.pidfd_open(pid)
+        try:
+            if is_running(pid, start_time):
+                signal.pidfd_send_signal(handle, number)
+                return True
+        finally:
+            os.close(handle)
+    return False
+
+
+def _reap(pid: int) -> None:
+    """Reap it where it is ours: a server that is PID 1 of a container inherits detached processes."""
+    with contextlib.suppress(OSError):
+        if int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1]) == os.getpid():
+            os.waitpid(pid, os.WNOHANG)
+
+
+# Control groups and directories
+
+
+def remove_cgroups(paths: Iterable[str], timeout: float = 5.0) -> list[str]:
+    """Remove control groups that we made, killing what is left in them; return those that would not go."""
+    deadline = time.monotonic() + timeout
+    left = []
+    for text in paths:
+        path = Path(text)
+        if not (path.name.startswith("agentbox-") and text.startswith("/sys/fs/cgroup/") and ".." not in path.parts):
+            continue  # never made by us, whatever a state file says
+        while True:
+            try:
+                path.rmdir()
+                break
+            except FileNotFoundError:
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    left.append(text)
+                    break
+            with contextlib.suppress(OSError, ValueError):
+                pids = [int(line) for line in (path / "cgroup.procs").read_text().split()]
+                kill_processes([(pid, read_start_time(pid) or 0) for pid in pids], 1.0)
+            time.sleep(0.01)
+    return left
+
+
+def remove_tree(directory: Path) -> None:
+    """Remove a directory tree of which hostile code made parts.
+
+    Links are not followed, names may be any bytes, unreadable directories are opened up, and depth does not matter:
+    what lies deeper is moved up instead of descended into. Nothing may run in it any more. A tree that is
+    gone already is no error.
+    """
+    try:
+        top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return
+    except (NotADirectoryError, OSError) as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            directory.unlink(missing_ok=True)
+            return
+        raise
+    try:
+        serial = 0
+        while folders := _unlink_files(top):
+            for folder in folders:
+                handle = _open_folder(top, folder)
+                try:
+                    for child in _unlink_files(handle):
+                        serial += 1
+                        os.close(_open_folder(handle, child))  # to move a directory takes the right to write to it
+                        os.rename(
+                            child, b"%s%d.%d" % (GONE.encode(), os.getpid(), serial), src_dir_fd=handle, dst_dir_fd=top
+                        )
+                finally:
+                    os.close(handle)
+                os.rmdir(folder, dir_fd=top)
+    finally:
+        os.close(top)
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(directory)
+
+
+def _open_folder(parent: int, name: bytes) -> int:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    try:
+        handle = os.open(name, flags, dir_fd=parent)
+    except PermissionError:
+        # Only ever a directory: nothing runs that could have put a link there since it was listed.
+        os.chmod(name, 0o700, dir_fd=parent)
+        return os.open(name, flags, dir_fd=parent)
+    if os.fstat(handle).st_mode & 0o700 != 0o700:
+        with contextlib.suppress(PermissionError):
+            os.fchmod(handle, 0o700)
+    return handle
+
+
+def _unlink_files(handle: int) -> list[bytes]:
+    """Unlink all but the directories, and return the names of some of those."""
+    folders = []
+    # By number and not by path, which may be too long by now.
+    with os.scandir(handle) as entries:
+        names = ((os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)) for entry in entries)
+        for name, is_folder in names:
+            if is_folder:
+                folders.append(name)
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=handle)
+    return folders
+
+
+def get_runtime_directories() -> list[Path]:
+    """Return the directories for short-lived sockets of this user, of which some may not exist."""
+    found = [Path(f"/tmp/agentbox-{os.geteuid()}")]
+    if base := os.environ.get("XDG_RUNTIME_DIR"):
+        found.insert(0, Path(base) / "agentbox")
+    return found
+
+
+# Locks
+
+
+@contextlib.contextmanager
+def try_lock(path: Path, flags: int = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) -> Iterator[bool]:
+    """Hold the lock on a file or folder inside the block, if it can be had at once; yields whether it is held."""
+    handle = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)
+
+
+# Bare programs
+
+
+def make_bare_command(program: str | Path, *arguments: str) -> list[str]:
+    """Return the command that runs a file of the package in a bare interpreter.
+
+    It has the standard library, ``jupyter_agentbox.linux``, and nothing of the environment: no site-packages that are
+    looked at first, no variables of Python, no user site.
+
+    Parameters
+    ----------
+    program : str or Path
+        The file. It imports the standard library and this module alone.
+    """
+    # The package's folder comes last, so that nothing there takes the place of a module of the standard library.
+    code = (
+        "import runpy, sys; del sys.argv[0]; sys.path.append(sys.argv.pop(0)); "
+        "runpy.run_path(sys.argv[0], None, '__main__')"
+    )
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return [find_python(), "-I", "-S", "-B", "-c", code, folder, os.path.abspath(program), *arguments]
+
+
+def find_python() -> str:
+    """Return the path of the interpreter itself, outside any virtual environment."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
