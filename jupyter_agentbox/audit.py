@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 from . import chain
 from .chain import COLUMNS, Verification
 from .errors import AgentboxError, DiskFull, InvalidRequest
-from .tokens import redact
+from .models.redaction import redact
 
 log = logging.getLogger(__name__)
 

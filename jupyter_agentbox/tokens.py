@@ -26,11 +26,11 @@ from typing import Literal
 import msgspec
 
 from .errors import AgentboxError, InvalidConfig, LimitReached, NotAuthenticated, NotFound, PolicyRefused
+from .models.redaction import PREFIX
 
 Verb = Literal["read", "write", "execute", "restore"]
 #: What a token can be for: the actions of the REST API's routes, and to take its sandbox back to a snapshot.
 VERBS: tuple[Verb, ...] = ("read", "write", "execute", "restore")
-PREFIX = "agentbox_"
 #: Seconds that a token lives unless another time is asked for.
 DEFAULT_LIFE = 3600.0
 #: Characters of the longest text that is looked at.
@@ -44,14 +44,7 @@ _MAX_RECORD = 16 * 1024
 # A method of the store is called `list`.
 Paths = list[Path]
 _TEXT = re.compile(PREFIX + r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]{43})")
-#: A token, or the beginning of one, also as part of an address.
-_ANYWHERE = re.compile(r"agentbox(?:_|%5f)eyJ[A-Za-z0-9_%.-]*", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-
-
-def redact(text: str) -> str:
-    """Return a text that is to be logged with its scoped tokens left out."""
-    return _ANYWHERE.sub(f"{PREFIX}[secret]", text)
 
 
 class TokenRecord(msgspec.Struct, frozen=True):

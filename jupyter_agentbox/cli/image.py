@@ -78,6 +78,7 @@ class BuildCommand(_ImageCommand):
 
     def run(self) -> int:
         """Build it."""
+        from jupyter_agentbox.egress import presets
         from jupyter_agentbox.images import build, docker
 
         wanted = self.extra_args[0]
@@ -101,7 +102,7 @@ class BuildCommand(_ImageCommand):
         else:
             recipe = values.read_recipe(values.find_recipe(wanted))
             make = docker.build if self.is_docker else build.build
-            image = make(store, recipe, tell, cache=cache)
+            image = make(store, recipe, tell, pip_environment=presets.pip_environment(), cache=cache)
         print(f"{image.short}  {format_size(image.size)}  in {time.monotonic() - began:.0f} s")
         if not self.is_plain:
             self.offer(image)

@@ -14,9 +14,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from jupyter_agentbox.audit import AuditLog
 from jupyter_agentbox.errors import AgentboxError, LinkClosed
 from jupyter_agentbox.spec import Grant
 
@@ -45,6 +44,16 @@ NAME_NETWORK = ipaddress.ip_network("127.64.0.0/10")
 OnRefusal = Callable[[str, int, str], None]
 
 _PHRASES = {400: "bad request", 403: "refused", 502: "unreachable", 503: "not now", 504: "no answer in time"}
+
+
+class Audit(Protocol):
+    """Where the gate writes what it decides. :class:`~jupyter_agentbox.audit.AuditLog` is one."""
+
+    async def arecord(self, kind: str, sandbox: str, **columns: Any) -> int:
+        """Write a row, and return its number once it is safe. Raises AgentboxError."""
+
+    def note(self, kind: str, sandbox: str, **columns: Any) -> None:
+        """Write a row that nobody waits for."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,7 @@ class Gate:
         For the audit log.
     grant : Grant
         What the sandbox may reach. Assigning another ends the connections that it does not cover.
-    audit : AuditLog
+    audit : Audit
         Where each decision is written before it takes effect; what cannot be written is refused.
     resolve, connect : callable, optional
         Stand-ins for the lookup and the dial.
@@ -97,7 +106,7 @@ class Gate:
         self,
         sandbox_id: str,
         grant: Grant,
-        audit: AuditLog,
+        audit: Audit,
         *,
         resolve: Resolve | None = None,
         connect: Connect | None = None,

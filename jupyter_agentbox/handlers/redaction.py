@@ -8,7 +8,7 @@ from logging import Filter, Logger, LogRecord
 
 from tornado.log import access_log, app_log, gen_log
 
-from jupyter_agentbox.tokens import redact
+from jupyter_agentbox.models.redaction import redact
 
 #: A query parameter of an address that holds a token of Jupyter's.
 _PARAMETER = re.compile(r"([?&;][^=&;\s]*(?:token|%74oken)[^=&;\s]*=)[^&;\s'\"]+", re.IGNORECASE)

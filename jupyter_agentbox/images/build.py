@@ -14,6 +14,7 @@ import re
 import stat
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
@@ -50,7 +51,13 @@ def default_cache() -> Path:
 
 
 def build(
-    store: ImageStore, recipe: Recipe, tell: Tell, *, cache: Path | None = None, timeout: float = TIMEOUT
+    store: ImageStore,
+    recipe: Recipe,
+    tell: Tell,
+    *,
+    pip_environment: Mapping[str, str],
+    cache: Path | None = None,
+    timeout: float = TIMEOUT,
 ) -> Image:
     """Build an image, and keep it.
 
@@ -60,6 +67,8 @@ def build(
     recipe : Recipe
     tell : callable
         Told each step, a line at a time.
+    pip_environment : mapping of str to str
+        Variables that name pip's package index; see :func:`jupyter_agentbox.egress.presets.pip_environment`.
     cache : Path, optional
         Where downloads are kept.
     timeout : float
@@ -92,7 +101,7 @@ def build(
         unpacker.finish()
         settle(root, release)
         packages = read_packages(root)
-        dress.dress(root, recipe, tell, cache=cache, timeout=timeout)
+        dress.dress(root, recipe, tell, pip_environment=pip_environment, cache=cache, timeout=timeout)
         tell("hashing")
         image = store.add(folder, add_kernels(recipe, root), origin=describe(recipe), packages=packages)
     tell(f"image {image.short}")

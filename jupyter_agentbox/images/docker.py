@@ -10,7 +10,7 @@ import contextlib
 import json
 import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,13 @@ _OWN_VARIABLES = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
 
 
 def build(
-    store: ImageStore, recipe: Recipe, tell: Tell, *, cache: Path | None = None, timeout: float = TIMEOUT
+    store: ImageStore,
+    recipe: Recipe,
+    tell: Tell,
+    *,
+    pip_environment: Mapping[str, str],
+    cache: Path | None = None,
+    timeout: float = TIMEOUT,
 ) -> Image:
     """Build an image, and keep it. Parameters and errors are those of :func:`.build.build`."""
     if recipe.docker is None:
@@ -54,7 +60,7 @@ def build(
         root, _ = _build(folder, recipe.name, file, tell, timeout)
         settle(root, release)
         packages = read_packages(root)
-        dress.dress(root, recipe, tell, cache=cache, timeout=timeout)
+        dress.dress(root, recipe, tell, pip_environment=pip_environment, cache=cache, timeout=timeout)
         recipe = add_kernels(recipe, root)
         tell("hashing")
         image = store.add(folder, recipe, origin={**describe(recipe), "built": "docker"}, packages=packages)

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from jupyter_agentbox.egress import presets
 from jupyter_agentbox.errors import InvalidRequest, RuntimeFailed
 
 from . import tree
@@ -27,7 +26,9 @@ _ENTER = Path(__file__).with_name("enter.py")
 _PYTHON = "/usr/bin/python3"
 
 
-def dress(root: Path, recipe: Recipe, tell: Tell, *, cache: Path, timeout: float) -> None:
+def dress(
+    root: Path, recipe: Recipe, tell: Tell, *, pip_environment: Mapping[str, str], cache: Path, timeout: float
+) -> None:
     """Put into a tree all of a recipe but its distribution packages.
 
     Raises
@@ -40,7 +41,7 @@ def dress(root: Path, recipe: Recipe, tell: Tell, *, cache: Path, timeout: float
         A file or link of the recipe can't be made.
     """
     if recipe.pip:
-        _install_pip(root, recipe.pip, tell, cache / "pip", timeout)
+        _install_pip(root, recipe.pip, tell, pip_environment, cache / "pip", timeout)
     if recipe.npm:
         _install_npm(root, recipe.npm, tell, cache / "npm", timeout)
     for name, text in recipe.files.items():
@@ -51,7 +52,9 @@ def dress(root: Path, recipe: Recipe, tell: Tell, *, cache: Path, timeout: float
         _compile(root, tell, cache, timeout)
 
 
-def _install_pip(root: Path, pins: Sequence[str], tell: Tell, cache: Path, timeout: float) -> None:
+def _install_pip(
+    root: Path, pins: Sequence[str], tell: Tell, pip_environment: Mapping[str, str], cache: Path, timeout: float
+) -> None:
     tell(f"pip: {', '.join(pins)}")
     # What the tree has is the image's own, and nobody upgrades it by the distribution's tools.
     for path in root.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
@@ -64,7 +67,7 @@ def _install_pip(root: Path, pins: Sequence[str], tell: Tell, cache: Path, timeo
         "PIP_CACHE_DIR": f"{LENT}/cache",
         "PIP_ROOT_USER_ACTION": "ignore",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        **presets.pip_environment(),
+        **pip_environment,
         "PIP_RETRIES": "5",
     }
     env.update((name, value) for name, value in make_environment().items() if name.lower().endswith("_proxy"))

@@ -20,6 +20,7 @@ from e2e.harness import Env, Server
 from handlers.conftest import Api, make_server_config
 
 from jupyter_agentbox import images
+from jupyter_agentbox.egress.presets import pip_environment
 from jupyter_agentbox.images import Image, ImageStore, values
 from jupyter_agentbox.images import build as builder
 
@@ -93,7 +94,13 @@ def build_ours(name: str) -> Built:
     file = values.find_recipe(name)
 
     def make(state: Path) -> Image:
-        return builder.build(ImageStore(state), values.read_recipe(file), print, cache=CACHE / "downloads")
+        return builder.build(
+            ImageStore(state),
+            values.read_recipe(file),
+            print,
+            pip_environment=pip_environment(),
+            cache=CACHE / "downloads",
+        )
 
     return build_once(file, make)
 

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from dockerd import Dockerd
 
+from jupyter_agentbox.egress.presets import pip_environment
 from jupyter_agentbox.images import ImageStore, build, docker, values
 from jupyter_agentbox.images.values import Recipe
 from jupyter_agentbox.testing.serving import Serving
@@ -54,7 +55,7 @@ if os.environ.get("AGENTBOX_IMAGES") == "all":
 
     def make(recipe: Recipe, state: Path) -> str:
         store = ImageStore(state)
-        image = build.build(store, recipe, print, cache=conftest.CACHE / "downloads")
+        image = build.build(store, recipe, print, pip_environment=pip_environment(), cache=conftest.CACHE / "downloads")
         assert store.list() == [image]
         return image.address
 
@@ -111,7 +112,13 @@ if os.environ.get("AGENTBOX_IMAGES") == "all":
             subprocess.run(["docker", "import", tmp_path / "bare.tar", "local/bare:1"], check=True, timeout=600)
             recipe = read("base")
             ours = msgspec.structs.replace(recipe, docker="local/bare:1")
-            made = docker.build(ImageStore(tmp_path / "docker"), ours, print, cache=conftest.CACHE / "downloads")
+            made = docker.build(
+                ImageStore(tmp_path / "docker"),
+                ours,
+                print,
+                pip_environment=pip_environment(),
+                cache=conftest.CACHE / "downloads",
+            )
             assert made.address == make(recipe, tmp_path / "apt")
         finally:
             dockerd.close()

@@ -17,6 +17,7 @@ from e2e.harness import wait_until
 from traitlets.config import Config
 
 from jupyter_agentbox.cli.image import BuildCommand
+from jupyter_agentbox.egress.presets import pip_environment
 from jupyter_agentbox.errors import InvalidRequest, NotFound, RuntimeFailed
 from jupyter_agentbox.images import ImageStore, docker
 from jupyter_agentbox.images.values import Recipe, make_recipe
@@ -121,11 +122,11 @@ def test_a_container_of_a_build_that_was_killed_goes_with_the_next_and_another_o
 
 def test_a_recipe_begins_with_the_image_that_it_names(store: ImageStore, tmp_path: Path) -> None:
     recipe = Recipe(name="x", docker=FROM, files={"/etc/here": "yes\n"}, env={"A": "1"})
-    image = docker.build(store, recipe, print, cache=tmp_path)
+    image = docker.build(store, recipe, print, pip_environment=pip_environment(), cache=tmp_path)
     assert (store.root(image) / "etc/here").read_text() == "yes\n"
     assert (image.env, image.recipe["built"], image.recipe["docker"]) == ({"A": "1"}, "docker", FROM)
     with pytest.raises(InvalidRequest, match="which image of Docker"):
-        docker.build(store, Recipe(name="x"), print, cache=tmp_path)
+        docker.build(store, Recipe(name="x"), print, pip_environment=pip_environment(), cache=tmp_path)
 
 
 @pytest.mark.parametrize(
