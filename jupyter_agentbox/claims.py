@@ -1,6 +1,6 @@
 """The host's side of a claim: what a sandbox that waited is told before any code of its new owner's runs.
 
-The guest's is :mod:`jupyter_agentbox.guest.claim`, the kernel's :mod:`jupyter_agentbox.guest.embedded_claim`.
+The guest's is :mod:`jupyter_agentbox.guest.claim`, the kernel's ``guest.ipykernel.embedded_claim``.
 """
 
 from __future__ import annotations

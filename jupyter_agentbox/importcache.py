@@ -4,7 +4,8 @@ To open a file costs twenty times as much in gVisor as outside, and an import lo
 modules lies in one file of the state directory, made from the server's own environment by :mod:`.importgather`. A new
 sandbox gets a copy in its link's directory, if not one of the files and folders that it was made of has changed since.
 It is for a kernel that is the first program there, of the same interpreter with the same search path; see
-:mod:`.guest.launch_ipykernel`. The files of the environment stay the truth: what else is imported, or later, is theirs.
+``guest.ipykernel.launch_ipykernel``. The files of the environment stay the truth: what else is imported, or later, is
+theirs.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from .importgather import make_stamp
+from .linux import GUEST, PACKAGE
 from .spec import SandboxSpec
 
 log = logging.getLogger(__name__)
@@ -31,7 +33,7 @@ log = logging.getLogger(__name__)
 FOLDER, NAME = "imports", "imports"
 #: Seconds that making it may take, and bytes that it may have.
 MAKE_TIMEOUT, MAX_SIZE = 60.0, 64 * 1024 * 1024
-_OWN = Path(__file__).parent
+_GATHER = Path(__file__).with_name("importgather.py")
 
 
 def read(state_dir: Path) -> bytes | None:
@@ -90,7 +92,7 @@ def make(state_dir: Path) -> bool:
     target.parent.mkdir(mode=0o700, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=target.parent) as folder:
         made = Path(folder) / NAME
-        command = [sys.executable, "-I", "-B", str(_OWN / "importgather.py"), str(_OWN / "guest"), str(made)]
+        command = [sys.executable, "-I", "-B", str(_GATHER), str(GUEST / "ipykernel"), str(made)]
         # Nothing of the server's: what is imported then is what is imported inside.
         env = {"PATH": os.defpath, "LANG": "C.UTF-8", "HOME": folder, "IPYTHONDIR": f"{folder}/ipython"}
         try:
@@ -120,5 +122,5 @@ def _find(state_dir: Path) -> Path:
     """One for each interpreter and installation of this package that share the state directory."""
     import hashlib
 
-    name = hashlib.sha256(f"{sys.executable}\0{sys.version}\0{_OWN}".encode()).hexdigest()[:16]
+    name = hashlib.sha256(f"{sys.executable}\0{sys.version}\0{PACKAGE}".encode()).hexdigest()[:16]
     return state_dir / FOLDER / name

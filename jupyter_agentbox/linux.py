@@ -17,6 +17,9 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+#: The folder of this package, and of the program that is PID 1 inside.
+PACKAGE = Path(__file__).resolve().parent
+GUEST = PACKAGE / "guest"
 #: Prefix of what :func:`remove_tree` moves up, and of a sandbox's directory that is being removed.
 GONE = ".gone-"
 
@@ -252,8 +255,7 @@ def make_bare_command(program: str | Path, *arguments: str) -> list[str]:
         "import runpy, sys; del sys.argv[0]; sys.path.append(sys.argv.pop(0)); "
         "runpy.run_path(sys.argv[0], None, '__main__')"
     )
-    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    return [find_python(), "-I", "-S", "-B", "-c", code, folder, os.path.abspath(program), *arguments]
+    return [find_python(), "-I", "-S", "-B", "-c", code, str(PACKAGE.parent), os.path.abspath(program), *arguments]
 
 
 def find_python() -> str:

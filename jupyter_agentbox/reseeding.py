@@ -7,7 +7,7 @@ import inspect
 from contextlib import suppress
 
 from .errors import AgentboxError
-from .guest.embedded_claim import reseed as reseed_python
+from .guest.ipykernel.embedded_claim import reseed as reseed_python
 from .runner import Runner
 from .sandbox import Sandbox
 

@@ -27,6 +27,7 @@ from .egress.gate import OnRefusal
 from .environment import user_name
 from .errors import AgentboxError, Damaged, InvalidConfig, InvalidRequest, LinkClosed, NotFound, RuntimeFailed
 from .linkthread import finished
+from .linux import PACKAGE
 from .manager import SandboxManager
 from .messages import Signer, header_index, parse
 from .policy import Policy
@@ -48,7 +49,6 @@ LEASE = 30.0
 _SANDBOX = "template"
 #: What a template's description has beside its inputs: who made it, and for which command.
 _MAKER, _ARGV = "maker", "command"
-_OWN = Path(__file__).parent
 _WORDS = {
     "code": "this package",
     "argv": "the interpreter",
@@ -183,7 +183,7 @@ class Templates:
         """
         then = dict(item.meta.fingerprint)
         maker, argv = then.pop(_MAKER, ""), json.loads(then.pop(_ARGV, "[]"))
-        if maker != str(_OWN):
+        if maker != str(PACKAGE):
             return None if maker and Path(maker).is_dir() else ["the environment that made it"]
         try:
             spec = Record.from_bytes(item.meta.record).spec
@@ -293,7 +293,7 @@ class Templates:
                 created=time.time(),
                 name=make_key(inputs),
                 note=spec.profile,
-                fingerprint={**inputs, _MAKER: str(_OWN), _ARGV: json.dumps(list(argv))},
+                fingerprint={**inputs, _MAKER: str(PACKAGE), _ARGV: json.dumps(list(argv))},
                 record=record,
             )
             made = await asyncio.to_thread(self.store.commit, staged, meta)

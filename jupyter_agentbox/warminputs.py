@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .driver import prepare_argv
+from .linux import PACKAGE
 from .spec import LIMIT_NAMES, Grant, SandboxSpec
 
 #: Bytes of an environment that can be given to a kernel that waits.
@@ -127,10 +128,9 @@ def _stat(path: Path | str) -> str:
 
 
 def _hash_code() -> str:
-    own = Path(__file__).parent
     files: list[Path] = []
     for name in _CODE:
-        files += sorted((own / name).glob("*.py")) if (own / name).is_dir() else [own / name]
+        files += sorted((PACKAGE / name).rglob("*.py")) if (PACKAGE / name).is_dir() else [PACKAGE / name]
     return _hash([(str(path), _stat(path)) for path in files])
 
 

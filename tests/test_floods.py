@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_agentbox.guest.fifos import FormatError, Unpacker
 from jupyter_agentbox.guest.framing import (
     CREDIT,
     DATA,
@@ -32,6 +31,7 @@ from jupyter_agentbox.guest.framing import (
     ProtocolError,
     pack_message,
 )
+from jupyter_agentbox.guest.ipykernel.embedded_protocol import FormatError, Unpacker
 from jupyter_agentbox.guest.zmtp import Decoder, ZmtpError
 from jupyter_agentbox.link import MAX_GUEST_STREAMS
 from jupyter_agentbox.spec import KIB, MIB

@@ -12,12 +12,12 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyter_agentbox.errors import LinkClosed
 from jupyter_agentbox.guest.framing import MessageReader, ProtocolError, load_json, pack_json
 from jupyter_agentbox.link import LinkThread, Stream
+from jupyter_agentbox.linux import GUEST
 from jupyter_agentbox.spec import MIB, Cause, End, out_of_memory
 
 from .embedded import Claim, Embedded
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LAUNCH_IPYKERNEL = Path(__file__).parents[1] / "guest" / "launch_ipykernel.py"
+_LAUNCH_IPYKERNEL = GUEST / "ipykernel" / "launch_ipykernel.py"
 
 #: Directory inside, writable by all, where connection files are.
 CONNECTION_DIR = "/run/kernels"

@@ -1,6 +1,6 @@
 """The embedded driver: ipykernel itself reads and writes FIFOs of the link's directory, and nothing is between.
 
-Its other end is :mod:`jupyter_agentbox.guest.embedded`. A round trip costs two wake-ups instead of a dozen. Each owner
+Its other end is ``guest.ipykernel.embedded``. A round trip costs two wake-ups instead of a dozen. Each owner
 makes FIFOs of its own; the guest opens them for the kernel, as user code can neither see nor open any. How much was
 taken of what the kernel said is written down beside the sandbox, message by message, so that a successor of an owner
 that was killed goes on exactly there.
@@ -27,7 +27,16 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_agentbox import linkdir
 from jupyter_agentbox.errors import LinkClosed
-from jupyter_agentbox.guest.fifos import ACK, HELLO, READ_SIZE, FormatError, Unpacker, pack, pack_head, packed_size
+from jupyter_agentbox.guest.ipykernel.embedded_protocol import (
+    ACK,
+    HELLO,
+    READ_SIZE,
+    FormatError,
+    Unpacker,
+    pack,
+    pack_head,
+    packed_size,
+)
 from jupyter_agentbox.link import PIPE_SIZE, LinkThread
 from jupyter_agentbox.spec import MIB
 

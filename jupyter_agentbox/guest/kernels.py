@@ -1,7 +1,7 @@
 """Kernels inside: the process, and its messages carried between its sockets and the link.
 
 A kernel outlives its owner: what it says meanwhile waits in the outboxes of its channels. One that is *embedded* has no
-sockets: it is handed the FIFOs of each owner, and keeps what it says itself (:mod:`.embedded`).
+sockets: it is handed the FIFOs of each owner, and keeps what it says itself (``guest.ipykernel.embedded``).
 """
 
 from __future__ import annotations
@@ -39,7 +39,14 @@ MAX_REQUEST = 513 * 1024 * 1024
 READ_FIFOS = ("shell", "stdin", "control", "said-read", "answers-read")
 WRITTEN_FIFOS = ("said", "answers")
 #: What such a kernel's launcher loads, in that order: it is told their names in AGENTBOX_EMBEDDED.
-EMBEDDED_MODULES = ("fifos", "embedded_lazy", "embedded_claim", "embedded_streams", "embedded_shells", "embedded")
+EMBEDDED_MODULES = (
+    "embedded_protocol",
+    "embedded_lazy",
+    "embedded_claim",
+    "embedded_streams",
+    "embedded_shells",
+    "embedded",
+)
 LINK_DIR = "/run/agentbox/link"
 IMPORT_CACHE = f"{LINK_DIR}/imports"
 _DIAL_INTERVAL = 0.01
@@ -55,8 +62,8 @@ class Kernel:
     "is_out_of_memory"}``, ``{"event": "failed", "message"}``, ``{"event": "dropped", "channel", "count"}`` and
     ``{"event": "hung up"}``. From the host: ``{"signal": n}``; for an embedded kernel ``{"fifos": name, "taken",
     "room"}`` and ``{"hang_up": true}`` too, the first of which has a ``claim`` for one that waited
-    (:mod:`.embedded_claim`). An EOF from the host ends the kernel; the loss of the owner does not. All processes that
-    descend from a kernel end with it.
+    (``guest.ipykernel.embedded_claim``). An EOF from the host ends the kernel; the loss of the owner does not. All
+    processes that descend from a kernel end with it.
     """
 
     def __init__(self, loop: Loop, processes: Processes, stream: Stream) -> None:
@@ -160,7 +167,7 @@ class Kernel:
         self._orders, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.setblocking(False)
         self._loop.watch(self._orders.fileno(), self._order_done)
-        folder = os.path.dirname(os.path.abspath(__file__))
+        folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ipykernel")
         return (
             os.open("/dev/null", os.O_RDONLY),
             1,

@@ -26,6 +26,7 @@ from jupyter_agentbox import containers
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, RuntimeFailed, RuntimeUnavailable
 from jupyter_agentbox.guest import covers
 from jupyter_agentbox.linux import (
+    GUEST,
     get_runtime_directories,
     is_running,
     kill_processes,
@@ -69,7 +70,7 @@ class DockerRuntime(Runtime):
     state_dir = Unicode("", help="Directory of all sandboxes; never shown inside one. Set by the manager.").tag(
         config=True
     )
-    guest_dir = Unicode(str(Path(__file__).parents[1] / "guest"), help="Directory of the program that is PID 1 inside.")
+    guest_dir = Unicode(str(GUEST), help="Directory of the program that is PID 1 inside.")
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jupyter_agentbox.linux import GUEST
 from jupyter_agentbox.spec import CLAIM_DIR, GUEST_DIR, HOME, MIB, WORKSPACE, Limits, SandboxSpec
 
 from .rootfs import HOSTNAME, hides_entries
@@ -23,7 +24,7 @@ MASKED = (
 READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 OPEN_FILES = 65536
 #: The program that covers hidden entries inside before the guest runs.
-COVERS = Path(__file__).parents[1] / "guest" / "covers.py"
+COVERS = GUEST / "covers.py"
 
 
 def make_rlimits(limits: Limits) -> dict[str, int]:

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_agentbox.errors import InvalidRequest
+from jupyter_agentbox.linux import GUEST
 from jupyter_agentbox.spec import CLAIM_DIR, GUEST_DIR, HOME, USER_ID, WORKSPACE, Mount, SandboxSpec
 
 from .launcher import make_matcher
@@ -332,7 +333,7 @@ def check_workspace(folder: Path, hidden: tuple[str, ...], forbidden: tuple[Path
 
 def find_guest_python() -> tuple[str, Path]:
     """Return path and installation prefix of the interpreter that runs the guest in the host's own view."""
-    compile_guest(Path(__file__).parents[1] / "guest")
+    compile_guest(GUEST)
     return getattr(sys, "_base_executable", None) or sys.executable, Path(sys.base_prefix)
 
 

@@ -28,6 +28,7 @@ from jupyter_agentbox import importcache
 from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
 from jupyter_agentbox.guest import covers
 from jupyter_agentbox.linux import (
+    GUEST,
     find_processes,
     get_runtime_directories,
     kill_processes,
@@ -79,7 +80,7 @@ class RunscRuntime(Runtime):
     state_dir = Unicode("", help="Directory of all sandboxes; never shown inside one. Set by the manager.").tag(
         config=True
     )
-    guest_dir = Unicode(str(Path(__file__).parents[1] / "guest"), help="Directory of the program that is PID 1 inside.")
+    guest_dir = Unicode(str(GUEST), help="Directory of the program that is PID 1 inside.")
 
     # The contract
 

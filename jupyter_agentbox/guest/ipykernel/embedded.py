@@ -6,8 +6,8 @@ processes are what a cell's round trip costs. So the main thread reads requests 
 there is no IO thread, no heartbeat, no pause after a cell, and the messages at a cell's end go by one write. A thread
 for the control channel sleeps until something comes; one more flushes output of a cell that says nothing for a while.
 
-:mod:`.kernels`, as PID 1, hands over the FIFOs of each owner by a socket, in the order of :data:`FIFOS`.
-:mod:`.fifos` keeps what was said until an owner has it. Neighbours are loaded by :mod:`.launch_ipykernel`.
+``guest.kernels``, as PID 1, hands over the FIFOs of each owner by a socket, in the order of :data:`FIFOS`.
+:mod:`.embedded_protocol` keeps what was said until an owner has it. Neighbours are loaded by :mod:`.launch_ipykernel`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 from .embedded_claim import claim
 from .embedded_lazy import DEBUGGER, Debugger
+from .embedded_protocol import Sender
 from .embedded_shells import Shells
 from .embedded_streams import Frame, Output, Publisher, Receiver, Stream
-from .fifos import Sender
 
 #: The host's end writes the first five. ``said`` carries shell, iopub and stdin, ``answers`` is control's.
 FIFOS = ("shell", "stdin", "control", "said-read", "answers-read", "said", "answers")

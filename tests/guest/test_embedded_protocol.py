@@ -15,7 +15,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jupyter_agentbox.guest.fifos import ACK, HELLO, MAX_PARTS, FormatError, Sender, Unpacker, pack, packed_size
+from jupyter_agentbox.guest.ipykernel.embedded_protocol import (
+    ACK,
+    HELLO,
+    MAX_PARTS,
+    FormatError,
+    Sender,
+    Unpacker,
+    pack,
+    packed_size,
+)
 
 MESSAGES = st.lists(st.lists(st.binary(max_size=300), min_size=1, max_size=6), max_size=8)
 

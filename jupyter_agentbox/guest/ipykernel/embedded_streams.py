@@ -22,7 +22,7 @@ from ipykernel.iostream import BackgroundSocket, IOPubThread, OutStream
 from tornado.ioloop import IOLoop
 from zmq.eventloop.zmqstream import ZMQStream
 
-from .fifos import FIRST_READ_SIZE, READ_SIZE, FormatError, Sender, Unpacker, is_readable
+from .embedded_protocol import FIRST_READ_SIZE, READ_SIZE, FormatError, Sender, Unpacker, is_readable
 
 #: Largest message of the host's, bytes: 512 MiB of a client's, and what goes with them.
 MAX_MESSAGE = 513 * 1024 * 1024
