@@ -28,7 +28,7 @@ from typing import Any
 import requests
 import websocket
 
-from jupyter_agentbox.snapshots.owner import disk_usage
+from jupyter_agentbox.storage.snapshots.owner import disk_usage
 
 from .__main__ import machine
 

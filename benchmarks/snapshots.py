@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_agentbox.client import Client
-from jupyter_agentbox.snapshots import SnapshotMeta, SnapshotStore
+from jupyter_agentbox.storage.snapshots import SnapshotMeta, SnapshotStore
 
 from .serving import serving
 

@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from .audit import AuditLog
 from .driver.embedded import Claim
 from .errors import LinkClosed, RuntimeFailed
 from .guest.framing import MessageReader, ProtocolError, load_json, pack_json
 from .link import Link
 from .record import Lock, Record
 from .spec import MIB
+from .storage.audit.log import AuditLog
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ names that it derives from the one it was asked for: ``.~name`` for a safe save 
 checkpoint.
 
 Here everything that reads content or changes something goes through
-:class:`~jupyter_agentbox.files.guarded.GuardedPaths`. Jupyter's own code above that, and classes that other packages
-derive from this one, stay as they are.
+:class:`~jupyter_agentbox.storage.files.guarded.GuardedPaths`. Jupyter's own code above that, and classes that other
+packages derive from this one, stay as they are.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from tornado.web import HTTPError
 from traitlets import List, Unicode, default
 
 from .errors import AgentboxError, NotFound, PolicyRefused, TooLarge
-from .files.guarded import GuardedPaths
-from .files.paths import make_matcher
 from .folders import private_directories, program_directories
 from .policy import Policy
+from .storage.files.guarded import GuardedPaths
+from .storage.files.paths import make_matcher
 
 #: Bytes of a file that is downloaded, at a time.
 PART = 1024 * 1024

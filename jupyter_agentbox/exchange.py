@@ -1,6 +1,6 @@
 """Snapshots as files: one is exported to be kept elsewhere or moved to another machine, and imported again.
 
-:mod:`~jupyter_agentbox.snapshots` signs what goes out, and takes nothing in that is not signed under its own key.
+``storage.snapshots`` signs what goes out, and takes nothing in that is not signed under its own key.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .errors import AgentboxError, LimitReached, NotAuthorized, TooLarge
 from .models import SnapshotInfo
 from .registry import Caller
 from .sessions import Sessions
-from .snapshots import Snapshot, SnapshotMeta
 from .snapshotting import Snapshots, describe, read_saved
 from .spec import MIB, format_size
+from .storage.snapshots import Snapshot, SnapshotMeta
 
 #: Files that one caller may export and import at a time; each takes a snapshot's room on the disk meanwhile.
 MAX_MOVES = 2

@@ -20,10 +20,10 @@ from traitlets.config import LoggingConfigurable
 
 from .errors import InvalidConfig, InvalidRequest, NotFound, PolicyRefused
 from .folders import SYSTEM_DIRS, is_beneath
-from .images import ImageStore
 from .languages import find_kernels, find_module, has_module
 from .profiles import Profile
 from .spec import KernelCommand, Service
+from .storage.images import ImageStore
 
 
 class ImageSettings(LoggingConfigurable):

@@ -23,8 +23,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from jupyter_agentbox.linux import GUEST, PACKAGE
+
 from .importgather import make_stamp
-from .linux import GUEST, PACKAGE
 from .spec import SandboxSpec
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@
 kernel with them: it sends when the kernel is free, so that nothing it has to withdraw is ever in the kernel's own
 queue and an interrupt never hits somebody else's cell. :mod:`~jupyter_agentbox.runner` makes them.
 
-Only on the link's thread. What the kernel says is hostile; :mod:`~jupyter_agentbox.outputs` reads it.
+Only on the link's thread. What the kernel says is hostile; ``models.outputs`` reads it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .errors import RuntimeFailed
 from .front import Front
 from .link import LinkThread
 from .messages import MAX_HEADER, header_index
-from .outputs import (
+from .models.outputs import (
     ClearEvent,
     CodeResult,
     DisplayEvent,

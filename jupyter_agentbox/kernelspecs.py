@@ -24,7 +24,7 @@ from traitlets import Set, Unicode
 
 from .configfiles import CONFIG_NAME
 from .errors import InvalidConfig, InvalidRequest, NotFound, PolicyRefused
-from .images import KernelEntry
+from .storage.images import KernelEntry
 
 PROVISIONER_NAME = "agentbox-provisioner"
 OWN_NAME = "agentbox"

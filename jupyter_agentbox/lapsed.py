@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from .audit import AuditLog
 from .errors import AgentboxError
 from .session import Session, SessionRecord
 from .spec import Cause, End
+from .storage.audit.log import AuditLog
 from .sweep import sweep_directories
 
 log = logging.getLogger(__name__)

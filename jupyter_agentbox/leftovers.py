@@ -15,8 +15,8 @@ from subprocess import SubprocessError
 
 from . import endpoints, importcache
 from .errors import AgentboxError
-from .images import ImageStore
 from .runtimes.checks import clear_left
+from .storage.images import ImageStore
 from .sweep import ensure_sweeper, has_left
 
 log = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import DiskFull
-from .files.atomic import Room
 from .runtimes import Usage, cgroups
 from .runtimes.measure import measure_tree
 from .spec import GIB, MIB, Cause, End, SandboxSpec, format_size
+from .storage.files.atomic import Room
 
 #: Where less than so many times the floor is free, it is watched what grows.
 NEAR = 8

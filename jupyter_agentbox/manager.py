@@ -19,7 +19,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .audit import AuditLog
 from .driver.embedded import Claim
 from .egress.gate import OnRefusal
 from .errors import AgentboxError, Conflict, DiskFull, InvalidRequest, NotFound, RuntimeFailed, RuntimeUnavailable
@@ -29,6 +28,7 @@ from .record import KernelRecord, Lock, Record, is_owned, was_told_to_end
 from .runtimes import Check, Handle, Runtime
 from .sandbox import Sandbox
 from .spec import MIB, Cause, End, SandboxSpec, format_size
+from .storage.audit.log import AuditLog
 from .sweep import LOST, SESSION_FILE, STATE_FILE, ensure_sweeper, remove_lost
 from .tokens import TokenStore
 

@@ -15,11 +15,11 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 
 from .errors import InvalidRequest
-from .files.paths import parse_path, write_path
 from .models import Installed, InstallRequest, ProgressEvent, RefusedHost
 from .processes import Command, Exit
 from .session import Session
 from .spec import WORKSPACE
+from .storage.files.paths import parse_path, write_path
 
 #: Characters kept of what the package manager prints, and of one line that is passed on.
 MAX_LOG = 16_000

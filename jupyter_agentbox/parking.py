@@ -30,9 +30,9 @@ from .sandbox import Sandbox
 from .session import Session
 from .sessions import Sessions
 from .slot import KernelSlot, Parked, Restoration
-from .snapshots import Snapshot
 from .snapshotting import Saved, Snapshots, open_store, read_saved
 from .spec import Cause, End, SandboxSpec
+from .storage.snapshots import Snapshot
 from .tokens import TokenStore
 
 log = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ from .policy import Policy
 from .record import Lock, Record, is_owned
 from .runtimes import Handle, Runtime
 from .sandbox import Sandbox
-from .snapshots import Snapshot
 from .spec import MIB, SandboxSpec
+from .storage.snapshots import Snapshot
 from .templates import Templates, Wish
 from .warminputs import make_key
 

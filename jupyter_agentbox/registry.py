@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from .audit import AuditLog
 from .environment import user_name
 from .errors import (
     AgentboxError,
@@ -32,6 +31,7 @@ from .refusals import Refusals
 from .sandbox import Sandbox
 from .session import Session
 from .slot import KernelSlot
+from .storage.audit.log import AuditLog
 from .tokens import Scope, Verb
 
 T = TypeVar("T")

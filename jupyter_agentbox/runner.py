@@ -4,7 +4,7 @@ A *context* is a named kernel in a sandbox, started at first use, with a front o
 can be attached to it as well. In the sandbox of a notebook's kernel, that kernel is the context ``default``: a person
 and an agent share its variables. Which sandboxes a caller may use at all is decided above, by whoever calls.
 
-:mod:`~jupyter_agentbox.kernelclient` runs the code, :mod:`~jupyter_agentbox.outputs` says what came of it. (It is not
+:mod:`~jupyter_agentbox.kernelclient` runs the code, ``models.outputs`` says what came of it. (It is not
 called ``code``, as that is what everything here takes as an argument, and a module of the standard library.)
 """
 
@@ -25,7 +25,7 @@ from .front import Front
 from .kernelclient import END_GRACE, Feed, KernelClient
 from .languages import PYTHON, find_language, list_languages
 from .link import LinkThread
-from .outputs import CodeResult, ContextInfo, DoneEvent, Event, OutputLimits
+from .models.outputs import CodeResult, ContextInfo, DoneEvent, Event, OutputLimits
 from .record import KernelRecord
 from .sandbox import Sandbox
 from .slot import KernelSlot
@@ -232,7 +232,7 @@ class Runner:
         limits: OutputLimits | None = None,
         keep_running: bool = False,
     ) -> AsyncIterator[Event]:
-        """Run code and yield events as they come, a :class:`~jupyter_agentbox.outputs.DoneEvent` last.
+        """Run code and yield events as they come, a :class:`~jupyter_agentbox.models.outputs.DoneEvent` last.
 
         Parameters and errors are those of :meth:`run`. To close the iterator early is to go away.
         """

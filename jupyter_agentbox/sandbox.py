@@ -19,8 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jupyter_agentbox.linux import remove_tree
+
 from . import importcache
-from .audit import AuditLog
 from .claims import begin, in_batches, put_in_place, record_start
 from .driver import Kernel
 from .driver.embedded import Claim
@@ -30,11 +31,9 @@ from .freezer import Freezer
 from .guest.framing import MAX_PAYLOAD, OPEN, MessageReader, ProtocolError, load_json, pack_json
 from .limits import FreeSpace, MemoryWatch, find_breach
 from .link import Link, LinkThread, Stream, finished
-from .linux import remove_tree
 from .processes import Command, ExecResult, ProcessTable
 from .record import KernelRecord, Lock, ProcessRecord, Record, read_log_tail, was_told_to_end
 from .runtimes import Handle, Runtime, Usage
-from .snapshots import copy_tree
 from .spec import (
     GIB,
     INTENDED,
@@ -48,6 +47,8 @@ from .spec import (
     format_size,
     out_of_memory,
 )
+from .storage.audit.log import AuditLog
+from .storage.snapshots import copy_tree
 from .sweep import KEPT_MARK, SESSION_FILE
 
 log = logging.getLogger(__name__)

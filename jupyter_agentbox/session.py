@@ -21,7 +21,6 @@ from typing import Any, Literal
 import msgspec
 
 from .errors import AgentboxError, Conflict, InvalidRequest, NotFound, PolicyRefused, SandboxEnded
-from .files import Folder
 from .languages import list_languages
 from .models import TOOLS, AskInfo, EndInfo, KernelInfo, LimitsInfo, SandboxInfo, SandboxRequest, State
 from .models.base import SandboxState
@@ -29,6 +28,7 @@ from .models.sandboxes import CallInfo, UsageInfo
 from .sandbox import Sandbox
 from .saved import Parked
 from .spec import INTENDED, End, Limits, SandboxSpec
+from .storage.files import Folder
 from .sweep import SESSION_FILE as SESSION_FILE
 
 #: Refusals of the gate, and hosts asked for, that a session remembers.

@@ -1,7 +1,7 @@
 """Snapshots of live sandboxes: take one, go back to it, fork another sandbox off it.
 
-:class:`~jupyter_agentbox.snapshots.SnapshotStore` keeps what is saved, :meth:`.sandbox.Sandbox.checkpoint` saves and
-:mod:`~jupyter_agentbox.renewal` decides what a copy may do today.
+:class:`~jupyter_agentbox.storage.snapshots.SnapshotStore` keeps what is saved, :meth:`.sandbox.Sandbox.checkpoint`
+saves and :mod:`~jupyter_agentbox.renewal` decides what a copy may do today.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from .sandbox import Sandbox
 from .session import Session, SessionRecord
 from .sessions import Sessions
 from .slot import KernelSlot, Restoration
-from .snapshots import Kind, Snapshot, SnapshotMeta, SnapshotStore
 from .spec import Grant, SandboxSpec
+from .storage.snapshots import Kind, Snapshot, SnapshotMeta, SnapshotStore
 from .tenants import Tenant
 
 log = logging.getLogger(__name__)

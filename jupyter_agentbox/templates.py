@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from jupyter_agentbox.linux import PACKAGE
+
 from . import importcache
 from .driver import Kernel
 from .driver.embedded import Claim
@@ -27,15 +29,14 @@ from .egress.gate import OnRefusal
 from .environment import user_name
 from .errors import AgentboxError, Damaged, InvalidConfig, InvalidRequest, LinkClosed, NotFound, RuntimeFailed
 from .linkthread import finished
-from .linux import PACKAGE
 from .manager import SandboxManager
 from .messages import Signer, header_index, parse
 from .policy import Policy
 from .record import Record
 from .runtimes.oci import make_rlimits
 from .sandbox import Sandbox
-from .snapshots import Snapshot, SnapshotMeta, SnapshotStore
 from .spec import WORKSPACE, SandboxSpec
+from .storage.snapshots import Snapshot, SnapshotMeta, SnapshotStore
 from .warminputs import can_be_warm, find_inputs, make_key, waiting_spec
 
 log = logging.getLogger(__name__)

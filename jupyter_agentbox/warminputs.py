@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from jupyter_agentbox.linux import PACKAGE
+
 from .driver import prepare_argv
-from .linux import PACKAGE
 from .spec import LIMIT_NAMES, Grant, SandboxSpec
 
 #: Bytes of an environment that can be given to a kernel that waits.

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_agentbox import chain
-from jupyter_agentbox.audit import AuditLog
-from jupyter_agentbox.chain import hash_row
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest
+from jupyter_agentbox.storage.audit import chain
+from jupyter_agentbox.storage.audit.chain import hash_row
+from jupyter_agentbox.storage.audit.log import AuditLog
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_only_its_owner_can_read_it(path: Path) -> None:
 
 def test_many_processes_write_at_once(path: Path) -> None:
     program = (
-        "import sys; from jupyter_agentbox.audit import AuditLog\n"
+        "import sys; from jupyter_agentbox.storage.audit.log import AuditLog\n"
         "log = AuditLog(sys.argv[1], busy_timeout=60)\n"
         "for n in range(100): log.record('egress', sys.argv[2], port=n)\n"
         "log.close()"

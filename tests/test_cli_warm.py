@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_cli import Shell
 
-from jupyter_agentbox.audit import AuditLog
+from jupyter_agentbox.storage.audit.log import AuditLog
 
 _START = """
 from jupyter_client.manager import KernelManager

@@ -41,7 +41,7 @@ from traitlets.config import Config
 
 from jupyter_agentbox import contents
 from jupyter_agentbox.contents import AgentboxContentsManager, guard_state
-from jupyter_agentbox.files import guarded
+from jupyter_agentbox.storage.files import guarded
 
 NOTEBOOK = {
     "cells": [{"cell_type": "code", "execution_count": None, "id": "a", "metadata": {}, "outputs": [], "source": "1"}],

@@ -44,7 +44,7 @@ MOST = 100 * MIB
 HOST = r"""
 import asyncio, os, re, sys
 from pathlib import Path
-from jupyter_agentbox.audit import AuditLog
+from jupyter_agentbox.storage.audit.log import AuditLog
 from jupyter_agentbox.egress.gate import Gate
 from jupyter_agentbox.link import Link, LinkThread
 from jupyter_agentbox.spec import Grant

@@ -13,7 +13,7 @@ from boxes import boxed, run
 from jupyter_agentbox import sandbox
 from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.manager import SandboxManager
-from jupyter_agentbox.snapshots import copy_tree
+from jupyter_agentbox.storage.snapshots import copy_tree
 
 #: Seconds, of which most are left when the sandbox goes on.
 LEASE = 8.0

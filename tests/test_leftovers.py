@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from jupyter_agentbox import endpoints, leftovers
-from jupyter_agentbox.images import ImageStore
 from jupyter_agentbox.linux import find_processes
+from jupyter_agentbox.storage.images import ImageStore
 from jupyter_agentbox.sweep import ensure_sweeper
 
 #: Begins to make an image, to remove another, and to open a front; and is killed.
@@ -23,7 +23,7 @@ PROGRAM = """
     import os, shutil, sys
     from pathlib import Path
     from jupyter_agentbox import endpoints
-    from jupyter_agentbox.images import ImageStore, store
+    from jupyter_agentbox.storage.images import ImageStore, store
     state = Path(sys.argv[1])
     def killed(folder):
         assert folder.name.startswith(".gone-")

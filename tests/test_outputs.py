@@ -9,8 +9,16 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_agentbox import outputs
-from jupyter_agentbox.outputs import ClearEvent, DisplayEvent, Event, OutputLimits, Outputs, StreamEvent, read_reply
+from jupyter_agentbox.models import outputs
+from jupyter_agentbox.models.outputs import (
+    ClearEvent,
+    DisplayEvent,
+    Event,
+    OutputLimits,
+    Outputs,
+    StreamEvent,
+    read_reply,
+)
 
 
 def encode(**content: Any) -> bytes:

@@ -16,9 +16,9 @@ from jupyter_agentbox.errors import AgentboxError, Conflict, InvalidRequest, Pol
 from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.renewal import cap, renew
 from jupyter_agentbox.sessions import Sessions
-from jupyter_agentbox.snapshots import Snapshot
 from jupyter_agentbox.snapshotting import Snapshots
 from jupyter_agentbox.spec import MIB, Grant, Mount, SandboxSpec
+from jupyter_agentbox.storage.snapshots import Snapshot
 from jupyter_agentbox.tenants import Tenant
 
 HOSTS = ["one.example", "*.two.example", "three.example:8443"]

@@ -25,7 +25,7 @@ from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound, SandboxE
 from jupyter_agentbox.kernelspecs import OWN_SPEC
 from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.manager import SandboxManager
-from jupyter_agentbox.outputs import ClearEvent, CodeResult, DoneEvent, OutputLimits, ResultEvent, StreamEvent
+from jupyter_agentbox.models.outputs import ClearEvent, CodeResult, DoneEvent, OutputLimits, ResultEvent, StreamEvent
 from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.runner import Runner
 from jupyter_agentbox.runtimes.runsc import RunscRuntime

@@ -41,8 +41,8 @@ class AuditVerifyCommand(Command):
 
     def run(self) -> int:
         """Check it."""
-        from jupyter_agentbox.audit import AuditLog
         from jupyter_agentbox.policy import Policy
+        from jupyter_agentbox.storage.audit.log import AuditLog
 
         log = AuditLog(Policy(parent=self).state_path / "audit.sqlite")
         found = log.verify(self.head or None)
@@ -70,8 +70,8 @@ class AuditExportCommand(Command):
 
     def run(self) -> int:
         """Write it."""
-        from jupyter_agentbox.audit import AuditLog
         from jupyter_agentbox.policy import Policy
+        from jupyter_agentbox.storage.audit.log import AuditLog
 
         if self.days < 0:
             raise AgentboxError("days is a number of days, and not below 0")

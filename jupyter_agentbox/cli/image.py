@@ -11,9 +11,9 @@ import msgspec
 from traitlets import Bool, Unicode
 
 from jupyter_agentbox.errors import InvalidRequest, NotFound
-from jupyter_agentbox.images import Image, ImageStore, archive, values
 from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.spec import format_size
+from jupyter_agentbox.storage.images import Image, ImageStore, archive, values
 
 from .base import ALIASES, FLAGS, Command, CommandGroup, format_age, printable, write_table
 
@@ -79,7 +79,7 @@ class BuildCommand(_ImageCommand):
     def run(self) -> int:
         """Build it."""
         from jupyter_agentbox.egress import presets
-        from jupyter_agentbox.images import build, docker
+        from jupyter_agentbox.storage.images import build, docker
 
         wanted = self.extra_args[0]
         store = self.store()

@@ -180,7 +180,7 @@ class KernelspecCommand(Command):
 
     def _run_for_image(self, state: Path) -> int:
         from jupyter_agentbox import kernelspecs
-        from jupyter_agentbox.images import ImageStore
+        from jupyter_agentbox.storage.images import ImageStore
 
         image = ImageStore(state).get(self.image)
         wanted = self.extra_args or [entry.name for entry in image.kernels]

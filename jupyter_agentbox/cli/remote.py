@@ -16,8 +16,8 @@ from traitlets import Bool, Float, Unicode
 from jupyter_agentbox.client import ApiError, Client, Output, Sandbox, find_server
 from jupyter_agentbox.client.find import read_token
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, NotAuthenticated
-from jupyter_agentbox.files import Copied, Folder, FolderView
 from jupyter_agentbox.models import AuditItem, ExitEvent
+from jupyter_agentbox.storage.files import Copied, Folder, FolderView
 
 from .base import ALIASES, FLAGS, Command, ProgramCommand, format_age, printable, read_input, write_out, write_table
 

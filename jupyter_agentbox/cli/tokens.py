@@ -130,8 +130,8 @@ class TokenRevokeCommand(Command):
 
     def run(self) -> int:
         """Revoke them."""
-        from jupyter_agentbox.audit import AuditLog
         from jupyter_agentbox.policy import Policy
+        from jupyter_agentbox.storage.audit.log import AuditLog
         from jupyter_agentbox.tokens import TokenStore
 
         state_path = Policy(parent=self).state_path

@@ -16,7 +16,7 @@ from .base import ALIASES, FLAGS, Command, UsageError, format_age, printable, wr
 
 if TYPE_CHECKING:
     from jupyter_agentbox.policy import Policy
-    from jupyter_agentbox.snapshots import Snapshot
+    from jupyter_agentbox.storage.snapshots import Snapshot
     from jupyter_agentbox.templates import Templates
 
 _ALIASES = {**ALIASES, "kernel": "WarmCommand.kernel"}

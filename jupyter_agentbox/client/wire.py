@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from jupyter_agentbox.models import ErrorAnswer, ExitEvent, OutputEvent
-from jupyter_agentbox.outputs import Event
+from jupyter_agentbox.models.outputs import Event
 
 from .errors import ApiError, ChecksumMismatch, InvalidRequest, UnexpectedAnswer, make_error
 

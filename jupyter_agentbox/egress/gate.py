@@ -47,7 +47,7 @@ _PHRASES = {400: "bad request", 403: "refused", 502: "unreachable", 503: "not no
 
 
 class Audit(Protocol):
-    """Where the gate writes what it decides. :class:`~jupyter_agentbox.audit.AuditLog` is one."""
+    """Where the gate writes what it decides. :class:`~jupyter_agentbox.storage.audit.log.AuditLog` is one."""
 
     async def arecord(self, kind: str, sandbox: str, **columns: Any) -> int:
         """Write a row, and return its number once it is safe. Raises AgentboxError."""

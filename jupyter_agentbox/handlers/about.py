@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from jupyter_agentbox.audit import AuditRow
 from jupyter_agentbox.errors import PolicyRefused
 from jupyter_agentbox.models import (
     TOOLS,
@@ -24,6 +23,7 @@ from jupyter_agentbox.models import (
     VerifyQuery,
 )
 from jupyter_agentbox.openapi import make_document
+from jupyter_agentbox.storage.audit.log import AuditRow
 
 from .call import Bytes, Call, blocking
 from .routes import TABLE, route

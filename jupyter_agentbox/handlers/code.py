@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jupyter_agentbox.models import CodeRequest, ContextRequest
-from jupyter_agentbox.outputs import (
+from jupyter_agentbox.models.outputs import (
     ClearEvent,
     CodeResult,
     ContextInfo,

@@ -9,10 +9,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, NotFound
-from jupyter_agentbox.files import Folder, FolderView
-from jupyter_agentbox.files.paths import parse_path
-from jupyter_agentbox.files.transfer import Upload
-from jupyter_agentbox.files.values import Copied, Edited, Entry, Listing, Matches
 from jupyter_agentbox.models import (
     AppendRequest,
     CopyRequest,
@@ -37,8 +33,12 @@ from jupyter_agentbox.models import (
     UploadQuery,
     WriteRequest,
 )
+from jupyter_agentbox.models.file_entries import Copied, Edited, Entry, Listing, Matches
 from jupyter_agentbox.session import Session
 from jupyter_agentbox.spec import MIB
+from jupyter_agentbox.storage.files import Folder, FolderView
+from jupyter_agentbox.storage.files.paths import parse_path
+from jupyter_agentbox.storage.files.transfer import Upload
 
 from .call import Bytes, Call, blocking
 from .routes import route

@@ -17,7 +17,7 @@ import msgspec
 from mcp import types
 
 from jupyter_agentbox.models import ErrorAnswer, RefusedHost
-from jupyter_agentbox.outputs import CodeResult, Display
+from jupyter_agentbox.models.outputs import CodeResult, Display
 from jupyter_agentbox.spec import MIB, format_size
 
 #: Images of one answer, and bytes of them together.

@@ -25,7 +25,7 @@ from jupyter_agentbox.client import (
     Sandbox,
     SandboxEnded,
 )
-from jupyter_agentbox.outputs import DoneEvent, StreamEvent
+from jupyter_agentbox.models.outputs import DoneEvent, StreamEvent
 from jupyter_agentbox.spec import MIB
 
 from .serving import OTHER, SITE, Serving, wait_until

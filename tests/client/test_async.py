@@ -15,7 +15,7 @@ from serving import Serving
 
 from jupyter_agentbox.client import AsyncClient, NotFound, Output
 from jupyter_agentbox.models import ExitEvent
-from jupyter_agentbox.outputs import DoneEvent
+from jupyter_agentbox.models.outputs import DoneEvent
 
 TOOL = Path(__file__).parents[2] / "tools" / "make_sync_client.py"
 

@@ -30,7 +30,7 @@ from jupyter_agentbox.client import (
 )
 from jupyter_agentbox.client.wire import check_digest
 from jupyter_agentbox.models import ExitEvent
-from jupyter_agentbox.outputs import DoneEvent, StreamEvent
+from jupyter_agentbox.models.outputs import DoneEvent, StreamEvent
 
 MIB = 1024 * 1024
 

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jupyter_agentbox.audit import AuditLog
 from jupyter_agentbox.egress.gate import Gate, GateLimits
 from jupyter_agentbox.guest.egress import Egress
 from jupyter_agentbox.guest.loop import Link as GuestLink
 from jupyter_agentbox.guest.loop import Loop
 from jupyter_agentbox.link import Link, LinkThread
 from jupyter_agentbox.spec import Grant
+from jupyter_agentbox.storage.audit.log import AuditLog
 
 PUBLIC = "203.0.113.7"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_agentbox.files import Folder
-from jupyter_agentbox.files.tree import libc
+from jupyter_agentbox.storage.files import Folder
+from jupyter_agentbox.storage.files.tree import libc
 
 
 @pytest.fixture(params=[True, False], ids=["openat2", "walk"])

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jupyter_agentbox.errors import AgentboxError, Conflict, InvalidRequest, TooLarge
-from jupyter_agentbox.files import Copied, Folder
+from jupyter_agentbox.storage.files import Copied, Folder
 
 from .conftest import make_device
 

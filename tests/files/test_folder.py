@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound, PolicyRefused, TooLarge
-from jupyter_agentbox.files import Folder, FolderView
+from jupyter_agentbox.storage.files import Folder, FolderView
 
 ODD = os.fsdecode(b"new\nline \xff.txt")
 

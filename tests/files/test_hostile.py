@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from jupyter_agentbox.errors import AgentboxError, Conflict, NotFound, TooLarge
-from jupyter_agentbox.files import Folder
-from jupyter_agentbox.files.tree import libc
+from jupyter_agentbox.storage.files import Folder
+from jupyter_agentbox.storage.files.tree import libc
 
 from .conftest import make_device
 
@@ -277,10 +277,10 @@ def test_many_entries(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert not (root / "copy").exists()
         with pytest.raises(TooLarge, match=r"^0 entries of many were deleted, and it stopped after .*again to go on"):
             folder.delete("many", recursive=True, timeout=0.0)
-        monkeypatch.setattr("jupyter_agentbox.files.folder.MAX_DELETE", 15_000)
+        monkeypatch.setattr("jupyter_agentbox.storage.files.folder.MAX_DELETE", 15_000)
         with pytest.raises(TooLarge, match=r"^149[0-9]{2} entries of many were deleted, .*delete it again to go on"):
             folder.delete("many", recursive=True)
-        monkeypatch.setattr("jupyter_agentbox.files.folder.MAX_DELETE", 6_000)
+        monkeypatch.setattr("jupyter_agentbox.storage.files.folder.MAX_DELETE", 6_000)
         with Folder(root, (".*",)) as hiding:  # that none is hidden is looked at before, and not counted
             assert 5_001 <= hiding.delete("many", recursive=True) <= 5_101
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyter_agentbox.errors import InvalidRequest
-from jupyter_agentbox.files.paths import (
+from jupyter_agentbox.storage.files.paths import (
     is_inner_link,
     make_matcher,
     parse_path,

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound
-from jupyter_agentbox.files import Folder
-from jupyter_agentbox.files.search import Glob
+from jupyter_agentbox.storage.files import Folder
+from jupyter_agentbox.storage.files.search import Glob
 
 
 @pytest.mark.parametrize(

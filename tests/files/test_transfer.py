@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_agentbox.errors import AgentboxError, Conflict, InvalidRequest, NotFound, RuntimeFailed, TooLarge
-from jupyter_agentbox.files import Folder
+from jupyter_agentbox.storage.files import Folder
 
 DATA = os.urandom(3_000_000)
 DIGEST = hashlib.sha256(DATA).hexdigest()

@@ -11,8 +11,8 @@ import pytest
 import websocket
 from e2e.harness import wait_until
 
-from jupyter_agentbox.audit import AuditLog
 from jupyter_agentbox.refusals import INTERVAL, MAX_REFUSALS, Refusals, Throttle
+from jupyter_agentbox.storage.audit.log import AuditLog
 
 from .conftest import Api, Make
 from .test_tokens import give

@@ -13,7 +13,7 @@ import requests
 import websocket
 from e2e.harness import wait_until
 
-from jupyter_agentbox.audit import AuditLog
+from jupyter_agentbox.storage.audit.log import AuditLog
 
 from .conftest import Api, Make
 

@@ -19,10 +19,10 @@ import pytest
 from e2e.harness import Env, Server
 from handlers.conftest import Api, make_server_config
 
-from jupyter_agentbox import images
 from jupyter_agentbox.egress.presets import pip_environment
-from jupyter_agentbox.images import Image, ImageStore, values
-from jupyter_agentbox.images import build as builder
+from jupyter_agentbox.storage import images
+from jupyter_agentbox.storage.images import Image, ImageStore, values
+from jupyter_agentbox.storage.images import build as builder
 
 if TYPE_CHECKING:
     from jupyter_agentbox.testing.sandboxes import SandboxContract

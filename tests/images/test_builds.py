@@ -13,8 +13,8 @@ import pytest
 from dockerd import Dockerd
 
 from jupyter_agentbox.egress.presets import pip_environment
-from jupyter_agentbox.images import ImageStore, build, docker, values
-from jupyter_agentbox.images.values import Recipe
+from jupyter_agentbox.storage.images import ImageStore, build, docker, values
+from jupyter_agentbox.storage.images.values import Recipe
 from jupyter_agentbox.testing.serving import Serving
 
 from . import conftest

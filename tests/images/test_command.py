@@ -9,8 +9,8 @@ import pytest
 from e2e.harness import Env
 from serving import run_all
 
-from jupyter_agentbox.images import ImageStore, archive
-from jupyter_agentbox.images.values import KernelEntry, Recipe
+from jupyter_agentbox.storage.images import ImageStore, archive
+from jupyter_agentbox.storage.images.values import KernelEntry, Recipe
 
 from .test_tree import SYSTEM, make_tar
 

@@ -19,8 +19,8 @@ from traitlets.config import Config
 from jupyter_agentbox.cli.image import BuildCommand
 from jupyter_agentbox.egress.presets import pip_environment
 from jupyter_agentbox.errors import InvalidRequest, NotFound, RuntimeFailed
-from jupyter_agentbox.images import ImageStore, docker
-from jupyter_agentbox.images.values import Recipe, make_recipe
+from jupyter_agentbox.storage.images import ImageStore, docker
+from jupyter_agentbox.storage.images.values import Recipe, make_recipe
 
 from .test_tree import SYSTEM, make_tar
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from jupyter_agentbox.images import ImageStore, archive
-from jupyter_agentbox.images.kernelspecs import add_kernels
-from jupyter_agentbox.images.values import KernelEntry, Recipe, make_recipe
+from jupyter_agentbox.storage.images import ImageStore, archive
+from jupyter_agentbox.storage.images.kernelspecs import add_kernels
+from jupyter_agentbox.storage.images.values import KernelEntry, Recipe, make_recipe
 
 from .test_tree import SYSTEM, make_tar
 

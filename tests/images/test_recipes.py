@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_agentbox.errors import InvalidRequest, NotFound
-from jupyter_agentbox.images import build, docker, values
+from jupyter_agentbox.storage.images import build, docker, values
 
 
 def write(folder: Path, name: str, text: str) -> Path:

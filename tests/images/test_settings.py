@@ -9,8 +9,8 @@ import pytest
 from traitlets.config import Config
 
 from jupyter_agentbox.errors import NotFound, PolicyRefused
-from jupyter_agentbox.images import ImageStore, build
 from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.storage.images import ImageStore, build
 
 from .test_tree import keep
 

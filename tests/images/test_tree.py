@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from jupyter_agentbox.errors import Conflict, Damaged, InvalidRequest, NotFound, TooLarge
-from jupyter_agentbox.images import Image, ImageStore, archive, dress, tree
-from jupyter_agentbox.images.values import make_recipe
+from jupyter_agentbox.storage.images import Image, ImageStore, archive, tree
+from jupyter_agentbox.storage.images import customize as dress
+from jupyter_agentbox.storage.images.values import make_recipe
 
 Entry = tuple[str, str, object]
 

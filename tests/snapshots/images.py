@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jupyter_agentbox.snapshots import Snapshot, SnapshotMeta, SnapshotStore
+from jupyter_agentbox.storage.snapshots import Snapshot, SnapshotMeta, SnapshotStore
 
 PAGE = 4096
 GIB = 1 << 30

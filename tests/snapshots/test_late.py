@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from jupyter_agentbox.errors import AgentboxError, Damaged
-from jupyter_agentbox.snapshots import late, store
+from jupyter_agentbox.storage.snapshots import deferred_image as late
+from jupyter_agentbox.storage.snapshots import store
 
 from .images import PAGE, make_pages, make_store, put
 

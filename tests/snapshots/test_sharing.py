@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jupyter_agentbox.snapshots import Snapshot
-from jupyter_agentbox.snapshots.owner import disk_usage
-from jupyter_agentbox.snapshots.pages import MAX_PACKS
+from jupyter_agentbox.storage.snapshots import Snapshot
+from jupyter_agentbox.storage.snapshots.owner import disk_usage
+from jupyter_agentbox.storage.snapshots.pages import MAX_PACKS
 
 from .images import PAGE, make_pages, make_store, pages_of, put
 

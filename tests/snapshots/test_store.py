@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, LimitReached, NotFound, TooLarge
-from jupyter_agentbox.snapshots import SnapshotStore, tree
+from jupyter_agentbox.storage.snapshots import SnapshotStore, tree
 from jupyter_agentbox.sweep import sweep_directories
 
 from .images import describe_tree, make_pages, make_store, meta, pages_of, put, store_files
@@ -197,7 +197,7 @@ def test_what_killed_processes_left_is_removed_and_nothing_else(by: str, tmp_pat
     program = textwrap.dedent("""
         import os, sys
         from pathlib import Path
-        from jupyter_agentbox.snapshots import SnapshotStore
+        from jupyter_agentbox.storage.snapshots import SnapshotStore
         store = SnapshotStore(Path(sys.argv[1]), max_bytes=1 << 30, max_count=9)
         staged = store.stage()
         (staged / "work" / "x").write_text("x")
@@ -223,7 +223,7 @@ def test_what_killed_processes_left_is_removed_and_nothing_else(by: str, tmp_pat
 
 
 def test_memory_that_is_kept_is_read_again_unless_it_was_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from jupyter_agentbox.snapshots import store as module
+    from jupyter_agentbox.storage.snapshots import store as module
 
     store = make_store(tmp_path / "state")
     made = put(store, make_pages(10), kind="template")
@@ -246,7 +246,7 @@ def test_what_a_runtime_wrote_as_another_user_is_kept() -> None:
     program = textwrap.dedent("""
         import os, sys
         from pathlib import Path
-        from jupyter_agentbox.snapshots import SnapshotMeta, SnapshotStore
+        from jupyter_agentbox.storage.snapshots import SnapshotMeta, SnapshotStore
         is_root = os.geteuid() == 0
         if is_root:
             os.chown(sys.argv[1], 65534, 65534)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_agentbox.errors import AgentboxError, Damaged, NotFound
-from jupyter_agentbox.snapshots import Snapshot, SnapshotStore
+from jupyter_agentbox.storage.snapshots import Snapshot, SnapshotStore
 
 from .images import describe_tree, make_pages, make_store, put, store_files
 

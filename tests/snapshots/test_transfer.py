@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from jupyter_agentbox.errors import AgentboxError, Damaged, LimitReached, NotAuthorized, NotFound
-from jupyter_agentbox.snapshots import SnapshotMeta, transfer
-from jupyter_agentbox.snapshots.tree import Entry
+from jupyter_agentbox.storage.snapshots import SnapshotMeta, transfer
+from jupyter_agentbox.storage.snapshots.tree import Entry
 
 from .images import describe_tree, make_pages, make_store, meta, pages_of, put
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from jupyter_agentbox.errors import Damaged, TooLarge
-from jupyter_agentbox.snapshots import copy_tree, tree
-from jupyter_agentbox.snapshots.tree import Entry, Writer
+from jupyter_agentbox.storage.snapshots import copy_tree, tree
+from jupyter_agentbox.storage.snapshots.tree import Entry, Writer
 
 from .images import describe_tree, make_pages, make_store, meta
 
@@ -110,7 +110,7 @@ def test_an_ordinary_user_reads_what_its_modes_forbid(tmp_path: Path) -> None:
     program = textwrap.dedent("""
         import os, sys, tempfile
         from pathlib import Path
-        from jupyter_agentbox.snapshots import copy_tree
+        from jupyter_agentbox.storage.snapshots import copy_tree
         if os.geteuid() == 0:
             os.setgroups([]); os.setgid(65534); os.setuid(65534)
         with tempfile.TemporaryDirectory() as base:

@@ -11,7 +11,6 @@ from typing import BinaryIO, Literal, cast
 
 from jupyter_agentbox.client.errors import ChecksumMismatch
 from jupyter_agentbox.client.wire import CHUNK, Transferred, content
-from jupyter_agentbox.files.values import Copied, Edited, Entry, Listing, Matches
 from jupyter_agentbox.models import (
     AppendRequest,
     CopyRequest,
@@ -37,6 +36,7 @@ from jupyter_agentbox.models import (
     UploadQuery,
     WriteRequest,
 )
+from jupyter_agentbox.models.file_entries import Copied, Edited, Entry, Listing, Matches
 
 from .connection import AsyncConnection
 from .local import Chunks, blocking

@@ -55,7 +55,7 @@ from jupyter_agentbox.models import (
     TokenMade,
     TokenRequest,
 )
-from jupyter_agentbox.outputs import CodeResult, ContextInfo, ContextList, Event
+from jupyter_agentbox.models.outputs import CodeResult, ContextInfo, ContextList, Event
 
 from .connection import Connection, Stream
 from .files import Files, save

@@ -1,7 +1,7 @@
 """Find files by name and lines by pattern, in time that no tree and no pattern can stretch.
 
 Names are matched by a machine of states over the pattern's parts, which cuts branches that can't match. Lines are
-matched by Python's ``re`` in a process of its own (:mod:`~jupyter_agentbox.files.grep_worker`), as some patterns take
+matched by Python's ``re`` in a process of its own (``storage.files.grep_worker``), as some patterns take
 for ever, and ``re`` would hold up every thread of the server meanwhile. That process gets descriptors of regular files
 that were opened here, one at a time, and is killed when time is up; what was found until then is the answer.
 """
@@ -20,10 +20,10 @@ import sys
 from pathlib import Path
 
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, NotFound, RuntimeFailed
+from jupyter_agentbox.models.file_entries import Match, Matches
 
 from .paths import Parts, read_name, show, write_path
 from .tree import Budget, Tree, closing, open_child, open_found
-from .values import Match, Matches
 
 #: Bytes of one file that are searched, characters of one line, of a pattern and of an answer, lines of context.
 MAX_FILE = 16 * 1024 * 1024

@@ -5,7 +5,7 @@ columns, floating-point numbers in hexadecimal as ``float.hex`` writes them, whi
 leave out no number, so a row that is missing shows. Rows that were dropped to keep the log small leave *gaps*: their
 first and last id and the hash of the last, neighbours merged, so that there are never more gaps than rows. A row of the
 log's own tells of each drop and holds the digest of all gaps, so a gap that was made up to hide a removed row shows.
-:mod:`~jupyter_agentbox.audit` calls it inside its transactions.
+``storage.audit.log`` calls it inside its transactions.
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ from jupyter_agentbox.errors import (
     RuntimeFailed,
     TooLarge,
 )
+from jupyter_agentbox.models.file_entries import Kind, kind_of
 
 from .paths import MAX_PATH, Parts, make_matcher, show, write_path
-from .values import Kind, kind_of
 
 _SYS_OPENAT2 = 437  # the same on every architecture
 _RESOLVE = 0x08 | 0x04 | 0x02  # BENEATH, NO_SYMLINKS, NO_MAGICLINKS

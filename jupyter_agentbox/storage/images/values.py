@@ -13,6 +13,7 @@ from jupyter_core.paths import jupyter_path
 from msgspec import Meta
 
 from jupyter_agentbox.errors import InvalidRequest, NotFound
+from jupyter_agentbox.linux import PACKAGE
 
 #: What an image, a recipe, a kernel or a service may be called.
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
@@ -181,7 +182,7 @@ class Image(msgspec.Struct, frozen=True):
 
 def recipe_directory() -> Path:
     """Return where the recipes are that come with the package: of its source, or what its wheel has installed."""
-    source = Path(__file__).parents[2] / "images"
+    source = PACKAGE.parent / "images"
     places = [source, Path(sys.prefix, "share", "jupyter", _RECIPES), *map(Path, jupyter_path(_RECIPES))]
     return next((place for place in places if (place / "base.toml").is_file()), source)
 

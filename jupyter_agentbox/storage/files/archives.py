@@ -24,12 +24,12 @@ from types import TracebackType
 from typing import NamedTuple
 
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, TooLarge
+from jupyter_agentbox.models.file_entries import Copied, kind_of
 
 from .atomic import CHUNK
 from .paths import MAX_PATH, Parts, parse_path, show, write_name, write_path
 from .tree import KIND_NAMES, Budget, Tree, closing
 from .trees import Builder, Item, Skipped, make_plan
-from .values import Copied, kind_of
 
 MAX_READ = 16 * 1024 * 1024
 _ZIP_TIMES = 315532800, 4354819198  # 1980 to 2107

@@ -1,7 +1,7 @@
 """Makes images of the distribution's own packages: no Docker, no registry, and no root where user namespaces are there.
 
 ``mmdebstrap`` makes the tree from the package sources that this machine's ``apt`` is set up with, in a namespace of
-its own; :mod:`.dress` adds what is no package of the distribution. Downloads are kept in a cache, so that several
+its own; :mod:`.customize` adds what is no package of the distribution. Downloads are kept in a cache, so that several
 images fetch them once.
 """
 
@@ -19,7 +19,8 @@ from pathlib import Path
 
 from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
 
-from . import dress, tree
+from . import customize as dress
+from . import tree
 from .commands import Tell, find_program, make_environment, piped
 from .kernelspecs import add_kernels
 from .store import ImageStore, describe

@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 from jupyter_agentbox.errors import Conflict, InvalidRequest
+from jupyter_agentbox.models.file_entries import Entry
 
 from .atomic import CHUNK, NewFile
 from .paths import show
 from .tree import Held, spoken
-from .values import Entry
 
 Result = TypeVar("Result")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")

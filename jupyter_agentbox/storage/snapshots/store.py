@@ -22,11 +22,11 @@ from jupyter_agentbox.errors import AgentboxError, Damaged, InvalidRequest, NotF
 from jupyter_agentbox.linux import remove_tree
 
 from . import transfer
+from .compression import pack as pack_file
+from .compression import unpack as unpack_file
+from .deferred_image import GATE, LateImage
 from .keys import load_keys
-from .late import GATE, LateImage
 from .owner import Cache, Head, OwnerFolder, folder_name, locked
-from .packed import pack as pack_file
-from .packed import unpack as unpack_file
 from .pages import BLOCK, PAGE, Kept, PackReader, PackWriter, Table, changed, hash_big, open_regular
 from .tree import Entry, Walk, Writer, disk_errors
 from .values import MAX_OWNER, Snapshot, SnapshotMeta, check_id, check_meta

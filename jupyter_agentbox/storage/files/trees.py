@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import NamedTuple
 
 from jupyter_agentbox.errors import AgentboxError, Conflict, NotFound, TooLarge
+from jupyter_agentbox.models.file_entries import Copied, kind_of
 
 from .atomic import NewFile, Room, check_replaceable, copy_data, look, make_name, permissions
 from .paths import MAX_PATH, Parts, is_inner_link, show, write_path
 from .tree import KIND_NAMES, Budget, Tree, closing, spoken
-from .values import Copied, kind_of
 
 _MAX_SENTENCES = 20
 _BATCH = 1000

@@ -1,4 +1,4 @@
-"""Match lines in a process that may be killed: run as a program by :mod:`~jupyter_agentbox.files.search`.
+"""Match lines in a process that may be killed: run as a program by ``storage.files.search``.
 
 Standard library only, and nothing of the package. Speaks over one socket: a request of the pattern first, then for each
 file one byte with its descriptor; answers are JSON, each with its length before it.

@@ -18,7 +18,8 @@ import msgspec
 
 from jupyter_agentbox.errors import InvalidRequest, RuntimeFailed, RuntimeUnavailable
 
-from . import dress, tree
+from . import customize as dress
+from . import tree
 from .build import TIMEOUT, default_cache, find_release, read_packages, settle
 from .commands import Tell, find_program, piped, run
 from .kernelspecs import add_kernels

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound, TooLarge
+from jupyter_agentbox.models.file_entries import Copied, Edited, Entry, Used, make_entry
 
 from . import archives, trees
 from .atomic import NewFile, Room, check_replaceable, copy_data, look, permissions
 from .paths import Parts, show, write_path
 from .transfer import Upload, check_announced
 from .tree import Budget, Tree, closing, libc, open_found, spoken
-from .values import Copied, Edited, Entry, Used, make_entry
 from .view import MAX_DOWNLOAD, MAX_READ, MAX_TREE, FolderView, read_at
 
 #: Entries of a tree that is deleted.
@@ -30,7 +30,7 @@ class Folder(FolderView):
     Parameters
     ----------
     root, hidden, mount
-        See :class:`~jupyter_agentbox.files.view.FolderView`.
+        See :class:`~jupyter_agentbox.storage.files.view.FolderView`.
     quota : int, optional
         Bytes on disk that writes through this object may fill the folder to.
     quota_setting : str
@@ -144,7 +144,7 @@ class Folder(FolderView):
         mode: int | None = None,
         max_size: int | None = None,
     ) -> Upload[Entry]:
-        """Begin to write a file of any size; see :class:`~jupyter_agentbox.files.transfer.Upload`."""
+        """Begin to write a file of any size; see :class:`~jupyter_agentbox.storage.files.transfer.Upload`."""
         parts = self._parse(path)
 
         def deliver(file: NewFile, digest: str) -> Entry:

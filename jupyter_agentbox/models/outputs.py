@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from .spec import MIB, End
+from jupyter_agentbox.spec import MIB, End
 
 T = TypeVar("T")
 

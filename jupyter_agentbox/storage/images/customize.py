@@ -18,11 +18,11 @@ from pathlib import Path, PurePosixPath
 from jupyter_agentbox.errors import InvalidRequest, RuntimeFailed
 
 from . import tree
+from .chroot_exec import LENT
 from .commands import Tell, find_program, make_environment, run
-from .enter import LENT
 from .values import Recipe
 
-_ENTER = Path(__file__).with_name("enter.py")
+_ENTER = Path(__file__).with_name("chroot_exec.py")
 _PYTHON = "/usr/bin/python3"
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from jupyter_agentbox.errors import AgentboxError, Conflict, TooLarge
+from jupyter_agentbox.models.file_entries import kind_of
 
 from .paths import show
 from .tree import KIND_NAMES, libc, spoken
-from .values import kind_of
 
 CHUNK = 1024 * 1024
 _NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL, errno.ENOSYS)

@@ -3,7 +3,7 @@
 Rows are only ever added; the oldest are dropped when the log is full. Many processes write to one file, and many
 threads and event loops of each. Whoever depends on a row must not go on without it: a row that cannot be
 written is an :class:`~jupyter_agentbox.errors.AgentboxError`, and the egress gate refuses then. Rows are chained by
-hashes (:mod:`~jupyter_agentbox.chain`), so that what was changed later shows.
+hashes (``storage.audit.chain``), so that what was changed later shows.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from jupyter_agentbox.errors import AgentboxError, DiskFull, InvalidRequest
+from jupyter_agentbox.models.redaction import redact
+
 from . import chain
 from .chain import COLUMNS, Verification
-from .errors import AgentboxError, DiskFull, InvalidRequest
-from .models.redaction import redact
 
 log = logging.getLogger(__name__)
 
@@ -319,8 +320,8 @@ class AuditLog:
         Parameters
         ----------
         head : str, optional
-            What an earlier check gave as :attr:`~jupyter_agentbox.chain.Verification.head`, kept where nobody who
-            writes this file can write.
+            What an earlier check gave as :attr:`~jupyter_agentbox.storage.audit.chain.Verification.head`, kept where
+            nobody who writes this file can write.
 
         Raises
         ------

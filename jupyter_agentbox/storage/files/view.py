@@ -10,13 +10,13 @@ from pathlib import Path
 from types import TracebackType
 
 from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound, TooLarge
+from jupyter_agentbox.models.file_entries import Content, Entry, Listing, Matches, kind_of, make_entry
 
 from . import archives, search
 from .atomic import CHUNK
 from .paths import Parts, parse_path, show, write_name, write_path
 from .transfer import Download
 from .tree import KIND_NAMES, Budget, Found, Tree, closing, spoken
-from .values import Content, Entry, Listing, Matches, kind_of, make_entry
 
 MIB = 1024 * 1024
 #: Bytes of one read, and of a file that is edited.
@@ -33,7 +33,7 @@ class FolderView:
     """The files beneath one directory, to look at and to read. The rules are in the package's docstring.
 
     All methods block; call them in worker threads. Safe for many threads at once. Paths are as
-    :mod:`~jupyter_agentbox.files.paths` says; ``.`` or the mount point is the folder itself.
+    ``storage.files.paths`` says; ``.`` or the mount point is the folder itself.
 
     Every method raises :class:`~jupyter_agentbox.errors.InvalidRequest` for a value that can't be,
     :class:`~jupyter_agentbox.errors.NotFound` for what is not there,
@@ -247,7 +247,7 @@ class FolderView:
     def pack(
         self, path: str = ".", kind: str = "tar", *, max_entries: int = MAX_TREE, max_bytes: int = MAX_DOWNLOAD
     ) -> archives.Packed:
-        """Open a directory to be read as an archive; see :class:`~jupyter_agentbox.files.archives.Packed`.
+        """Open a directory to be read as an archive; see :class:`~jupyter_agentbox.storage.files.archives.Packed`.
 
         Parameters
         ----------

@@ -30,10 +30,11 @@ Modules: ``paths`` (what callers write), ``tree`` (safe opening, walks), ``atomi
 
 from __future__ import annotations
 
+from jupyter_agentbox.models.file_entries import Content, Copied, Edited, Entry, Kind, Listing, Match, Matches, Used
+
 from .archives import Packed
 from .folder import Folder
 from .transfer import Download, Upload
-from .values import Content, Copied, Edited, Entry, Kind, Listing, Match, Matches, Used
 from .view import FolderView
 
 __all__ = [

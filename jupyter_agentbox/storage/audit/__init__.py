@@ -1,0 +1,1 @@
+"""The audit log: every decision about a sandbox, in a hash chain."""
