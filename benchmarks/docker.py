@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from jupyter_agentbox.runtimes.docker_engine import Engine
+from jupyter_agentbox.runtimes.docker.engine import Engine
 
 from .rest import Api, seconds
 from .serving import serving

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jupyter_agentbox.runtimes.docker_engine import RUNTIME_NAME
+from jupyter_agentbox.runtimes.docker.engine import RUNTIME_NAME
 
 from .rest import Api, seconds
 from .serving import serving

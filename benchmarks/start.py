@@ -20,10 +20,11 @@ from typing import Any
 
 from jupyter_client.manager import KernelManager
 
-from jupyter_agentbox import importcache, warm
+from jupyter_agentbox import warm
 from jupyter_agentbox.linkthread import LinkThread
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.runtimes.runsc import import_cache
 from jupyter_agentbox.warm import WarmStarts
 
 from .__main__ import machine
@@ -119,7 +120,7 @@ def prepare(start: Start) -> None:
     WarmStarts.is_keeping = start.kernel == "agentbox"
     run(start)
     if WarmStarts.is_keeping:
-        wait_for(lambda: importcache.read(find_warm().manager.state_dir) is not None, "the import cache")
+        wait_for(lambda: import_cache.read(find_warm().manager.state_dir) is not None, "the import cache")
     if start.has_template:
         wait_for(lambda: bool(find_warm().templates.list()), f"a template for {start.name}")
         run(start)

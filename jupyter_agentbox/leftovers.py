@@ -13,9 +13,10 @@ from functools import partial
 from pathlib import Path
 from subprocess import SubprocessError
 
-from . import endpoints, importcache
+from . import endpoints
 from .errors import AgentboxError
-from .runtimes.checks import clear_left
+from .runtimes.runsc import import_cache
+from .runtimes.runsc.checks import clear_left
 from .storage.images import ImageStore
 from .sweep import ensure_sweeper, has_left
 
@@ -34,7 +35,7 @@ def clear(state_dir: Path) -> None:
             with suppress(OSError):
                 if time.time() - path.lstat().st_mtime > MAX_AGE:
                     path.unlink()
-    for work in (clear_left, partial(importcache.clear, state_dir), ImageStore(state_dir).clear, endpoints.clear):
+    for work in (clear_left, partial(import_cache.clear, state_dir), ImageStore(state_dir).clear, endpoints.clear):
         try:
             work()
         except (AgentboxError, OSError) as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .errors import DiskFull
 from .runtimes import Usage, cgroups
-from .runtimes.measure import measure_tree
+from .runtimes.runsc.open_files import measure_tree
 from .spec import GIB, MIB, Cause, End, SandboxSpec, format_size
 from .storage.files.atomic import Room
 

@@ -21,7 +21,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from . import linkdir
 from .errors import LinkClosed
 from .guest.framing import (
     CREDIT,
@@ -36,6 +35,7 @@ from .guest.framing import (
     ProtocolError,
 )
 from .linkthread import LinkThread, finished
+from .runtimes import linkdir
 
 __all__ = ["Link", "LinkThread", "Stream", "finished"]
 

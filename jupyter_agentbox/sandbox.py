@@ -21,7 +21,6 @@ from typing import Any
 
 from jupyter_agentbox.linux import remove_tree
 
-from . import importcache
 from .claims import begin, in_batches, put_in_place, record_start
 from .driver import Kernel
 from .driver.embedded import Claim
@@ -34,6 +33,7 @@ from .link import Link, LinkThread, Stream, finished
 from .processes import Command, ExecResult, ProcessTable
 from .record import KernelRecord, Lock, ProcessRecord, Record, read_log_tail, was_told_to_end
 from .runtimes import Handle, Runtime, Usage
+from .runtimes.runsc import import_cache
 from .spec import (
     GIB,
     INTENDED,
@@ -168,7 +168,7 @@ class Sandbox:
             self._make_directory(inherit)
             if saved is None:
                 self._link.listen()
-                await asyncio.to_thread(importcache.give, self.directory, self.spec)
+                await asyncio.to_thread(import_cache.give, self.directory, self.spec)
                 await finished(self._launch(self.runtime.start, self.id, self.spec, self.directory))
             else:
                 work = saved / "work", self.directory / "work"

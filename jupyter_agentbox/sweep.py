@@ -13,7 +13,7 @@ on ``lock`` in it for as long as it lives, and touches that file as the heartbea
 
 What a killed process was saving, or laying out to be started, goes as well: whoever is at it holds a lock on that too.
 
-A container whose sandbox has no directory any more is removed by :mod:`.containers`, a program of its own that is
+A container whose sandbox has no directory any more is removed by ``runtimes.containers``, a program of its own that is
 given a bounded time, since an engine may hang.
 
 Standard library only and light to import, because it also runs by itself: :func:`ensure_sweeper` starts one small
@@ -35,6 +35,7 @@ from typing import NamedTuple
 
 from jupyter_agentbox.linux import (
     GONE,
+    PACKAGE,
     find_processes,
     get_runtime_directories,
     is_running,
@@ -65,7 +66,7 @@ STATE_FILE, LOST = "state.json", "lost"
 #: What is kept of a sandbox whose record is damaged.
 _KEPT = ("work", STATE_FILE, SESSION_FILE, "log", "lock")
 #: The program that removes containers.
-_CONTAINERS = Path(__file__).with_name("containers.py")
+_CONTAINERS = PACKAGE / "runtimes" / "containers.py"
 
 
 # Registry

@@ -22,7 +22,6 @@ from typing import Any
 
 from jupyter_agentbox.linux import PACKAGE
 
-from . import importcache
 from .driver import Kernel
 from .driver.embedded import Claim
 from .egress.gate import OnRefusal
@@ -34,6 +33,7 @@ from .messages import Signer, header_index, parse
 from .policy import Policy
 from .record import Record
 from .runtimes.oci import make_rlimits
+from .runtimes.runsc import import_cache
 from .sandbox import Sandbox
 from .spec import WORKSPACE, SandboxSpec
 from .storage.snapshots import Snapshot, SnapshotMeta, SnapshotStore
@@ -279,7 +279,7 @@ class Templates:
         inputs = await asyncio.to_thread(self.inputs, spec, argv)
         if inputs is None:
             raise RuntimeFailed(f"kernels of profile {spec.profile!r} start cold: only those of Python, not as root")
-        await asyncio.to_thread(importcache.make, self.manager.state_dir)
+        await asyncio.to_thread(import_cache.make, self.manager.state_dir)
         staged = await asyncio.to_thread(self.store.stage)
         try:
             sandbox = await self.launch(spec, argv)

@@ -12,12 +12,12 @@ import sys
 import threading
 from typing import ClassVar
 
-from . import importcache
 from .errors import AgentboxError
 from .link import LinkThread
 from .manager import SandboxManager
 from .policy import Policy
 from .pool import Keeper, Pool
+from .runtimes.runsc import import_cache
 from .sandbox import Sandbox
 from .spec import MIB, SandboxSpec
 from .templates import Templates, Wish
@@ -118,7 +118,7 @@ class WarmStarts:
 
         async def gather() -> None:
             await asyncio.sleep(MAKING_DELAY)
-            await asyncio.to_thread(importcache.make, self.manager.state_dir)
+            await asyncio.to_thread(import_cache.make, self.manager.state_dir)
 
         if self.is_keeping and self._gathering is None:
             self._gathering = LinkThread.instance().loop.create_task(gather())

@@ -11,8 +11,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from jupyter_agentbox.runtimes.docker_engine import RUNTIME_NAME, Engine
-from jupyter_agentbox.runtimes.docker_setup import make_runtime
+from jupyter_agentbox.runtimes.docker.engine import RUNTIME_NAME, Engine
+from jupyter_agentbox.runtimes.docker.setup import make_runtime
 
 START_TIMEOUT = 60.0
 

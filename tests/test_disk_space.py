@@ -18,7 +18,7 @@ from serving import Serving
 from jupyter_agentbox.client import ApiError, Client
 from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.manager import SandboxManager
-from jupyter_agentbox.runtimes import measure
+from jupyter_agentbox.runtimes.runsc import open_files
 from jupyter_agentbox.sandbox import Sandbox
 from jupyter_agentbox.spec import MIB, Cause, Limits, SandboxSpec
 
@@ -51,13 +51,13 @@ def free(path: Path) -> int:
 def kept(path: Path) -> int:
     """Return the bytes in use on a file system that no file has which can be seen."""
     found = os.statvfs(path)
-    return (found.f_blocks - found.f_bfree) * found.f_frsize - measure.measure_tree(path, 1_000_000, 60)[0]
+    return (found.f_blocks - found.f_bfree) * found.f_frsize - open_files.measure_tree(path, 1_000_000, 60)[0]
 
 
 def held(sandbox: Sandbox) -> int:
     """Return the bytes of deleted files of its work folder that its processes keep, as the host sees them."""
     assert sandbox._handle is not None
-    files = measure.list_open_files([pid for pid, _ in sandbox._handle.processes])
+    files = open_files.list_open_files([pid for pid, _ in sandbox._handle.processes])
     return sum(file.size for file in files if not file.name.startswith(("/memfd:", str(sandbox.directory / "fs"))))
 
 

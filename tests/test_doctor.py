@@ -16,7 +16,8 @@ from jupyter_agentbox.cli.machine import DoctorCommand
 from jupyter_agentbox.errors import RuntimeUnavailable
 from jupyter_agentbox.kernelspecs import OWN_SPEC
 from jupyter_agentbox.policy import Policy
-from jupyter_agentbox.runtimes import Check, checks, namespaces
+from jupyter_agentbox.runtimes import Check, namespaces
+from jupyter_agentbox.runtimes.runsc import checks
 
 
 class FakeRuntime:

@@ -13,7 +13,7 @@ from test_embedded import Client, spec, start
 from jupyter_agentbox.driver import Kernel, prepare_argv
 from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.manager import SandboxManager
-from jupyter_agentbox.runtimes.runsc import RunscRuntime
+from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 from jupyter_agentbox.spec import Cause, End
 
 

@@ -18,7 +18,7 @@ from jupyter_client.session import Session
 from jupyter_agentbox.driver import Kernel
 from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.manager import SandboxManager
-from jupyter_agentbox.runtimes.runsc import RunscRuntime
+from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 from jupyter_agentbox.sandbox import Sandbox
 from jupyter_agentbox.spec import Cause, Mount, SandboxSpec
 

@@ -27,7 +27,7 @@ from jupyter_agentbox.linux import kill_processes, read_start_time
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.runtimes import Handle, Usage
-from jupyter_agentbox.runtimes.runsc import RunscRuntime
+from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from jupyter_agentbox.freezer import Freezer
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.messages import RunningCell
 from jupyter_agentbox.processes import Command, Output
-from jupyter_agentbox.runtimes.runsc import PAUSED, RunscRuntime
+from jupyter_agentbox.runtimes.runsc.runtime import PAUSED, RunscRuntime
 from jupyter_agentbox.sandbox import Sandbox
 
 pytestmark = pytest.mark.usefixtures("has_runsc")

@@ -24,7 +24,7 @@ from jupyter_agentbox.guest.kernels import MAX_MESSAGE
 from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.record import Record
-from jupyter_agentbox.runtimes.runsc import RunscRuntime
+from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 from jupyter_agentbox.sandbox import Sandbox
 
 ROUNDS = int(os.environ.get("AGENTBOX_HANG_UPS", "4"))

@@ -15,8 +15,8 @@ import pytest
 from boxes import Box
 from test_templates import ARGV, Place, Talk
 
-from jupyter_agentbox import importcache
 from jupyter_agentbox.link import LinkThread
+from jupyter_agentbox.runtimes.runsc import import_cache
 from jupyter_agentbox.sandbox import Sandbox
 
 #: A module that ipykernel imports as it starts, and what tells the cached one.
@@ -29,7 +29,7 @@ def place(has_runsc: None, tmp_path: Path) -> Iterator[Place]:
     """A place with a cache in which one module is another one than its file says."""
     made = Place(tmp_path)
     state = made.policy.state_path
-    assert importcache.make(state)
+    assert import_cache.make(state)
     rewrite(find(state), source="is_cached = True\n")
     yield made
     assert not list(state.glob("sandboxes/*"))
@@ -103,7 +103,7 @@ def test_after_any_program_the_files_count(place: Place) -> None:
         try:
             await ask(sandbox)
             second = await ask(sandbox)
-            return after, second, list((sandbox.directory / "link").glob(importcache.NAME))
+            return after, second, list((sandbox.directory / "link").glob(import_cache.NAME))
         finally:
             await place.manager.stop(sandbox)
 
@@ -123,32 +123,32 @@ def test_that_of_another_interpreter_or_search_path_is_not_used(place: Place, ch
 def test_a_changed_file_or_folder_makes_it_stale(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
-    assert importcache.read(state) is None
-    assert importcache.make(state)
+    assert import_cache.read(state) is None
+    assert import_cache.make(state)
     path = find(state)
     header, _ = load(path)
-    assert importcache.read(state) == path.read_bytes()
+    assert import_cache.read(state) == path.read_bytes()
     assert {IPython.core.release.__file__, os.path.dirname(IPython.__file__)} <= set(header["stamps"])
 
     changed = tmp_path / "module.py"
     changed.write_text("1")
-    rewrite(path, stamps={**header["stamps"], str(changed): importcache.make_stamp(str(changed))})
-    assert importcache.read(state) is not None
+    rewrite(path, stamps={**header["stamps"], str(changed): import_cache.make_stamp(str(changed))})
+    assert import_cache.read(state) is not None
     changed.write_text("12")
-    assert importcache.read(state) is None
+    assert import_cache.read(state) is None
     before = path.stat().st_ino
-    assert importcache.make(state), "it is made anew"
+    assert import_cache.make(state), "it is made anew"
     assert path.stat().st_ino != before
-    assert importcache.read(state) is not None
+    assert import_cache.read(state) is not None
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"\x08" + bytes(7) + b"nonsense"])
 def test_one_that_was_spoilt_is_none_and_is_made_anew(tmp_path: Path, content: bytes) -> None:
-    assert importcache.make(tmp_path)
+    assert import_cache.make(tmp_path)
     path = find(tmp_path)
     path.write_bytes(content)
-    assert importcache.read(tmp_path) is None
-    assert importcache.make(tmp_path)
+    assert import_cache.read(tmp_path) is None
+    assert import_cache.make(tmp_path)
     assert load(path)[0]["python"][0] == sys.version
 
 
@@ -158,7 +158,7 @@ def test_what_a_killed_maker_left_is_removed_and_another_ones_is_not(tmp_path: P
         folder.mkdir(parents=True)
         (folder / "imports").touch()
     os.utime(left, (0, 0))
-    assert importcache.make(tmp_path)
+    assert import_cache.make(tmp_path)
     assert not left.exists()
     assert busy.exists()
 
@@ -180,4 +180,4 @@ def test_a_server_makes_it_once_kernels_start(place: Place, monkeypatch: pytest.
         await place.warm.aclose()
 
     LinkThread.instance().submit(work()).result(150)
-    assert importcache.read(place.policy.state_path) is not None
+    assert import_cache.read(place.policy.state_path) is not None

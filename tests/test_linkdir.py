@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 from test_embedded import ENV, Client, spec, start
 
-from jupyter_agentbox import linkdir
 from jupyter_agentbox.errors import AgentboxError, LinkClosed
 from jupyter_agentbox.link import Link, LinkThread, Stream
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.processes import Command
-from jupyter_agentbox.runtimes import namespaces
+from jupyter_agentbox.runtimes import linkdir, namespaces
 from jupyter_agentbox.sandbox import Sandbox
 
 SECRET = b"what the user wrote\n"

@@ -19,7 +19,7 @@ from jupyter_agentbox.guest.framing import pack_json, pack_message
 from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.processes import Command, Events, Exit, Output, ProcessTable, background, table, wire
-from jupyter_agentbox.runtimes.runsc import RunscRuntime
+from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 from jupyter_agentbox.spec import MIB, Cause, End, SandboxSpec
 
 Test = Callable[[Box], Awaitable[None]]

@@ -32,7 +32,7 @@ from jupyter_agentbox.errors import AgentboxError, InvalidRequest, PolicyRefused
 from jupyter_agentbox.kernelspecs import OWN_SPEC
 from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.provisioner import AgentboxProvisioner, resolve_program
-from jupyter_agentbox.runtimes.runsc import RunscRuntime
+from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 from jupyter_agentbox.spec import OWN_HOSTS, Grant
 
 

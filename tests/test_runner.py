@@ -28,7 +28,7 @@ from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.models.outputs import ClearEvent, CodeResult, DoneEvent, OutputLimits, ResultEvent, StreamEvent
 from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.runner import Runner
-from jupyter_agentbox.runtimes.runsc import RunscRuntime
+from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 from jupyter_agentbox.sandbox import Sandbox
 from jupyter_agentbox.slot import KernelSlot
 from jupyter_agentbox.spec import Cause

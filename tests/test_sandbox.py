@@ -23,8 +23,9 @@ from jupyter_agentbox.errors import AgentboxError, NotFound, RuntimeFailed, Sand
 from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.record import Record
-from jupyter_agentbox.runtimes import Handle, docker_config, namespaces
-from jupyter_agentbox.runtimes.runsc import RunscRuntime
+from jupyter_agentbox.runtimes import Handle, namespaces
+from jupyter_agentbox.runtimes.docker import config
+from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 from jupyter_agentbox.sandbox import Sandbox
 from jupyter_agentbox.spec import MIB, Cause, Limits, Mount, SandboxSpec
 from jupyter_agentbox.testing.sandboxes import FILL_MEMORY
@@ -100,7 +101,7 @@ def test_without_subordinate_ids_user_code_has_the_capabilities_that_the_documen
             assert await box.text("id -u") == "0"
             sets = dict(line.split() for line in (await box.text("grep ^Cap /proc/self/status")).splitlines())
             names = ("DAC_OVERRIDE", "KILL", "SETGID", "SETUID", "NET_BIND_SERVICE")
-            wanted = sum(1 << docker_config.CAPABILITIES[f"CAP_{name}"] for name in names)
+            wanted = sum(1 << config.CAPABILITIES[f"CAP_{name}"] for name in names)
             assert {int(sets[f"{name}:"], 16) for name in ("CapEff", "CapPrm", "CapBnd")} == {wanted}
             documented = (Path(__file__).parents[1] / "docs" / "security.md").read_text()
             assert all(f"`{name}`" in documented for name in names)

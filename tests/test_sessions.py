@@ -30,7 +30,7 @@ from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.processes import Command
 from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.runtimes import Handle
-from jupyter_agentbox.runtimes.runsc import RunscRuntime
+from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 from jupyter_agentbox.sessions import Sessions
 from jupyter_agentbox.snapshotting import Snapshots
 

@@ -20,7 +20,6 @@ from types import ModuleType
 
 import pytest
 
-from jupyter_agentbox import containers
 from jupyter_agentbox import sweep as module
 from jupyter_agentbox.linux import (
     find_processes,
@@ -32,7 +31,7 @@ from jupyter_agentbox.linux import (
     remove_tree,
     try_lock,
 )
-from jupyter_agentbox.runtimes import cgroups
+from jupyter_agentbox.runtimes import cgroups, containers
 from jupyter_agentbox.spec import Limits
 from jupyter_agentbox.sweep import ensure_sweeper, remove_lost, run_sweeper, sweep
 

@@ -20,7 +20,7 @@ from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.messages import Signer, header_index
 from jupyter_agentbox.policy import Policy
-from jupyter_agentbox.runtimes.runsc import RunscRuntime
+from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 from jupyter_agentbox.sandbox import Sandbox
 from jupyter_agentbox.slot import KernelSlot
 from jupyter_agentbox.spec import MIB, SandboxSpec

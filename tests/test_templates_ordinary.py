@@ -54,7 +54,7 @@ def public_dir(has_runsc: None) -> Iterator[Path]:
         about.mkdir()
         (about / "METADATA").write_text("Metadata-Version: 2.1\nName: jupyter_agentbox\nVersion: 0\n")
         (about / "entry_points.txt").write_text(
-            "[jupyter_agentbox.runtimes]\nrunsc = jupyter_agentbox.runtimes.runsc:RunscRuntime\n"
+            "[jupyter_agentbox.runtimes]\nrunsc = jupyter_agentbox.runtimes.runsc.runtime:RunscRuntime\n"
         )
         shutil.copy(Path(__file__).with_name("ordinary_templates.py"), base)
         subprocess.run(["chmod", "-R", "a+rX", str(base)], check=True, timeout=60)

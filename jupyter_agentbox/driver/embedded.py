@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jupyter_agentbox import linkdir
 from jupyter_agentbox.errors import LinkClosed
 from jupyter_agentbox.guest.ipykernel.embedded_protocol import (
     ACK,
@@ -38,6 +37,7 @@ from jupyter_agentbox.guest.ipykernel.embedded_protocol import (
     packed_size,
 )
 from jupyter_agentbox.link import PIPE_SIZE, LinkThread
+from jupyter_agentbox.runtimes import linkdir
 from jupyter_agentbox.spec import MIB
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 The server itself never forks Python code: :mod:`.launcher` is started as a program. No mount it makes is ever visible
 outside, and no privilege it has there reaches out of it. Its neighbours: :mod:`.rootfs` plans what the launcher mounts,
-:mod:`.runsc` says which command.
+``runtimes.runsc.runtime`` says which command.
 """
 
 from __future__ import annotations

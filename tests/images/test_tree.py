@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_agentbox.errors import Conflict, Damaged, InvalidRequest, NotFound, TooLarge
-from jupyter_agentbox.storage.images import Image, ImageStore, archive, tree
-from jupyter_agentbox.storage.images import customize as dress
+from jupyter_agentbox.storage.images import Image, ImageStore, archive, customize, tree
 from jupyter_agentbox.storage.images.values import make_recipe
 
 Entry = tuple[str, str, object]
@@ -320,15 +319,15 @@ def test_images_of_docker_are_taken_with_a_name(store: ImageStore, tmp_path: Pat
 
 def test_what_a_recipe_adds_stays_in_the_tree(unpack: Callable[..., Path], victim: Path) -> None:
     top = unpack(make_tar(*SYSTEM, ("link", "opt", str(victim)), ("link", "etc/x", str(victim / "file"))))
-    dress.write_file(top, "/etc/x", "theirs")
-    dress.write_file(top, "/bin/tool", "#!/bin/sh\n")
-    dress.make_link(top, "/bin/py", "/usr/bin/python3.*")
+    customize.write_file(top, "/etc/x", "theirs")
+    customize.write_file(top, "/bin/tool", "#!/bin/sh\n")
+    customize.make_link(top, "/bin/py", "/usr/bin/python3.*")
     assert not (top / "etc/x").is_symlink()
     assert stat.S_IMODE((top / "usr/bin/tool").stat().st_mode) == 0o755
     assert os.readlink(top / "usr/bin/py") == "/usr/bin/python3.11"
     with pytest.raises(InvalidRequest):
-        dress.write_file(top, "/../x", "theirs")
+        customize.write_file(top, "/../x", "theirs")
     for name in ("/opt/file", "/opt/folder/file"):
         with pytest.raises(InvalidRequest, match="leads nowhere"):
-            dress.write_file(top, name, "theirs")
+            customize.write_file(top, name, "theirs")
     tree.clean(top)

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from jupyter_agentbox.errors import RuntimeUnavailable
-from jupyter_agentbox.runtimes.runsc import RunscRuntime
+from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 from jupyter_agentbox.spec import MIB, Limits, SandboxSpec
 from jupyter_agentbox.testing.box import STANDIN, Box
 

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from jupyter_agentbox.runtimes.runsc import RunscRuntime
+from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 from jupyter_agentbox.spec import MIB, Limits, SandboxSpec
 from jupyter_agentbox.sweep import ensure_sweeper
 from jupyter_agentbox.testing.box import STANDIN, Box

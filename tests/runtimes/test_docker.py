@@ -28,11 +28,13 @@ from jupyter_agentbox.doctor import find_runtimes
 from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, RuntimeFailed, RuntimeUnavailable
 from jupyter_agentbox.linux import is_running
 from jupyter_agentbox.policy import Policy
-from jupyter_agentbox.runtimes import Runtime, cgroups, docker, docker_checks
-from jupyter_agentbox.runtimes.docker import DockerRuncRuntime, DockerRuntime
-from jupyter_agentbox.runtimes.docker_config import make_labels
-from jupyter_agentbox.runtimes.docker_engine import RUNTIME_NAME, Engine
-from jupyter_agentbox.runtimes.docker_setup import DAEMON_FILE, find_engines, make_runtime, register
+from jupyter_agentbox.runtimes import Runtime, cgroups
+from jupyter_agentbox.runtimes.docker import checks as docker_checks
+from jupyter_agentbox.runtimes.docker import runtime as docker
+from jupyter_agentbox.runtimes.docker.config import make_labels
+from jupyter_agentbox.runtimes.docker.engine import RUNTIME_NAME, Engine
+from jupyter_agentbox.runtimes.docker.runtime import DockerRuncRuntime, DockerRuntime
+from jupyter_agentbox.runtimes.docker.setup import DAEMON_FILE, find_engines, make_runtime, register
 from jupyter_agentbox.spec import MIB, Cause, Limits, Mount, SandboxSpec
 from jupyter_agentbox.sweep import ContainerSweep, sweep
 from jupyter_agentbox.testing.box import STANDIN, Box
@@ -422,8 +424,8 @@ class TestSetup:
 
     def test_who_may_not_use_the_socket_is_told_what_gives_that(self, dockerd: Dockerd) -> None:
         code = (
-            "import os; from jupyter_agentbox.runtimes.docker import DockerRuntime; from jupyter_agentbox.runtimes"
-            " import docker_checks\n"
+            "import os; from jupyter_agentbox.runtimes.docker import checks\n"
+            "from jupyter_agentbox.runtimes.docker.runtime import DockerRuntime\n"
             "os.setgroups([]); os.setgid(12399); os.setuid(12399)\n"
             f"for host in ('{dockerd.host}', 'unix:///no/such.sock'):\n"
             "    found, = DockerRuntime(host=host).check(); print(found.is_ok, found.remedy)"

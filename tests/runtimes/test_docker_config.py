@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from jupyter_agentbox.errors import InvalidRequest, RuntimeUnavailable
-from jupyter_agentbox.runtimes import docker_config as config
 from jupyter_agentbox.runtimes import oci
+from jupyter_agentbox.runtimes.docker import config as config
 from jupyter_agentbox.runtimes.namespaces import IdMaps
 from jupyter_agentbox.spec import MIB, Limits, SandboxSpec
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_agentbox import importcache
-from jupyter_agentbox.runtimes.measure import measure_tree
-from jupyter_agentbox.runtimes.runsc import measure_shared
+from jupyter_agentbox.runtimes.runsc import import_cache
+from jupyter_agentbox.runtimes.runsc.open_files import measure_tree
+from jupyter_agentbox.runtimes.runsc.runtime import measure_shared
 from jupyter_agentbox.spec import KIB, MIB
 
 
@@ -37,12 +37,12 @@ def test_files_in_the_links_folder_count(directory: Path) -> None:
 
 def test_the_import_cache_counts_only_beyond_its_own_size(directory: Path) -> None:
     before = measure_shared(directory)
-    cache = importcache._find(directory.parents[1])
+    cache = import_cache._find(directory.parents[1])
     cache.parent.mkdir()
     fill(cache, MIB)
-    fill(directory / "link" / importcache.NAME, MIB)
+    fill(directory / "link" / import_cache.NAME, MIB)
     assert measure_shared(directory) - before < 64 * KIB
-    fill(directory / "link" / importcache.NAME, 3 * MIB)
+    fill(directory / "link" / import_cache.NAME, 3 * MIB)
     assert 2 * MIB <= measure_shared(directory) - before < 2 * MIB + 64 * KIB
 
 

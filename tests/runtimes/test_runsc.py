@@ -18,7 +18,7 @@ import pytest
 from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
 from jupyter_agentbox.linux import find_processes, is_running
 from jupyter_agentbox.runtimes import Handle, Runtime
-from jupyter_agentbox.runtimes.runsc import RunscRuntime
+from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 from jupyter_agentbox.spec import MIB, SandboxSpec
 from jupyter_agentbox.testing.box import STANDIN, Box
 from jupyter_agentbox.testing.contract import MakeBox, RuntimeContract

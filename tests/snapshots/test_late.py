@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_agentbox.errors import AgentboxError, Damaged
-from jupyter_agentbox.storage.snapshots import deferred_image as late
-from jupyter_agentbox.storage.snapshots import store
+from jupyter_agentbox.storage.snapshots import deferred_image, store
 
 from .images import PAGE, make_pages, make_store, put
 
@@ -32,8 +31,8 @@ def test_who_opens_it_waits_until_it_is_verified(
     tmp_path: Path, kind: str, secret: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on = threading.Event()
-    run = late.LateImage._run
-    monkeypatch.setattr(late.LateImage, "_run", lambda self: (goes_on.wait(60), run(self)))
+    run = deferred_image.LateImage._run
+    monkeypatch.setattr(deferred_image.LateImage, "_run", lambda self: (goes_on.wait(60), run(self)))
     at = make_store(tmp_path / "state", secret=secret)
     made = put(at, PAGES, kind=kind, files={"kept.txt": b"kept"})
     loaded: dict[str, bytes] = {}

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
 
-from . import customize as dress
-from . import tree
+from . import customize, tree
 from .commands import Tell, find_program, make_environment, piped
 from .kernelspecs import add_kernels
 from .store import ImageStore, describe
@@ -102,7 +101,7 @@ def build(
         unpacker.finish()
         settle(root, release)
         packages = read_packages(root)
-        dress.dress(root, recipe, tell, pip_environment=pip_environment, cache=cache, timeout=timeout)
+        customize.dress(root, recipe, tell, pip_environment=pip_environment, cache=cache, timeout=timeout)
         tell("hashing")
         image = store.add(folder, add_kernels(recipe, root), origin=describe(recipe), packages=packages)
     tell(f"image {image.short}")
@@ -205,11 +204,11 @@ def settle(root: Path, release: str | None) -> None:
         if tree.is_inner_folder(root, place) and (has_own_release or folder not in _SOURCES):
             for path in sorted(place.iterdir()):
                 if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in patterns):
-                    dress.remove(path)
+                    customize.remove(path)
     if tree.is_inner_folder(root, root / "etc/apt"):
-        dress.write_file(root, "/etc/apt/apt.conf.d/99agentbox", _APT_SETTINGS)
+        customize.write_file(root, "/etc/apt/apt.conf.d/99agentbox", _APT_SETTINGS)
         if release is not None and has_own_release:
-            dress.write_file(root, "/etc/apt/sources.list", "".join(f"{line}\n" for line in find_sources(release)))
+            customize.write_file(root, "/etc/apt/sources.list", "".join(f"{line}\n" for line in find_sources(release)))
 
 
 def _leave_out(folder: Path) -> None:

@@ -18,8 +18,7 @@ import msgspec
 
 from jupyter_agentbox.errors import InvalidRequest, RuntimeFailed, RuntimeUnavailable
 
-from . import customize as dress
-from . import tree
+from . import customize, tree
 from .build import TIMEOUT, default_cache, find_release, read_packages, settle
 from .commands import Tell, find_program, piped, run
 from .kernelspecs import add_kernels
@@ -61,7 +60,7 @@ def build(
         root, _ = _build(folder, recipe.name, file, tell, timeout)
         settle(root, release)
         packages = read_packages(root)
-        dress.dress(root, recipe, tell, pip_environment=pip_environment, cache=cache, timeout=timeout)
+        customize.dress(root, recipe, tell, pip_environment=pip_environment, cache=cache, timeout=timeout)
         recipe = add_kernels(recipe, root)
         tell("hashing")
         image = store.add(folder, recipe, origin={**describe(recipe), "built": "docker"}, packages=packages)

@@ -1,8 +1,8 @@
 """Turn a decided sandbox into what Docker's API takes: pure functions, tested by comparing whole results.
 
-What :mod:`.rootfs` plans becomes an image of folders, links and made files (:func:`make_image`), which is the same for
-all sandboxes that look alike, and read-only binds (:func:`make_mounts`). What can be written is the work folder, and
-file systems in memory, each with a size.
+What ``runtimes.rootfs`` plans becomes an image of folders, links and made files (:func:`make_image`), which is the same
+for all sandboxes that look alike, and read-only binds (:func:`make_mounts`). What can be written is the work folder,
+and file systems in memory, each with a size.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jupyter_agentbox.containers import LABEL, name_state_dir
 from jupyter_agentbox.errors import InvalidRequest, RuntimeUnavailable
 from jupyter_agentbox.guest import covers
 from jupyter_agentbox.guest.processes import _FIRST_MARK as FIRST_MARK
+from jupyter_agentbox.runtimes import cgroups, oci
+from jupyter_agentbox.runtimes.containers import LABEL, name_state_dir
+from jupyter_agentbox.runtimes.launcher import CLONE_NEWUSER
+from jupyter_agentbox.runtimes.namespaces import IdMaps
+from jupyter_agentbox.runtimes.oci import COVERS
+from jupyter_agentbox.runtimes.rootfs import HOSTNAME, Step
 from jupyter_agentbox.spec import GUEST_DIR, HOME, MIB, WORKSPACE, Limits, SandboxSpec
-
-from . import cgroups, oci
-from .launcher import CLONE_NEWUSER
-from .namespaces import IdMaps
-from .oci import COVERS
-from .rootfs import HOSTNAME, Step
 
 REPOSITORY = "jupyter-agentbox"
 #: Numbers of the capabilities that the guest keeps inside of its user namespace.
@@ -75,7 +74,7 @@ def make_image(steps: Sequence[Step], maps: IdMaps) -> bytes:
     Parameters
     ----------
     steps : list
-        From :func:`.rootfs.make_plan`.
+        From :func:`~jupyter_agentbox.runtimes.rootfs.make_plan`.
     maps : IdMaps
         Who the owners are.
     """
@@ -117,7 +116,7 @@ def make_mounts(
     Parameters
     ----------
     steps : list
-        From :func:`.rootfs.make_plan`.
+        From :func:`~jupyter_agentbox.runtimes.rootfs.make_plan`.
     hidden : list of (str, bool)
         Relative paths of the entries of the work folder to cover, and whether each is a directory.
     own : Path
@@ -326,7 +325,7 @@ def make_container(
     layers, files : list of str
         From :func:`find_layers`, or :func:`find_root_layers`.
     enter : str
-        Text of :mod:`.docker_enter`.
+        Text of :mod:`.container_start`.
     is_isolated : bool
         gVisor is the kernel.
     covers_inside : bool

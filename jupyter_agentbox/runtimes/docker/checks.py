@@ -12,17 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jupyter_agentbox.containers import LABEL
 from jupyter_agentbox.errors import AgentboxError, RuntimeFailed, RuntimeUnavailable
-from jupyter_agentbox.linkdir import share_fifo
+from jupyter_agentbox.runtimes import Check
+from jupyter_agentbox.runtimes.containers import LABEL
+from jupyter_agentbox.runtimes.linkdir import share_fifo
+from jupyter_agentbox.runtimes.runsc.checks import PREFIX, PROBE, PROBE_LIFE, PROBE_TIMEOUT, _wait_for_hello, clear_left
 from jupyter_agentbox.spec import MIB, Limits, SandboxSpec
 
-from . import Check
-from .checks import PREFIX, PROBE, PROBE_LIFE, PROBE_TIMEOUT, _wait_for_hello, clear_left
-from .docker_engine import SETUP_REMEDY
+from .engine import SETUP_REMEDY
 
 if TYPE_CHECKING:
-    from .docker import DockerRuntime
+    from .runtime import DockerRuntime
 
 START_REMEDY = "apt-get install docker.io, and start it: systemctl start docker"
 GROUP_REMEDY = 'usermod -aG docker "$USER" as root, and log in anew'

@@ -1,7 +1,7 @@
 """The import cache: what ipykernel imports as it starts, compiled, in one file instead of hundreds.
 
 To open a file costs twenty times as much in gVisor as outside, and an import looks at several. So the code of those
-modules lies in one file of the state directory, made from the server's own environment by :mod:`.importgather`. A new
+modules lies in one file of the state directory, made from the server's own environment by :mod:`.import_gather`. A new
 sandbox gets a copy in its link's directory, if not one of the files and folders that it was made of has changed since.
 It is for a kernel that is the first program there, of the same interpreter with the same search path; see
 ``guest.ipykernel.launch_ipykernel``. The files of the environment stay the truth: what else is imported, or later, is
@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_agentbox.linux import GUEST, PACKAGE
+from jupyter_agentbox.spec import SandboxSpec
 
-from .importgather import make_stamp
-from .spec import SandboxSpec
+from .import_gather import make_stamp
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 FOLDER, NAME = "imports", "imports"
 #: Seconds that making it may take, and bytes that it may have.
 MAKE_TIMEOUT, MAX_SIZE = 60.0, 64 * 1024 * 1024
-_GATHER = Path(__file__).with_name("importgather.py")
+_GATHER = Path(__file__).with_name("import_gather.py")
 
 
 def read(state_dir: Path) -> bytes | None:

@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyter_agentbox.errors import AgentboxError, RuntimeFailed
-from jupyter_agentbox.linkdir import share_fifo
 from jupyter_agentbox.linux import find_processes, kill_processes, remove_cgroups, remove_tree
+from jupyter_agentbox.runtimes import Check, Handle, cgroups, namespaces
+from jupyter_agentbox.runtimes.linkdir import share_fifo
+from jupyter_agentbox.runtimes.oci import GUEST_CAPABILITIES
 from jupyter_agentbox.spec import GUEST_DIR, LIMIT_NAMES, MIB, Limits, SandboxSpec
 
-from . import Check, Handle, cgroups, namespaces
-from .oci import GUEST_CAPABILITIES
-
 if TYPE_CHECKING:
-    from .runsc import RunscRuntime
+    from .runtime import RunscRuntime
 
 #: Seconds for each step, and after which a probe ends by itself, as whoever asked was killed.
 PROBE_TIMEOUT, PROBE_LIFE = 20.0, 200.0
@@ -50,7 +49,7 @@ while time.monotonic() < end:
 
 def check_runsc(runtime: RunscRuntime) -> list[Check]:
     """Return what was found, in an order in which each needs the ones before it."""
-    from .runsc import INSTALL_REMEDY, MIN_VERSION
+    from .runtime import INSTALL_REMEDY, MIN_VERSION
 
     checks = []
     try:

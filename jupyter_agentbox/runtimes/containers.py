@@ -1,6 +1,6 @@
 """Remove the containers of sandboxes that are no more: those of our labels whose directory is gone.
 
-The runtime ``docker`` writes down in ``<state_dir>/engines`` which engines it has asked for containers. :mod:`.sweep`
+The runtime ``docker`` writes down in ``<state_dir>/engines`` which engines it has asked for containers. ``sweep``
 ends sandboxes and removes their directories, and runs this as a program of its own that it can kill, so an engine that
 hangs holds nothing up. Standard library only.
 

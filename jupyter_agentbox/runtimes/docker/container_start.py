@@ -1,7 +1,7 @@
 """PID 1 of a container before it is the guest: gives up what the container gives, and then runs the guest.
 
 Docker has no id maps of a sandbox's own. So the container's root, whose rights end in gVisor's own kernel, makes a user
-namespace *inside*, with the maps that :mod:`.namespaces` decides for every runtime: the guest is an id that owns
+namespace *inside*, with the maps that ``runtimes.namespaces`` decides for every runtime: the guest is an id that owns
 nothing, and user code is the owner of the work folder. Nothing is left outside of that namespace, and no way back out
 of it. Over what is shown read-only it lays what can be written, in memory, for Docker has no such layer over binds.
 Passed to the interpreter as text (``-c``), so standard library only; its arguments are the guest's directory and JSON.

@@ -1,6 +1,6 @@
 """Gathers what ipykernel imports as it starts into one file: ``python -I -B importgather.py GUEST OUTPUT``.
 
-A program of its own, run by :mod:`.importcache` on the host, in the server's own environment: it imports what a bare
+A program of its own, run by :mod:`.import_cache` on the host, in the server's own environment: it imports what a bare
 kernel there does. The file has eight bytes of length, a header and the code of the modules, both by :mod:`marshal`.
 """
 

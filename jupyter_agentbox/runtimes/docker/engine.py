@@ -22,7 +22,7 @@ from urllib.parse import quote, urlencode
 
 from jupyter_agentbox.errors import NotFound, RuntimeFailed, RuntimeUnavailable
 
-from .docker_config import LABEL, REPOSITORY
+from .config import LABEL, REPOSITORY
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 #: The version of the API that this speaks, that of Docker 20.10; a later one where the engine knows that no more.

@@ -1,9 +1,9 @@
 """Sandboxes by ``runsc`` directly: no daemon, no root, no registry of images.
 
-Each runs in a user namespace and a mount namespace of its own (:mod:`.namespaces`), on a root that exists nowhere else
-(:mod:`.rootfs`), under control groups that we make (:mod:`.cgroups`). gVisor gets no network, can open no socket of
-the host, and reaches outside by the link's two FIFOs and the work folder alone. Ending one never asks runsc: its
-processes are killed, and its directory holds all that runsc knows of it.
+Each runs in a user namespace and a mount namespace of its own (``runtimes.namespaces``), on a root that exists nowhere
+else (``runtimes.rootfs``), under control groups that we make (``runtimes.cgroups``). gVisor gets no network, can open
+no socket of the host, and reaches outside by the link's two FIFOs and the work folder alone. Ending one never asks
+runsc: its processes are killed, and its directory holds all that runsc knows of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import ClassVar
 
 from traitlets import Enum, Float, Unicode
 
-from jupyter_agentbox import importcache
 from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
 from jupyter_agentbox.guest import covers
 from jupyter_agentbox.linux import (
@@ -36,11 +35,12 @@ from jupyter_agentbox.linux import (
     remove_tree,
     send_signal,
 )
+from jupyter_agentbox.runtimes import Check, Handle, Runtime, Usage, cgroups, namespaces, oci, rootfs
 from jupyter_agentbox.spec import CLAIM_DIR, GIB, MIB, WORKSPACE, Cause, End, Limits, SandboxSpec, out_of_memory
 
-from . import Check, Handle, Runtime, Usage, cgroups, measure, namespaces, oci, rootfs
-from .measure import OpenFile, list_open_files, measure_tree
-from .reasons import explain_restore, explain_save
+from . import import_cache, open_files
+from .open_files import OpenFile, list_open_files, measure_tree
+from .runsc_errors import explain_restore, explain_save
 
 #: First release with the systrap platform as default and FIFOs of the host.
 MIN_VERSION = 20230904
@@ -450,13 +450,13 @@ def read_open_files(pids: Sequence[int]) -> list[OpenFile]:
         pass  # they run under a subordinate id
     except OSError:
         return []
-    program = Path(measure.__file__)
+    program = Path(open_files.__file__)
     command = [namespaces.find_python(), "-I", "-S", "-B", str(program), *map(str, pids)]
     try:
         result = subprocess.run(command, capture_output=True, timeout=10, stdin=subprocess.DEVNULL, env={}, check=False)
     except (subprocess.TimeoutExpired, OSError):
         return []
-    return measure.parse(result.stdout)
+    return open_files.parse(result.stdout)
 
 
 def _read_own_memory(pid: int) -> int:
@@ -481,7 +481,7 @@ def measure_shared(directory: Path) -> int:
 
     The import cache that the host puts into the link's directory does not count, up to the size that it has.
     """
-    given = min(_measure_file(directory / "link" / importcache.NAME), importcache.measure(directory))
+    given = min(_measure_file(directory / "link" / import_cache.NAME), import_cache.measure(directory))
     written = sum(measure_tree(directory / name)[0] for name in ("work", "link"))
     return written - given + _measure_file(directory / "log")
 

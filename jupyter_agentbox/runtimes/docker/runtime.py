@@ -1,8 +1,8 @@
 """Sandboxes as containers of Docker, with gVisor as their runtime.
 
-The same sandbox as :mod:`.runsc` makes, as near as Docker comes to it: no network, the link's two FIFOs, a read-only
-view of the host, the same ids inside. :mod:`.docker_config` says what is asked of the engine, :mod:`.docker_engine`
-asks, :mod:`.docker_enter` is what the container runs first. ``docs/runtimes.md`` tells what differs.
+The same sandbox as ``runtimes.runsc.runtime`` makes, as near as Docker comes to it: no network, the link's two FIFOs, a
+read-only view of the host, the same ids inside. :mod:`.config` says what is asked of the engine, :mod:`.engine`
+asks, :mod:`.container_start` is what the container runs first. ``docs/runtimes.md`` tells what differs.
 
 Whether a sandbox lives is told by its process on this machine, never by the engine: one that hangs, restarts or is gone
 makes no sandbox look dead.
@@ -22,7 +22,6 @@ from typing import Any, ClassVar
 
 from traitlets import Float, Unicode
 
-from jupyter_agentbox import containers
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, RuntimeFailed, RuntimeUnavailable
 from jupyter_agentbox.guest import covers
 from jupyter_agentbox.linux import (
@@ -34,14 +33,15 @@ from jupyter_agentbox.linux import (
     remove_tree,
     send_signal,
 )
+from jupyter_agentbox.runtimes import Check, Handle, Runtime, Usage, cgroups, containers, namespaces, rootfs
+from jupyter_agentbox.runtimes.launcher import Refused, find_hidden, make_matcher
+from jupyter_agentbox.runtimes.runsc.runtime import measure_shared
 from jupyter_agentbox.spec import USER_ID, Cause, End, Limits, SandboxSpec, out_of_memory
 
-from . import Check, Handle, Runtime, Usage, cgroups, docker_config, namespaces, rootfs
-from .docker_engine import Engine, EngineRuntime
-from .launcher import Refused, find_hidden, make_matcher
-from .runsc import measure_shared
+from . import config
+from .engine import Engine, EngineRuntime
 
-_ENTER = Path(__file__).with_name("docker_enter.py")
+_ENTER = Path(__file__).with_name("container_start.py")
 #: Seconds that the answer to a question about the engine is believed.
 RUNTIME_INTERVAL, PING_INTERVAL = 60.0, 2.0
 #: Seconds that the engine may take to say that it is there.
@@ -200,7 +200,7 @@ class DockerRuntime(Runtime):
 
     def check(self) -> list[Check]:
         """Try the engine, its runtime and a real sandbox."""
-        from .docker_checks import check_docker  # only doctor needs it
+        from .checks import check_docker  # only doctor needs it
 
         return check_docker(self)
 
@@ -241,7 +241,7 @@ class DockerRuntime(Runtime):
         own = directory / "docker"
         own.mkdir(mode=0o700, exist_ok=True)
         texts = {path.rpartition("/")[2]: rest[0] for step, path, *rest in steps if step == "file"}
-        for name in (*docker_config.DOCKERS_OWN, "nothing"):
+        for name in (*config.DOCKERS_OWN, "nothing"):
             (own / name).write_text(texts.get(name, ""))
             (own / name).chmod(0o444)
         hidden = [] if is_private else list(_find_hidden(workspace, spec))
@@ -249,17 +249,17 @@ class DockerRuntime(Runtime):
         if covers_inside:
             (own / "covered").write_bytes(covers.pack(hidden))
             (own / "covered").chmod(0o444)
-        layers, files = docker_config.find_layers(steps), list[str]()
+        layers, files = config.find_layers(steps), list[str]()
         if spec.is_root:
-            (layers, files), maps = docker_config.find_root_layers(steps), docker_config.widen_maps(maps, uid)
-        return docker_config.make_container(
+            (layers, files), maps = config.find_root_layers(steps), config.widen_maps(maps, uid)
+        return config.make_container(
             spec,
-            image=self.engine.ensure_image(docker_config.make_image(steps, maps), spec.image),
+            image=self.engine.ensure_image(config.make_image(steps, maps), spec.image),
             runtime=kind.name,
             python="/usr/bin/python3" if spec.root else python,
             maps=maps,
-            mounts=docker_config.make_mounts(steps, hidden, own, directory / "link", covers_inside=covers_inside),
-            labels=docker_config.make_labels(sandbox_id, spec, self.state_dir),
+            mounts=config.make_mounts(steps, hidden, own, directory / "link", covers_inside=covers_inside),
+            labels=config.make_labels(sandbox_id, spec, self.state_dir),
             layers=layers,
             files=files,
             enter=_ENTER.read_text(encoding="utf-8"),
@@ -366,7 +366,7 @@ class DockerRuncRuntime(DockerRuntime):
         )
 
     def _make_filter(self) -> bytes:
-        return docker_config.make_namespace_filter(os.uname().machine)
+        return config.make_namespace_filter(os.uname().machine)
 
 
 def _find_in_kernel_log(container: str) -> bool | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from jupyter_agentbox.errors import AgentboxError, InvalidConfig, RuntimeUnavailable
 
-from .docker_engine import REQUIRED_FLAGS, RUNTIME_NAME, Engine
+from .engine import REQUIRED_FLAGS, RUNTIME_NAME, Engine
 
 #: Docker's settings.
 DAEMON_FILE = Path("/etc/docker/daemon.json")

@@ -1,0 +1,1 @@
+"""Sandboxes by gVisor's own ``runsc``, without a container engine."""
