@@ -21,10 +21,10 @@ from typing import Any
 from jupyter_client.manager import KernelManager
 
 from jupyter_agentbox import warm
-from jupyter_agentbox.linkthread import LinkThread
-from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.runtimes.runsc import import_cache
+from jupyter_agentbox.sandbox.link.thread import LinkThread
+from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.warm import WarmStarts
 
 from .__main__ import machine

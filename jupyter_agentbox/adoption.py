@@ -1,8 +1,9 @@
 """A Jupyter server that takes back the kernels of the one before it, under their old ids.
 
 Whoever starts within the lease of the sandboxes, with the same root directory, finds them waiting
-(:meth:`.manager.SandboxManager.orphans`); starting a kernel of such an id makes the provisioner go on with it. The
-server's list of sessions, which ties notebooks to kernels, is kept beside the sandboxes for the same purpose.
+(:meth:`~jupyter_agentbox.sandbox.sandbox.manager.SandboxManager.orphans`); starting a kernel of such an id makes the
+provisioner go on with it. The server's list of sessions, which ties notebooks to kernels, is kept beside the sandboxes
+for the same purpose.
 
 What a kernel said meanwhile, and says until the page that had it is back, is kept for that page, as Jupyter keeps it
 for one whose connection is lost.
@@ -28,11 +29,11 @@ from jupyter_server.serverapp import ServerApp
 
 from .audience import Kept
 from .errors import AgentboxError, Conflict
-from .link import LinkThread
-from .manager import SandboxManager
 from .parking import Parker
 from .policy import Policy
-from .record import Lock
+from .sandbox.link.link import LinkThread
+from .sandbox.manager import SandboxManager
+from .sandbox.record import Lock
 from .slot import KernelSlot, Restoration
 
 #: Seconds that a server's start waits for the kernels it takes back, and a shutdown for a restart.

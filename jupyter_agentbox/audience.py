@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .messages import header_index, parse
+from .sandbox.drivers.messages import header_index, parse
 from .spec import MIB
 
 if TYPE_CHECKING:

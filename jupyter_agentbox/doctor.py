@@ -32,12 +32,12 @@ from .configfiles import find_enforcing_files
 from .egress import presets, rules
 from .errors import AgentboxError, RuntimeUnavailable
 from .kernelspecs import find_shadowed, is_sandboxed
-from .manager import SandboxManager, load_runtime
 from .models.service import ServerInfo
 from .policy import Policy
 from .profiles import expand
 from .runtimes import Check
 from .runtimes.namespaces import find_spare_ids
+from .sandbox.manager import SandboxManager, load_runtime
 from .spec import SandboxSpec
 from .templates import Templates
 

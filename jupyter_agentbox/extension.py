@@ -30,13 +30,13 @@ from .handlers.mcp import close_endpoints
 from .handlers.redaction import redact_logs
 from .handlers.service import Service
 from .magics import Magics
-from .manager import SandboxManager
 from .models.service import ServerInfo
 from .observe import Observer
 from .parking import Parker
 from .policy import Policy
-from .record import Lock
 from .runner import Runner
+from .sandbox.manager import SandboxManager
+from .sandbox.record import Lock
 from .sessions import Sessions
 from .terminals import guard
 from .warm import WarmStarts

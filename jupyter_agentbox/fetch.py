@@ -21,8 +21,8 @@ from urllib.parse import urlsplit, urlunsplit
 from .egress.gate import Gate
 from .egress.rules import normal_name
 from .errors import InvalidRequest, LinkClosed, PolicyRefused, RuntimeFailed
-from .link import LinkThread
 from .models import HttpAnswer, HttpRequest
+from .sandbox.link.link import LinkThread
 
 #: Requests of one sandbox at a time, so that slow hosts of one take no thread of another's, nor of the server's own.
 MAX_REQUESTS = 8

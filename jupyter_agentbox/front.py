@@ -28,8 +28,8 @@ from .channels import Channel
 from .endpoints import make_directory
 from .errors import AgentboxError
 from .hostcells import HostCell, read_host_cell
-from .messages import Request, RunningCell, Signer, header_index, parse
 from .peers import LocalPeer, Peer
+from .sandbox.drivers.messages import Request, RunningCell, Signer, header_index, parse
 from .spec import MIB, Cause, End
 
 #: Channel name, port, and the type of socket that a kernel has there.

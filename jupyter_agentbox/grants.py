@@ -14,7 +14,7 @@ from .models import AskInfo, GrantInfo
 from .models.service import HostVerdict
 from .registry import Caller, SessionRegistry
 from .renewal import cap
-from .sandbox import Sandbox
+from .sandbox.sandbox import Sandbox
 from .session import Session
 from .spec import Grant
 

@@ -21,8 +21,6 @@ import msgspec
 
 from .errors import RuntimeFailed
 from .front import Front
-from .link import LinkThread
-from .messages import MAX_HEADER, header_index
 from .models.outputs import (
     ClearEvent,
     CodeResult,
@@ -36,6 +34,8 @@ from .models.outputs import (
     read,
     read_reply,
 )
+from .sandbox.drivers.messages import MAX_HEADER, header_index
+from .sandbox.link.link import LinkThread
 from .spec import Cause, End
 
 #: Seconds that interrupted code has to end before the kernel is said to be busy still.

@@ -14,10 +14,10 @@ from pathlib import Path
 import msgspec
 
 from .errors import AgentboxError
+from .sandbox.sweep import sweep_directories
 from .session import Session, SessionRecord
 from .spec import Cause, End
 from .storage.audit.log import AuditLog
-from .sweep import sweep_directories
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """What processes that were killed have left beside sandboxes: cleared away when a server starts.
 
-Sandboxes, and what was being saved to the snapshots or laid out from there, are the sweeper's: see :mod:`.sweep`. What
-was parked goes on: see :mod:`.parking`.
+Sandboxes, and what was being saved to the snapshots or laid out from there, are the sweeper's: see ``sandbox.sweep``.
+What was parked goes on: see :mod:`.parking`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from . import endpoints
 from .errors import AgentboxError
 from .runtimes.runsc import import_cache
 from .runtimes.runsc.checks import clear_left
+from .sandbox.sweep import ensure_sweeper, has_left
 from .storage.images import ImageStore
-from .sweep import ensure_sweeper, has_left
 
 log = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from .errors import Conflict, InvalidRequest, NotFound
-from .link import LinkThread
 from .models import ForkRequest, SnapshotInfo, SnapshotRequest
 from .policy import Policy
 from .registry import Caller
+from .sandbox.link.link import LinkThread
 from .sessions import Sessions
 from .slot import KernelSlot
 from .snapshotting import Snapshots

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from .errors import InvalidRequest
 from .models import Installed, InstallRequest, ProgressEvent, RefusedHost
-from .processes import Command, Exit
+from .sandbox.processes import Command, Exit
 from .session import Session
 from .spec import WORKSPACE
 from .storage.files.paths import parse_path, write_path

@@ -8,12 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from .driver import Kernel
 from .errors import AgentboxError, Conflict
 from .front import Front, Parking
-from .link import LinkThread
-from .manager import SandboxManager
-from .sandbox import Sandbox
+from .sandbox.drivers import Kernel
+from .sandbox.link.link import LinkThread
+from .sandbox.manager import SandboxManager
+from .sandbox.sandbox import Sandbox
 from .saved import Parked, Restoration
 from .spec import Cause, End
 

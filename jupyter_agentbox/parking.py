@@ -21,19 +21,19 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from .errors import AgentboxError, Conflict
-from .manager import MAX_STARTING, Listed, SandboxManager
 from .models import SnapshotRequest
 from .policy import Policy
-from .record import KernelRecord, Lock, is_owned
 from .retention import keep_removing
-from .sandbox import Sandbox
+from .sandbox.manager import MAX_STARTING, Listed, SandboxManager
+from .sandbox.record import KernelRecord, Lock, is_owned
+from .sandbox.sandbox import Sandbox
+from .sandbox.tokens import TokenStore
 from .session import Session
 from .sessions import Sessions
 from .slot import KernelSlot, Parked, Restoration
 from .snapshotting import Saved, Snapshots, open_store, read_saved
 from .spec import Cause, End, SandboxSpec
 from .storage.snapshots import Snapshot
-from .tokens import TokenStore
 
 log = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .claims import begin
 from .errors import AgentboxError, InvalidRequest, LinkClosed, NotFound, RuntimeFailed
 from .policy import Policy
-from .record import Lock, Record, is_owned
 from .runtimes import Handle, Runtime
-from .sandbox import Sandbox
+from .sandbox.claims import begin
+from .sandbox.record import Lock, Record, is_owned
+from .sandbox.sandbox import Sandbox
 from .spec import MIB, SandboxSpec
 from .storage.snapshots import Snapshot
 from .templates import Templates, Wish

@@ -20,9 +20,9 @@ from urllib.parse import urljoin, urlsplit
 from .egress.http1 import BodyReader, Framing, find_head, parse_response
 from .egress.wire import WireError
 from .errors import InvalidRequest, LimitReached, LinkClosed
-from .link import LinkThread, Stream
 from .refusals import Throttle
-from .sandbox import Sandbox
+from .sandbox.link.link import LinkThread, Stream
+from .sandbox.sandbox import Sandbox
 from .session import Session
 
 #: Connections to the programs of one sandbox at a time.

@@ -31,12 +31,12 @@ from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 
 from .errors import AgentboxError, InvalidRequest, PolicyRefused
 from .kernelspecs import check_folder, real_argv
-from .link import LinkThread
 from .magics import install as install_magics
-from .manager import SandboxManager
 from .policy import Policy
-from .record import Record
 from .renewal import keep_hosts, renew
+from .sandbox.link.link import LinkThread
+from .sandbox.manager import SandboxManager
+from .sandbox.record import Record
 from .slot import KernelSlot
 from .spec import WORKSPACE, Cause, End, SandboxSpec
 from .warm import WarmStarts

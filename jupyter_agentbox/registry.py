@@ -22,17 +22,17 @@ from .errors import (
     PolicyRefused,
     SandboxEnded,
 )
-from .link import LinkThread
-from .manager import SandboxManager
 from .models import SandboxFilters, SandboxInfo, SandboxRequest
 from .models.sandboxes import CallInfo
 from .policy import Policy
 from .refusals import Refusals
-from .sandbox import Sandbox
+from .sandbox.link.link import LinkThread
+from .sandbox.manager import SandboxManager
+from .sandbox.sandbox import Sandbox
+from .sandbox.tokens import Scope, Verb
 from .session import Session
 from .slot import KernelSlot
 from .storage.audit.log import AuditLog
-from .tokens import Scope, Verb
 
 T = TypeVar("T")
 # A method below is called `list`.

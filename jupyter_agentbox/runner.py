@@ -24,10 +24,10 @@ from .errors import Conflict, InvalidRequest, LinkClosed, NotFound, SandboxEnded
 from .front import Front
 from .kernelclient import END_GRACE, Feed, KernelClient
 from .languages import PYTHON, find_language, list_languages
-from .link import LinkThread
 from .models.outputs import CodeResult, ContextInfo, DoneEvent, Event, OutputLimits
-from .record import KernelRecord
-from .sandbox import Sandbox
+from .sandbox.link.link import LinkThread
+from .sandbox.record import KernelRecord
+from .sandbox.sandbox import Sandbox
 from .slot import KernelSlot
 from .spec import MIB, WORKSPACE, End, format_size
 from .warm import DEFAULT_CONTEXT as DEFAULT

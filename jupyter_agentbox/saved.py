@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from .record import KernelRecord, Record
-from .sandbox import Sandbox
+from .sandbox.record import KernelRecord, Record
+from .sandbox.sandbox import Sandbox
 from .spec import SandboxSpec
 
 
@@ -41,7 +41,7 @@ class Parked(Protocol):
     kernel : KernelRecord
         The notebook's.
     asks : list of dict
-        Of its :class:`~jupyter_agentbox.record.Record`.
+        Of its :class:`~jupyter_agentbox.sandbox.record.Record`.
     """
 
     @property

@@ -25,11 +25,11 @@ from .languages import list_languages
 from .models import TOOLS, AskInfo, EndInfo, KernelInfo, LimitsInfo, SandboxInfo, SandboxRequest, State
 from .models.base import SandboxState
 from .models.sandboxes import CallInfo, UsageInfo
-from .sandbox import Sandbox
+from .sandbox.sandbox import Sandbox
+from .sandbox.sweep import SESSION_FILE as SESSION_FILE
 from .saved import Parked
 from .spec import INTENDED, End, Limits, SandboxSpec
 from .storage.files import Folder
-from .sweep import SESSION_FILE as SESSION_FILE
 
 #: Refusals of the gate, and hosts asked for, that a session remembers.
 MAX_REFUSALS = 100

@@ -23,21 +23,21 @@ from .counts import CountedSessions
 from .errors import AgentboxError, Conflict, InvalidRequest, NotFound, PolicyRefused
 from .lapsed import END
 from .lapsed import tell as tell_lapsed
-from .link import finished
-from .manager import SandboxManager
 from .models import InstallRequest, SandboxInfo, SandboxPatch, SandboxRequest
 from .packages import check_names, install_all
 from .policy import Policy
-from .record import Record
 from .registry import Caller
 from .renewal import renew
-from .sandbox import Sandbox
+from .sandbox.link.link import finished
+from .sandbox.manager import SandboxManager
+from .sandbox.record import Record
+from .sandbox.sandbox import Sandbox
+from .sandbox.sweep import SESSION_FILE
+from .sandbox.tokens import TokenStore
 from .session import Session, check_request
 from .slot import KernelSlot
 from .spec import Cause, End, SandboxSpec, format_size
-from .sweep import SESSION_FILE
 from .tenants import Tenant
-from .tokens import TokenStore
 from .warm import WarmStarts
 
 log = logging.getLogger(__name__)

@@ -19,19 +19,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from .driver import Kernel
 from .errors import AgentboxError, LinkClosed, RuntimeFailed
 from .front import Front, OnCommand, end_notice
-from .link import LinkThread
-from .manager import SandboxManager
 from .parkable import Parkable
-from .record import KernelRecord, Record
-from .sandbox import Sandbox
+from .sandbox.drivers import Kernel
+from .sandbox.link.link import LinkThread
+from .sandbox.manager import SandboxManager
+from .sandbox.record import KernelRecord, Record
+from .sandbox.sandbox import Sandbox
+from .sandbox.tokens import TokenStore
 from .saved import Parked as Parked
 from .saved import Restoration as Restoration
 from .spec import WORKSPACE, Cause, End, SandboxSpec
 from .templates import Wish
-from .tokens import TokenStore
 from .warm import WarmStarts
 
 #: Seconds that a signal may wait for a guest that does not read.

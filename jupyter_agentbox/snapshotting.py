@@ -1,7 +1,8 @@
 """Snapshots of live sandboxes: take one, go back to it, fork another sandbox off it.
 
-:class:`~jupyter_agentbox.storage.snapshots.SnapshotStore` keeps what is saved, :meth:`.sandbox.Sandbox.checkpoint`
-saves and :mod:`~jupyter_agentbox.renewal` decides what a copy may do today.
+:class:`~jupyter_agentbox.storage.snapshots.SnapshotStore` keeps what is saved,
+:meth:`~jupyter_agentbox.sandbox.sandbox.sandbox.Sandbox.checkpoint` saves and :mod:`~jupyter_agentbox.renewal` decides
+what a copy may do today.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from pathlib import Path
 import msgspec
 
 from .errors import Conflict, Damaged, InvalidRequest, NotAuthorized, NotFound, RuntimeFailed
-from .link import LinkThread, finished
-from .manager import SandboxManager
 from .models import ForkRequest, SandboxInfo, SandboxRequest, SnapshotInfo, SnapshotRequest
 from .policy import Policy
-from .record import Record
 from .refusals import SERVER
 from .registry import Caller
 from .renewal import cap, renew
 from .reseeding import reseed
-from .sandbox import Sandbox
+from .sandbox.link.link import LinkThread, finished
+from .sandbox.manager import SandboxManager
+from .sandbox.record import Record
+from .sandbox.sandbox import Sandbox
 from .session import Session, SessionRecord
 from .sessions import Sessions
 from .slot import KernelSlot, Restoration

@@ -22,19 +22,19 @@ from typing import Any
 
 from jupyter_agentbox.linux import PACKAGE
 
-from .driver import Kernel
-from .driver.embedded import Claim
 from .egress.gate import OnRefusal
 from .environment import user_name
 from .errors import AgentboxError, Damaged, InvalidConfig, InvalidRequest, LinkClosed, NotFound, RuntimeFailed
-from .linkthread import finished
-from .manager import SandboxManager
-from .messages import Signer, header_index, parse
 from .policy import Policy
-from .record import Record
 from .runtimes.oci import make_rlimits
 from .runtimes.runsc import import_cache
-from .sandbox import Sandbox
+from .sandbox.drivers import Kernel
+from .sandbox.drivers.embedded import Claim
+from .sandbox.drivers.messages import Signer, header_index, parse
+from .sandbox.link.thread import finished
+from .sandbox.manager import SandboxManager
+from .sandbox.record import Record
+from .sandbox.sandbox import Sandbox
 from .spec import WORKSPACE, SandboxSpec
 from .storage.snapshots import Snapshot, SnapshotMeta, SnapshotStore
 from .warminputs import can_be_warm, find_inputs, make_key, waiting_spec

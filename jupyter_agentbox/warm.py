@@ -13,12 +13,12 @@ import threading
 from typing import ClassVar
 
 from .errors import AgentboxError
-from .link import LinkThread
-from .manager import SandboxManager
 from .policy import Policy
 from .pool import Keeper, Pool
 from .runtimes.runsc import import_cache
-from .sandbox import Sandbox
+from .sandbox.link.link import LinkThread
+from .sandbox.manager import SandboxManager
+from .sandbox.sandbox import Sandbox
 from .spec import MIB, SandboxSpec
 from .templates import Templates, Wish
 from .warminputs import make_key

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from jupyter_agentbox.linux import PACKAGE
 
-from .driver import prepare_argv
+from .sandbox.drivers import prepare_argv
 from .spec import LIMIT_NAMES, Grant, SandboxSpec
 
 #: Bytes of an environment that can be given to a kernel that waits.

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from jupyter_agentbox.manager import SandboxManager
-from jupyter_agentbox.processes import Command, ExecResult, ProcessTable
-from jupyter_agentbox.sandbox import Sandbox
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.processes import Command, ExecResult, ProcessTable
+from jupyter_agentbox.sandbox.sandbox import Sandbox
 from jupyter_agentbox.spec import SandboxSpec
 
 ENV = {"PATH": "/usr/bin:/bin", "HOME": "/home/user"}

@@ -22,8 +22,8 @@ pytest.register_assert_rewrite(
 
 from e2e.harness import Env  # noqa: E402
 
-from jupyter_agentbox.manager import SandboxManager  # noqa: E402
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime  # noqa: E402
+from jupyter_agentbox.sandbox.manager import SandboxManager  # noqa: E402
 
 # How long an example takes to make and to try says something of the machine and of what else it does, and nothing else.
 # A change is tried on the same examples as what it is compared with; AGENTBOX_EXPLORE draws new ones.

@@ -10,10 +10,10 @@ from pathlib import Path
 from traitlets.config import Config
 
 from jupyter_agentbox.errors import AgentboxError
-from jupyter_agentbox.linkthread import LinkThread
-from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.runner import Runner
+from jupyter_agentbox.sandbox.link.thread import LinkThread
+from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.spec import SandboxSpec
 from jupyter_agentbox.warm import WarmStarts, context_argv
 

@@ -12,7 +12,7 @@ import zmq
 from jupyter_agentbox import audience
 from jupyter_agentbox.audience import Audience, Kept
 from jupyter_agentbox.front import Front
-from jupyter_agentbox.messages import Signer, parse
+from jupyter_agentbox.sandbox.drivers.messages import Signer, parse
 
 SIGNER = Signer(b"key")
 HEADER = b'{"msg_id": "cell"}'

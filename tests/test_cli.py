@@ -16,7 +16,7 @@ import pytest
 
 from jupyter_agentbox.cli.base import Command, format_age, printable, until_signal
 from jupyter_agentbox.errors import SandboxEnded
-from jupyter_agentbox.record import Record
+from jupyter_agentbox.sandbox.record import Record
 from jupyter_agentbox.spec import Cause, End, SandboxSpec
 
 

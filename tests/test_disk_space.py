@@ -16,10 +16,10 @@ from e2e.harness import Env
 from serving import Serving
 
 from jupyter_agentbox.client import ApiError, Client
-from jupyter_agentbox.link import LinkThread
-from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.runtimes.runsc import open_files
-from jupyter_agentbox.sandbox import Sandbox
+from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.sandbox import Sandbox
 from jupyter_agentbox.spec import MIB, Cause, Limits, SandboxSpec
 
 SIZE = 24 * MIB

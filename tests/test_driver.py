@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 from test_embedded import Client, spec, start
 
-from jupyter_agentbox.driver import Kernel, prepare_argv
-from jupyter_agentbox.link import LinkThread
-from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
+from jupyter_agentbox.sandbox.drivers import Kernel, prepare_argv
+from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.spec import Cause, End
 
 

@@ -15,11 +15,11 @@ from boxes import ENV
 from e2e.harness import wait_until
 from jupyter_client.session import Session
 
-from jupyter_agentbox.driver import Kernel
-from jupyter_agentbox.link import LinkThread
-from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
-from jupyter_agentbox.sandbox import Sandbox
+from jupyter_agentbox.sandbox.drivers import Kernel
+from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.sandbox import Sandbox
 from jupyter_agentbox.spec import Cause, Mount, SandboxSpec
 
 pytestmark = pytest.mark.usefixtures("has_runsc")

@@ -19,15 +19,15 @@ import pytest
 from boxes import boxed, run
 from jupyter_server.services.sessions.sessionmanager import SessionManager
 
-from jupyter_agentbox import tokens
 from jupyter_agentbox.adoption import keep_sessions
 from jupyter_agentbox.errors import AgentboxError
-from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.linux import kill_processes, read_start_time
-from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.runtimes import Handle, Usage
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
+from jupyter_agentbox.sandbox import tokens
+from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.sandbox.manager import SandboxManager
 
 
 @contextlib.contextmanager

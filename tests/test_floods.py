@@ -33,7 +33,7 @@ from jupyter_agentbox.guest.framing import (
 )
 from jupyter_agentbox.guest.ipykernel.embedded_protocol import FormatError, Unpacker
 from jupyter_agentbox.guest.zmtp import Decoder, ZmtpError
-from jupyter_agentbox.link import MAX_GUEST_STREAMS
+from jupyter_agentbox.sandbox.link.link import MAX_GUEST_STREAMS
 from jupyter_agentbox.spec import KIB, MIB
 
 #: Most that a process may grow by for one guest: the credit of all streams and a frame each, the output that waits, and

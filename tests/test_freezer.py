@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from boxes import boxed, run
 
-from jupyter_agentbox import messages
-from jupyter_agentbox.freezer import Freezer
-from jupyter_agentbox.manager import SandboxManager
-from jupyter_agentbox.messages import RunningCell
-from jupyter_agentbox.processes import Command, Output
 from jupyter_agentbox.runtimes.runsc.runtime import PAUSED, RunscRuntime
-from jupyter_agentbox.sandbox import Sandbox
+from jupyter_agentbox.sandbox.drivers import messages
+from jupyter_agentbox.sandbox.drivers.messages import RunningCell
+from jupyter_agentbox.sandbox.freezer import Freezer
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.processes import Command, Output
+from jupyter_agentbox.sandbox.sandbox import Sandbox
 
 pytestmark = pytest.mark.usefixtures("has_runsc")
 

@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 from test_embedded import Client, spec, start
 
-from jupyter_agentbox.driver.embedded import Writer
 from jupyter_agentbox.errors import LinkClosed
 from jupyter_agentbox.guest.kernels import MAX_MESSAGE
-from jupyter_agentbox.link import LinkThread
-from jupyter_agentbox.manager import SandboxManager
-from jupyter_agentbox.record import Record
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
-from jupyter_agentbox.sandbox import Sandbox
+from jupyter_agentbox.sandbox.drivers.embedded import Writer
+from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.record import Record
+from jupyter_agentbox.sandbox.sandbox import Sandbox
 
 ROUNDS = int(os.environ.get("AGENTBOX_HANG_UPS", "4"))
 SIZE = 20_000_000

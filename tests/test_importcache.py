@@ -15,9 +15,9 @@ import pytest
 from boxes import Box
 from test_templates import ARGV, Place, Talk
 
-from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.runtimes.runsc import import_cache
-from jupyter_agentbox.sandbox import Sandbox
+from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.sandbox.sandbox import Sandbox
 
 #: A module that ipykernel imports as it starts, and what tells the cached one.
 MODULE = "IPython.core.release"

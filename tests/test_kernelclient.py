@@ -13,9 +13,9 @@ import pytest
 from jupyter_agentbox.errors import RuntimeFailed
 from jupyter_agentbox.front import Front
 from jupyter_agentbox.kernelclient import Feed, KernelClient
-from jupyter_agentbox.link import LinkThread
-from jupyter_agentbox.messages import Signer
 from jupyter_agentbox.models.outputs import ClearEvent, Display, DisplayEvent, OutputLimits, StreamEvent
+from jupyter_agentbox.sandbox.drivers.messages import Signer
+from jupyter_agentbox.sandbox.link.link import LinkThread
 from jupyter_agentbox.spec import Cause, End
 
 

@@ -18,23 +18,23 @@ from traitlets.config import Config
 from jupyter_agentbox import parking
 from jupyter_agentbox.adoption import _end_twins
 from jupyter_agentbox.errors import NotFound, RuntimeFailed
-from jupyter_agentbox.link import LinkThread
-from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.models import SandboxRequest, SnapshotRequest
 from jupyter_agentbox.parking import Parker
 from jupyter_agentbox.policy import Policy
-from jupyter_agentbox.processes import Command
-from jupyter_agentbox.record import Record
 from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.runtimes import Handle
-from jupyter_agentbox.sandbox import Sandbox
+from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.processes import Command
+from jupyter_agentbox.sandbox.record import Record
+from jupyter_agentbox.sandbox.sandbox import Sandbox
+from jupyter_agentbox.sandbox.sweep import sweep
+from jupyter_agentbox.sandbox.tokens import TokenStore
 from jupyter_agentbox.session import SESSION_FILE, Session
 from jupyter_agentbox.sessions import Sessions
 from jupyter_agentbox.slot import KernelSlot
 from jupyter_agentbox.snapshotting import Snapshots, read_saved
 from jupyter_agentbox.spec import Cause
-from jupyter_agentbox.sweep import sweep
-from jupyter_agentbox.tokens import TokenStore
 from jupyter_agentbox.warm import context_argv
 
 pytestmark = pytest.mark.usefixtures("has_runsc")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from boxes import boxed, run
 
-from jupyter_agentbox import sandbox
-from jupyter_agentbox.link import LinkThread
-from jupyter_agentbox.manager import SandboxManager
+from jupyter_agentbox.sandbox import sandbox
+from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.storage.snapshots import copy_tree
 
 #: Seconds, of which most are left when the sandbox goes on.

@@ -15,8 +15,8 @@ import pytest
 
 from jupyter_agentbox import endpoints, leftovers
 from jupyter_agentbox.linux import find_processes
+from jupyter_agentbox.sandbox.sweep import ensure_sweeper
 from jupyter_agentbox.storage.images import ImageStore
-from jupyter_agentbox.sweep import ensure_sweeper
 
 #: Begins to make an image, to remove another, and to open a front; and is killed.
 PROGRAM = """

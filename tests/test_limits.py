@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_agentbox import limits
 from jupyter_agentbox.errors import DiskFull
-from jupyter_agentbox.limits import FreeSpace
 from jupyter_agentbox.runtimes import Usage
+from jupyter_agentbox.sandbox import limits
+from jupyter_agentbox.sandbox.limits import FreeSpace
 from jupyter_agentbox.spec import MIB, Cause
 
 FLOOR = 160 * MIB

@@ -17,7 +17,7 @@ import pytest
 
 import jupyter_agentbox
 from jupyter_agentbox.errors import LinkClosed
-from jupyter_agentbox.link import MAX_GUEST_STREAMS, Link, LinkThread, Stream
+from jupyter_agentbox.sandbox.link.link import MAX_GUEST_STREAMS, Link, LinkThread, Stream
 
 PACKAGE = Path(jupyter_agentbox.__file__).parent
 

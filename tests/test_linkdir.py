@@ -15,11 +15,11 @@ import pytest
 from test_embedded import ENV, Client, spec, start
 
 from jupyter_agentbox.errors import AgentboxError, LinkClosed
-from jupyter_agentbox.link import Link, LinkThread, Stream
-from jupyter_agentbox.manager import SandboxManager
-from jupyter_agentbox.processes import Command
 from jupyter_agentbox.runtimes import linkdir, namespaces
-from jupyter_agentbox.sandbox import Sandbox
+from jupyter_agentbox.sandbox.link.link import Link, LinkThread, Stream
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.processes import Command
+from jupyter_agentbox.sandbox.sandbox import Sandbox
 
 SECRET = b"what the user wrote\n"
 

@@ -20,8 +20,8 @@ from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound
 from jupyter_agentbox.front import Front
 from jupyter_agentbox.hostcells import MAX_CONTENT, read_host_cell
 from jupyter_agentbox.magics import choose
-from jupyter_agentbox.messages import Signer
 from jupyter_agentbox.models import SnapshotInfo
+from jupyter_agentbox.sandbox.drivers.messages import Signer
 
 KEY = b"a-session-key"
 

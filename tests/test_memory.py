@@ -9,10 +9,10 @@ import pytest
 from boxes import ENV, boxed, run
 
 from jupyter_agentbox.guest.memory import Program, choose
-from jupyter_agentbox.limits import find_memory_room
-from jupyter_agentbox.link import LinkThread
-from jupyter_agentbox.manager import SandboxManager
-from jupyter_agentbox.processes import Command
+from jupyter_agentbox.sandbox.limits import find_memory_room
+from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.processes import Command
 from jupyter_agentbox.spec import GIB, MIB, Limits
 from jupyter_agentbox.testing.sandboxes import FILL_MEMORY
 

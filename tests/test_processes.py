@@ -16,10 +16,10 @@ from boxes import ENV, Box, boxed, run
 from jupyter_agentbox.egress import PROXY_ENV
 from jupyter_agentbox.errors import InvalidRequest, LinkClosed, NotFound, PolicyRefused, SandboxEnded
 from jupyter_agentbox.guest.framing import pack_json, pack_message
-from jupyter_agentbox.link import LinkThread
-from jupyter_agentbox.manager import SandboxManager
-from jupyter_agentbox.processes import Command, Events, Exit, Output, ProcessTable, background, table, wire
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
+from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.processes import Command, Events, Exit, Output, ProcessTable, background, table, wire
 from jupyter_agentbox.spec import MIB, Cause, End, SandboxSpec
 
 Test = Callable[[Box], Awaitable[None]]

@@ -30,9 +30,9 @@ from traitlets.config import Config
 
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, PolicyRefused, RuntimeFailed
 from jupyter_agentbox.kernelspecs import OWN_SPEC
-from jupyter_agentbox.link import LinkThread
 from jupyter_agentbox.provisioner import AgentboxProvisioner, resolve_program
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
+from jupyter_agentbox.sandbox.link.link import LinkThread
 from jupyter_agentbox.spec import OWN_HOSTS, Grant
 
 

@@ -26,16 +26,16 @@ from jupyter_agentbox.errors import (
     SandboxEnded,
 )
 from jupyter_agentbox.linux import kill_processes
-from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.models import LimitsRequest, SandboxInfo, SandboxPatch, SandboxRequest
 from jupyter_agentbox.policy import Policy
-from jupyter_agentbox.processes import Command, ExecResult
 from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.runtimes import Handle
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.processes import Command, ExecResult
+from jupyter_agentbox.sandbox.sweep import KEPT_MARK, sweep
+from jupyter_agentbox.sandbox.tokens import TokenStore
 from jupyter_agentbox.sessions import Sessions
-from jupyter_agentbox.sweep import KEPT_MARK, sweep
 from jupyter_agentbox.testing.sandboxes import FILL_MEMORY
-from jupyter_agentbox.tokens import TokenStore
 
 pytestmark = pytest.mark.usefixtures("has_runsc")
 
@@ -117,7 +117,7 @@ def kill(policy: Policy, sandbox_id: str | None) -> None:
 
 
 def _records(policy: Policy) -> list[Any]:
-    from jupyter_agentbox.record import Record
+    from jupyter_agentbox.sandbox.record import Record
 
     return [Record.load(path) for path in (policy.state_path / "sandboxes").iterdir()]
 
@@ -374,7 +374,7 @@ def test_a_server_killed_in_the_midst_of_a_revival_loses_no_files(
 
             with monkeypatch.context() as patched:
                 if at == "start":
-                    patched.setattr("jupyter_agentbox.sandbox.Sandbox._connected", hang)
+                    patched.setattr("jupyter_agentbox.sandbox.sandbox.Sandbox._connected", hang)
                 else:
                     patched.setattr(Sessions, "_install", hang)
                 reviving = asyncio.ensure_future(first.revive("x", caller=ADA))

@@ -23,13 +23,13 @@ from traitlets.config import Config
 
 from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound, SandboxEnded, TooLarge
 from jupyter_agentbox.kernelspecs import OWN_SPEC
-from jupyter_agentbox.link import LinkThread
-from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.models.outputs import ClearEvent, CodeResult, DoneEvent, OutputLimits, ResultEvent, StreamEvent
 from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.runner import Runner
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
-from jupyter_agentbox.sandbox import Sandbox
+from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.sandbox import Sandbox
 from jupyter_agentbox.slot import KernelSlot
 from jupyter_agentbox.spec import Cause
 

@@ -17,16 +17,16 @@ import pytest
 from boxes import ENV, Box, boxed, run
 from jupyter_client.session import Session
 
-from jupyter_agentbox.driver import Kernel
-from jupyter_agentbox.driver.embedded import READ_BY_KERNEL, WRITTEN_BY_KERNEL
 from jupyter_agentbox.errors import AgentboxError, NotFound, RuntimeFailed, SandboxEnded
-from jupyter_agentbox.link import LinkThread
-from jupyter_agentbox.manager import SandboxManager
-from jupyter_agentbox.record import Record
 from jupyter_agentbox.runtimes import Handle, namespaces
 from jupyter_agentbox.runtimes.docker import config
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
-from jupyter_agentbox.sandbox import Sandbox
+from jupyter_agentbox.sandbox.drivers import Kernel
+from jupyter_agentbox.sandbox.drivers.embedded import READ_BY_KERNEL, WRITTEN_BY_KERNEL
+from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.record import Record
+from jupyter_agentbox.sandbox.sandbox import Sandbox
 from jupyter_agentbox.spec import MIB, Cause, Limits, Mount, SandboxSpec
 from jupyter_agentbox.testing.sandboxes import FILL_MEMORY
 

@@ -23,14 +23,14 @@ from jupyter_agentbox.errors import (
     PolicyRefused,
     SandboxEnded,
 )
-from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.models import FileBytes, SandboxFilters, SandboxPatch, SandboxRequest
 from jupyter_agentbox.parking import Parker
 from jupyter_agentbox.policy import Policy
-from jupyter_agentbox.processes import Command
 from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.runtimes import Handle
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.processes import Command
 from jupyter_agentbox.sessions import Sessions
 from jupyter_agentbox.snapshotting import Snapshots
 

@@ -20,7 +20,6 @@ from types import ModuleType
 
 import pytest
 
-from jupyter_agentbox import sweep as module
 from jupyter_agentbox.linux import (
     find_processes,
     is_running,
@@ -32,8 +31,9 @@ from jupyter_agentbox.linux import (
     try_lock,
 )
 from jupyter_agentbox.runtimes import cgroups, containers
+from jupyter_agentbox.sandbox import sweep as module
+from jupyter_agentbox.sandbox.sweep import ensure_sweeper, remove_lost, run_sweeper, sweep
 from jupyter_agentbox.spec import Limits
-from jupyter_agentbox.sweep import ensure_sweeper, remove_lost, run_sweeper, sweep
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ import pytest
 from traitlets.config import Config
 
 from jupyter_agentbox.errors import InvalidConfig
-from jupyter_agentbox.link import LinkThread
-from jupyter_agentbox.manager import SandboxManager
-from jupyter_agentbox.messages import Signer, header_index
 from jupyter_agentbox.policy import Policy
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
-from jupyter_agentbox.sandbox import Sandbox
+from jupyter_agentbox.sandbox.drivers.messages import Signer, header_index
+from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.sandbox import Sandbox
 from jupyter_agentbox.slot import KernelSlot
 from jupyter_agentbox.spec import MIB, SandboxSpec
 from jupyter_agentbox.templates import Wish
@@ -179,7 +179,7 @@ open("new.txt", "w").write("here")
 
 
 async def _fork(place: Place, talk: Talk) -> None:
-    from jupyter_agentbox.record import Record
+    from jupyter_agentbox.sandbox.record import Record
 
     staged = await asyncio.to_thread(place.templates.store.stage)
     try:

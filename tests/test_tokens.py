@@ -25,7 +25,7 @@ from jupyter_agentbox.errors import (
     PolicyRefused,
 )
 from jupyter_agentbox.registry import Caller
-from jupyter_agentbox.tokens import MAX_LENGTH, MAX_TOKENS, TokenRecord, TokenStore, Verb, choose_life
+from jupyter_agentbox.sandbox.tokens import MAX_LENGTH, MAX_TOKENS, TokenRecord, TokenStore, Verb, choose_life
 
 Make = Callable[..., tuple[str, TokenRecord]]
 
@@ -108,7 +108,7 @@ def test_a_token_ends_by_time_by_word_with_its_sandbox_and_with_the_key(
 ) -> None:
     text, record = make()
     assert store.is_valid(record)
-    monkeypatch.setattr("jupyter_agentbox.tokens.time", SimpleNamespace(time=lambda: time.time() + 61))
+    monkeypatch.setattr("jupyter_agentbox.sandbox.tokens.time", SimpleNamespace(time=lambda: time.time() + 61))
     with pytest.raises(NotAuthenticated, match="expired"):
         store.authenticate(text)
     assert not store.is_valid(record)
@@ -187,7 +187,7 @@ def test_a_token_goes_on_with_its_sandbox_and_one_that_was_revoked_stays_so(
 def test_processes_that_make_the_key_at_once_agree(state: Path) -> None:
     program = (
         "import sys, pathlib\n"
-        "from jupyter_agentbox.tokens import TokenStore\n"
+        "from jupyter_agentbox.sandbox.tokens import TokenStore\n"
         "sys.stdin.readline()\n"
         "store = TokenStore(pathlib.Path(sys.argv[1]))\n"
         "print(store.create('one', owner='a', verbs=['read'], life=60, name='n', made_by='b')[0])"

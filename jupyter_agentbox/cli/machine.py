@@ -206,9 +206,9 @@ class ListCommand(Command):
         """Print the registry."""
         from dataclasses import asdict
 
-        from jupyter_agentbox.manager import SandboxManager
         from jupyter_agentbox.parking import list_parked
         from jupyter_agentbox.policy import Policy
+        from jupyter_agentbox.sandbox.manager import SandboxManager
         from jupyter_agentbox.spec import format_size
 
         from .warm import open_templates, write_templates
@@ -250,7 +250,7 @@ class PruneCommand(Command):
         """Sweep once."""
         from jupyter_agentbox.leftovers import clear
         from jupyter_agentbox.policy import Policy
-        from jupyter_agentbox.sweep import LOST, sweep
+        from jupyter_agentbox.sandbox.sweep import LOST, sweep
 
         from .warm import open_templates
 

@@ -12,13 +12,13 @@ from traitlets import Bool, Float, List, Unicode
 
 from jupyter_agentbox.environment import user_name
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, SandboxEnded
-from jupyter_agentbox.linkthread import LinkThread
-from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.models import InstallRequest, SandboxRequest
 from jupyter_agentbox.packages import check_names, install_all
 from jupyter_agentbox.policy import Policy
-from jupyter_agentbox.processes import Command as Program
-from jupyter_agentbox.processes import Exit
+from jupyter_agentbox.sandbox.link.thread import LinkThread
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.processes import Command as Program
+from jupyter_agentbox.sandbox.processes import Exit
 from jupyter_agentbox.session import Session
 from jupyter_agentbox.spec import WORKSPACE, SandboxSpec
 from jupyter_agentbox.warm import WarmStarts
@@ -144,7 +144,7 @@ class RunCommand(ProgramCommand):
         manager = SandboxManager.shared(policy.state_path, spec.runtime, config=policy.config)
         # It needs no kernel, so it takes one that waits, if any does, for the sandbox around it.
         sandbox = await LinkThread.instance().run(WarmStarts.shared(manager, policy).create(spec, has_code=False))
-        logging.getLogger("jupyter_agentbox.sandbox").setLevel(logging.CRITICAL)  # how it ends is told below
+        logging.getLogger("jupyter_agentbox.sandbox.sandbox").setLevel(logging.CRITICAL)  # how it ends is told below
         session = Session("run", spec.owner, SandboxRequest())
         try:
             session.attach(sandbox)

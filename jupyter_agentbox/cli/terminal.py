@@ -21,11 +21,11 @@ from traitlets import Bool, Unicode
 
 from jupyter_agentbox.environment import user_name
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest
-from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.policy import Policy
-from jupyter_agentbox.processes import Command as Program
-from jupyter_agentbox.processes import Exit, ProcessTable
-from jupyter_agentbox.processes.values import MAX_SIDE
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.processes import Command as Program
+from jupyter_agentbox.sandbox.processes import Exit, ProcessTable
+from jupyter_agentbox.sandbox.processes.values import MAX_SIDE
 from jupyter_agentbox.spec import SandboxSpec
 
 from .base import ALIASES, FLAGS, Command, printable, until_signal, write_out

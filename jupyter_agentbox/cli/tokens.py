@@ -16,7 +16,7 @@ from jupyter_agentbox.errors import AgentboxError
 from .base import ALIASES, FLAGS, Command, CommandGroup, UsageError, format_age, printable, write_table
 
 if TYPE_CHECKING:
-    from jupyter_agentbox.manager import SandboxManager
+    from jupyter_agentbox.sandbox.manager import SandboxManager
 
 _CREATE_ALIASES = {
     **ALIASES,
@@ -52,10 +52,10 @@ class TokenCreateCommand(Command):
 
     def run(self) -> int:
         """Make it."""
-        from jupyter_agentbox.manager import SandboxManager
         from jupyter_agentbox.models import TokenRequest
         from jupyter_agentbox.policy import Policy
-        from jupyter_agentbox.tokens import VERBS, TokenStore, choose_life
+        from jupyter_agentbox.sandbox.manager import SandboxManager
+        from jupyter_agentbox.sandbox.tokens import VERBS, TokenStore, choose_life
 
         policy = Policy(parent=self)
         asked = {"verbs": self.verbs.replace(" ", "").split(","), "name": self.token_name}
@@ -104,7 +104,7 @@ class TokenListCommand(Command):
     def run(self) -> int:
         """Print them."""
         from jupyter_agentbox.policy import Policy
-        from jupyter_agentbox.tokens import TokenStore
+        from jupyter_agentbox.sandbox.tokens import TokenStore
 
         found = TokenStore(Policy(parent=self).state_path).list(self.extra_args[0] if self.extra_args else None)
         if self.is_json:
@@ -131,8 +131,8 @@ class TokenRevokeCommand(Command):
     def run(self) -> int:
         """Revoke them."""
         from jupyter_agentbox.policy import Policy
+        from jupyter_agentbox.sandbox.tokens import TokenStore
         from jupyter_agentbox.storage.audit.log import AuditLog
-        from jupyter_agentbox.tokens import TokenStore
 
         state_path = Policy(parent=self).state_path
         store, audit = TokenStore(state_path), AuditLog(state_path / "audit.sqlite")

@@ -77,7 +77,7 @@ class WarmCommand(Command):
 
 def open_templates(policy: Policy) -> Templates:
     """Return the templates of this policy's state directory."""
-    from jupyter_agentbox.manager import SandboxManager
+    from jupyter_agentbox.sandbox.manager import SandboxManager
     from jupyter_agentbox.templates import Templates
 
     return Templates(SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config), policy)
@@ -88,8 +88,8 @@ def make_template(policy: Policy, templates: Templates, profile: str, kernel: st
     from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
     from jupyter_agentbox.kernelspecs import real_argv
-    from jupyter_agentbox.linkthread import LinkThread
     from jupyter_agentbox.provisioner import resolve_program
+    from jupyter_agentbox.sandbox.link.thread import LinkThread
     from jupyter_agentbox.warminputs import make_key
 
     try:

@@ -25,7 +25,7 @@ TLS_ALERT = b"\x15\x03\x01\x00\x02\x02\x70"
 
 
 class Stream(Protocol):
-    """What is used of :class:`jupyter_agentbox.link.Stream`."""
+    """What is used of :class:`jupyter_agentbox.sandbox.link.link.Stream`."""
 
     header: dict[str, Any]
 

@@ -26,7 +26,7 @@ from jupyter_agentbox.models import (
     TerminalRequest,
     WaitQuery,
 )
-from jupyter_agentbox.processes import Command, Exit, Output, ProcessInfo
+from jupyter_agentbox.sandbox.processes import Command, Exit, Output, ProcessInfo
 from jupyter_agentbox.session import Session
 from jupyter_agentbox.spec import MIB
 

@@ -23,7 +23,7 @@ from jupyter_agentbox.errors import AgentboxError, NotAuthenticated
 from jupyter_agentbox.models import ErrorAnswer
 from jupyter_agentbox.models.redaction import PREFIX
 from jupyter_agentbox.registry import Caller
-from jupyter_agentbox.tokens import Scope, TokenStore, Verb
+from jupyter_agentbox.sandbox.tokens import Scope, TokenStore, Verb
 
 from .failures import REASONS, describe
 

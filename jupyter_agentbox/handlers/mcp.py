@@ -20,8 +20,8 @@ from tornado.iostream import StreamClosedError
 
 from jupyter_agentbox.errors import AgentboxError, RuntimeUnavailable, TooLarge
 from jupyter_agentbox.mcp import MISSING, is_available
+from jupyter_agentbox.sandbox.tokens import VERBS
 from jupyter_agentbox.spec import format_size
-from jupyter_agentbox.tokens import VERBS
 
 from .failures import describe
 from .identity import TokenMixin, caller_of, is_allowed

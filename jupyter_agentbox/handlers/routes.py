@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from jupyter_agentbox.tokens import Verb
+from jupyter_agentbox.sandbox.tokens import Verb
 
 if TYPE_CHECKING:
     from .call import Call

@@ -23,7 +23,7 @@ from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
 from jupyter_agentbox.errors import AgentboxError, NotFound
 from jupyter_agentbox.models import ErrorAnswer
-from jupyter_agentbox.processes import Exit
+from jupyter_agentbox.sandbox.processes import Exit
 from jupyter_agentbox.session import Session
 
 from .failures import describe

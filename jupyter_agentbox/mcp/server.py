@@ -21,7 +21,7 @@ from jupyter_agentbox.errors import AgentboxError, InvalidRequest
 from jupyter_agentbox.handlers.failures import describe, invalid
 from jupyter_agentbox.handlers.identity import refuse
 from jupyter_agentbox.models import ErrorAnswer
-from jupyter_agentbox.tokens import VERBS
+from jupyter_agentbox.sandbox.tokens import VERBS
 
 from . import results
 from .tools import TOOLS, Access, Tool, Turn

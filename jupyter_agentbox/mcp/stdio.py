@@ -9,7 +9,7 @@ from mcp import stdio_server
 
 from jupyter_agentbox.handlers.service import Service
 from jupyter_agentbox.registry import Caller
-from jupyter_agentbox.tokens import Verb
+from jupyter_agentbox.sandbox.tokens import Verb
 
 from .server import make_server
 from .tools import Access

@@ -43,7 +43,7 @@ from jupyter_agentbox.models import (
     WriteRequest,
 )
 from jupyter_agentbox.registry import Caller
-from jupyter_agentbox.tokens import Verb
+from jupyter_agentbox.sandbox.tokens import Verb
 
 from . import arguments as take
 from . import results

@@ -5,7 +5,7 @@ sandbox that it did not start. The contract's test suite is :mod:`jupyter_agentb
 the entry points of the group ``jupyter_agentbox.runtimes``.
 
 A runtime holds no asyncio object. Its methods block, each has a hard timeout, and
-:class:`~jupyter_agentbox.sandbox.Sandbox` calls them in worker threads; only :meth:`Runtime.is_alive`,
+:class:`~jupyter_agentbox.sandbox.sandbox.Sandbox` calls them in worker threads; only :meth:`Runtime.is_alive`,
 :meth:`Runtime.freeze` and :meth:`Runtime.thaw` may be called on an event loop.
 """
 

@@ -18,7 +18,7 @@ from jupyter_agentbox.egress.gate import Gate, GateLimits
 from jupyter_agentbox.guest.egress import Egress
 from jupyter_agentbox.guest.loop import Link as GuestLink
 from jupyter_agentbox.guest.loop import Loop
-from jupyter_agentbox.link import Link, LinkThread
+from jupyter_agentbox.sandbox.link.link import Link, LinkThread
 from jupyter_agentbox.spec import Grant
 from jupyter_agentbox.storage.audit.log import AuditLog
 

@@ -18,10 +18,10 @@ from packaging.requirements import Requirement
 
 from jupyter_agentbox.egress import presets
 from jupyter_agentbox.errors import InvalidRequest
-from jupyter_agentbox.manager import SandboxManager
-from jupyter_agentbox.processes import Command
 from jupyter_agentbox.runner import Runner
-from jupyter_agentbox.sandbox import Sandbox
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.processes import Command
+from jupyter_agentbox.sandbox.sandbox import Sandbox
 
 from .test_preparation import make_policy, start
 

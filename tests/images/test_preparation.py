@@ -14,9 +14,9 @@ from traitlets.config import Config
 
 from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, NotFound, PolicyRefused, RuntimeFailed
 from jupyter_agentbox.languages import find_kernels, find_language, list_languages
-from jupyter_agentbox.manager import SandboxManager
 from jupyter_agentbox.policy import Policy
-from jupyter_agentbox.sandbox import Sandbox
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.sandbox import Sandbox
 
 
 def make_policy(manager: SandboxManager, **profile: Any) -> Policy:

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
+from jupyter_agentbox.sandbox.sweep import ensure_sweeper
 from jupyter_agentbox.spec import MIB, Limits, SandboxSpec
-from jupyter_agentbox.sweep import ensure_sweeper
 from jupyter_agentbox.testing.box import STANDIN, Box
 
 state_dir, lease = Path(sys.argv[1]), float(sys.argv[2])

@@ -35,8 +35,8 @@ from jupyter_agentbox.runtimes.docker.config import make_labels
 from jupyter_agentbox.runtimes.docker.engine import RUNTIME_NAME, Engine
 from jupyter_agentbox.runtimes.docker.runtime import DockerRuncRuntime, DockerRuntime
 from jupyter_agentbox.runtimes.docker.setup import DAEMON_FILE, find_engines, make_runtime, register
+from jupyter_agentbox.sandbox.sweep import ContainerSweep, sweep
 from jupyter_agentbox.spec import MIB, Cause, Limits, Mount, SandboxSpec
-from jupyter_agentbox.sweep import ContainerSweep, sweep
 from jupyter_agentbox.testing.box import STANDIN, Box
 from jupyter_agentbox.testing.contract import RuntimeContract
 from jupyter_agentbox.testing.escapes import EscapeContract

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, LimitReached, NotFound, TooLarge
+from jupyter_agentbox.sandbox.sweep import sweep_directories
 from jupyter_agentbox.storage.snapshots import SnapshotStore, tree
-from jupyter_agentbox.sweep import sweep_directories
 
 from .images import describe_tree, make_pages, make_store, meta, pages_of, put, store_files
 

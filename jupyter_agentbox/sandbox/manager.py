@@ -1,7 +1,7 @@
 """The registry of sandboxes: one directory each, beneath one state directory, and no daemon.
 
-Whoever holds the lock of a sandbox's directory owns it. :mod:`~jupyter_agentbox.sandbox` is one
-sandbox, :mod:`~jupyter_agentbox.sweep` removes those whose owner is gone.
+Whoever holds the lock of a sandbox's directory owns it. ``sandbox.sandbox`` is one
+sandbox, ``sandbox.sweep`` removes those whose owner is gone.
 """
 
 from __future__ import annotations
@@ -19,16 +19,25 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .driver.embedded import Claim
-from .egress.gate import OnRefusal
-from .errors import AgentboxError, Conflict, DiskFull, InvalidRequest, NotFound, RuntimeFailed, RuntimeUnavailable
-from .link import LinkThread
+from jupyter_agentbox.egress.gate import OnRefusal
+from jupyter_agentbox.errors import (
+    AgentboxError,
+    Conflict,
+    DiskFull,
+    InvalidRequest,
+    NotFound,
+    RuntimeFailed,
+    RuntimeUnavailable,
+)
+from jupyter_agentbox.runtimes import Check, Handle, Runtime
+from jupyter_agentbox.spec import MIB, Cause, End, SandboxSpec, format_size
+from jupyter_agentbox.storage.audit.log import AuditLog
+
+from .drivers.embedded import Claim
+from .link.link import LinkThread
 from .preparation import prepare
 from .record import KernelRecord, Lock, Record, is_owned, was_told_to_end
-from .runtimes import Check, Handle, Runtime
 from .sandbox import Sandbox
-from .spec import MIB, Cause, End, SandboxSpec, format_size
-from .storage.audit.log import AuditLog
 from .sweep import LOST, SESSION_FILE, STATE_FILE, ensure_sweeper, remove_lost
 from .tokens import TokenStore
 
@@ -326,7 +335,7 @@ class SandboxManager:
         ----------
         sandbox_id : str
         spec : SandboxSpec, optional
-            As policy has it now, from :func:`.renewal.renew`; what it was unless given.
+            As policy has it now, from :func:`~jupyter_agentbox.renewal.renew`; what it was unless given.
         on_refusal
             See :meth:`create`.
 

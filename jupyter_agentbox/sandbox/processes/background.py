@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jupyter_agentbox.errors import InvalidRequest, LinkClosed, NotFound
-from jupyter_agentbox.link import LinkThread, Stream
-from jupyter_agentbox.record import ProcessRecord
+from jupyter_agentbox.sandbox.link.link import LinkThread, Stream
+from jupyter_agentbox.sandbox.record import ProcessRecord
 from jupyter_agentbox.spec import KIB, MIB
 
 from .values import Exit, Output, ProcessInfo

@@ -1,8 +1,8 @@
 """One sandbox's life: start, what runs in it, its end and the reason.
 
-All methods run on the link's thread (:class:`~jupyter_agentbox.link.LinkThread`); attributes that are
+All methods run on the link's thread (:class:`~jupyter_agentbox.sandbox.link.link.LinkThread`); attributes that are
 documented may be read from any thread. The runtime's blocking calls go to worker threads.
-:mod:`~jupyter_agentbox.manager` keeps the registry, runtimes do the isolating.
+``sandbox.manager`` keeps the registry, runtimes do the isolating.
 """
 
 from __future__ import annotations
@@ -19,22 +19,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jupyter_agentbox.egress.gate import Gate, OnRefusal
+from jupyter_agentbox.errors import (
+    AgentboxError,
+    InvalidRequest,
+    LinkClosed,
+    PolicyRefused,
+    RuntimeFailed,
+    SandboxEnded,
+)
+from jupyter_agentbox.guest.framing import MAX_PAYLOAD, OPEN, MessageReader, ProtocolError, load_json, pack_json
 from jupyter_agentbox.linux import remove_tree
-
-from .claims import begin, in_batches, put_in_place, record_start
-from .driver import Kernel
-from .driver.embedded import Claim
-from .egress.gate import Gate, OnRefusal
-from .errors import AgentboxError, InvalidRequest, LinkClosed, PolicyRefused, RuntimeFailed, SandboxEnded
-from .freezer import Freezer
-from .guest.framing import MAX_PAYLOAD, OPEN, MessageReader, ProtocolError, load_json, pack_json
-from .limits import FreeSpace, MemoryWatch, find_breach
-from .link import Link, LinkThread, Stream, finished
-from .processes import Command, ExecResult, ProcessTable
-from .record import KernelRecord, Lock, ProcessRecord, Record, read_log_tail, was_told_to_end
-from .runtimes import Handle, Runtime, Usage
-from .runtimes.runsc import import_cache
-from .spec import (
+from jupyter_agentbox.runtimes import Handle, Runtime, Usage
+from jupyter_agentbox.runtimes.runsc import import_cache
+from jupyter_agentbox.spec import (
     GIB,
     INTENDED,
     LIMIT_NAMES,
@@ -47,8 +45,17 @@ from .spec import (
     format_size,
     out_of_memory,
 )
-from .storage.audit.log import AuditLog
-from .storage.snapshots import copy_tree
+from jupyter_agentbox.storage.audit.log import AuditLog
+from jupyter_agentbox.storage.snapshots import copy_tree
+
+from .claims import begin, in_batches, put_in_place, record_start
+from .drivers import Kernel
+from .drivers.embedded import Claim
+from .freezer import Freezer
+from .limits import FreeSpace, MemoryWatch, find_breach
+from .link.link import Link, LinkThread, Stream, finished
+from .processes import Command, ExecResult, ProcessTable
+from .record import KernelRecord, Lock, ProcessRecord, Record, read_log_tail, was_told_to_end
 from .sweep import KEPT_MARK, SESSION_FILE
 
 log = logging.getLogger(__name__)
@@ -553,7 +560,7 @@ class Sandbox:
         )
 
     async def is_quiet_for(self, timeout: float) -> bool:
-        """Whether nothing has run in it for so many seconds; see :mod:`~jupyter_agentbox.freezer`."""
+        """Whether nothing has run in it for so many seconds; see ``sandbox.freezer``."""
         return self.end is None and self._freezer is not None and await self._freezer.is_quiet_for(timeout)
 
     def _begin_watch(self) -> None:

@@ -13,10 +13,11 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from .errors import AgentboxError
-from .guest.framing import ProtocolError, load_json
-from .link import Link, Stream
-from .runtimes import Handle, Runtime
+from jupyter_agentbox.errors import AgentboxError
+from jupyter_agentbox.guest.framing import ProtocolError, load_json
+from jupyter_agentbox.runtimes import Handle, Runtime
+
+from .link.link import Link, Stream
 
 #: Seconds that the guest may take to say what runs; and that what it said last may be on its way.
 PROBE_TIMEOUT = 10.0

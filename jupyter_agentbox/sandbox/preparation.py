@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 
-from .errors import InvalidRequest, RuntimeFailed
+from jupyter_agentbox.errors import InvalidRequest, RuntimeFailed
+from jupyter_agentbox.spec import Service
+
 from .processes import Command, ExecResult
 from .sandbox import Sandbox
-from .spec import Service
 
 #: Seconds that one init script may take.
 INIT_TIMEOUT = 300.0

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from jupyter_agentbox.errors import InvalidRequest, NotFound, PolicyRefused
-from jupyter_agentbox.link import LinkThread
-from jupyter_agentbox.record import ProcessRecord
+from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.sandbox.record import ProcessRecord
 from jupyter_agentbox.spec import MIB
 
 from .background import Follower, Process

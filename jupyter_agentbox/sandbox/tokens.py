@@ -25,8 +25,15 @@ from typing import Literal
 
 import msgspec
 
-from .errors import AgentboxError, InvalidConfig, LimitReached, NotAuthenticated, NotFound, PolicyRefused
-from .models.redaction import PREFIX
+from jupyter_agentbox.errors import (
+    AgentboxError,
+    InvalidConfig,
+    LimitReached,
+    NotAuthenticated,
+    NotFound,
+    PolicyRefused,
+)
+from jupyter_agentbox.models.redaction import PREFIX
 
 Verb = Literal["read", "write", "execute", "restore"]
 #: What a token can be for: the actions of the REST API's routes, and to take its sandbox back to a snapshot.

@@ -1,7 +1,7 @@
 """What a sandbox's directory tells of it: the state file, and the lock that says who owns it.
 
-There is no daemon: this is the registry. :mod:`~jupyter_agentbox.sandbox` writes it, any process of the user's may read
-it, and :mod:`~jupyter_agentbox.sweep` judges by it (with the standard library alone, so the names it reads are kept).
+There is no daemon: this is the registry. ``sandbox.sandbox`` writes it, any process of the user's may read
+it, and ``sandbox.sweep`` judges by it (with the standard library alone, so the names it reads are kept).
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any
 
 import msgspec
 
-from .errors import AgentboxError, NotFound
-from .spec import SandboxSpec
+from jupyter_agentbox.errors import AgentboxError, NotFound
+from jupyter_agentbox.spec import SandboxSpec
+
 from .sweep import STATE_FILE
 
 _saving = threading.Lock()
@@ -97,7 +98,7 @@ class Record:
     started_kernels : int
         How many kernels were ever started in it: no name is given twice.
     asks : list of dict
-        Hosts that were asked for, of a notebook's sandbox; see :meth:`.session.Session.recall`.
+        Hosts that were asked for, of a notebook's sandbox; see :meth:`~jupyter_agentbox.session.Session.recall`.
     """
 
     id: str

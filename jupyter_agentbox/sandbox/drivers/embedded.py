@@ -36,8 +36,8 @@ from jupyter_agentbox.guest.ipykernel.embedded_protocol import (
     pack_head,
     packed_size,
 )
-from jupyter_agentbox.link import PIPE_SIZE, LinkThread
 from jupyter_agentbox.runtimes import linkdir
+from jupyter_agentbox.sandbox.link.link import PIPE_SIZE, LinkThread
 from jupyter_agentbox.spec import MIB
 
 if TYPE_CHECKING:

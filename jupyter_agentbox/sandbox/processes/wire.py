@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from jupyter_agentbox.errors import InvalidRequest, LinkClosed, SandboxEnded
 from jupyter_agentbox.guest.framing import MessageReader, ProtocolError, load_json, pack_json
-from jupyter_agentbox.link import LinkThread, Stream
+from jupyter_agentbox.sandbox.link.link import LinkThread, Stream
 from jupyter_agentbox.spec import KIB, End, SandboxSpec
 
 from .values import Exit, Output

@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import DiskFull
-from .runtimes import Usage, cgroups
-from .runtimes.runsc.open_files import measure_tree
-from .spec import GIB, MIB, Cause, End, SandboxSpec, format_size
-from .storage.files.atomic import Room
+from jupyter_agentbox.errors import DiskFull
+from jupyter_agentbox.runtimes import Usage, cgroups
+from jupyter_agentbox.runtimes.runsc.open_files import measure_tree
+from jupyter_agentbox.spec import GIB, MIB, Cause, End, SandboxSpec, format_size
+from jupyter_agentbox.storage.files.atomic import Room
 
 #: Where less than so many times the floor is free, it is watched what grows.
 NEAR = 8

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_agentbox.errors import LinkClosed
 from jupyter_agentbox.guest.framing import MessageReader, ProtocolError, load_json, pack_json
-from jupyter_agentbox.link import LinkThread, Stream
 from jupyter_agentbox.linux import GUEST
+from jupyter_agentbox.sandbox.link.link import LinkThread, Stream
 from jupyter_agentbox.spec import MIB, Cause, End, out_of_memory
 
 from .embedded import Claim, Embedded
 from .relay import Relay
 
 if TYPE_CHECKING:
-    from jupyter_agentbox.sandbox import Sandbox
+    from jupyter_agentbox.sandbox.sandbox import Sandbox
 
 log = logging.getLogger(__name__)
 

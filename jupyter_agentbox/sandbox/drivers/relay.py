@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_agentbox.errors import LinkClosed
 from jupyter_agentbox.guest import zmtp
-from jupyter_agentbox.link import LinkThread, Stream
-from jupyter_agentbox.messages import DELIMITER, header_index, parse
+from jupyter_agentbox.sandbox.link.link import LinkThread, Stream
 from jupyter_agentbox.spec import MIB
+
+from .messages import DELIMITER, header_index, parse
 
 if TYPE_CHECKING:
     from . import Kernel

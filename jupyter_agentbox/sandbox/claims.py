@@ -12,13 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from .driver.embedded import Claim
-from .errors import LinkClosed, RuntimeFailed
-from .guest.framing import MessageReader, ProtocolError, load_json, pack_json
-from .link import Link
+from jupyter_agentbox.errors import LinkClosed, RuntimeFailed
+from jupyter_agentbox.guest.framing import MessageReader, ProtocolError, load_json, pack_json
+from jupyter_agentbox.spec import MIB
+from jupyter_agentbox.storage.audit.log import AuditLog
+
+from .drivers.embedded import Claim
+from .link.link import Link
 from .record import Lock, Record
-from .spec import MIB
-from .storage.audit.log import AuditLog
 
 T = TypeVar("T")
 

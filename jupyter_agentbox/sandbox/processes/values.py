@@ -1,4 +1,4 @@
-"""What callers of :mod:`jupyter_agentbox.processes` give and get: plain values, checked."""
+"""What callers of ``sandbox.processes`` give and get: plain values, checked."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from .errors import LinkClosed
-from .guest.framing import (
+from jupyter_agentbox.errors import LinkClosed
+from jupyter_agentbox.guest.framing import (
     CREDIT,
     DATA,
     EOF,
@@ -34,8 +34,9 @@ from .guest.framing import (
     Connection,
     ProtocolError,
 )
-from .linkthread import LinkThread, finished
-from .runtimes import linkdir
+from jupyter_agentbox.runtimes import linkdir
+
+from .thread import LinkThread, finished
 
 __all__ = ["Link", "LinkThread", "Stream", "finished"]
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, ClassVar, TypeVar
 
-from .errors import AgentboxError
+from jupyter_agentbox.errors import AgentboxError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
