@@ -15,13 +15,13 @@ from traitlets import Enum, TraitType
 from jupyter_agentbox.contents import AgentboxContentsManager
 from jupyter_agentbox.extension import AgentboxExtension
 from jupyter_agentbox.kernelspecs import AgentboxKernelSpecManager
-from jupyter_agentbox.policy import Policy
-from jupyter_agentbox.profiles import PROFILE_KEYS, REQUEST_KEYS
+from jupyter_agentbox.policy.policy import Policy
+from jupyter_agentbox.policy.profiles import PROFILE_KEYS, REQUEST_KEYS
+from jupyter_agentbox.policy.traits import ByteSize
 from jupyter_agentbox.runtimes.docker.runtime import DockerRuntime
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 from jupyter_agentbox.spec import format_size
 from jupyter_agentbox.terminals import AgentboxTerminalManager
-from jupyter_agentbox.traits import ByteSize
 
 PAGE = Path(__file__).with_name("configuration.md")
 

@@ -23,7 +23,7 @@ def _jupyter_server_extension_points() -> list[dict[str, object]]:
     try:
         return [{"module": module, "app": import_module(module).AgentboxExtension}]
     except Exception as error:
-        from .configfiles import find_enforcing_files
+        from .policy.configfiles import find_enforcing_files
 
         if files := find_enforcing_files():
             raise SystemExit(

@@ -30,7 +30,7 @@ from jupyter_server.serverapp import ServerApp
 from .audience import Kept
 from .errors import AgentboxError, Conflict
 from .parking import Parker
-from .policy import Policy
+from .policy.policy import Policy
 from .sandbox.link.link import LinkThread
 from .sandbox.manager import SandboxManager
 from .sandbox.record import Lock

@@ -31,8 +31,8 @@ from tornado.web import HTTPError
 from traitlets import List, Unicode, default
 
 from .errors import AgentboxError, NotFound, PolicyRefused, TooLarge
-from .folders import private_directories, program_directories
-from .policy import Policy
+from .policy.folders import private_directories, program_directories
+from .policy.policy import Policy
 from .storage.files.guarded import GuardedPaths
 from .storage.files.paths import make_matcher
 

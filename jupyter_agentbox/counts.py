@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from .errors import LimitReached
 from .grants import GrantedSessions
-from .policy import Policy
+from .policy.policy import Policy
 from .session import Session
 
 

@@ -28,13 +28,13 @@ from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_server.serverapp import list_running_servers
 from traitlets.config import Configurable
 
-from .configfiles import find_enforcing_files
 from .egress import presets, rules
 from .errors import AgentboxError, RuntimeUnavailable
 from .kernelspecs import find_shadowed, is_sandboxed
 from .models.service import ServerInfo
-from .policy import Policy
-from .profiles import expand
+from .policy.configfiles import find_enforcing_files
+from .policy.policy import Policy
+from .policy.profiles import expand
 from .runtimes import Check
 from .runtimes.namespaces import find_spare_ids
 from .sandbox.manager import SandboxManager, load_runtime

@@ -17,10 +17,10 @@ from jupyter_server.serverapp import ServerApp
 from jupyter_server.services.contents.filemanager import FileContentsManager
 from traitlets.config import Config
 
-from . import configfiles
 from .contents import AgentboxContentsManager, guard_state
 from .kernelspecs import OWN_NAME, PROVISIONER_NAME, AgentboxKernelSpecManager, is_sandboxed
 from .models.service import ServerInfo
+from .policy import configfiles
 from .terminals import AgentboxTerminalManager, is_closed
 
 SETTING = "AgentboxExtension.enforce"

@@ -33,7 +33,7 @@ from .magics import Magics
 from .models.service import ServerInfo
 from .observe import Observer
 from .parking import Parker
-from .policy import Policy
+from .policy.policy import Policy
 from .runner import Runner
 from .sandbox.manager import SandboxManager
 from .sandbox.record import Lock

@@ -12,8 +12,8 @@ import msgspec
 from .errors import AgentboxError, NotFound, PolicyRefused
 from .models import AskInfo, GrantInfo
 from .models.service import HostVerdict
+from .policy.renewal import cap
 from .registry import Caller, SessionRegistry
-from .renewal import cap
 from .sandbox.sandbox import Sandbox
 from .session import Session
 from .spec import Grant

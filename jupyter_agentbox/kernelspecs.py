@@ -22,8 +22,8 @@ from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from tornado.web import HTTPError
 from traitlets import Set, Unicode
 
-from .configfiles import CONFIG_NAME
 from .errors import InvalidConfig, InvalidRequest, NotFound, PolicyRefused
+from .policy.configfiles import CONFIG_NAME
 from .storage.images import KernelEntry
 
 PROVISIONER_NAME = "agentbox-provisioner"

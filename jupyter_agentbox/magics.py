@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from .errors import Conflict, InvalidRequest, NotFound
 from .models import ForkRequest, SnapshotInfo, SnapshotRequest
-from .policy import Policy
+from .policy.policy import Policy
 from .registry import Caller
 from .sandbox.link.link import LinkThread
 from .sessions import Sessions

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 from .errors import AgentboxError, Conflict
 from .models import SnapshotRequest
-from .policy import Policy
+from .policy.policy import Policy
 from .retention import keep_removing
 from .sandbox.manager import MAX_STARTING, Listed, SandboxManager
 from .sandbox.record import KernelRecord, Lock, is_owned

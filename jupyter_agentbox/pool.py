@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import AgentboxError, InvalidRequest, LinkClosed, NotFound, RuntimeFailed
-from .policy import Policy
+from .policy.policy import Policy
 from .runtimes import Handle, Runtime
 from .sandbox.claims import begin
 from .sandbox.record import Lock, Record, is_owned

@@ -5,8 +5,8 @@ several event loops and from loops that stand still between two calls, so nothin
 all work is done on the link's thread by a :class:`~jupyter_agentbox.slot.KernelSlot`.
 
 A kernelspec is not to be trusted with policy, as its author may be anybody and a user's own shadows an
-administrator's. What its stanza says is a request, which :class:`~jupyter_agentbox.policy.Policy` lets narrow things
-only; the provisioner has no settings of its own.
+administrator's. What its stanza says is a request, which :class:`~jupyter_agentbox.policy.policy.Policy` lets narrow
+things only; the provisioner has no settings of its own.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 from .errors import AgentboxError, InvalidRequest, PolicyRefused
 from .kernelspecs import check_folder, real_argv
 from .magics import install as install_magics
-from .policy import Policy
-from .renewal import keep_hosts, renew
+from .policy.policy import Policy
+from .policy.renewal import keep_hosts, renew
 from .sandbox.link.link import LinkThread
 from .sandbox.manager import SandboxManager
 from .sandbox.record import Record

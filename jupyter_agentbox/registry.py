@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from .environment import user_name
 from .errors import (
     AgentboxError,
     Conflict,
@@ -24,7 +23,8 @@ from .errors import (
 )
 from .models import SandboxFilters, SandboxInfo, SandboxRequest
 from .models.sandboxes import CallInfo
-from .policy import Policy
+from .policy.environment import user_name
+from .policy.policy import Policy
 from .refusals import Refusals
 from .sandbox.link.link import LinkThread
 from .sandbox.manager import SandboxManager

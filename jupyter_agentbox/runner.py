@@ -23,8 +23,8 @@ import msgspec
 from .errors import Conflict, InvalidRequest, LinkClosed, NotFound, SandboxEnded, TooLarge
 from .front import Front
 from .kernelclient import END_GRACE, Feed, KernelClient
-from .languages import PYTHON, find_language, list_languages
 from .models.outputs import CodeResult, ContextInfo, DoneEvent, Event, OutputLimits
+from .policy.languages import PYTHON, find_language, list_languages
 from .sandbox.link.link import LinkThread
 from .sandbox.record import KernelRecord
 from .sandbox.sandbox import Sandbox

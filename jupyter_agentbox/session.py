@@ -21,10 +21,10 @@ from typing import Any, Literal
 import msgspec
 
 from .errors import AgentboxError, Conflict, InvalidRequest, NotFound, PolicyRefused, SandboxEnded
-from .languages import list_languages
 from .models import TOOLS, AskInfo, EndInfo, KernelInfo, LimitsInfo, SandboxInfo, SandboxRequest, State
 from .models.base import SandboxState
 from .models.sandboxes import CallInfo, UsageInfo
+from .policy.languages import list_languages
 from .sandbox.sandbox import Sandbox
 from .sandbox.sweep import SESSION_FILE as SESSION_FILE
 from .saved import Parked

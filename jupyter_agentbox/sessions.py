@@ -25,9 +25,9 @@ from .lapsed import END
 from .lapsed import tell as tell_lapsed
 from .models import InstallRequest, SandboxInfo, SandboxPatch, SandboxRequest
 from .packages import check_names, install_all
-from .policy import Policy
+from .policy.policy import Policy
+from .policy.renewal import renew
 from .registry import Caller
-from .renewal import renew
 from .sandbox.link.link import finished
 from .sandbox.manager import SandboxManager
 from .sandbox.record import Record

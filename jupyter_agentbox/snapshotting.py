@@ -1,7 +1,7 @@
 """Snapshots of live sandboxes: take one, go back to it, fork another sandbox off it.
 
 :class:`~jupyter_agentbox.storage.snapshots.SnapshotStore` keeps what is saved,
-:meth:`~jupyter_agentbox.sandbox.sandbox.sandbox.Sandbox.checkpoint` saves and :mod:`~jupyter_agentbox.renewal` decides
+:meth:`~jupyter_agentbox.sandbox.sandbox.sandbox.Sandbox.checkpoint` saves and ``policy.renewal`` decides
 what a copy may do today.
 """
 
@@ -23,10 +23,10 @@ import msgspec
 
 from .errors import Conflict, Damaged, InvalidRequest, NotAuthorized, NotFound, RuntimeFailed
 from .models import ForkRequest, SandboxInfo, SandboxRequest, SnapshotInfo, SnapshotRequest
-from .policy import Policy
+from .policy.policy import Policy
+from .policy.renewal import cap, renew
 from .refusals import SERVER
 from .registry import Caller
-from .renewal import cap, renew
 from .reseeding import reseed
 from .sandbox.link.link import LinkThread, finished
 from .sandbox.manager import SandboxManager

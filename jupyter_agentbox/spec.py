@@ -1,6 +1,6 @@
 """The values that travel between modules: frozen dataclasses without behaviour of their own.
 
-:mod:`~jupyter_agentbox.policy` makes a :class:`SandboxSpec`, a runtime turns it into a sandbox.
+``policy.policy`` makes a :class:`SandboxSpec`, a runtime turns it into a sandbox.
 Nothing here imports Jupyter, and nothing here reads the environment.
 """
 

@@ -23,9 +23,9 @@ from typing import Any
 from jupyter_agentbox.linux import PACKAGE
 
 from .egress.gate import OnRefusal
-from .environment import user_name
 from .errors import AgentboxError, Damaged, InvalidConfig, InvalidRequest, LinkClosed, NotFound, RuntimeFailed
-from .policy import Policy
+from .policy.environment import user_name
+from .policy.policy import Policy
 from .runtimes.oci import make_rlimits
 from .runtimes.runsc import import_cache
 from .sandbox.drivers import Kernel

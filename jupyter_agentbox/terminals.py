@@ -23,7 +23,7 @@ from traitlets import Unicode
 
 from .errors import AgentboxError, InvalidRequest, PolicyRefused
 from .kernelspecs import AgentboxKernelSpecManager
-from .policy import Policy
+from .policy.policy import Policy
 from .sandbox.manager import load_runtime
 
 #: What a request for a terminal may hold. Its other fields would name a program of the host, or its environment.

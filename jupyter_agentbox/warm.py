@@ -13,7 +13,7 @@ import threading
 from typing import ClassVar
 
 from .errors import AgentboxError
-from .policy import Policy
+from .policy.policy import Policy
 from .pool import Keeper, Pool
 from .runtimes.runsc import import_cache
 from .sandbox.link.link import LinkThread

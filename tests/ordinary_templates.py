@@ -10,7 +10,7 @@ from pathlib import Path
 from traitlets.config import Config
 
 from jupyter_agentbox.errors import AgentboxError
-from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.runner import Runner
 from jupyter_agentbox.sandbox.link.thread import LinkThread
 from jupyter_agentbox.sandbox.manager import SandboxManager

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from traitlets.config import Config, Configurable
 
-from jupyter_agentbox import configfiles, doctor
+from jupyter_agentbox import doctor
 from jupyter_agentbox.cli.machine import DoctorCommand
 from jupyter_agentbox.errors import RuntimeUnavailable
 from jupyter_agentbox.kernelspecs import OWN_SPEC
-from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.policy import configfiles
+from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.runtimes import Check, namespaces
 from jupyter_agentbox.runtimes.runsc import checks
 

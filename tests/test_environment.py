@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jupyter_agentbox.egress import PROXY_ENV
-from jupyter_agentbox.environment import bin_dirs, environment_mounts, kernel_environment
 from jupyter_agentbox.errors import InvalidRequest, PolicyRefused
+from jupyter_agentbox.policy.environment import bin_dirs, environment_mounts, kernel_environment
 from jupyter_agentbox.spec import Limits
 
 SECRETS = {

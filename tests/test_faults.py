@@ -22,7 +22,7 @@ from jupyter_server.services.sessions.sessionmanager import SessionManager
 from jupyter_agentbox.adoption import keep_sessions
 from jupyter_agentbox.errors import AgentboxError
 from jupyter_agentbox.linux import kill_processes, read_start_time
-from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.runtimes import Handle, Usage
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 from jupyter_agentbox.sandbox import tokens

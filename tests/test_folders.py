@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_agentbox.errors import InvalidRequest, PolicyRefused
-from jupyter_agentbox.folders import check_mount, check_workspace, is_beneath, private_directories
+from jupyter_agentbox.policy.folders import check_mount, check_workspace, is_beneath, private_directories
 
 
 @pytest.fixture

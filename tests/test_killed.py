@@ -20,7 +20,7 @@ from jupyter_agentbox.adoption import _end_twins
 from jupyter_agentbox.errors import NotFound, RuntimeFailed
 from jupyter_agentbox.models import SandboxRequest, SnapshotRequest
 from jupyter_agentbox.parking import Parker
-from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.runtimes import Handle
 from jupyter_agentbox.sandbox.link.link import LinkThread

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traitlets.config import Config, Configurable
 
-from jupyter_agentbox import configfiles
 from jupyter_agentbox.egress import PROXY_ENV
 from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, PolicyRefused
-from jupyter_agentbox.policy import Policy
-from jupyter_agentbox.profiles import PROFILE_KEYS, REQUEST_KEYS
+from jupyter_agentbox.policy import configfiles
+from jupyter_agentbox.policy.policy import Policy
+from jupyter_agentbox.policy.profiles import PROFILE_KEYS, REQUEST_KEYS
 from jupyter_agentbox.spec import GIB, MIB, Limits, Mount
 
 HOSTS = ["example.org", "*.example.net", "db.example.org:5432"]

@@ -13,8 +13,8 @@ import pytest
 from snapshots.images import meta
 
 from jupyter_agentbox.errors import AgentboxError, Conflict, InvalidRequest, PolicyRefused
-from jupyter_agentbox.policy import Policy
-from jupyter_agentbox.renewal import cap, renew
+from jupyter_agentbox.policy.policy import Policy
+from jupyter_agentbox.policy.renewal import cap, renew
 from jupyter_agentbox.sessions import Sessions
 from jupyter_agentbox.snapshotting import Snapshots
 from jupyter_agentbox.spec import MIB, Grant, Mount, SandboxSpec

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from snapshots.images import make_pages, put
 
-from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.retention import remove_old
 from jupyter_agentbox.sessions import Sessions
 from jupyter_agentbox.snapshotting import Snapshots

@@ -27,7 +27,7 @@ from jupyter_agentbox.errors import (
 )
 from jupyter_agentbox.linux import kill_processes
 from jupyter_agentbox.models import LimitsRequest, SandboxInfo, SandboxPatch, SandboxRequest
-from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.runtimes import Handle
 from jupyter_agentbox.sandbox.manager import SandboxManager

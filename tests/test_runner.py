@@ -24,7 +24,7 @@ from traitlets.config import Config
 from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound, SandboxEnded, TooLarge
 from jupyter_agentbox.kernelspecs import OWN_SPEC
 from jupyter_agentbox.models.outputs import ClearEvent, CodeResult, DoneEvent, OutputLimits, ResultEvent, StreamEvent
-from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.runner import Runner
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 from jupyter_agentbox.sandbox.link.link import LinkThread

@@ -25,7 +25,7 @@ from jupyter_agentbox.errors import (
 )
 from jupyter_agentbox.models import FileBytes, SandboxFilters, SandboxPatch, SandboxRequest
 from jupyter_agentbox.parking import Parker
-from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.runtimes import Handle
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime

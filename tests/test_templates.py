@@ -16,7 +16,7 @@ import pytest
 from traitlets.config import Config
 
 from jupyter_agentbox.errors import InvalidConfig
-from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 from jupyter_agentbox.sandbox.drivers.messages import Signer, header_index
 from jupyter_agentbox.sandbox.link.link import LinkThread

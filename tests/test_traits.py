@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traitlets import HasTraits, TraitError
 
+from jupyter_agentbox.policy.traits import ByteSize, HostPatterns, parse_size
 from jupyter_agentbox.spec import GIB, MIB, format_size
-from jupyter_agentbox.traits import ByteSize, HostPatterns, parse_size
 
 
 class Holder(HasTraits):

@@ -41,7 +41,7 @@ class AuditVerifyCommand(Command):
 
     def run(self) -> int:
         """Check it."""
-        from jupyter_agentbox.policy import Policy
+        from jupyter_agentbox.policy.policy import Policy
         from jupyter_agentbox.storage.audit.log import AuditLog
 
         log = AuditLog(Policy(parent=self).state_path / "audit.sqlite")
@@ -70,7 +70,7 @@ class AuditExportCommand(Command):
 
     def run(self) -> int:
         """Write it."""
-        from jupyter_agentbox.policy import Policy
+        from jupyter_agentbox.policy.policy import Policy
         from jupyter_agentbox.storage.audit.log import AuditLog
 
         if self.days < 0:

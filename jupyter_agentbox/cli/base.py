@@ -38,8 +38,8 @@ class UsageError(AgentboxError):
 class Command(JupyterApp):
     """What the commands share: options, arguments, help, errors and the exit status.
 
-    Settings of files are read by :class:`~jupyter_agentbox.policy.Policy`, as for kernels, so that a command sees what
-    a kernel would; here only ``--config`` and the command line are.
+    Settings of files are read by :class:`~jupyter_agentbox.policy.policy.Policy`, as for kernels, so that a command
+    sees what a kernel would; here only ``--config`` and the command line are.
     """
 
     version = __version__
@@ -82,7 +82,7 @@ class Command(JupyterApp):
         super().parse_command_line(words)
 
     def _check_options(self, words: Sequence[str]) -> None:
-        from jupyter_agentbox.profiles import did_you_mean
+        from jupyter_agentbox.policy.profiles import did_you_mean
 
         rest = iter(words)
         for word in rest:
@@ -111,7 +111,7 @@ class Command(JupyterApp):
         return target if isinstance(target, str) else str(target[0])
 
     def _check_value(self, option: str, target: str, value: str) -> None:
-        from jupyter_agentbox.profiles import did_you_mean
+        from jupyter_agentbox.policy.profiles import did_you_mean
 
         owner, _, name = target.rpartition(".")
         if owner not in (cls.__name__ for cls in type(self).__mro__):
@@ -194,7 +194,7 @@ class Command(JupyterApp):
             yield textwrap.indent(str(self.examples).strip(), "  ")
             yield ""
         if classes:
-            from jupyter_agentbox.policy import Policy
+            from jupyter_agentbox.policy.policy import Policy
 
             yield Policy.class_get_help()
 
@@ -230,7 +230,7 @@ class CommandGroup(Command):
 
     def run(self) -> int:
         """Say what there is: a command was missing or is unknown."""
-        from jupyter_agentbox.profiles import did_you_mean
+        from jupyter_agentbox.policy.profiles import did_you_mean
 
         if not self.extra_args:
             self.print_help()

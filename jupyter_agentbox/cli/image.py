@@ -11,7 +11,7 @@ import msgspec
 from traitlets import Bool, Unicode
 
 from jupyter_agentbox.errors import InvalidRequest, NotFound
-from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.spec import format_size
 from jupyter_agentbox.storage.images import Image, ImageStore, archive, values
 

@@ -76,7 +76,7 @@ class SetupCommand(Command):
         """Set the machine up."""
         from jupyter_agentbox import kernelspecs
         from jupyter_agentbox.install import RELEASES, Setup
-        from jupyter_agentbox.policy import Policy
+        from jupyter_agentbox.policy.policy import Policy
 
         from .warm import set_up_template
 
@@ -163,7 +163,7 @@ class KernelspecCommand(Command):
     def run(self) -> int:
         """Make the twin."""
         from jupyter_agentbox import kernelspecs
-        from jupyter_agentbox.policy import Policy
+        from jupyter_agentbox.policy.policy import Policy
 
         policy = Policy(parent=self)
         if self.image:
@@ -207,7 +207,7 @@ class ListCommand(Command):
         from dataclasses import asdict
 
         from jupyter_agentbox.parking import list_parked
-        from jupyter_agentbox.policy import Policy
+        from jupyter_agentbox.policy.policy import Policy
         from jupyter_agentbox.sandbox.manager import SandboxManager
         from jupyter_agentbox.spec import format_size
 
@@ -249,7 +249,7 @@ class PruneCommand(Command):
     def run(self) -> int:
         """Sweep once."""
         from jupyter_agentbox.leftovers import clear
-        from jupyter_agentbox.policy import Policy
+        from jupyter_agentbox.policy.policy import Policy
         from jupyter_agentbox.sandbox.sweep import LOST, sweep
 
         from .warm import open_templates

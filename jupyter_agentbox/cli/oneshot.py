@@ -10,11 +10,11 @@ from typing import Any
 
 from traitlets import Bool, Float, List, Unicode
 
-from jupyter_agentbox.environment import user_name
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, SandboxEnded
 from jupyter_agentbox.models import InstallRequest, SandboxRequest
 from jupyter_agentbox.packages import check_names, install_all
-from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.policy.environment import user_name
+from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.sandbox.link.thread import LinkThread
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.processes import Command as Program

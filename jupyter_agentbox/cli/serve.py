@@ -25,7 +25,7 @@ from traitlets.config import Config
 
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest
 from jupyter_agentbox.kernelspecs import AgentboxKernelSpecManager
-from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.policy.policy import Policy
 
 from .base import ALIASES, FLAGS, Command, printable
 

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from traitlets import Bool, Unicode
 
-from jupyter_agentbox.environment import user_name
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest
-from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.policy.environment import user_name
+from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.processes import Command as Program
 from jupyter_agentbox.sandbox.processes import Exit, ProcessTable

@@ -53,7 +53,7 @@ class TokenCreateCommand(Command):
     def run(self) -> int:
         """Make it."""
         from jupyter_agentbox.models import TokenRequest
-        from jupyter_agentbox.policy import Policy
+        from jupyter_agentbox.policy.policy import Policy
         from jupyter_agentbox.sandbox.manager import SandboxManager
         from jupyter_agentbox.sandbox.tokens import VERBS, TokenStore, choose_life
 
@@ -103,7 +103,7 @@ class TokenListCommand(Command):
 
     def run(self) -> int:
         """Print them."""
-        from jupyter_agentbox.policy import Policy
+        from jupyter_agentbox.policy.policy import Policy
         from jupyter_agentbox.sandbox.tokens import TokenStore
 
         found = TokenStore(Policy(parent=self).state_path).list(self.extra_args[0] if self.extra_args else None)
@@ -130,7 +130,7 @@ class TokenRevokeCommand(Command):
 
     def run(self) -> int:
         """Revoke them."""
-        from jupyter_agentbox.policy import Policy
+        from jupyter_agentbox.policy.policy import Policy
         from jupyter_agentbox.sandbox.tokens import TokenStore
         from jupyter_agentbox.storage.audit.log import AuditLog
 
@@ -184,6 +184,6 @@ def _find(manager: SandboxManager, name: str) -> _Place:
 
 
 def _user() -> str:
-    from jupyter_agentbox.environment import user_name
+    from jupyter_agentbox.policy.environment import user_name
 
     return user_name()

@@ -15,7 +15,7 @@ from jupyter_agentbox.spec import format_size
 from .base import ALIASES, FLAGS, Command, UsageError, format_age, printable, write_table
 
 if TYPE_CHECKING:
-    from jupyter_agentbox.policy import Policy
+    from jupyter_agentbox.policy.policy import Policy
     from jupyter_agentbox.storage.snapshots import Snapshot
     from jupyter_agentbox.templates import Templates
 
@@ -47,7 +47,7 @@ class WarmCommand(Command):
 
     def run(self) -> int:
         """Make them."""
-        from jupyter_agentbox.policy import Policy
+        from jupyter_agentbox.policy.policy import Policy
 
         policy = Policy(parent=self)
         templates = open_templates(policy)

@@ -5,7 +5,7 @@ A pattern is an exact name (``example.org``), everything below a name (``*.examp
 pattern means ports 80 and 443. Names are compared label by label in their lower-case ASCII form.
 
 :mod:`~jupyter_agentbox.egress.gate` asks here before anything leaves, and
-:mod:`~jupyter_agentbox.policy` checks what people write in settings.
+``policy.policy`` checks what people write in settings.
 """
 
 from __future__ import annotations

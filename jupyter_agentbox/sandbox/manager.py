@@ -335,7 +335,7 @@ class SandboxManager:
         ----------
         sandbox_id : str
         spec : SandboxSpec, optional
-            As policy has it now, from :func:`~jupyter_agentbox.renewal.renew`; what it was unless given.
+            As policy has it now, from :func:`~jupyter_agentbox.policy.renewal.renew`; what it was unless given.
         on_refusal
             See :meth:`create`.
 

@@ -13,8 +13,8 @@ from boxes import Box
 from traitlets.config import Config
 
 from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, NotFound, PolicyRefused, RuntimeFailed
-from jupyter_agentbox.languages import find_kernels, find_language, list_languages
-from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.policy.languages import find_kernels, find_language, list_languages
+from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.sandbox import Sandbox
 

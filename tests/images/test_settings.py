@@ -9,7 +9,7 @@ import pytest
 from traitlets.config import Config
 
 from jupyter_agentbox.errors import NotFound, PolicyRefused
-from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.storage.images import ImageStore, build
 
 from .test_tree import keep

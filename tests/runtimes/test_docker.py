@@ -27,7 +27,7 @@ from traitlets.config import Config
 from jupyter_agentbox.doctor import find_runtimes
 from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, RuntimeFailed, RuntimeUnavailable
 from jupyter_agentbox.linux import is_running
-from jupyter_agentbox.policy import Policy
+from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.runtimes import Runtime, cgroups
 from jupyter_agentbox.runtimes.docker import checks as docker_checks
 from jupyter_agentbox.runtimes.docker import runtime as docker

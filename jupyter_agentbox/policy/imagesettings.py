@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 from traitlets import List, Unicode
 from traitlets.config import LoggingConfigurable
 
-from .errors import InvalidConfig, InvalidRequest, NotFound, PolicyRefused
+from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, NotFound, PolicyRefused
+from jupyter_agentbox.spec import KernelCommand, Service
+from jupyter_agentbox.storage.images import ImageStore
+
 from .folders import SYSTEM_DIRS, is_beneath
 from .languages import find_kernels, find_module, has_module
 from .profiles import Profile
-from .spec import KernelCommand, Service
-from .storage.images import ImageStore
 
 
 class ImageSettings(LoggingConfigurable):

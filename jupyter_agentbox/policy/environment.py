@@ -1,6 +1,6 @@
 """What a sandbox sees of the host's environment: variables, and the Python (or other) environment as mounts.
 
-Pure functions over what they are given; :mod:`~jupyter_agentbox.policy` calls them. Variables follow an
+Pure functions over what they are given; ``policy.policy`` calls them. Variables follow an
 allow-list: nothing of the server's environment goes inside unless it is named here or by the administrator,
 since a server's environment holds tokens and cloud keys. Mounts are read-only and as narrow as a prefix: never
 a home directory, never a system directory, never the package's own state.
@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from glob import glob
 from pathlib import Path
 
-from .errors import InvalidRequest, PolicyRefused
+from jupyter_agentbox.errors import InvalidRequest, PolicyRefused
+from jupyter_agentbox.spec import HOME, WORKSPACE, Limits, Mount
+
 from .folders import SYSTEM_DIRS, check_mount, homes, is_beneath, is_too_broad
 from .languages import glob_safe
-from .spec import HOME, WORKSPACE, Limits, Mount
 
 #: What certificate bundles may lie in; the curated root shows these as well.
 CERTIFICATE_DIRS = (

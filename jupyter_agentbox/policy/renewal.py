@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .errors import InvalidRequest, PolicyRefused
+from jupyter_agentbox.errors import InvalidRequest, PolicyRefused
+from jupyter_agentbox.spec import LIMIT_NAMES, OWN_HOSTS, Grant, Limits, SandboxSpec
+
 from .folders import check_mount, check_workspace, private_directories
 from .policy import Policy
 from .profiles import expand, find_uncovered
-from .spec import LIMIT_NAMES, OWN_HOSTS, Grant, Limits, SandboxSpec
 
 
 def renew(

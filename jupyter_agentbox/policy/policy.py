@@ -2,8 +2,8 @@
 
 :meth:`Policy.resolve` turns a request into a :class:`~jupyter_agentbox.spec.SandboxSpec`. A request can come from a
 kernelspec, which its author controls and which a user's own can shadow, so it chooses a profile and *narrows* it,
-nothing else: ceilings and profiles are never read from there. Its neighbours: :mod:`~jupyter_agentbox.profiles` reads
-values, :mod:`~jupyter_agentbox.environment` and :mod:`~jupyter_agentbox.folders` decide what of the host is seen.
+nothing else: ceilings and profiles are never read from there. Its neighbours: ``policy.profiles`` reads
+values, ``policy.environment`` and ``policy.folders`` decide what of the host is seen.
 
 Where the settings come from, later ones winning:
 
@@ -30,10 +30,12 @@ from jupyter_core.paths import jupyter_data_dir
 from traitlets import Bool, Dict, Enum, Float, Int, List, TraitError, Unicode
 from traitlets.config import Config
 
+from jupyter_agentbox.egress import PROXY_ENV, presets
+from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, PolicyRefused
+from jupyter_agentbox.spec import GIB, LIMIT_NAMES, OWN_HOSTS, Grant, Limits, Mount, SandboxSpec, WarmStart
+
 from .configfiles import file_config
-from .egress import PROXY_ENV, presets
 from .environment import bin_dirs, environment_mounts, is_visible, kernel_environment, user_packages
-from .errors import InvalidConfig, InvalidRequest, PolicyRefused
 from .folders import check_mount, check_workspace, is_beneath, private_directories
 from .imagesettings import ImageSettings
 from .profiles import (
@@ -48,7 +50,6 @@ from .profiles import (
     show,
 )
 from .snapshotsettings import SnapshotSettings
-from .spec import GIB, LIMIT_NAMES, OWN_HOSTS, Grant, Limits, Mount, SandboxSpec, WarmStart
 from .traits import ByteSize, HostPatterns
 from .warmsettings import WarmSettings
 
@@ -366,7 +367,7 @@ class Policy(WarmSettings, SnapshotSettings, ImageSettings):
         Parameters
         ----------
         request : mapping, optional
-            What its user asks for; see :data:`~jupyter_agentbox.profiles.REQUEST_KEYS`. Untrusted.
+            What its user asks for; see :data:`~jupyter_agentbox.policy.profiles.REQUEST_KEYS`. Untrusted.
         workspace : path, optional
             Folder to be shown and written at ``/workspace``; None for a private one.
         executable : str, optional

@@ -1,7 +1,7 @@
 """The values that profiles and requests are written in: one reader for each key, one set of sentences.
 
 A *profile* is the administrator's, a *request* is anybody's (a kernelspec's stanza, a REST body). Both are mappings
-of plain JSON values, read here into values that :mod:`~jupyter_agentbox.policy` compares.
+of plain JSON values, read here into values that ``policy.policy`` compares.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .egress import presets, rules
-from .errors import AgentboxError
-from .spec import (
+from jupyter_agentbox.egress import presets, rules
+from jupyter_agentbox.errors import AgentboxError
+from jupyter_agentbox.spec import (
     GUEST_DIR,
     KIB,
     LIMIT_NAMES,
@@ -29,6 +29,7 @@ from .spec import (
     WarmStart,
     format_size,
 )
+
 from .traits import parse_size
 
 log = logging.getLogger(__name__)

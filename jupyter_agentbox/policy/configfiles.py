@@ -14,7 +14,7 @@ from jupyter_core.paths import jupyter_config_path
 from traitlets.config import Config
 from traitlets.config.loader import ConfigFileNotFound, FileConfigLoader, JSONFileConfigLoader, PyFileConfigLoader
 
-from .errors import InvalidConfig
+from jupyter_agentbox.errors import InvalidConfig
 
 CONFIG_NAME = "jupyter_agentbox_config"
 

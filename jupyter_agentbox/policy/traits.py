@@ -1,6 +1,6 @@
 """Trait types for the package's settings, and the parsing behind them.
 
-:mod:`~jupyter_agentbox.policy` uses them for its traits and, through :func:`parse_size` and friends,
+``policy.policy`` uses them for its traits and, through :func:`parse_size` and friends,
 for the values of profiles and requests, so that a size is written alike everywhere.
 """
 
@@ -12,8 +12,8 @@ from typing import Any
 
 from traitlets import List, TraitError, TraitType
 
-from .egress import presets, rules
-from .errors import InvalidRequest
+from jupyter_agentbox.egress import presets, rules
+from jupyter_agentbox.errors import InvalidRequest
 
 _UNITS = ("", "k", "m", "g", "t")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(?:([kmgt])i?)?b?", re.IGNORECASE)

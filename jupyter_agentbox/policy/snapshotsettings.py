@@ -1,4 +1,4 @@
-"""The settings of snapshots, part of :class:`~jupyter_agentbox.policy.Policy`."""
+"""The settings of snapshots, part of :class:`~jupyter_agentbox.policy.policy.Policy`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 from traitlets import Float, Int, Unicode
 from traitlets.config import LoggingConfigurable
 
-from .errors import InvalidConfig
-from .spec import GIB
+from jupyter_agentbox.errors import InvalidConfig
+from jupyter_agentbox.spec import GIB
+
 from .traits import ByteSize
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from glob import glob
 from pathlib import Path
 
-from .spec import KernelCommand
+from jupyter_agentbox.spec import KernelCommand
 
 PYTHON = "python"
 #: Where every curated root shows programs, and R its packages.

@@ -2,7 +2,7 @@
 
 The dangers are two. What is *shown* could hold secrets: a home, the package's own state, Jupyter's connection files.
 What is *writable* could be run outside later: a start-up file in a home, a module of the server's own Python.
-Pure judgements by path; :mod:`~jupyter_agentbox.policy` and :mod:`~jupyter_agentbox.environment` ask here.
+Pure judgements by path; ``policy.policy`` and ``policy.environment`` ask here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from jupyter_core.paths import jupyter_config_dir, jupyter_data_dir, jupyter_runtime_dir
 
-from .errors import InvalidRequest, PolicyRefused
+from jupyter_agentbox.errors import InvalidRequest, PolicyRefused
 
 #: What every curated root shows of the host, so no mount is needed for anything beneath.
 SYSTEM_DIRS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")

@@ -1,11 +1,12 @@
-"""The settings of warm starts, part of :class:`~jupyter_agentbox.policy.Policy`."""
+"""The settings of warm starts, part of :class:`~jupyter_agentbox.policy.policy.Policy`."""
 
 from __future__ import annotations
 
 from traitlets import Bool, Int
 from traitlets.config import LoggingConfigurable
 
-from .spec import GIB
+from jupyter_agentbox.spec import GIB
+
 from .traits import ByteSize
 
 

@@ -1,0 +1,1 @@
+"""What a request and the administrator's limits come to: a ``SandboxSpec``."""
