@@ -20,12 +20,12 @@ from typing import Any
 
 from jupyter_client.manager import KernelManager
 
-from jupyter_agentbox import warm
+from jupyter_agentbox.kernels.warm import starts as warm
+from jupyter_agentbox.kernels.warm.starts import WarmStarts
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.runtimes.runsc import import_cache
 from jupyter_agentbox.sandbox.link.thread import LinkThread
 from jupyter_agentbox.sandbox.manager import SandboxManager
-from jupyter_agentbox.warm import WarmStarts
 
 from .__main__ import machine
 

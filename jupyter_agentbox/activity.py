@@ -12,9 +12,9 @@ from datetime import datetime, timezone
 from typing import Any
 
 from .adoption import listen
-from .audience import is_missed
+from .kernels.front.reconnect import is_missed
+from .kernels.sandboxed_kernel import KernelSlot
 from .session import Session
-from .slot import KernelSlot
 
 log = logging.getLogger(__name__)
 

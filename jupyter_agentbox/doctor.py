@@ -30,6 +30,7 @@ from traitlets.config import Configurable
 
 from .egress import presets, rules
 from .errors import AgentboxError, RuntimeUnavailable
+from .kernels.warm.templates import Templates
 from .kernelspecs import find_shadowed, is_sandboxed
 from .models.service import ServerInfo
 from .policy.configfiles import find_enforcing_files
@@ -39,7 +40,6 @@ from .runtimes import Check
 from .runtimes.namespaces import find_spare_ids
 from .sandbox.manager import SandboxManager, load_runtime
 from .spec import SandboxSpec
-from .templates import Templates
 
 #: Seconds that a server which is started to be asked has to listen, to answer, and to end.
 START_TIMEOUT, ANSWER_TIMEOUT, STOP_TIMEOUT = 30.0, 10.0, 5.0

@@ -29,17 +29,17 @@ from .handlers.base import RESOURCE, TokenMixin
 from .handlers.mcp import close_endpoints
 from .handlers.redaction import redact_logs
 from .handlers.service import Service
+from .kernels.runner import Runner
+from .kernels.warm.starts import WarmStarts
 from .magics import Magics
 from .models.service import ServerInfo
 from .observe import Observer
 from .parking import Parker
 from .policy.policy import Policy
-from .runner import Runner
 from .sandbox.manager import SandboxManager
 from .sandbox.record import Lock
 from .sessions import Sessions
 from .terminals import guard
-from .warm import WarmStarts
 
 #: Seconds that the end of a server waits for its sandboxes to be gone; the sweeper takes what is left.
 STOP_TIMEOUT = 10.0

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from subprocess import SubprocessError
 
-from . import endpoints
 from .errors import AgentboxError
+from .kernels.front import endpoints
 from .runtimes.runsc import import_cache
 from .runtimes.runsc.checks import clear_left
 from .sandbox.sweep import ensure_sweeper, has_left

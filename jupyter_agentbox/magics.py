@@ -1,6 +1,6 @@
 """Cells that are for the host: ``%snapshot``, ``%restore``, ``%snapshots`` and ``%fork``, of a kernel of any language.
 
-A :mod:`~jupyter_agentbox.front` sees what its clients send. A cell that is nothing but one such line, beside blank
+A ``kernels.front.front`` sees what its clients send. A cell that is nothing but one such line, beside blank
 ones and comments, is answered here and never reaches the kernel. So code inside has no way to ask for it, and what goes
 back in time does not take its own answer along. It comes after the cells before it, and those behind it wait.
 
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from .errors import Conflict, InvalidRequest, NotFound
+from .kernels.sandboxed_kernel import KernelSlot
 from .models import ForkRequest, SnapshotInfo, SnapshotRequest
 from .policy.policy import Policy
 from .registry import Caller
 from .sandbox.link.link import LinkThread
 from .sessions import Sessions
-from .slot import KernelSlot
 from .snapshotting import Snapshots
 from .spec import format_size
 

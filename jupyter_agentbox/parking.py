@@ -5,7 +5,7 @@ the next server takes over those whose lock is free. It is saved before the sand
 one was written down: there is one of the two at every moment, and where there are both, the living one wins.
 
 Sessions are woken by calls. A notebook's kernel is woken by whatever a client sends it as well: its
-:mod:`~jupyter_agentbox.slot` keeps the endpoints meanwhile. All on the link's thread.
+``kernels.sandboxed_kernel`` keeps the endpoints meanwhile. All on the link's thread.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from .errors import AgentboxError, Conflict
+from .kernels.sandboxed_kernel import KernelSlot, Parked, Restoration
 from .models import SnapshotRequest
 from .policy.policy import Policy
 from .retention import keep_removing
@@ -30,7 +31,6 @@ from .sandbox.sandbox import Sandbox
 from .sandbox.tokens import TokenStore
 from .session import Session
 from .sessions import Sessions
-from .slot import KernelSlot, Parked, Restoration
 from .snapshotting import Saved, Snapshots, open_store, read_saved
 from .spec import Cause, End, SandboxSpec
 from .storage.snapshots import Snapshot
@@ -293,7 +293,7 @@ class Parker:
 
 @dataclass(frozen=True)
 class _ParkedKernel:
-    """See :class:`~jupyter_agentbox.saved.Parked`."""
+    """See :class:`~jupyter_agentbox.kernels.saved.Parked`."""
 
     parker: Parker
     snapshot_id: str

@@ -2,7 +2,7 @@
 
 Every Jupyter program comes in here: JupyterLab, nbclient, papermill, Kernel Gateway, the console. They call from
 several event loops and from loops that stand still between two calls, so nothing here belongs to a loop of theirs:
-all work is done on the link's thread by a :class:`~jupyter_agentbox.slot.KernelSlot`.
+all work is done on the link's thread by a :class:`~jupyter_agentbox.kernels.sandboxed_kernel.KernelSlot`.
 
 A kernelspec is not to be trusted with policy, as its author may be anybody and a user's own shadows an
 administrator's. What its stanza says is a request, which :class:`~jupyter_agentbox.policy.policy.Policy` lets narrow
@@ -30,6 +30,8 @@ from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 
 from .errors import AgentboxError, InvalidRequest, PolicyRefused
+from .kernels.sandboxed_kernel import KernelSlot
+from .kernels.warm.starts import WarmStarts
 from .kernelspecs import check_folder, real_argv
 from .magics import install as install_magics
 from .policy.policy import Policy
@@ -37,9 +39,7 @@ from .policy.renewal import keep_hosts, renew
 from .sandbox.link.link import LinkThread
 from .sandbox.manager import SandboxManager
 from .sandbox.record import Record
-from .slot import KernelSlot
 from .spec import WORKSPACE, Cause, End, SandboxSpec
-from .warm import WarmStarts
 
 #: Seconds between two looks of :meth:`AgentboxProvisioner.wait`.
 WAIT_INTERVAL = 0.02

@@ -21,6 +21,7 @@ from .errors import (
     PolicyRefused,
     SandboxEnded,
 )
+from .kernels.sandboxed_kernel import KernelSlot
 from .models import SandboxFilters, SandboxInfo, SandboxRequest
 from .models.sandboxes import CallInfo
 from .policy.environment import user_name
@@ -31,7 +32,6 @@ from .sandbox.manager import SandboxManager
 from .sandbox.sandbox import Sandbox
 from .sandbox.tokens import Scope, Verb
 from .session import Session
-from .slot import KernelSlot
 from .storage.audit.log import AuditLog
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from .errors import AgentboxError
 from .guest.ipykernel.embedded_claim import reseed as reseed_python
-from .runner import Runner
+from .kernels.runner import Runner
 from .sandbox.sandbox import Sandbox
 
 #: Seconds that a fork waits for it; where a cell runs, it comes after that.

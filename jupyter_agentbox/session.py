@@ -21,13 +21,13 @@ from typing import Any, Literal
 import msgspec
 
 from .errors import AgentboxError, Conflict, InvalidRequest, NotFound, PolicyRefused, SandboxEnded
+from .kernels.saved import Parked
 from .models import TOOLS, AskInfo, EndInfo, KernelInfo, LimitsInfo, SandboxInfo, SandboxRequest, State
 from .models.base import SandboxState
 from .models.sandboxes import CallInfo, UsageInfo
 from .policy.languages import list_languages
 from .sandbox.sandbox import Sandbox
 from .sandbox.sweep import SESSION_FILE as SESSION_FILE
-from .saved import Parked
 from .spec import INTENDED, End, Limits, SandboxSpec
 from .storage.files import Folder
 

@@ -21,6 +21,8 @@ from msgspec import UNSET
 
 from .counts import CountedSessions
 from .errors import AgentboxError, Conflict, InvalidRequest, NotFound, PolicyRefused
+from .kernels.sandboxed_kernel import KernelSlot
+from .kernels.warm.starts import WarmStarts
 from .lapsed import END
 from .lapsed import tell as tell_lapsed
 from .models import InstallRequest, SandboxInfo, SandboxPatch, SandboxRequest
@@ -35,10 +37,8 @@ from .sandbox.sandbox import Sandbox
 from .sandbox.sweep import SESSION_FILE
 from .sandbox.tokens import TokenStore
 from .session import Session, check_request
-from .slot import KernelSlot
 from .spec import Cause, End, SandboxSpec, format_size
 from .tenants import Tenant
-from .warm import WarmStarts
 
 log = logging.getLogger(__name__)
 

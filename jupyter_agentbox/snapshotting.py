@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from .errors import Conflict, Damaged, InvalidRequest, NotAuthorized, NotFound, RuntimeFailed
+from .kernels.sandboxed_kernel import KernelSlot, Restoration
 from .models import ForkRequest, SandboxInfo, SandboxRequest, SnapshotInfo, SnapshotRequest
 from .policy.policy import Policy
 from .policy.renewal import cap, renew
@@ -34,7 +35,6 @@ from .sandbox.record import Record
 from .sandbox.sandbox import Sandbox
 from .session import Session, SessionRecord
 from .sessions import Sessions
-from .slot import KernelSlot, Restoration
 from .spec import Grant, SandboxSpec
 from .storage.snapshots import Kind, Snapshot, SnapshotMeta, SnapshotStore
 from .tenants import Tenant

@@ -10,12 +10,12 @@ from pathlib import Path
 from traitlets.config import Config
 
 from jupyter_agentbox.errors import AgentboxError
+from jupyter_agentbox.kernels.runner import Runner
+from jupyter_agentbox.kernels.warm.starts import WarmStarts, context_argv
 from jupyter_agentbox.policy.policy import Policy
-from jupyter_agentbox.runner import Runner
 from jupyter_agentbox.sandbox.link.thread import LinkThread
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.spec import SandboxSpec
-from jupyter_agentbox.warm import WarmStarts, context_argv
 
 home, packages = Path.home(), Path(sys.argv[1])
 settings = {

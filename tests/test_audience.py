@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import zmq
 
-from jupyter_agentbox import audience
-from jupyter_agentbox.audience import Audience, Kept
-from jupyter_agentbox.front import Front
+from jupyter_agentbox.kernels.front import reconnect as audience
+from jupyter_agentbox.kernels.front.front import Front
+from jupyter_agentbox.kernels.front.reconnect import Audience, Kept
 from jupyter_agentbox.sandbox.drivers.messages import Signer, parse
 
 SIGNER = Signer(b"key")

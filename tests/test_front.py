@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.session import Session
 
-from jupyter_agentbox import endpoints, zmtp
 from jupyter_agentbox.errors import AgentboxError
-from jupyter_agentbox.front import Front
 from jupyter_agentbox.guest.ipykernel.embedded_protocol import Unpacker, pack
 from jupyter_agentbox.guest.zmtp import Handshake
-from jupyter_agentbox.peers import MAX_FRAMES
+from jupyter_agentbox.kernels.front import endpoints, zmtp
+from jupyter_agentbox.kernels.front.front import Front
+from jupyter_agentbox.kernels.front.peers import MAX_FRAMES
 from jupyter_agentbox.sandbox.drivers import messages
 from jupyter_agentbox.sandbox.drivers.messages import DELIMITER, RunningCell, Signer, header_index
 from jupyter_agentbox.spec import End

@@ -164,7 +164,7 @@ def test_what_a_killed_maker_left_is_removed_and_another_ones_is_not(tmp_path: P
 
 
 def test_a_server_makes_it_once_kernels_start(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    from jupyter_agentbox import warm
+    from jupyter_agentbox.kernels.warm import starts as warm
 
     monkeypatch.setattr(warm, "MAKING_DELAY", 0.0)
     monkeypatch.setattr(warm.WarmStarts, "is_keeping", True)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from jupyter_agentbox.errors import RuntimeFailed
-from jupyter_agentbox.front import Front
-from jupyter_agentbox.kernelclient import Feed, KernelClient
+from jupyter_agentbox.kernels.front.front import Front
+from jupyter_agentbox.kernels.kernelclient import Feed, KernelClient
 from jupyter_agentbox.models.outputs import ClearEvent, Display, DisplayEvent, OutputLimits, StreamEvent
 from jupyter_agentbox.sandbox.drivers.messages import Signer
 from jupyter_agentbox.sandbox.link.link import LinkThread
@@ -105,7 +105,7 @@ def test_a_kernel_that_says_nothing_is_an_error_and_one_that_never_ends_a_timeou
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in (("START_TIMEOUT", 0.3), ("ASK_INTERVAL", 0.1), ("INTERRUPT_GRACE", 0.1)):
-        monkeypatch.setattr(f"jupyter_agentbox.kernelclient.{name}", value)
+        monkeypatch.setattr(f"jupyter_agentbox.kernels.kernelclient.{name}", value)
 
     async def work(front: Front, client: KernelClient, signals: list[int]) -> None:
         kernel = ScriptedKernel(lambda code: [BUSY])
@@ -113,7 +113,7 @@ def test_a_kernel_that_says_nothing_is_an_error_and_one_that_never_ends_a_timeou
         front.attach(kernel)
         with pytest.raises(RuntimeFailed):
             await run(client)
-        monkeypatch.setattr("jupyter_agentbox.kernelclient.START_TIMEOUT", 30.0)
+        monkeypatch.setattr("jupyter_agentbox.kernels.kernelclient.START_TIMEOUT", 30.0)
         kernel.is_mute = False
         result = await run(client, timeout=1.0)
         assert (result.status, result.is_busy, signals) == ("timed_out", True, [2])
@@ -124,7 +124,7 @@ def test_a_kernel_that_says_nothing_is_an_error_and_one_that_never_ends_a_timeou
 def test_a_reply_without_idle_and_outputs_of_a_strange_form_still_make_a_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("jupyter_agentbox.kernelclient.IDLE_GRACE", 0.1)
+    monkeypatch.setattr("jupyter_agentbox.kernels.kernelclient.IDLE_GRACE", 0.1)
 
     async def work(front: Front, client: KernelClient, signals: list[int]) -> None:
         strange = ("iopub", "stream", {"name": ["stdout"], "text": 1})
@@ -136,7 +136,7 @@ def test_a_reply_without_idle_and_outputs_of_a_strange_form_still_make_a_result(
 
 
 def test_a_request_that_the_kernel_never_answers_holds_nobody_up_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jupyter_agentbox.kernelclient.QUIET_TIME", 0.3)
+    monkeypatch.setattr("jupyter_agentbox.kernels.kernelclient.QUIET_TIME", 0.3)
 
     async def work(front: Front, client: KernelClient, signals: list[int]) -> None:
         kernel = ScriptedKernel(lambda code: [BUSY, OK, IDLE])

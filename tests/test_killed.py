@@ -18,6 +18,8 @@ from traitlets.config import Config
 from jupyter_agentbox import parking
 from jupyter_agentbox.adoption import _end_twins
 from jupyter_agentbox.errors import NotFound, RuntimeFailed
+from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot
+from jupyter_agentbox.kernels.warm.starts import context_argv
 from jupyter_agentbox.models import SandboxRequest, SnapshotRequest
 from jupyter_agentbox.parking import Parker
 from jupyter_agentbox.policy.policy import Policy
@@ -32,10 +34,8 @@ from jupyter_agentbox.sandbox.sweep import sweep
 from jupyter_agentbox.sandbox.tokens import TokenStore
 from jupyter_agentbox.session import SESSION_FILE, Session
 from jupyter_agentbox.sessions import Sessions
-from jupyter_agentbox.slot import KernelSlot
 from jupyter_agentbox.snapshotting import Snapshots, read_saved
 from jupyter_agentbox.spec import Cause
-from jupyter_agentbox.warm import context_argv
 
 pytestmark = pytest.mark.usefixtures("has_runsc")
 

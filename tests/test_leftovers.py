@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_agentbox import endpoints, leftovers
+from jupyter_agentbox import leftovers
+from jupyter_agentbox.kernels.front import endpoints
 from jupyter_agentbox.linux import find_processes
 from jupyter_agentbox.sandbox.sweep import ensure_sweeper
 from jupyter_agentbox.storage.images import ImageStore

@@ -17,8 +17,8 @@ from e2e.harness import Env, KernelClient, Server, wait_until
 from jupyter_client.blocking.client import BlockingKernelClient
 
 from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound
-from jupyter_agentbox.front import Front
-from jupyter_agentbox.hostcells import MAX_CONTENT, read_host_cell
+from jupyter_agentbox.kernels.front.cell_commands import MAX_CONTENT, read_host_cell
+from jupyter_agentbox.kernels.front.front import Front
 from jupyter_agentbox.magics import choose
 from jupyter_agentbox.models import SnapshotInfo
 from jupyter_agentbox.sandbox.drivers.messages import Signer
@@ -165,7 +165,9 @@ def test_it_is_answered_as_a_cell_is_and_the_kernel_knows_nothing(bench: Bench) 
 def test_it_comes_after_the_cells_before_it_and_before_those_behind(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jupyter_agentbox.front.QUIET_TIME", 3600.0)  # what is behind it is not waited for
+    monkeypatch.setattr(
+        "jupyter_agentbox.kernels.front.front.QUIET_TIME", 3600.0
+    )  # what is behind it is not waited for
     bench.asked.clear()
     requests = [
         bench.client.execute(code)
@@ -177,7 +179,7 @@ def test_it_comes_after_the_cells_before_it_and_before_those_behind(
 
 
 def test_a_failure_aborts_what_is_behind_it(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jupyter_agentbox.front.QUIET_TIME", 3600.0)
+    monkeypatch.setattr("jupyter_agentbox.kernels.front.front.QUIET_TIME", 3600.0)
     bench.asked.clear()
     fails = f"import os, time\nwhile not os.path.exists('{tmp_path}/queued'): time.sleep(0.02)\n1/0"
     failing = [bench.client.execute(c) for c in (fails, "%snapshot never", "late = 1")]

@@ -16,16 +16,16 @@ import nbformat
 import pytest
 from test_templates import ARGV, Place, Talk
 
-from jupyter_agentbox import pool as pools
 from jupyter_agentbox.errors import RuntimeFailed
-from jupyter_agentbox.pool import Keeper
+from jupyter_agentbox.kernels.warm import pool as pools
+from jupyter_agentbox.kernels.warm.pool import Keeper
+from jupyter_agentbox.kernels.warm.template_key import make_key
+from jupyter_agentbox.kernels.warm.templates import Wish
 from jupyter_agentbox.runtimes import Handle
 from jupyter_agentbox.sandbox.drivers.messages import header_index
 from jupyter_agentbox.sandbox.record import Record
 from jupyter_agentbox.sandbox.sweep import sweep
 from jupyter_agentbox.spec import SandboxSpec
-from jupyter_agentbox.templates import Wish
-from jupyter_agentbox.warminputs import make_key
 
 
 class Kept(Place):

@@ -22,15 +22,15 @@ from jupyter_client.manager import AsyncKernelManager
 from traitlets.config import Config
 
 from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound, SandboxEnded, TooLarge
+from jupyter_agentbox.kernels.runner import Runner
+from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot
 from jupyter_agentbox.kernelspecs import OWN_SPEC
 from jupyter_agentbox.models.outputs import ClearEvent, CodeResult, DoneEvent, OutputLimits, ResultEvent, StreamEvent
 from jupyter_agentbox.policy.policy import Policy
-from jupyter_agentbox.runner import Runner
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 from jupyter_agentbox.sandbox.link.link import LinkThread
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.sandbox import Sandbox
-from jupyter_agentbox.slot import KernelSlot
 from jupyter_agentbox.spec import Cause
 
 pytestmark = pytest.mark.usefixtures("has_runsc")
@@ -257,7 +257,7 @@ def test_interrupt_ends_the_code_and_keeps_the_variables(here: Here) -> None:
 
 
 def test_a_timeout_interrupts_and_gives_what_there_was(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jupyter_agentbox.kernelclient.INTERRUPT_GRACE", 60.0)
+    monkeypatch.setattr("jupyter_agentbox.kernels.kernelclient.INTERRUPT_GRACE", 60.0)
 
     async def test() -> None:
         result = await here.run(LOOP, timeout=3.0)
@@ -269,7 +269,7 @@ def test_a_timeout_interrupts_and_gives_what_there_was(here: Here, monkeypatch: 
 
 
 def test_code_that_heeds_no_interrupt_is_said_to_be_busy(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jupyter_agentbox.kernelclient.INTERRUPT_GRACE", 0.5)
+    monkeypatch.setattr("jupyter_agentbox.kernels.kernelclient.INTERRUPT_GRACE", 0.5)
 
     async def test() -> None:
         stubborn = f"import signal\nsignal.signal(signal.SIGINT, lambda *_: None)\n{wait_for('over')}"

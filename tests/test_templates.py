@@ -16,17 +16,17 @@ import pytest
 from traitlets.config import Config
 
 from jupyter_agentbox.errors import InvalidConfig
+from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot
+from jupyter_agentbox.kernels.warm.starts import WarmStarts
+from jupyter_agentbox.kernels.warm.template_key import can_be_warm, find_inputs, make_key, waiting_spec
+from jupyter_agentbox.kernels.warm.templates import Wish
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 from jupyter_agentbox.sandbox.drivers.messages import Signer, header_index
 from jupyter_agentbox.sandbox.link.link import LinkThread
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.sandbox import Sandbox
-from jupyter_agentbox.slot import KernelSlot
 from jupyter_agentbox.spec import MIB, SandboxSpec
-from jupyter_agentbox.templates import Wish
-from jupyter_agentbox.warm import WarmStarts
-from jupyter_agentbox.warminputs import can_be_warm, find_inputs, make_key, waiting_spec
 
 ARGV = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
 PRELOADED = "numpy"

@@ -55,9 +55,9 @@ class MCPCommand(Command):
 
     async def _serve(self) -> int:
         from jupyter_agentbox.handlers.service import Service
+        from jupyter_agentbox.kernels.runner import Runner
         from jupyter_agentbox.mcp.stdio import serve
         from jupyter_agentbox.policy.policy import Policy
-        from jupyter_agentbox.runner import Runner
         from jupyter_agentbox.sessions import Sessions
 
         sessions = Sessions(Policy(parent=self))

@@ -11,6 +11,7 @@ from typing import Any
 from traitlets import Bool, Float, List, Unicode
 
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, SandboxEnded
+from jupyter_agentbox.kernels.warm.starts import WarmStarts
 from jupyter_agentbox.models import InstallRequest, SandboxRequest
 from jupyter_agentbox.packages import check_names, install_all
 from jupyter_agentbox.policy.environment import user_name
@@ -21,7 +22,6 @@ from jupyter_agentbox.sandbox.processes import Command as Program
 from jupyter_agentbox.sandbox.processes import Exit
 from jupyter_agentbox.session import Session
 from jupyter_agentbox.spec import WORKSPACE, SandboxSpec
-from jupyter_agentbox.warm import WarmStarts
 
 from .base import (
     ALIASES,

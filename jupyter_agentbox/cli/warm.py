@@ -15,9 +15,9 @@ from jupyter_agentbox.spec import format_size
 from .base import ALIASES, FLAGS, Command, UsageError, format_age, printable, write_table
 
 if TYPE_CHECKING:
+    from jupyter_agentbox.kernels.warm.templates import Templates
     from jupyter_agentbox.policy.policy import Policy
     from jupyter_agentbox.storage.snapshots import Snapshot
-    from jupyter_agentbox.templates import Templates
 
 _ALIASES = {**ALIASES, "kernel": "WarmCommand.kernel"}
 _FLAGS = {
@@ -77,8 +77,8 @@ class WarmCommand(Command):
 
 def open_templates(policy: Policy) -> Templates:
     """Return the templates of this policy's state directory."""
+    from jupyter_agentbox.kernels.warm.templates import Templates
     from jupyter_agentbox.sandbox.manager import SandboxManager
-    from jupyter_agentbox.templates import Templates
 
     return Templates(SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config), policy)
 
@@ -87,10 +87,10 @@ def make_template(policy: Policy, templates: Templates, profile: str, kernel: st
     """Make one, and return its size in bytes; None where there is one that fits. Raises AgentboxError."""
     from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
+    from jupyter_agentbox.kernels.warm.template_key import make_key
     from jupyter_agentbox.kernelspecs import real_argv
     from jupyter_agentbox.provisioner import resolve_program
     from jupyter_agentbox.sandbox.link.thread import LinkThread
-    from jupyter_agentbox.warminputs import make_key
 
     try:
         found = KernelSpecManager().get_kernel_spec(kernel)

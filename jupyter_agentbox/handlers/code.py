@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jupyter_agentbox.kernels.runner import Place, Runner
 from jupyter_agentbox.models import CodeRequest, ContextRequest
 from jupyter_agentbox.models.outputs import (
     ClearEvent,
@@ -15,7 +16,6 @@ from jupyter_agentbox.models.outputs import (
     ResultEvent,
     StreamEvent,
 )
-from jupyter_agentbox.runner import Place, Runner
 from jupyter_agentbox.session import Session
 from jupyter_agentbox.spec import MIB
 

@@ -1,6 +1,6 @@
 """What code put out: from a kernel's messages to one result of bounded size.
 
-Sans-I/O: :mod:`~jupyter_agentbox.kernelclient` feeds it contents of messages, which are hostile. Each kind is read
+Sans-I/O: ``kernels.kernelclient`` feeds it contents of messages, which are hostile. Each kind is read
 into a fixed shape, so that what nobody asked for is skipped and never becomes an object; what is beyond a limit is
 counted and not kept. JSON inside of a MIME bundle stays the text it came as.
 """

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 
 from jupyter_agentbox.egress import presets
 from jupyter_agentbox.errors import InvalidRequest
-from jupyter_agentbox.runner import Runner
+from jupyter_agentbox.kernels.runner import Runner
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.processes import Command
 from jupyter_agentbox.sandbox.sandbox import Sandbox

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from .sandbox.record import KernelRecord, Record
-from .sandbox.sandbox import Sandbox
-from .spec import SandboxSpec
+from jupyter_agentbox.sandbox.record import KernelRecord, Record
+from jupyter_agentbox.sandbox.sandbox import Sandbox
+from jupyter_agentbox.spec import SandboxSpec
 
 
 @dataclass(frozen=True)

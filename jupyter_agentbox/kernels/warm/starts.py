@@ -12,16 +12,17 @@ import sys
 import threading
 from typing import ClassVar
 
-from .errors import AgentboxError
-from .policy.policy import Policy
+from jupyter_agentbox.errors import AgentboxError
+from jupyter_agentbox.policy.policy import Policy
+from jupyter_agentbox.runtimes.runsc import import_cache
+from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.sandbox import Sandbox
+from jupyter_agentbox.spec import MIB, SandboxSpec
+
 from .pool import Keeper, Pool
-from .runtimes.runsc import import_cache
-from .sandbox.link.link import LinkThread
-from .sandbox.manager import SandboxManager
-from .sandbox.sandbox import Sandbox
-from .spec import MIB, SandboxSpec
+from .template_key import make_key
 from .templates import Templates, Wish
-from .warminputs import make_key
 
 log = logging.getLogger(__name__)
 

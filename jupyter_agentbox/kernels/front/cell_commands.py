@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .sandbox.drivers.messages import Request, header_index, parse
+from jupyter_agentbox.sandbox.drivers.messages import Request, header_index, parse
 
 #: Bytes of the longest content of a request that is looked at.
 MAX_CONTENT = 8 * 1024

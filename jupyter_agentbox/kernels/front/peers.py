@@ -1,4 +1,4 @@
-"""The clients of a :mod:`~jupyter_agentbox.front`: those that connect, and those in this process.
+"""The clients of a ``kernels.front.front``: those that connect, and those in this process.
 
 A client that connects has a bounded buffer of its own: one that does not read loses messages, and holds up nobody else
 for long.

@@ -1,4 +1,4 @@
-"""How a kernel id's kernel is parked and woken behind its endpoints: a part of :mod:`~jupyter_agentbox.slot`."""
+"""How a kernel id's kernel is parked and woken behind its endpoints: a part of ``kernels.sandboxed_kernel``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from .errors import AgentboxError, Conflict
-from .front import Front, Parking
-from .sandbox.drivers import Kernel
-from .sandbox.link.link import LinkThread
-from .sandbox.manager import SandboxManager
-from .sandbox.sandbox import Sandbox
+from jupyter_agentbox.errors import AgentboxError, Conflict
+from jupyter_agentbox.sandbox.drivers import Kernel
+from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.sandbox import Sandbox
+from jupyter_agentbox.spec import Cause, End
+
+from .front.front import Front, Parking
 from .saved import Parked, Restoration
-from .spec import Cause, End
 
 #: Seconds that a kernel which is to be parked has to come to an end with what it does: its last word comes after the
 #: reply.

@@ -14,9 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from jupyter_agentbox.linux import PACKAGE
-
-from .sandbox.drivers import prepare_argv
-from .spec import LIMIT_NAMES, Grant, SandboxSpec
+from jupyter_agentbox.sandbox.drivers import prepare_argv
+from jupyter_agentbox.spec import LIMIT_NAMES, Grant, SandboxSpec
 
 #: Bytes of an environment that can be given to a kernel that waits.
 MAX_ENV = 48 * 1024

@@ -1,8 +1,8 @@
 """A client of a kernel in this process: it runs code and gathers what comes of it, with no socket between.
 
-:class:`KernelClient` sits on a :class:`~jupyter_agentbox.front.Front` beside the clients of notebooks and shares the
-kernel with them: it sends when the kernel is free, so that nothing it has to withdraw is ever in the kernel's own
-queue and an interrupt never hits somebody else's cell. :mod:`~jupyter_agentbox.runner` makes them.
+:class:`KernelClient` sits on a :class:`~jupyter_agentbox.kernels.front.front.Front` beside the clients of notebooks and
+shares the kernel with them: it sends when the kernel is free, so that nothing it has to withdraw is ever in the
+kernel's own queue and an interrupt never hits somebody else's cell. ``kernels.runner`` makes them.
 
 Only on the link's thread. What the kernel says is hostile; ``models.outputs`` reads it.
 """
@@ -19,9 +19,8 @@ from typing import Any
 
 import msgspec
 
-from .errors import RuntimeFailed
-from .front import Front
-from .models.outputs import (
+from jupyter_agentbox.errors import RuntimeFailed
+from jupyter_agentbox.models.outputs import (
     ClearEvent,
     CodeResult,
     DisplayEvent,
@@ -34,9 +33,11 @@ from .models.outputs import (
     read,
     read_reply,
 )
-from .sandbox.drivers.messages import MAX_HEADER, header_index
-from .sandbox.link.link import LinkThread
-from .spec import Cause, End
+from jupyter_agentbox.sandbox.drivers.messages import MAX_HEADER, header_index
+from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.spec import Cause, End
+
+from .front.front import Front
 
 #: Seconds that interrupted code has to end before the kernel is said to be busy still.
 INTERRUPT_GRACE = 3.0
@@ -411,7 +412,7 @@ class KernelClient:
     # -- what the front tells ----------------------------------------------------------------
 
     def on_message(self, channel: str, frames: list[bytes]) -> None:
-        """See :class:`~jupyter_agentbox.front.LocalPeer`."""
+        """See :class:`~jupyter_agentbox.kernels.front.front.LocalPeer`."""
         if channel == "iopub":
             self._heard_at = asyncio.get_running_loop().time()
         index = header_index(frames) if self._sent else None
@@ -444,7 +445,7 @@ class KernelClient:
         run.wake()
 
     def on_kernel(self) -> None:
-        """See :class:`~jupyter_agentbox.front.LocalPeer`."""
+        """See :class:`~jupyter_agentbox.kernels.front.front.LocalPeer`."""
         for run in list(self._sent.values()):
             if run.end is None and (run.epoch != self.front.epoch or not self.front.is_attached):
                 run.end = self.front.end or End(Cause.STOPPED, 0, "it was replaced by another")

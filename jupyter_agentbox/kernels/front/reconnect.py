@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .sandbox.drivers.messages import header_index, parse
-from .spec import MIB
+from jupyter_agentbox.sandbox.drivers.messages import header_index, parse
+from jupyter_agentbox.spec import MIB
 
 if TYPE_CHECKING:
     from .front import Front

@@ -2,7 +2,7 @@
 
 A start goes on from one, in a fraction of the time: with its own folder, environment, limits, hosts, keys and random
 numbers, which it is given before it reads its first request. Templates lie in the snapshot store, an owner's apart from
-another's. :mod:`~jupyter_agentbox.warminputs` says what each depends on, :mod:`~jupyter_agentbox.pool` has kernels that
+another's. ``kernels.warm.template_key`` says what each depends on, ``kernels.warm.pool`` has kernels that
 run already.
 """
 
@@ -20,24 +20,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from jupyter_agentbox.egress.gate import OnRefusal
+from jupyter_agentbox.errors import (
+    AgentboxError,
+    Damaged,
+    InvalidConfig,
+    InvalidRequest,
+    LinkClosed,
+    NotFound,
+    RuntimeFailed,
+)
 from jupyter_agentbox.linux import PACKAGE
+from jupyter_agentbox.policy.environment import user_name
+from jupyter_agentbox.policy.policy import Policy
+from jupyter_agentbox.runtimes.oci import make_rlimits
+from jupyter_agentbox.runtimes.runsc import import_cache
+from jupyter_agentbox.sandbox.drivers import Kernel
+from jupyter_agentbox.sandbox.drivers.embedded import Claim
+from jupyter_agentbox.sandbox.drivers.messages import Signer, header_index, parse
+from jupyter_agentbox.sandbox.link.thread import finished
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.record import Record
+from jupyter_agentbox.sandbox.sandbox import Sandbox
+from jupyter_agentbox.spec import WORKSPACE, SandboxSpec
+from jupyter_agentbox.storage.snapshots import Snapshot, SnapshotMeta, SnapshotStore
 
-from .egress.gate import OnRefusal
-from .errors import AgentboxError, Damaged, InvalidConfig, InvalidRequest, LinkClosed, NotFound, RuntimeFailed
-from .policy.environment import user_name
-from .policy.policy import Policy
-from .runtimes.oci import make_rlimits
-from .runtimes.runsc import import_cache
-from .sandbox.drivers import Kernel
-from .sandbox.drivers.embedded import Claim
-from .sandbox.drivers.messages import Signer, header_index, parse
-from .sandbox.link.thread import finished
-from .sandbox.manager import SandboxManager
-from .sandbox.record import Record
-from .sandbox.sandbox import Sandbox
-from .spec import WORKSPACE, SandboxSpec
-from .storage.snapshots import Snapshot, SnapshotMeta, SnapshotStore
-from .warminputs import can_be_warm, find_inputs, make_key, waiting_spec
+from .template_key import can_be_warm, find_inputs, make_key, waiting_spec
 
 log = logging.getLogger(__name__)
 

@@ -19,20 +19,21 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from .errors import AgentboxError, LinkClosed, RuntimeFailed
-from .front import Front, OnCommand, end_notice
+from jupyter_agentbox.errors import AgentboxError, LinkClosed, RuntimeFailed
+from jupyter_agentbox.sandbox.drivers import Kernel
+from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.record import KernelRecord, Record
+from jupyter_agentbox.sandbox.sandbox import Sandbox
+from jupyter_agentbox.sandbox.tokens import TokenStore
+from jupyter_agentbox.spec import WORKSPACE, Cause, End, SandboxSpec
+
+from .front.front import Front, OnCommand, end_notice
 from .parkable import Parkable
-from .sandbox.drivers import Kernel
-from .sandbox.link.link import LinkThread
-from .sandbox.manager import SandboxManager
-from .sandbox.record import KernelRecord, Record
-from .sandbox.sandbox import Sandbox
-from .sandbox.tokens import TokenStore
 from .saved import Parked as Parked
 from .saved import Restoration as Restoration
-from .spec import WORKSPACE, Cause, End, SandboxSpec
-from .templates import Wish
-from .warm import WarmStarts
+from .warm.starts import WarmStarts
+from .warm.templates import Wish
 
 #: Seconds that a signal may wait for a guest that does not read.
 SIGNAL_TIMEOUT = 5.0
@@ -91,7 +92,7 @@ class KernelSlot(Parkable):
     end : End or None
         How the present kernel ended, or None while there is one. Nothing has ended before the first start.
     on_command : coroutine function or None
-        See :class:`~jupyter_agentbox.front.Front`; to be set before the first start.
+        See :class:`~jupyter_agentbox.kernels.front.front.Front`; to be set before the first start.
     """
 
     #: By ids of kernels that go on from a snapshot when Jupyter starts them, which is taken out then.

@@ -18,16 +18,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import AgentboxError, InvalidRequest, LinkClosed, NotFound, RuntimeFailed
-from .policy.policy import Policy
-from .runtimes import Handle, Runtime
-from .sandbox.claims import begin
-from .sandbox.record import Lock, Record, is_owned
-from .sandbox.sandbox import Sandbox
-from .spec import MIB, SandboxSpec
-from .storage.snapshots import Snapshot
+from jupyter_agentbox.errors import AgentboxError, InvalidRequest, LinkClosed, NotFound, RuntimeFailed
+from jupyter_agentbox.policy.policy import Policy
+from jupyter_agentbox.runtimes import Handle, Runtime
+from jupyter_agentbox.sandbox.claims import begin
+from jupyter_agentbox.sandbox.record import Lock, Record, is_owned
+from jupyter_agentbox.sandbox.sandbox import Sandbox
+from jupyter_agentbox.spec import MIB, SandboxSpec
+from jupyter_agentbox.storage.snapshots import Snapshot
+
+from .template_key import make_key
 from .templates import Templates, Wish
-from .warminputs import make_key
 
 log = logging.getLogger(__name__)
 

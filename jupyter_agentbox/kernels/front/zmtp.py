@@ -1,6 +1,6 @@
-"""The listening side's handshake of ZMTP 3.0 with NULL security; messages are :mod:`.guest.zmtp`'s.
+"""The listening side's handshake of ZMTP 3.0 with NULL security; messages are ``guest.zmtp``'s.
 
-:mod:`~jupyter_agentbox.front` speaks ZMTP to Jupyter clients by itself. libzmq would cost it a thread
+``kernels.front.front`` speaks ZMTP to Jupyter clients by itself. libzmq would cost it a thread
 and two context switches for each message, and cannot say how much it holds for whom; with the
 protocol in our hands each client's buffer is bounded in bytes, and a client that does not read
 harms nobody else. Announcing 3.0 makes newer peers send subscriptions as ordinary messages.
@@ -8,7 +8,7 @@ harms nobody else. Announcing 3.0 makes newer peers send subscriptions as ordina
 
 from __future__ import annotations
 
-from .guest.zmtp import COMMAND, LONG, MORE, Decoder, ZmtpError, encode, greeting, ready, split
+from jupyter_agentbox.guest.zmtp import COMMAND, LONG, MORE, Decoder, ZmtpError, encode, greeting, ready, split
 
 __all__ = ["Decoder", "ServerHandshake", "ZmtpError", "encode", "greeting", "ready", "split"]
 

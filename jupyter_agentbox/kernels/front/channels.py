@@ -1,4 +1,4 @@
-"""One endpoint of a :mod:`~jupyter_agentbox.front`: its clients, and what they sent that no kernel has taken yet."""
+"""One endpoint of a ``kernels.front.front``: its clients, and what they sent that no kernel has taken yet."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from jupyter_agentbox.errors import AgentboxError
+from jupyter_agentbox.spec import MIB
+
 from . import zmtp
-from .errors import AgentboxError
-from .hostcells import HostCell
+from .cell_commands import HostCell
 from .peers import LocalPeer, Peer, cut
-from .spec import MIB
 
 if TYPE_CHECKING:
     from .front import Front, Kernel

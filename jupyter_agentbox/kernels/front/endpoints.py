@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .errors import AgentboxError
+from jupyter_agentbox.errors import AgentboxError
 
 #: Addresses of UNIX sockets are short; this leaves room for what Jupyter and libzmq add.
 MAX_PATH = 100

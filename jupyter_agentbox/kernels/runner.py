@@ -4,7 +4,7 @@ A *context* is a named kernel in a sandbox, started at first use, with a front o
 can be attached to it as well. In the sandbox of a notebook's kernel, that kernel is the context ``default``: a person
 and an agent share its variables. Which sandboxes a caller may use at all is decided above, by whoever calls.
 
-:mod:`~jupyter_agentbox.kernelclient` runs the code, ``models.outputs`` says what came of it. (It is not
+``kernels.kernelclient`` runs the code, ``models.outputs`` says what came of it. (It is not
 called ``code``, as that is what everything here takes as an argument, and a module of the standard library.)
 """
 
@@ -20,18 +20,19 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from .errors import Conflict, InvalidRequest, LinkClosed, NotFound, SandboxEnded, TooLarge
-from .front import Front
+from jupyter_agentbox.errors import Conflict, InvalidRequest, LinkClosed, NotFound, SandboxEnded, TooLarge
+from jupyter_agentbox.models.outputs import CodeResult, ContextInfo, DoneEvent, Event, OutputLimits
+from jupyter_agentbox.policy.languages import PYTHON, find_language, list_languages
+from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.sandbox.record import KernelRecord
+from jupyter_agentbox.sandbox.sandbox import Sandbox
+from jupyter_agentbox.spec import MIB, WORKSPACE, End, format_size
+
+from .front.front import Front
 from .kernelclient import END_GRACE, Feed, KernelClient
-from .models.outputs import CodeResult, ContextInfo, DoneEvent, Event, OutputLimits
-from .policy.languages import PYTHON, find_language, list_languages
-from .sandbox.link.link import LinkThread
-from .sandbox.record import KernelRecord
-from .sandbox.sandbox import Sandbox
-from .slot import KernelSlot
-from .spec import MIB, WORKSPACE, End, format_size
-from .warm import DEFAULT_CONTEXT as DEFAULT
-from .warm import context_argv
+from .sandboxed_kernel import KernelSlot
+from .warm.starts import DEFAULT_CONTEXT as DEFAULT
+from .warm.starts import context_argv
 
 #: Most contexts of one sandbox, a notebook's kernel not counted.
 MAX_CONTEXTS = 16

@@ -1,0 +1,1 @@
+"""What Jupyter's clients connect to, in place of the kernel."""

@@ -1,0 +1,1 @@
+"""Warm starts: templates, the pool, and what takes from them."""
