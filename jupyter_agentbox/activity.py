@@ -14,7 +14,7 @@ from typing import Any
 from .adoption import listen
 from .kernels.front.reconnect import is_missed
 from .kernels.sandboxed_kernel import KernelSlot
-from .session import Session
+from .service.managed_sandbox import Session
 
 log = logging.getLogger(__name__)
 

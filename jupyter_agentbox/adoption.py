@@ -30,11 +30,11 @@ from jupyter_server.serverapp import ServerApp
 from .errors import AgentboxError, Conflict
 from .kernels.front.reconnect import Kept
 from .kernels.sandboxed_kernel import KernelSlot, Restoration
-from .parking import Parker
 from .policy.policy import Policy
 from .sandbox.link.link import LinkThread
 from .sandbox.manager import SandboxManager
 from .sandbox.record import Lock
+from .service.live.parking import Parker
 
 #: Seconds that a server's start waits for the kernels it takes back, and a shutdown for a restart.
 TIMEOUT = 60.0

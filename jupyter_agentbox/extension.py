@@ -20,7 +20,7 @@ from tornado import web
 from tornado.ioloop import IOLoop
 from traitlets import Bool, Enum
 
-from . import enforcement, leftovers
+from . import enforcement
 from .activity import KernelActivity
 from .adoption import keep_sessions, leave_kernels, start_again, start_restored, take_back, wait_for_restarts
 from .errors import AgentboxError, InvalidConfig
@@ -31,14 +31,15 @@ from .handlers.redaction import redact_logs
 from .handlers.service import Service
 from .kernels.runner import Runner
 from .kernels.warm.starts import WarmStarts
-from .magics import Magics
 from .models.service import ServerInfo
 from .observe import Observer
-from .parking import Parker
 from .policy.policy import Policy
 from .sandbox.manager import SandboxManager
 from .sandbox.record import Lock
-from .sessions import Sessions
+from .service import startup_cleanup as leftovers
+from .service.live.magics import Magics
+from .service.live.parking import Parker
+from .service.service import Sessions
 from .terminals import guard
 
 #: Seconds that the end of a server waits for its sandboxes to be gone; the sweeper takes what is left.

@@ -14,7 +14,7 @@ from typing import Any
 from prometheus_client import Counter, Gauge, Histogram
 from tornado.ioloop import IOLoop
 
-from .sessions import Sessions
+from .service.service import Sessions
 from .storage.audit.log import AuditLog
 
 STARTS = Histogram(

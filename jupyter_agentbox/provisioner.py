@@ -33,12 +33,12 @@ from .errors import AgentboxError, InvalidRequest, PolicyRefused
 from .kernels.sandboxed_kernel import KernelSlot
 from .kernels.warm.starts import WarmStarts
 from .kernelspecs import check_folder, real_argv
-from .magics import install as install_magics
 from .policy.policy import Policy
 from .policy.renewal import keep_hosts, renew
 from .sandbox.link.link import LinkThread
 from .sandbox.manager import SandboxManager
 from .sandbox.record import Record
+from .service.live.magics import install as install_magics
 from .spec import WORKSPACE, Cause, End, SandboxSpec
 
 #: Seconds between two looks of :meth:`AgentboxProvisioner.wait`.

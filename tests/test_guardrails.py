@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyter_agentbox.errors import PolicyRefused
-from jupyter_agentbox.guardrails import check_command
+from jupyter_agentbox.service.guardrails import check_command
 
 
 @pytest.mark.parametrize(

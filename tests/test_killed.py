@@ -15,15 +15,12 @@ from typing import Any
 import pytest
 from traitlets.config import Config
 
-from jupyter_agentbox import parking
 from jupyter_agentbox.adoption import _end_twins
 from jupyter_agentbox.errors import NotFound, RuntimeFailed
 from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot
 from jupyter_agentbox.kernels.warm.starts import context_argv
 from jupyter_agentbox.models import SandboxRequest, SnapshotRequest
-from jupyter_agentbox.parking import Parker
 from jupyter_agentbox.policy.policy import Policy
-from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.runtimes import Handle
 from jupyter_agentbox.sandbox.link.link import LinkThread
 from jupyter_agentbox.sandbox.manager import SandboxManager
@@ -32,9 +29,12 @@ from jupyter_agentbox.sandbox.record import Record
 from jupyter_agentbox.sandbox.sandbox import Sandbox
 from jupyter_agentbox.sandbox.sweep import sweep
 from jupyter_agentbox.sandbox.tokens import TokenStore
-from jupyter_agentbox.session import SESSION_FILE, Session
-from jupyter_agentbox.sessions import Sessions
-from jupyter_agentbox.snapshotting import Snapshots, read_saved
+from jupyter_agentbox.service.live import parking
+from jupyter_agentbox.service.live.live_snapshots import Snapshots, read_saved
+from jupyter_agentbox.service.live.parking import Parker
+from jupyter_agentbox.service.managed_sandbox import SESSION_FILE, Session
+from jupyter_agentbox.service.registry import Caller
+from jupyter_agentbox.service.service import Sessions
 from jupyter_agentbox.spec import Cause
 
 pytestmark = pytest.mark.usefixtures("has_runsc")

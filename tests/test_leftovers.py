@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_agentbox import leftovers
 from jupyter_agentbox.kernels.front import endpoints
 from jupyter_agentbox.linux import find_processes
 from jupyter_agentbox.sandbox.sweep import ensure_sweeper
+from jupyter_agentbox.service import startup_cleanup as leftovers
 from jupyter_agentbox.storage.images import ImageStore
 
 #: Begins to make an image, to remove another, and to open a front; and is killed.

@@ -19,9 +19,9 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound
 from jupyter_agentbox.kernels.front.cell_commands import MAX_CONTENT, read_host_cell
 from jupyter_agentbox.kernels.front.front import Front
-from jupyter_agentbox.magics import choose
 from jupyter_agentbox.models import SnapshotInfo
 from jupyter_agentbox.sandbox.drivers.messages import Signer
+from jupyter_agentbox.service.live.magics import choose
 
 KEY = b"a-session-key"
 

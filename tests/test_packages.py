@@ -6,7 +6,7 @@ import pytest
 
 from jupyter_agentbox.errors import InvalidRequest
 from jupyter_agentbox.models import InstallRequest
-from jupyter_agentbox.packages import check_names, make_command
+from jupyter_agentbox.service.packages import check_names, make_command
 
 
 @pytest.mark.parametrize(

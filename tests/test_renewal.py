@@ -15,11 +15,11 @@ from snapshots.images import meta
 from jupyter_agentbox.errors import AgentboxError, Conflict, InvalidRequest, PolicyRefused
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.policy.renewal import cap, renew
-from jupyter_agentbox.sessions import Sessions
-from jupyter_agentbox.snapshotting import Snapshots
+from jupyter_agentbox.service.live.live_snapshots import Snapshots
+from jupyter_agentbox.service.service import Sessions
+from jupyter_agentbox.service.tenants import Tenant
 from jupyter_agentbox.spec import MIB, Grant, Mount, SandboxSpec
 from jupyter_agentbox.storage.snapshots import Snapshot
-from jupyter_agentbox.tenants import Tenant
 
 HOSTS = ["one.example", "*.two.example", "three.example:8443"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 
-from jupyter_agentbox.reseeding import SEEDS
+from jupyter_agentbox.service.live.reseeding import SEEDS
 
 
 def test_bash_draws_other_numbers_than_it_would_have() -> None:

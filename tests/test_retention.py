@@ -9,9 +9,9 @@ from pathlib import Path
 from snapshots.images import make_pages, put
 
 from jupyter_agentbox.policy.policy import Policy
-from jupyter_agentbox.retention import remove_old
-from jupyter_agentbox.sessions import Sessions
-from jupyter_agentbox.snapshotting import Snapshots
+from jupyter_agentbox.service.live.live_snapshots import Snapshots
+from jupyter_agentbox.service.live.retention import remove_old
+from jupyter_agentbox.service.service import Sessions
 
 
 def test_only_snapshots_go_and_only_old_ones(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import msgspec
 import pytest
 from traitlets.config import Config
 
-from jupyter_agentbox import sessions as module
 from jupyter_agentbox.errors import (
     AgentboxError,
     Conflict,
@@ -28,13 +27,14 @@ from jupyter_agentbox.errors import (
 from jupyter_agentbox.linux import kill_processes
 from jupyter_agentbox.models import LimitsRequest, SandboxInfo, SandboxPatch, SandboxRequest
 from jupyter_agentbox.policy.policy import Policy
-from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.runtimes import Handle
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.processes import Command, ExecResult
 from jupyter_agentbox.sandbox.sweep import KEPT_MARK, sweep
 from jupyter_agentbox.sandbox.tokens import TokenStore
-from jupyter_agentbox.sessions import Sessions
+from jupyter_agentbox.service import service as module
+from jupyter_agentbox.service.registry import Caller
+from jupyter_agentbox.service.service import Sessions
 from jupyter_agentbox.testing.sandboxes import FILL_MEMORY
 
 pytestmark = pytest.mark.usefixtures("has_runsc")

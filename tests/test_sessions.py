@@ -24,15 +24,15 @@ from jupyter_agentbox.errors import (
     SandboxEnded,
 )
 from jupyter_agentbox.models import FileBytes, SandboxFilters, SandboxPatch, SandboxRequest
-from jupyter_agentbox.parking import Parker
 from jupyter_agentbox.policy.policy import Policy
-from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.runtimes import Handle
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.processes import Command
-from jupyter_agentbox.sessions import Sessions
-from jupyter_agentbox.snapshotting import Snapshots
+from jupyter_agentbox.service.live.live_snapshots import Snapshots
+from jupyter_agentbox.service.live.parking import Parker
+from jupyter_agentbox.service.registry import Caller
+from jupyter_agentbox.service.service import Sessions
 
 pytestmark = pytest.mark.usefixtures("has_runsc")
 

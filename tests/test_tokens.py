@@ -24,8 +24,8 @@ from jupyter_agentbox.errors import (
     NotFound,
     PolicyRefused,
 )
-from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.sandbox.tokens import MAX_LENGTH, MAX_TOKENS, TokenRecord, TokenStore, Verb, choose_life
+from jupyter_agentbox.service.registry import Caller
 
 Make = Callable[..., tuple[str, TokenRecord]]
 

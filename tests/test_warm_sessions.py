@@ -19,13 +19,13 @@ from jupyter_agentbox.kernels.runner import Runner
 from jupyter_agentbox.kernels.warm import pool as pools
 from jupyter_agentbox.kernels.warm.starts import WarmStarts, context_argv
 from jupyter_agentbox.models import ForkRequest, LimitsRequest, SandboxInfo, SandboxRequest, SnapshotRequest
-from jupyter_agentbox.parking import Parker
-from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.processes import Command
 from jupyter_agentbox.sandbox.sandbox import Sandbox
-from jupyter_agentbox.sessions import Sessions
-from jupyter_agentbox.snapshotting import Snapshots
+from jupyter_agentbox.service.live.live_snapshots import Snapshots
+from jupyter_agentbox.service.live.parking import Parker
+from jupyter_agentbox.service.registry import Caller
+from jupyter_agentbox.service.service import Sessions
 
 ADA = Caller("ada")
 

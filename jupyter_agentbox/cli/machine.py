@@ -206,9 +206,9 @@ class ListCommand(Command):
         """Print the registry."""
         from dataclasses import asdict
 
-        from jupyter_agentbox.parking import list_parked
         from jupyter_agentbox.policy.policy import Policy
         from jupyter_agentbox.sandbox.manager import SandboxManager
+        from jupyter_agentbox.service.live.parking import list_parked
         from jupyter_agentbox.spec import format_size
 
         from .warm import open_templates, write_templates
@@ -248,9 +248,9 @@ class PruneCommand(Command):
 
     def run(self) -> int:
         """Sweep once."""
-        from jupyter_agentbox.leftovers import clear
         from jupyter_agentbox.policy.policy import Policy
         from jupyter_agentbox.sandbox.sweep import LOST, sweep
+        from jupyter_agentbox.service.startup_cleanup import clear
 
         from .warm import open_templates
 

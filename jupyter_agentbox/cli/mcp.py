@@ -58,7 +58,7 @@ class MCPCommand(Command):
         from jupyter_agentbox.kernels.runner import Runner
         from jupyter_agentbox.mcp.stdio import serve
         from jupyter_agentbox.policy.policy import Policy
-        from jupyter_agentbox.sessions import Sessions
+        from jupyter_agentbox.service.service import Sessions
 
         sessions = Sessions(Policy(parent=self))
         stop = asyncio.Event()

@@ -13,14 +13,14 @@ from traitlets import Bool, Float, List, Unicode
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, SandboxEnded
 from jupyter_agentbox.kernels.warm.starts import WarmStarts
 from jupyter_agentbox.models import InstallRequest, SandboxRequest
-from jupyter_agentbox.packages import check_names, install_all
 from jupyter_agentbox.policy.environment import user_name
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.sandbox.link.thread import LinkThread
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.processes import Command as Program
 from jupyter_agentbox.sandbox.processes import Exit
-from jupyter_agentbox.session import Session
+from jupyter_agentbox.service.managed_sandbox import Session
+from jupyter_agentbox.service.packages import check_names, install_all
 from jupyter_agentbox.spec import WORKSPACE, SandboxSpec
 
 from .base import (

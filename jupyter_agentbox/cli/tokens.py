@@ -163,7 +163,7 @@ class TokenCommand(CommandGroup):
 
 def _find(manager: SandboxManager, name: str) -> _Place:
     """Find the one sandbox that is called so. Raises AgentboxError."""
-    from jupyter_agentbox.session import SESSION_FILE, Session
+    from jupyter_agentbox.service.managed_sandbox import SESSION_FILE, Session
 
     found = []
     for listed in manager.list():

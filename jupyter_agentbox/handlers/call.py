@@ -10,11 +10,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
-from jupyter_agentbox.guardrails import check_command
-from jupyter_agentbox.registry import Caller
-from jupyter_agentbox.session import Session
-from jupyter_agentbox.sessions import Sessions
-from jupyter_agentbox.snapshotting import Snapshots
+from jupyter_agentbox.service.guardrails import check_command
+from jupyter_agentbox.service.live.live_snapshots import Snapshots
+from jupyter_agentbox.service.managed_sandbox import Session
+from jupyter_agentbox.service.registry import Caller
+from jupyter_agentbox.service.service import Sessions
 
 from .routes import Route
 

@@ -16,7 +16,7 @@ from jupyter_agentbox.models.outputs import (
     ResultEvent,
     StreamEvent,
 )
-from jupyter_agentbox.session import Session
+from jupyter_agentbox.service.managed_sandbox import Session
 from jupyter_agentbox.spec import MIB
 
 from .call import Call

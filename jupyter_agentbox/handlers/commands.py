@@ -27,7 +27,7 @@ from jupyter_agentbox.models import (
     WaitQuery,
 )
 from jupyter_agentbox.sandbox.processes import Command, Exit, Output, ProcessInfo
-from jupyter_agentbox.session import Session
+from jupyter_agentbox.service.managed_sandbox import Session
 from jupyter_agentbox.spec import MIB
 
 from .call import Call

@@ -34,7 +34,7 @@ from jupyter_agentbox.models import (
     WriteRequest,
 )
 from jupyter_agentbox.models.file_entries import Copied, Edited, Entry, Listing, Matches
-from jupyter_agentbox.session import Session
+from jupyter_agentbox.service.managed_sandbox import Session
 from jupyter_agentbox.spec import MIB
 from jupyter_agentbox.storage.files import Folder, FolderView
 from jupyter_agentbox.storage.files.paths import parse_path

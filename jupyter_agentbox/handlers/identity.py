@@ -22,8 +22,8 @@ from tornado import web
 from jupyter_agentbox.errors import AgentboxError, NotAuthenticated
 from jupyter_agentbox.models import ErrorAnswer
 from jupyter_agentbox.models.redaction import PREFIX
-from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.sandbox.tokens import Scope, TokenStore, Verb
+from jupyter_agentbox.service.registry import Caller
 
 from .failures import REASONS, describe
 

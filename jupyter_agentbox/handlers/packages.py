@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jupyter_agentbox.models import Installed, InstallRequest, ProgressEvent
-from jupyter_agentbox.packages import Done, install, install_all, make_command
+from jupyter_agentbox.service.packages import Done, install, install_all, make_command
 
 from .call import Call
 from .routes import READY, EventStream, route

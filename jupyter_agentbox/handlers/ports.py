@@ -23,9 +23,9 @@ from tornado.iostream import IOStream, StreamClosedError
 from jupyter_agentbox.egress.http1 import BodyReader
 from jupyter_agentbox.errors import AgentboxError, LinkClosed, NotAuthenticated, PolicyRefused
 from jupyter_agentbox.models import ErrorAnswer
-from jupyter_agentbox.ports import Answer, Connection, PortGrants, answer_head, request_head, socket_head
-from jupyter_agentbox.registry import Caller
-from jupyter_agentbox.session import Session
+from jupyter_agentbox.service.managed_sandbox import Session
+from jupyter_agentbox.service.ports import Answer, Connection, PortGrants, answer_head, request_head, socket_head
+from jupyter_agentbox.service.registry import Caller
 
 from .failures import describe
 from .identity import RESOURCE, TokenMixin, caller_of, is_allowed, note_refusal

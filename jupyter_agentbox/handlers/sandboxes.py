@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from jupyter_agentbox.fetch import fetch
 from jupyter_agentbox.models import (
     AskDecision,
     AskInfo,
@@ -24,6 +23,7 @@ from jupyter_agentbox.models import (
     SandboxRequest,
 )
 from jupyter_agentbox.models.service import GrantQuery
+from jupyter_agentbox.service.fetch import fetch
 from jupyter_agentbox.spec import MIB
 
 from .about import read_rows, row_bytes

@@ -8,15 +8,15 @@ from typing import Any, Literal
 
 from jupyter_agentbox import __version__
 from jupyter_agentbox.errors import AgentboxError
-from jupyter_agentbox.exchange import Exchange
 from jupyter_agentbox.models import CheckInfo, Health
-from jupyter_agentbox.parking import Parker
-from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.runtimes import Check
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.tokens import TokenStore
-from jupyter_agentbox.sessions import Sessions
-from jupyter_agentbox.snapshotting import Snapshots
+from jupyter_agentbox.service.live.export import Exchange
+from jupyter_agentbox.service.live.live_snapshots import Snapshots
+from jupyter_agentbox.service.live.parking import Parker
+from jupyter_agentbox.service.registry import Caller
+from jupyter_agentbox.service.service import Sessions
 
 from .call import blocking
 from .failures import describe

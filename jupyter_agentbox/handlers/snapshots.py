@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from jupyter_agentbox.errors import NotAuthorized
-from jupyter_agentbox.exchange import Exchange
 from jupyter_agentbox.models import (
     ForkRequest,
     RestoreRequest,
@@ -12,6 +11,7 @@ from jupyter_agentbox.models import (
     SnapshotList,
     SnapshotRequest,
 )
+from jupyter_agentbox.service.live.export import Exchange
 
 from .call import Bytes, Call
 from .routes import route

@@ -24,7 +24,7 @@ from tornado.websocket import WebSocketClosedError, WebSocketHandler
 from jupyter_agentbox.errors import AgentboxError, NotFound
 from jupyter_agentbox.models import ErrorAnswer
 from jupyter_agentbox.sandbox.processes import Exit
-from jupyter_agentbox.session import Session
+from jupyter_agentbox.service.managed_sandbox import Session
 
 from .failures import describe
 from .identity import RESOURCE, SUBPROTOCOL, TokenMixin, caller_of, is_allowed, note_refusal

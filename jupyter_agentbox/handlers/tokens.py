@@ -5,7 +5,7 @@ from __future__ import annotations
 from jupyter_agentbox.errors import AgentboxError, NotAuthorized
 from jupyter_agentbox.models import TokenInfo, TokenList, TokenMade, TokenRequest
 from jupyter_agentbox.sandbox.tokens import TokenRecord, TokenStore, choose_life
-from jupyter_agentbox.session import Session
+from jupyter_agentbox.service.managed_sandbox import Session
 
 from .call import Call, blocking
 from .routes import route

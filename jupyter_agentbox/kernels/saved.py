@@ -30,7 +30,7 @@ class Restoration:
 
 
 class Parked(Protocol):
-    """A kernel that was saved to the disk, and ended; :mod:`~jupyter_agentbox.parking` makes them.
+    """A kernel that was saved to the disk, and ended; ``service.live.parking`` makes them.
 
     Parameters
     ----------

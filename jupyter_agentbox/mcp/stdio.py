@@ -8,8 +8,8 @@ from __future__ import annotations
 from mcp import stdio_server
 
 from jupyter_agentbox.handlers.service import Service
-from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.sandbox.tokens import Verb
+from jupyter_agentbox.service.registry import Caller
 
 from .server import make_server
 from .tools import Access

@@ -42,8 +42,8 @@ from jupyter_agentbox.models import (
     SnapshotRequest,
     WriteRequest,
 )
-from jupyter_agentbox.registry import Caller
 from jupyter_agentbox.sandbox.tokens import Verb
+from jupyter_agentbox.service.registry import Caller
 
 from . import arguments as take
 from . import results

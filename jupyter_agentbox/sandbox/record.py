@@ -98,7 +98,8 @@ class Record:
     started_kernels : int
         How many kernels were ever started in it: no name is given twice.
     asks : list of dict
-        Hosts that were asked for, of a notebook's sandbox; see :meth:`~jupyter_agentbox.session.Session.recall`.
+        Hosts that were asked for, of a notebook's sandbox; see
+        :meth:`~jupyter_agentbox.service.managed_sandbox.Session.recall`.
     """
 
     id: str

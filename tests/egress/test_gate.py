@@ -19,11 +19,11 @@ import pytest
 import requests
 from egress.box import PUBLIC, Box, HttpServer, RawServer, read_all, read_head, read_response, running, until
 
-from jupyter_agentbox import fetch
 from jupyter_agentbox.egress.forward import Timeouts
 from jupyter_agentbox.egress.gate import GateLimits
 from jupyter_agentbox.errors import InvalidRequest, PolicyRefused
 from jupyter_agentbox.models import HttpRequest
+from jupyter_agentbox.service import fetch
 from jupyter_agentbox.spec import Grant
 
 MakeBox = Callable[..., Box]

@@ -11,7 +11,7 @@ import pytest
 import websocket
 from e2e.harness import wait_until
 
-from jupyter_agentbox.refusals import INTERVAL, MAX_REFUSALS, Refusals, Throttle
+from jupyter_agentbox.service.refusals import INTERVAL, MAX_REFUSALS, Refusals, Throttle
 from jupyter_agentbox.storage.audit.log import AuditLog
 
 from .conftest import Api, Make
@@ -156,7 +156,7 @@ def test_the_log_is_read_page_by_page_and_exported_whole(api: Api, make: Make) -
 
 def test_a_flood_of_refusals_is_bounded_and_counted(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     log, now = AuditLog(tmp_path / "audit.sqlite"), 1000.0
-    monkeypatch.setattr("jupyter_agentbox.refusals.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("jupyter_agentbox.service.refusals.time", SimpleNamespace(monotonic=lambda: now))
     refusals = Refusals(lambda: log)
     for _ in range(MAX_REFUSALS + 500):
         refusals.note("run_command", {"by": "flooder"}, "forbidden", asked="x" * 1000)

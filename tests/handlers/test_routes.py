@@ -22,8 +22,8 @@ from jupyter_agentbox.handlers.failures import describe, invalid
 from jupyter_agentbox.handlers.routes import Route
 from jupyter_agentbox.models import TOOLS, SandboxRequest
 from jupyter_agentbox.openapi import make_document
-from jupyter_agentbox.registry import NotebookSession
-from jupyter_agentbox.session import Session
+from jupyter_agentbox.service.managed_sandbox import Session
+from jupyter_agentbox.service.registry import NotebookSession
 from jupyter_agentbox.spec import Cause, End, SandboxSpec
 
 

@@ -1,4 +1,4 @@
-"""How a front knows a cell that is for the host and not for the kernel. :mod:`~jupyter_agentbox.magics` does them."""
+"""How a front knows a cell that is for the host and not for the kernel. ``service.live.magics`` does them."""
 
 from __future__ import annotations
 

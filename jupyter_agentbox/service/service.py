@@ -1,8 +1,8 @@
 """Sandboxes for agents and programs: ids, owners, rules, time to live. One for each process, above the manager.
 
 REST, MCP and the command line are thin over :class:`Sessions`; what one of them makes is there for all.
-:mod:`~jupyter_agentbox.registry` knows who may see what, :mod:`~jupyter_agentbox.grants` what may be reached,
-:mod:`~jupyter_agentbox.counts` how many there may be.
+``service.registry`` knows who may see what, ``service.grants`` what may be reached,
+``service.quotas`` how many there may be.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import UNSET
 
-from .counts import CountedSessions
-from .errors import AgentboxError, Conflict, InvalidRequest, NotFound, PolicyRefused
-from .kernels.sandboxed_kernel import KernelSlot
-from .kernels.warm.starts import WarmStarts
-from .lapsed import END
-from .lapsed import tell as tell_lapsed
-from .models import InstallRequest, SandboxInfo, SandboxPatch, SandboxRequest
+from jupyter_agentbox.errors import AgentboxError, Conflict, InvalidRequest, NotFound, PolicyRefused
+from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot
+from jupyter_agentbox.kernels.warm.starts import WarmStarts
+from jupyter_agentbox.models import InstallRequest, SandboxInfo, SandboxPatch, SandboxRequest
+from jupyter_agentbox.policy.policy import Policy
+from jupyter_agentbox.policy.renewal import renew
+from jupyter_agentbox.sandbox.link.link import finished
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.record import Record
+from jupyter_agentbox.sandbox.sandbox import Sandbox
+from jupyter_agentbox.sandbox.sweep import SESSION_FILE
+from jupyter_agentbox.sandbox.tokens import TokenStore
+from jupyter_agentbox.spec import Cause, End, SandboxSpec, format_size
+
+from .expired import END
+from .expired import tell as tell_lapsed
+from .managed_sandbox import Session, check_request
 from .packages import check_names, install_all
-from .policy.policy import Policy
-from .policy.renewal import renew
+from .quotas import CountedSessions
 from .registry import Caller
-from .sandbox.link.link import finished
-from .sandbox.manager import SandboxManager
-from .sandbox.record import Record
-from .sandbox.sandbox import Sandbox
-from .sandbox.sweep import SESSION_FILE
-from .sandbox.tokens import TokenStore
-from .session import Session, check_request
-from .spec import Cause, End, SandboxSpec, format_size
 from .tenants import Tenant
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from .errors import PolicyRefused
+from jupyter_agentbox.errors import PolicyRefused
 
 #: What ends one command of a shell line and begins another.
 _BREAKS = re.compile(r"[;&|\n(){}`]|\$\(")

@@ -1,7 +1,7 @@
 """What processes that were killed have left beside sandboxes: cleared away when a server starts.
 
 Sandboxes, and what was being saved to the snapshots or laid out from there, are the sweeper's: see ``sandbox.sweep``.
-What was parked goes on: see :mod:`.parking`.
+What was parked goes on: see ``service.live.parking``.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from subprocess import SubprocessError
 
-from .errors import AgentboxError
-from .kernels.front import endpoints
-from .runtimes.runsc import import_cache
-from .runtimes.runsc.checks import clear_left
-from .sandbox.sweep import ensure_sweeper, has_left
-from .storage.images import ImageStore
+from jupyter_agentbox.errors import AgentboxError
+from jupyter_agentbox.kernels.front import endpoints
+from jupyter_agentbox.runtimes.runsc import import_cache
+from jupyter_agentbox.runtimes.runsc.checks import clear_left
+from jupyter_agentbox.sandbox.sweep import ensure_sweeper, has_left
+from jupyter_agentbox.storage.images import ImageStore
 
 log = logging.getLogger(__name__)
 

@@ -15,15 +15,16 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import ClassVar
 
-from .errors import Conflict, InvalidRequest, NotFound
-from .kernels.sandboxed_kernel import KernelSlot
-from .models import ForkRequest, SnapshotInfo, SnapshotRequest
-from .policy.policy import Policy
-from .registry import Caller
-from .sandbox.link.link import LinkThread
-from .sessions import Sessions
-from .snapshotting import Snapshots
-from .spec import format_size
+from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound
+from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot
+from jupyter_agentbox.models import ForkRequest, SnapshotInfo, SnapshotRequest
+from jupyter_agentbox.policy.policy import Policy
+from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.service.registry import Caller
+from jupyter_agentbox.service.service import Sessions
+from jupyter_agentbox.spec import format_size
+
+from .live_snapshots import Snapshots
 
 #: Most snapshots that ``%snapshots`` lists, the newest.
 MAX_LISTED = 50

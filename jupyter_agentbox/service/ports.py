@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
-from .egress.http1 import BodyReader, Framing, find_head, parse_response
-from .egress.wire import WireError
-from .errors import InvalidRequest, LimitReached, LinkClosed
+from jupyter_agentbox.egress.http1 import BodyReader, Framing, find_head, parse_response
+from jupyter_agentbox.egress.wire import WireError
+from jupyter_agentbox.errors import InvalidRequest, LimitReached, LinkClosed
+from jupyter_agentbox.sandbox.link.link import LinkThread, Stream
+from jupyter_agentbox.sandbox.sandbox import Sandbox
+
+from .managed_sandbox import Session
 from .refusals import Throttle
-from .sandbox.link.link import LinkThread, Stream
-from .sandbox.sandbox import Sandbox
-from .session import Session
 
 #: Connections to the programs of one sandbox at a time.
 MAX_CONNECTIONS = 64

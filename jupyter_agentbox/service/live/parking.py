@@ -20,20 +20,21 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from .errors import AgentboxError, Conflict
-from .kernels.sandboxed_kernel import KernelSlot, Parked, Restoration
-from .models import SnapshotRequest
-from .policy.policy import Policy
+from jupyter_agentbox.errors import AgentboxError, Conflict
+from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot, Parked, Restoration
+from jupyter_agentbox.models import SnapshotRequest
+from jupyter_agentbox.policy.policy import Policy
+from jupyter_agentbox.sandbox.manager import MAX_STARTING, Listed, SandboxManager
+from jupyter_agentbox.sandbox.record import KernelRecord, Lock, is_owned
+from jupyter_agentbox.sandbox.sandbox import Sandbox
+from jupyter_agentbox.sandbox.tokens import TokenStore
+from jupyter_agentbox.service.managed_sandbox import Session
+from jupyter_agentbox.service.service import Sessions
+from jupyter_agentbox.spec import Cause, End, SandboxSpec
+from jupyter_agentbox.storage.snapshots import Snapshot
+
+from .live_snapshots import Saved, Snapshots, open_store, read_saved
 from .retention import keep_removing
-from .sandbox.manager import MAX_STARTING, Listed, SandboxManager
-from .sandbox.record import KernelRecord, Lock, is_owned
-from .sandbox.sandbox import Sandbox
-from .sandbox.tokens import TokenStore
-from .session import Session
-from .sessions import Sessions
-from .snapshotting import Saved, Snapshots, open_store, read_saved
-from .spec import Cause, End, SandboxSpec
-from .storage.snapshots import Snapshot
 
 log = logging.getLogger(__name__)
 

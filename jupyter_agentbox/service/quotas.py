@@ -6,10 +6,11 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from .errors import LimitReached
+from jupyter_agentbox.errors import LimitReached
+from jupyter_agentbox.policy.policy import Policy
+
 from .grants import GrantedSessions
-from .policy.policy import Policy
-from .session import Session
+from .managed_sandbox import Session
 
 
 class CountedSessions(GrantedSessions):

@@ -1,6 +1,6 @@
 """One session: a sandbox with an owner, rules and a time to live, as agents and programs know it.
 
-:mod:`~jupyter_agentbox.sessions` makes, finds and ends them. A notebook's sandbox is one too, with no rules of ours:
+``service.service`` makes, finds and ends them. A notebook's sandbox is one too, with no rules of ours:
 Jupyter looks after its life. All on the link's thread, but what is documented to be readable from anywhere.
 """
 
@@ -20,16 +20,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from .errors import AgentboxError, Conflict, InvalidRequest, NotFound, PolicyRefused, SandboxEnded
-from .kernels.saved import Parked
-from .models import TOOLS, AskInfo, EndInfo, KernelInfo, LimitsInfo, SandboxInfo, SandboxRequest, State
-from .models.base import SandboxState
-from .models.sandboxes import CallInfo, UsageInfo
-from .policy.languages import list_languages
-from .sandbox.sandbox import Sandbox
-from .sandbox.sweep import SESSION_FILE as SESSION_FILE
-from .spec import INTENDED, End, Limits, SandboxSpec
-from .storage.files import Folder
+from jupyter_agentbox.errors import AgentboxError, Conflict, InvalidRequest, NotFound, PolicyRefused, SandboxEnded
+from jupyter_agentbox.kernels.saved import Parked
+from jupyter_agentbox.models import TOOLS, AskInfo, EndInfo, KernelInfo, LimitsInfo, SandboxInfo, SandboxRequest, State
+from jupyter_agentbox.models.base import SandboxState
+from jupyter_agentbox.models.sandboxes import CallInfo, UsageInfo
+from jupyter_agentbox.policy.languages import list_languages
+from jupyter_agentbox.sandbox.sandbox import Sandbox
+from jupyter_agentbox.sandbox.sweep import SESSION_FILE as SESSION_FILE
+from jupyter_agentbox.spec import INTENDED, End, Limits, SandboxSpec
+from jupyter_agentbox.storage.files import Folder
 
 #: Refusals of the gate, and hosts asked for, that a session remembers.
 MAX_REFUSALS = 100

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import time
 
-from .errors import AgentboxError
-from .snapshotting import Snapshots
+from jupyter_agentbox.errors import AgentboxError
+
+from .live_snapshots import Snapshots
 
 log = logging.getLogger(__name__)
 

@@ -13,26 +13,20 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from .errors import (
-    AgentboxError,
-    Conflict,
-    NotAuthorized,
-    NotFound,
-    PolicyRefused,
-    SandboxEnded,
-)
-from .kernels.sandboxed_kernel import KernelSlot
-from .models import SandboxFilters, SandboxInfo, SandboxRequest
-from .models.sandboxes import CallInfo
-from .policy.environment import user_name
-from .policy.policy import Policy
+from jupyter_agentbox.errors import AgentboxError, Conflict, NotAuthorized, NotFound, PolicyRefused, SandboxEnded
+from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot
+from jupyter_agentbox.models import SandboxFilters, SandboxInfo, SandboxRequest
+from jupyter_agentbox.models.sandboxes import CallInfo
+from jupyter_agentbox.policy.environment import user_name
+from jupyter_agentbox.policy.policy import Policy
+from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.sandbox import Sandbox
+from jupyter_agentbox.sandbox.tokens import Scope, Verb
+from jupyter_agentbox.storage.audit.log import AuditLog
+
+from .managed_sandbox import Session
 from .refusals import Refusals
-from .sandbox.link.link import LinkThread
-from .sandbox.manager import SandboxManager
-from .sandbox.sandbox import Sandbox
-from .sandbox.tokens import Scope, Verb
-from .session import Session
-from .storage.audit.log import AuditLog
 
 T = TypeVar("T")
 # A method below is called `list`.

@@ -15,13 +15,14 @@ from collections.abc import AsyncIterable, Iterator
 from functools import partial
 from typing import IO
 
-from .errors import AgentboxError, LimitReached, NotAuthorized, TooLarge
-from .models import SnapshotInfo
-from .registry import Caller
-from .sessions import Sessions
-from .snapshotting import Snapshots, describe, read_saved
-from .spec import MIB, format_size
-from .storage.snapshots import Snapshot, SnapshotMeta
+from jupyter_agentbox.errors import AgentboxError, LimitReached, NotAuthorized, TooLarge
+from jupyter_agentbox.models import SnapshotInfo
+from jupyter_agentbox.service.registry import Caller
+from jupyter_agentbox.service.service import Sessions
+from jupyter_agentbox.spec import MIB, format_size
+from jupyter_agentbox.storage.snapshots import Snapshot, SnapshotMeta
+
+from .live_snapshots import Snapshots, describe, read_saved
 
 #: Files that one caller may export and import at a time; each takes a snapshot's room on the disk meanwhile.
 MAX_MOVES = 2

@@ -6,10 +6,10 @@ import asyncio
 import inspect
 from contextlib import suppress
 
-from .errors import AgentboxError
-from .guest.ipykernel.embedded_claim import reseed as reseed_python
-from .kernels.runner import Runner
-from .sandbox.sandbox import Sandbox
+from jupyter_agentbox.errors import AgentboxError
+from jupyter_agentbox.guest.ipykernel.embedded_claim import reseed as reseed_python
+from jupyter_agentbox.kernels.runner import Runner
+from jupyter_agentbox.sandbox.sandbox import Sandbox
 
 #: Seconds that a fork waits for it; where a cell runs, it comes after that.
 WAIT = 5.0

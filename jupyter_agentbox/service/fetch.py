@@ -18,11 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from .egress.gate import Gate
-from .egress.rules import normal_name
-from .errors import InvalidRequest, LinkClosed, PolicyRefused, RuntimeFailed
-from .models import HttpAnswer, HttpRequest
-from .sandbox.link.link import LinkThread
+from jupyter_agentbox.egress.gate import Gate
+from jupyter_agentbox.egress.rules import normal_name
+from jupyter_agentbox.errors import InvalidRequest, LinkClosed, PolicyRefused, RuntimeFailed
+from jupyter_agentbox.models import HttpAnswer, HttpRequest
+from jupyter_agentbox.sandbox.link.link import LinkThread
 
 #: Requests of one sandbox at a time, so that slow hosts of one take no thread of another's, nor of the server's own.
 MAX_REQUESTS = 8

@@ -9,14 +9,15 @@ from dataclasses import replace
 
 import msgspec
 
-from .errors import AgentboxError, NotFound, PolicyRefused
-from .models import AskInfo, GrantInfo
-from .models.service import HostVerdict
-from .policy.renewal import cap
+from jupyter_agentbox.errors import AgentboxError, NotFound, PolicyRefused
+from jupyter_agentbox.models import AskInfo, GrantInfo
+from jupyter_agentbox.models.service import HostVerdict
+from jupyter_agentbox.policy.renewal import cap
+from jupyter_agentbox.sandbox.sandbox import Sandbox
+from jupyter_agentbox.spec import Grant
+
+from .managed_sandbox import Session
 from .registry import Caller, SessionRegistry
-from .sandbox.sandbox import Sandbox
-from .session import Session
-from .spec import Grant
 
 # A method of the registry is called `list`.
 Asks = list[AskInfo]

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import msgspec
 
-from .errors import AgentboxError
-from .sandbox.sweep import sweep_directories
-from .session import Session, SessionRecord
-from .spec import Cause, End
-from .storage.audit.log import AuditLog
+from jupyter_agentbox.errors import AgentboxError
+from jupyter_agentbox.sandbox.sweep import sweep_directories
+from jupyter_agentbox.spec import Cause, End
+from jupyter_agentbox.storage.audit.log import AuditLog
+
+from .managed_sandbox import Session, SessionRecord
 
 log = logging.getLogger(__name__)
 

@@ -14,12 +14,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 
-from .errors import InvalidRequest
-from .models import Installed, InstallRequest, ProgressEvent, RefusedHost
-from .sandbox.processes import Command, Exit
-from .session import Session
-from .spec import WORKSPACE
-from .storage.files.paths import parse_path, write_path
+from jupyter_agentbox.errors import InvalidRequest
+from jupyter_agentbox.models import Installed, InstallRequest, ProgressEvent, RefusedHost
+from jupyter_agentbox.sandbox.processes import Command, Exit
+from jupyter_agentbox.spec import WORKSPACE
+from jupyter_agentbox.storage.files.paths import parse_path, write_path
+
+from .managed_sandbox import Session
 
 #: Characters kept of what the package manager prints, and of one line that is passed on.
 MAX_LOG = 16_000

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from .storage.audit.log import AuditLog
+from jupyter_agentbox.storage.audit.log import AuditLog
 
 #: What stands for the sandbox in rows that are about none.
 SERVER = "-"

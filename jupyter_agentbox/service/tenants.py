@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from .spec import Mount
+from jupyter_agentbox.spec import Mount
 
 #: Where results to be handed over are kept, inside.
 OUTPUTS = "/mnt/user-data/outputs"

@@ -21,23 +21,24 @@ from pathlib import Path
 
 import msgspec
 
-from .errors import Conflict, Damaged, InvalidRequest, NotAuthorized, NotFound, RuntimeFailed
-from .kernels.sandboxed_kernel import KernelSlot, Restoration
-from .models import ForkRequest, SandboxInfo, SandboxRequest, SnapshotInfo, SnapshotRequest
-from .policy.policy import Policy
-from .policy.renewal import cap, renew
-from .refusals import SERVER
-from .registry import Caller
+from jupyter_agentbox.errors import Conflict, Damaged, InvalidRequest, NotAuthorized, NotFound, RuntimeFailed
+from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot, Restoration
+from jupyter_agentbox.models import ForkRequest, SandboxInfo, SandboxRequest, SnapshotInfo, SnapshotRequest
+from jupyter_agentbox.policy.policy import Policy
+from jupyter_agentbox.policy.renewal import cap, renew
+from jupyter_agentbox.sandbox.link.link import LinkThread, finished
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.record import Record
+from jupyter_agentbox.sandbox.sandbox import Sandbox
+from jupyter_agentbox.service.managed_sandbox import Session, SessionRecord
+from jupyter_agentbox.service.refusals import SERVER
+from jupyter_agentbox.service.registry import Caller
+from jupyter_agentbox.service.service import Sessions
+from jupyter_agentbox.service.tenants import Tenant
+from jupyter_agentbox.spec import Grant, SandboxSpec
+from jupyter_agentbox.storage.snapshots import Kind, Snapshot, SnapshotMeta, SnapshotStore
+
 from .reseeding import reseed
-from .sandbox.link.link import LinkThread, finished
-from .sandbox.manager import SandboxManager
-from .sandbox.record import Record
-from .sandbox.sandbox import Sandbox
-from .session import Session, SessionRecord
-from .sessions import Sessions
-from .spec import Grant, SandboxSpec
-from .storage.snapshots import Kind, Snapshot, SnapshotMeta, SnapshotStore
-from .tenants import Tenant
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Who owns which sandbox, and what they may do with it."""

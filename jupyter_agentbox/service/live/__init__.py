@@ -1,0 +1,1 @@
+"""What is done to a live sandbox: snapshots, forks, parking, export."""
