@@ -23,12 +23,12 @@ from traitlets import Bool, Enum
 from . import enforcement
 from .activity import KernelActivity
 from .adoption import keep_sessions, leave_kernels, start_again, start_restored, take_back, wait_for_restarts
+from .api import ROOT, BrokenHandler, make_all
+from .api.base import RESOURCE, TokenMixin
+from .api.mcp.handler import close_endpoints
+from .api.redaction import redact_logs
+from .api.service import Service
 from .errors import AgentboxError, InvalidConfig
-from .handlers import ROOT, BrokenHandler, make_all
-from .handlers.base import RESOURCE, TokenMixin
-from .handlers.mcp import close_endpoints
-from .handlers.redaction import redact_logs
-from .handlers.service import Service
 from .kernels.runner import Runner
 from .kernels.warm.starts import WarmStarts
 from .models.service import ServerInfo

@@ -32,7 +32,7 @@ class MCPCommand(Command):
 
     def run(self) -> int:
         """Serve until standard input ends, or a signal comes."""
-        from jupyter_agentbox.mcp import MISSING, is_available
+        from jupyter_agentbox.api.mcp import MISSING, is_available
 
         if not is_available():
             raise AgentboxError(MISSING)
@@ -44,7 +44,7 @@ class MCPCommand(Command):
         return asyncio.run(self._serve())
 
     async def _forward(self, token: str) -> int:
-        from jupyter_agentbox.mcp.forward import forward
+        from jupyter_agentbox.api.mcp.forward import forward
 
         if self.url.startswith("http://") and not self.url.startswith(
             ("http://localhost", "http://127.", "http://[::1]")
@@ -54,9 +54,9 @@ class MCPCommand(Command):
         return 0
 
     async def _serve(self) -> int:
-        from jupyter_agentbox.handlers.service import Service
+        from jupyter_agentbox.api.mcp.stdio import serve
+        from jupyter_agentbox.api.service import Service
         from jupyter_agentbox.kernels.runner import Runner
-        from jupyter_agentbox.mcp.stdio import serve
         from jupyter_agentbox.policy.policy import Policy
         from jupyter_agentbox.service.service import Sessions
 

@@ -2,7 +2,7 @@
 
 What comes from inside is a page of hostile code on the Jupyter server's own address. So what passes is an allow-list
 both ways: no credential of the server's goes in, no cookie comes out, and a page runs without the server's origin.
-:mod:`~jupyter_agentbox.handlers.ports` is the HTTP side.
+``api.ports`` is the HTTP side.
 """
 
 from __future__ import annotations

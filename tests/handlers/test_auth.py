@@ -19,8 +19,8 @@ from jupyter_server.auth.authorizer import Authorizer
 from jupyter_server.auth.identity import User
 from tornado.httpclient import HTTPClientError
 
-from jupyter_agentbox.handlers import TABLE
-from jupyter_agentbox.handlers.routes import Route
+from jupyter_agentbox.api import TABLE
+from jupyter_agentbox.api.routes import Route
 
 from .conftest import Api
 

@@ -14,7 +14,7 @@ from e2e.harness import Env
 from schemathesis.checks import CHECKS as KNOWN
 from schemathesis.checks import load_all_checks
 
-from jupyter_agentbox.handlers.routes import TABLE
+from jupyter_agentbox.api.routes import TABLE
 
 from .conftest import Api
 

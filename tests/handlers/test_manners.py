@@ -14,7 +14,7 @@ import pytest
 import requests
 from e2e.harness import wait_until
 
-from jupyter_agentbox.handlers.routes import TABLE
+from jupyter_agentbox.api.routes import TABLE
 
 from .conftest import Api
 

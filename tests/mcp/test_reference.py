@@ -8,8 +8,8 @@ from pathlib import Path
 import jsonschema
 from mcp import Client
 
-from jupyter_agentbox.handlers.routes import TABLE
-from jupyter_agentbox.mcp.tools import TOOLS
+from jupyter_agentbox.api.mcp.tools import TOOLS
+from jupyter_agentbox.api.routes import TABLE
 from jupyter_agentbox.models import TOOLS as WORDS
 
 from .conftest import Endpoint

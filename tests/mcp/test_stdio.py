@@ -16,8 +16,8 @@ import requests
 from e2e.harness import BIN, Env, wait_until
 from mcp import Client, StdioServerParameters
 
+from jupyter_agentbox.api.mcp.forward import address_of
 from jupyter_agentbox.errors import InvalidRequest
-from jupyter_agentbox.mcp.forward import address_of
 
 from .conftest import Endpoint, text_of, upload_in_parts
 

@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from jupyter_agentbox.handlers import TABLE
-from jupyter_agentbox.openapi import make_document
+from jupyter_agentbox.api import TABLE
+from jupyter_agentbox.api.openapi import make_document
 
 FOLDER = Path(__file__).resolve().parents[1]
 TARGET = FOLDER / "src" / "schema.ts"

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from . import __version__
-from .models import ErrorAnswer
+from jupyter_agentbox import __version__
+from jupyter_agentbox.models import ErrorAnswer
 
 if TYPE_CHECKING:
-    from .handlers.routes import Route
+    from .routes import Route
 
 _REF = "#/components/schemas/{name}"
 _DESCRIPTION = """\

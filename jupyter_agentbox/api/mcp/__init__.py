@@ -1,9 +1,9 @@
 """MCP: the sandboxes' tools for AI agents, over the official SDK, as streamable HTTP and on standard input and output.
 
-:mod:`~jupyter_agentbox.mcp.tools` is the table of tools, each a few lines above an operation of the REST API, so that
-rights, tool lists, guard rails and the audit log are the same. :mod:`~jupyter_agentbox.mcp.server` serves them to a
-client of the SDK; :mod:`~jupyter_agentbox.mcp.endpoint` keeps the sessions of those who come over HTTP, and
-:mod:`~jupyter_agentbox.mcp.stdio` and :mod:`~jupyter_agentbox.mcp.forward` serve the one that has started this process.
+``api.mcp.tools`` is the table of tools, each a few lines above an operation of the REST API, so that
+rights, tool lists, guard rails and the audit log are the same. ``api.mcp.server`` serves them to a
+client of the SDK; ``api.mcp.endpoint`` keeps the sessions of those who come over HTTP, and
+``api.mcp.stdio`` and ``api.mcp.forward`` serve the one that has started this process.
 The SDK is optional: only modules of this package import it, and this one does not.
 """
 

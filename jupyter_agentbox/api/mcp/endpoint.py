@@ -1,6 +1,6 @@
 """MCP over HTTP: the SDK's session managers, one for each caller, so that nobody's session is there for anybody else.
 
-Plain ASGI; :mod:`jupyter_agentbox.handlers.mcp` brings the requests. All on the server's own event loop.
+Plain ASGI; ``api.mcp.handler`` brings the requests. All on the server's own event loop.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from mcp.server import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 from jupyter_agentbox.errors import LimitReached
-from jupyter_agentbox.handlers.mcp import MAX_BODY
 
+from .handler import MAX_BODY
 from .server import make_server
 from .tools import Access
 
@@ -88,7 +88,7 @@ class Endpoints:
         principal : str
             Tells callers apart: a user, or a token.
         scope, receive, send
-            ASGI's; the scope holds an :class:`~jupyter_agentbox.mcp.tools.Access` under :data:`ACCESS`.
+            ASGI's; the scope holds an :class:`~jupyter_agentbox.api.mcp.tools.Access` under :data:`ACCESS`.
 
         Raises
         ------

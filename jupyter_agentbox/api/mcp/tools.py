@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from jupyter_agentbox.api import code, commands, files, packages, sandboxes, snapshots
+from jupyter_agentbox.api.call import Call, Chunks
+from jupyter_agentbox.api.routes import READY, TABLE, Route
+from jupyter_agentbox.api.service import Service
 from jupyter_agentbox.errors import InvalidRequest, NotAuthorized, NotFound
-from jupyter_agentbox.handlers import code, commands, files, packages, sandboxes, snapshots
-from jupyter_agentbox.handlers.call import Call, Chunks
-from jupyter_agentbox.handlers.routes import READY, TABLE, Route
-from jupyter_agentbox.handlers.service import Service
 from jupyter_agentbox.models import (
     AppendRequest,
     AskRequest,

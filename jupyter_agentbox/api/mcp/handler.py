@@ -18,17 +18,17 @@ from jupyter_server.base.handlers import APIHandler
 from tornado import web
 from tornado.iostream import StreamClosedError
 
+from jupyter_agentbox.api.failures import describe
+from jupyter_agentbox.api.identity import TokenMixin, caller_of, is_allowed
+from jupyter_agentbox.api.service import Service
 from jupyter_agentbox.errors import AgentboxError, RuntimeUnavailable, TooLarge
-from jupyter_agentbox.mcp import MISSING, is_available
 from jupyter_agentbox.sandbox.tokens import VERBS
 from jupyter_agentbox.spec import format_size
 
-from .failures import describe
-from .identity import TokenMixin, caller_of, is_allowed
-from .service import Service
+from . import MISSING, is_available
 
 if TYPE_CHECKING:
-    from jupyter_agentbox.mcp.endpoint import Endpoints
+    from .endpoint import Endpoints
 
 _SETTING = "agentbox_mcp"
 #: Bytes of one request; base64 of what can be uploaded fits.
@@ -43,7 +43,7 @@ def endpoints_of(settings: dict[str, Any]) -> Endpoints:
     """Return the sessions of a server, made at first use. Raises RuntimeUnavailable."""
     if not is_available():
         raise RuntimeUnavailable(MISSING)
-    from jupyter_agentbox.mcp.endpoint import Endpoints
+    from .endpoint import Endpoints
 
     found: Endpoints = settings.get(_SETTING) or settings.setdefault(_SETTING, Endpoints())
     return found
@@ -143,8 +143,8 @@ class MCPHandler(TokenMixin, APIHandler):
     get = post = delete = allow_unauthenticated(_serve)
 
     async def _run(self) -> None:
-        from jupyter_agentbox.mcp.endpoint import ACCESS
-        from jupyter_agentbox.mcp.tools import Access
+        from .endpoint import ACCESS
+        from .tools import Access
 
         service: Service = self.settings["agentbox"]
         access = Access(

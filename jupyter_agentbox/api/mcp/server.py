@@ -17,9 +17,9 @@ from mcp import MCPError, types
 from mcp.server import Server
 
 from jupyter_agentbox import __version__
+from jupyter_agentbox.api.failures import describe, invalid
+from jupyter_agentbox.api.identity import refuse
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest
-from jupyter_agentbox.handlers.failures import describe, invalid
-from jupyter_agentbox.handlers.identity import refuse
 from jupyter_agentbox.models import ErrorAnswer
 from jupyter_agentbox.sandbox.tokens import VERBS
 

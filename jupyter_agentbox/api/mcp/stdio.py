@@ -1,13 +1,13 @@
 """MCP on standard input and output, for a client that has started this process: sandboxes of its own, that end with it.
 
-:mod:`~jupyter_agentbox.mcp.forward` is the other way, to the sandboxes of a Jupyter server.
+``api.mcp.forward`` is the other way, to the sandboxes of a Jupyter server.
 """
 
 from __future__ import annotations
 
 from mcp import stdio_server
 
-from jupyter_agentbox.handlers.service import Service
+from jupyter_agentbox.api.service import Service
 from jupyter_agentbox.sandbox.tokens import Verb
 from jupyter_agentbox.service.registry import Caller
 

@@ -37,7 +37,7 @@ class Route:
     verb, path : str
         ``get``, and a path beneath the API's root with parameters in braces.
     operation : coroutine function
-        Does it. Takes a :class:`~jupyter_agentbox.handlers.call.Call`.
+        Does it. Takes a :class:`~jupyter_agentbox.api.call.Call`.
     action : str
         What Jupyter's authorizer is asked for on the resource ``agentbox``: ``read``, ``write`` or ``execute``.
     query, body : type, optional
@@ -82,7 +82,7 @@ class Route:
 
     @property
     def right(self) -> Verb:
-        """What :func:`~jupyter_agentbox.handlers.identity.is_allowed` is asked for it."""
+        """What :func:`~jupyter_agentbox.api.identity.is_allowed` is asked for it."""
         return self.token_verb or self.action
 
     @property

@@ -26,7 +26,7 @@ class _PageHandler(TokenMixin):
         self.set_header("Content-Type", f"{content_type}; charset=UTF-8")
         self.set_header("Cache-Control", "no-cache")
         self.set_header("X-Content-Type-Options", "nosniff")
-        self.finish((files("jupyter_agentbox.handlers") / "static" / name).read_bytes())
+        self.finish((files("jupyter_agentbox.api") / "static" / name).read_bytes())
 
 
 class PageHandler(_PageHandler):

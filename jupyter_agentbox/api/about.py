@@ -22,10 +22,10 @@ from jupyter_agentbox.models import (
     ToolList,
     VerifyQuery,
 )
-from jupyter_agentbox.openapi import make_document
 from jupyter_agentbox.storage.audit.log import AuditRow
 
 from .call import Bytes, Call, blocking
+from .openapi import make_document
 from .routes import TABLE, route
 
 

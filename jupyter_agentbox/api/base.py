@@ -1,6 +1,6 @@
 """What all REST handlers share: authentication, bodies, errors, streams, and an end with the client's own.
 
-Handler classes are made from :data:`~jupyter_agentbox.handlers.routes.TABLE`, one for each path. Each verb is wrapped
+Handler classes are made from :data:`~jupyter_agentbox.api.routes.TABLE`, one for each path. Each verb is wrapped
 for its own class: Jupyter's ``authorized`` remembers the first class's resource, so wrapped verbs are never inherited.
 """
 

@@ -1,7 +1,7 @@
 """The REST API: operations, each a few lines above the objects that do the work, and the table that they stand in.
 
-:mod:`~jupyter_agentbox.handlers.routes` is the table, :mod:`~jupyter_agentbox.handlers.base` turns it into Tornado's
-handlers, :mod:`~jupyter_agentbox.handlers.failures` says what each error is in HTTP.
+``api.routes`` is the table, ``api.base`` turns it into Tornado's
+handlers, ``api.failures`` says what each error is in HTTP.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from jupyter_server.utils import url_path_join
 
 from . import about, code, commands, files, packages, sandboxes, snapshots, tokens
 from .base import BrokenHandler, UnknownHandler, make_handlers
-from .mcp import MCPHandler
+from .mcp.handler import MCPHandler
 from .page import PageHandler, ScriptHandler
 from .ports import PortHandler
 from .routes import TABLE
