@@ -12,16 +12,16 @@ from typing import Any
 
 from traitlets import Enum, TraitType
 
-from jupyter_agentbox.contents import AgentboxContentsManager
-from jupyter_agentbox.extension import AgentboxExtension
-from jupyter_agentbox.kernelspecs import AgentboxKernelSpecManager
+from jupyter_agentbox.jupyter.contents import AgentboxContentsManager
+from jupyter_agentbox.jupyter.extension import AgentboxExtension
+from jupyter_agentbox.jupyter.kernelspecs import AgentboxKernelSpecManager
+from jupyter_agentbox.jupyter.terminals import AgentboxTerminalManager
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.policy.profiles import PROFILE_KEYS, REQUEST_KEYS
 from jupyter_agentbox.policy.traits import ByteSize
 from jupyter_agentbox.runtimes.docker.runtime import DockerRuntime
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 from jupyter_agentbox.spec import format_size
-from jupyter_agentbox.terminals import AgentboxTerminalManager
 
 PAGE = Path(__file__).with_name("configuration.md")
 

@@ -19,7 +19,7 @@ def _jupyter_server_extension_points() -> list[dict[str, object]]:
     SystemExit
         The extension cannot be imported, and sandboxed kernels are enforced: the server would go on without either.
     """
-    module = "jupyter_agentbox.extension"
+    module = "jupyter_agentbox.jupyter.extension"
     try:
         return [{"module": module, "app": import_module(module).AgentboxExtension}]
     except Exception as error:

@@ -30,8 +30,8 @@ from traitlets.config import Configurable
 
 from .egress import presets, rules
 from .errors import AgentboxError, RuntimeUnavailable
+from .jupyter.kernelspecs import find_shadowed, is_sandboxed
 from .kernels.warm.templates import Templates
-from .kernelspecs import find_shadowed, is_sandboxed
 from .models.service import ServerInfo
 from .policy.configfiles import find_enforcing_files
 from .policy.policy import Policy

@@ -273,9 +273,9 @@ def test_a_server_that_cannot_serve_says_why_and_prints_no_address(env: Env) -> 
     (env.work / "taken").write_text("")
     for text, words in (
         ("c.Policy.runtime = 'none-such'", "Policy.runtime"),
-        ("import jupyter_agentbox.extension as it\nit.make_all = lambda base: 1 / 0", "division by zero"),
+        ("import jupyter_agentbox.jupyter.extension as it\nit.make_all = lambda base: 1 / 0", "division by zero"),
         (
-            "import jupyter_agentbox.extension as it\nit.AgentboxExtension.initialize_handlers = lambda self: None",
+            "import jupyter_agentbox.jupyter.extension as it\nit.AgentboxExtension.initialize_handlers = lambda self: None",
             "does not answer its own server",
         ),
     ):

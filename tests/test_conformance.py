@@ -9,7 +9,7 @@ from pathlib import Path
 import conformance
 import pytest
 
-from jupyter_agentbox.kernelspecs import install_own
+from jupyter_agentbox.jupyter.kernelspecs import install_own
 
 # The first completion parses the standard library's stubs, as nothing is cached in a fresh home yet.
 pytestmark = pytest.mark.timeout(300)

@@ -39,8 +39,8 @@ from tornado.httpclient import HTTPClientError
 from tornado.web import HTTPError
 from traitlets.config import Config
 
-from jupyter_agentbox import contents
-from jupyter_agentbox.contents import AgentboxContentsManager, guard_state
+from jupyter_agentbox.jupyter import contents
+from jupyter_agentbox.jupyter.contents import AgentboxContentsManager, guard_state
 from jupyter_agentbox.storage.files import guarded
 
 NOTEBOOK = {
@@ -68,7 +68,7 @@ def trash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def jp_server_config(trash: Path) -> dict[str, Any]:
-    return {"ServerApp": {"contents_manager_class": "jupyter_agentbox.contents.AgentboxContentsManager"}}
+    return {"ServerApp": {"contents_manager_class": "jupyter_agentbox.jupyter.contents.AgentboxContentsManager"}}
 
 
 @pytest.fixture
@@ -833,7 +833,7 @@ async def test_the_guard_says_whether_it_is_in_place(manager: AgentboxContentsMa
     said = guard_state(AsyncLargeFileManager(root_dir=str(tmp_path)))
     assert said is not None
     assert "largefilemanager.AsyncLargeFileManager" in said
-    assert "must be jupyter_agentbox.contents.AgentboxContentsManager" in said
+    assert "must be jupyter_agentbox.jupyter.contents.AgentboxContentsManager" in said
 
     class Derived(AgentboxContentsManager):
         async def save(self, model: Any, path: str = "") -> Any:

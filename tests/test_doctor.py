@@ -14,7 +14,7 @@ from traitlets.config import Config, Configurable
 from jupyter_agentbox import doctor
 from jupyter_agentbox.cli.machine import DoctorCommand
 from jupyter_agentbox.errors import RuntimeUnavailable
-from jupyter_agentbox.kernelspecs import OWN_SPEC
+from jupyter_agentbox.jupyter.kernelspecs import OWN_SPEC
 from jupyter_agentbox.policy import configfiles
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.runtimes import Check, namespaces

@@ -19,8 +19,8 @@ import pytest
 from boxes import boxed, run
 from jupyter_server.services.sessions.sessionmanager import SessionManager
 
-from jupyter_agentbox.adoption import keep_sessions
 from jupyter_agentbox.errors import AgentboxError
+from jupyter_agentbox.jupyter.adoption import keep_sessions
 from jupyter_agentbox.linux import kill_processes, read_start_time
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.runtimes import Handle, Usage

@@ -13,10 +13,16 @@ from jupyter_client.manager import KernelManager
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from traitlets.config import Config
 
-from jupyter_agentbox import kernelspecs
 from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, NotFound
-from jupyter_agentbox.kernelspecs import OWN_SPEC, AgentboxKernelSpecManager, find_shadowed, install_own, install_twin
-from jupyter_agentbox.provisioner import AgentboxProvisioner
+from jupyter_agentbox.jupyter import kernelspecs
+from jupyter_agentbox.jupyter.kernelspecs import (
+    OWN_SPEC,
+    AgentboxKernelSpecManager,
+    find_shadowed,
+    install_own,
+    install_twin,
+)
+from jupyter_agentbox.jupyter.provisioner import AgentboxProvisioner
 
 
 @pytest.fixture(autouse=True)

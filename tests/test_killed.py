@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from traitlets.config import Config
 
-from jupyter_agentbox.adoption import _end_twins
 from jupyter_agentbox.errors import NotFound, RuntimeFailed
+from jupyter_agentbox.jupyter.adoption import _end_twins
 from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot
 from jupyter_agentbox.kernels.warm.starts import context_argv
 from jupyter_agentbox.models import SandboxRequest, SnapshotRequest

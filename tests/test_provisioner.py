@@ -29,8 +29,8 @@ from jupyter_client.manager import AsyncKernelManager
 from traitlets.config import Config
 
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, PolicyRefused, RuntimeFailed
-from jupyter_agentbox.kernelspecs import OWN_SPEC
-from jupyter_agentbox.provisioner import AgentboxProvisioner, resolve_program
+from jupyter_agentbox.jupyter.kernelspecs import OWN_SPEC
+from jupyter_agentbox.jupyter.provisioner import AgentboxProvisioner, resolve_program
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 from jupyter_agentbox.sandbox.link.link import LinkThread
 from jupyter_agentbox.spec import OWN_HOSTS, Grant

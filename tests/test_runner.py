@@ -22,9 +22,9 @@ from jupyter_client.manager import AsyncKernelManager
 from traitlets.config import Config
 
 from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound, SandboxEnded, TooLarge
+from jupyter_agentbox.jupyter.kernelspecs import OWN_SPEC
 from jupyter_agentbox.kernels.runner import Runner
 from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot
-from jupyter_agentbox.kernelspecs import OWN_SPEC
 from jupyter_agentbox.models.outputs import ClearEvent, CodeResult, DoneEvent, OutputLimits, ResultEvent, StreamEvent
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime

@@ -14,7 +14,7 @@ from e2e.harness import CANARY, Env, Server, wait_until
 from jupyter_server.serverapp import ServerApp
 from tornado.httpclient import HTTPClientError
 
-ENFORCED = "--ServerApp.kernel_spec_manager_class=jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager"
+ENFORCED = "--ServerApp.kernel_spec_manager_class=jupyter_agentbox.jupyter.kernelspecs.AgentboxKernelSpecManager"
 EXTENSIONS = "--ServerApp.jpserver_extensions={'jupyter_agentbox': True, 'jupyter_server_terminals': True}"
 #: A server extension that has terminals made before ours is asked.
 EARLY = """
@@ -160,7 +160,7 @@ def early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         {
             "ServerApp": {
                 "jpserver_extensions": {"aaa_early": True, **BOTH},
-                "kernel_spec_manager_class": "jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager",
+                "kernel_spec_manager_class": "jupyter_agentbox.jupyter.kernelspecs.AgentboxKernelSpecManager",
             }
         }
     ],

@@ -41,7 +41,7 @@ class _ImageCommand(Command):
 
     def offer(self, image: Image) -> None:
         """Install kernelspecs for the image's kernels, and say so."""
-        from jupyter_agentbox import kernelspecs
+        from jupyter_agentbox.jupyter import kernelspecs
 
         for entry in image.kernels:
             taken_by = kernelspecs.find_image_of(f"agentbox-{entry.name}")

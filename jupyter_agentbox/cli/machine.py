@@ -74,8 +74,8 @@ class SetupCommand(Command):
 
     def run(self) -> int:
         """Set the machine up."""
-        from jupyter_agentbox import kernelspecs
         from jupyter_agentbox.install import RELEASES, Setup
+        from jupyter_agentbox.jupyter import kernelspecs
         from jupyter_agentbox.policy.policy import Policy
 
         from .warm import set_up_template
@@ -162,7 +162,7 @@ class KernelspecCommand(Command):
 
     def run(self) -> int:
         """Make the twin."""
-        from jupyter_agentbox import kernelspecs
+        from jupyter_agentbox.jupyter import kernelspecs
         from jupyter_agentbox.policy.policy import Policy
 
         policy = Policy(parent=self)
@@ -179,7 +179,7 @@ class KernelspecCommand(Command):
         return 0
 
     def _run_for_image(self, state: Path) -> int:
-        from jupyter_agentbox import kernelspecs
+        from jupyter_agentbox.jupyter import kernelspecs
         from jupyter_agentbox.storage.images import ImageStore
 
         image = ImageStore(state).get(self.image)

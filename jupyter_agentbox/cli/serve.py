@@ -24,7 +24,7 @@ from traitlets import Bool, Int, Unicode
 from traitlets.config import Config
 
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest
-from jupyter_agentbox.kernelspecs import AgentboxKernelSpecManager
+from jupyter_agentbox.jupyter.kernelspecs import AgentboxKernelSpecManager
 from jupyter_agentbox.policy.policy import Policy
 
 from .base import ALIASES, FLAGS, Command, printable
@@ -186,8 +186,8 @@ class ServeCommand(Command):
                     "extra_services": [],
                     "jpserver_extensions": {EXTENSION: True},
                     "reraise_server_extension_failures": True,
-                    "kernel_spec_manager_class": "jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager",
-                    "contents_manager_class": "jupyter_agentbox.contents.AgentboxContentsManager",
+                    "kernel_spec_manager_class": "jupyter_agentbox.jupyter.kernelspecs.AgentboxKernelSpecManager",
+                    "contents_manager_class": "jupyter_agentbox.jupyter.contents.AgentboxContentsManager",
                     "identity_provider_class": "jupyter_server.auth.identity.PasswordIdentityProvider",
                 },
                 "AgentboxKernelSpecManager": {"unsandboxed_kernelspecs": set()},

@@ -1,7 +1,7 @@
 """``jupyter agentbox shell``: an interactive shell in a sandbox of its own, on the terminal that it is called from.
 
 The process owns the sandbox, which ends with it; if it is killed, the guest's short lease and the sweeper end it.
-:mod:`~jupyter_agentbox.terminals` has Jupyter's own terminals run this command.
+``jupyter.terminals`` has Jupyter's own terminals run this command.
 """
 
 from __future__ import annotations

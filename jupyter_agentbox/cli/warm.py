@@ -87,9 +87,9 @@ def make_template(policy: Policy, templates: Templates, profile: str, kernel: st
     """Make one, and return its size in bytes; None where there is one that fits. Raises AgentboxError."""
     from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
+    from jupyter_agentbox.jupyter.kernelspecs import real_argv
+    from jupyter_agentbox.jupyter.provisioner import resolve_program
     from jupyter_agentbox.kernels.warm.template_key import make_key
-    from jupyter_agentbox.kernelspecs import real_argv
-    from jupyter_agentbox.provisioner import resolve_program
     from jupyter_agentbox.sandbox.link.thread import LinkThread
 
     try:

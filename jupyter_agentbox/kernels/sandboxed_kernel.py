@@ -1,6 +1,6 @@
 """One kernel id: the front that clients know, and behind it one sandbox after another.
 
-:mod:`~jupyter_agentbox.provisioner` drives it by Jupyter's calls. A restart gives a new sandbox, so variables,
+``jupyter.provisioner`` drives it by Jupyter's calls. A restart gives a new sandbox, so variables,
 ``/tmp`` and stray processes are gone; addresses stay, and so does a private workspace.
 
 Coroutines run on the link's thread; :attr:`KernelSlot.end` may be read from anywhere.

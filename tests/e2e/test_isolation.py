@@ -22,7 +22,7 @@ def server(make_env: Callable[..., Env]) -> Iterator[Server]:
     """A JupyterLab whose own environment names a proxy and no exception from it."""
     env = make_env()
     enforced = (
-        "--ServerApp.kernel_spec_manager_class=jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager",
+        "--ServerApp.kernel_spec_manager_class=jupyter_agentbox.jupyter.kernelspecs.AgentboxKernelSpecManager",
         "--MultiKernelManager.default_kernel_name=agentbox",
     )
     with env.server("lab", "--debug", *enforced, env={**PROXIES, "NO_PROXY": "", "no_proxy": ""}) as server:

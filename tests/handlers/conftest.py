@@ -102,7 +102,7 @@ def server(has_runsc: None, tmp_path_factory: pytest.TempPathFactory, exchange: 
         arguments = (
             "--ServerApp.jpserver_extensions={'jupyter_agentbox': True}",
             "--ServerApp.max_body_size=8388608",  # which is no bound of uploads: tests send more
-            "--ServerApp.kernel_spec_manager_class=jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager",
+            "--ServerApp.kernel_spec_manager_class=jupyter_agentbox.jupyter.kernelspecs.AgentboxKernelSpecManager",
         )
         with env.server("server", *arguments) as running:
             yield running

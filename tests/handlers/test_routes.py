@@ -14,13 +14,13 @@ import pytest
 from jupyter_server.auth.authorizer import Authorizer
 from tornado.httpclient import HTTPClientError
 
-from jupyter_agentbox.activity import KernelActivity
 from jupyter_agentbox.api import TABLE
 from jupyter_agentbox.api.base import AgentboxHandler
 from jupyter_agentbox.api.failures import describe, invalid
 from jupyter_agentbox.api.openapi import make_document
 from jupyter_agentbox.api.routes import Route
 from jupyter_agentbox.errors import AgentboxError, InvalidConfig, SandboxEnded
+from jupyter_agentbox.jupyter.activity import KernelActivity
 from jupyter_agentbox.models import TOOLS, SandboxRequest
 from jupyter_agentbox.service.managed_sandbox import Session
 from jupyter_agentbox.service.registry import NotebookSession

@@ -10,7 +10,7 @@ from pathlib import Path
 import conformance
 import pytest
 
-from jupyter_agentbox.kernelspecs import install_for_image
+from jupyter_agentbox.jupyter.kernelspecs import install_for_image
 
 from .conftest import Built
 

@@ -76,7 +76,7 @@ def lab(make_lab: Callable[..., Env], browser: Browser) -> Iterator[Lab]:
     for name in ("work/book", "work/other", "outside"):
         (env.base / name).mkdir()
     (env.base / "outside" / "secret.txt").write_text(CANARY)
-    enforced = "--ServerApp.kernel_spec_manager_class=jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager"
+    enforced = "--ServerApp.kernel_spec_manager_class=jupyter_agentbox.jupyter.kernelspecs.AgentboxKernelSpecManager"
     with env.server("lab", enforced) as server:
         lab = Lab(browser, server)
         yield lab

@@ -93,7 +93,7 @@ def mcp_server(has_runsc: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
     try:
         arguments = (
             "--ServerApp.jpserver_extensions={'jupyter_agentbox': True}",
-            "--ServerApp.kernel_spec_manager_class=jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager",
+            "--ServerApp.kernel_spec_manager_class=jupyter_agentbox.jupyter.kernelspecs.AgentboxKernelSpecManager",
         )
         with env.server("server", *arguments) as running:
             yield running

@@ -12,7 +12,7 @@ from e2e.harness import CANARY, wait_until
 from promises.started import Installation, Started
 
 _MARK = "agentbox-command"
-MANAGER = "jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager"
+MANAGER = "jupyter_agentbox.jupyter.kernelspecs.AgentboxKernelSpecManager"
 #: A kernelspec manager of the kind that lists conda environments, and throws metadata away.
 DROPS = """
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
@@ -139,7 +139,9 @@ def test_an_extension_that_cannot_be_imported_keeps_the_server_down(
     make_installation: Callable[..., Installation],
 ) -> None:
     installation = make_installation("--enforce", "--no-template")
-    installation.run("python", "-c", "import jupyter_agentbox.enforcement as e; open(e.__file__, 'w').write('1/0')")
+    installation.run(
+        "python", "-c", "import jupyter_agentbox.jupyter.enforcement as e; open(e.__file__, 'w').write('1/0')"
+    )
     assert "its extension cannot be imported (ZeroDivisionError" in installation.start_refused("server")
 
 

@@ -20,26 +20,27 @@ from tornado import web
 from tornado.ioloop import IOLoop
 from traitlets import Bool, Enum
 
+from jupyter_agentbox.api import ROOT, BrokenHandler, make_all
+from jupyter_agentbox.api.base import RESOURCE, TokenMixin
+from jupyter_agentbox.api.mcp.handler import close_endpoints
+from jupyter_agentbox.api.redaction import redact_logs
+from jupyter_agentbox.api.service import Service
+from jupyter_agentbox.errors import AgentboxError, InvalidConfig
+from jupyter_agentbox.kernels.runner import Runner
+from jupyter_agentbox.kernels.warm.starts import WarmStarts
+from jupyter_agentbox.models.service import ServerInfo
+from jupyter_agentbox.policy.policy import Policy
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.record import Lock
+from jupyter_agentbox.service import startup_cleanup as leftovers
+from jupyter_agentbox.service.live.magics import Magics
+from jupyter_agentbox.service.live.parking import Parker
+from jupyter_agentbox.service.service import Sessions
+
 from . import enforcement
 from .activity import KernelActivity
 from .adoption import keep_sessions, leave_kernels, start_again, start_restored, take_back, wait_for_restarts
-from .api import ROOT, BrokenHandler, make_all
-from .api.base import RESOURCE, TokenMixin
-from .api.mcp.handler import close_endpoints
-from .api.redaction import redact_logs
-from .api.service import Service
-from .errors import AgentboxError, InvalidConfig
-from .kernels.runner import Runner
-from .kernels.warm.starts import WarmStarts
-from .models.service import ServerInfo
 from .observe import Observer
-from .policy.policy import Policy
-from .sandbox.manager import SandboxManager
-from .sandbox.record import Lock
-from .service import startup_cleanup as leftovers
-from .service.live.magics import Magics
-from .service.live.parking import Parker
-from .service.service import Sessions
 from .terminals import guard
 
 #: Seconds that the end of a server waits for its sandboxes to be gone; the sweeper takes what is left.

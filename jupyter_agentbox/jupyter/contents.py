@@ -30,11 +30,11 @@ from jupyter_server.services.contents.largefilemanager import AsyncLargeFileMana
 from tornado.web import HTTPError
 from traitlets import List, Unicode, default
 
-from .errors import AgentboxError, NotFound, PolicyRefused, TooLarge
-from .policy.folders import private_directories, program_directories
-from .policy.policy import Policy
-from .storage.files.guarded import GuardedPaths
-from .storage.files.paths import make_matcher
+from jupyter_agentbox.errors import AgentboxError, NotFound, PolicyRefused, TooLarge
+from jupyter_agentbox.policy.folders import private_directories, program_directories
+from jupyter_agentbox.policy.policy import Policy
+from jupyter_agentbox.storage.files.guarded import GuardedPaths
+from jupyter_agentbox.storage.files.paths import make_matcher
 
 #: Bytes of a file that is downloaded, at a time.
 PART = 1024 * 1024
@@ -327,7 +327,7 @@ def guard_state(manager: object) -> str | None:
     str or None
         What is wrong and how it must be, or None if the guard is in place.
     """
-    kind, guard = type(manager), "jupyter_agentbox.contents.AgentboxContentsManager"
+    kind, guard = type(manager), "jupyter_agentbox.jupyter.contents.AgentboxContentsManager"
     name = f"{kind.__module__}.{kind.__qualname__}"
     if not isinstance(manager, AgentboxContentsManager):
         return (

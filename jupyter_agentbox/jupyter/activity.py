@@ -11,10 +11,11 @@ import weakref
 from datetime import datetime, timezone
 from typing import Any
 
+from jupyter_agentbox.kernels.front.reconnect import is_missed
+from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot
+from jupyter_agentbox.service.managed_sandbox import Session
+
 from .adoption import listen
-from .kernels.front.reconnect import is_missed
-from .kernels.sandboxed_kernel import KernelSlot
-from .service.managed_sandbox import Session
 
 log = logging.getLogger(__name__)
 

@@ -17,16 +17,17 @@ from jupyter_server.serverapp import ServerApp
 from jupyter_server.services.contents.filemanager import FileContentsManager
 from traitlets.config import Config
 
+from jupyter_agentbox.models.service import ServerInfo
+from jupyter_agentbox.policy import configfiles
+
 from .contents import AgentboxContentsManager, guard_state
 from .kernelspecs import OWN_NAME, PROVISIONER_NAME, AgentboxKernelSpecManager, is_sandboxed
-from .models.service import ServerInfo
-from .policy import configfiles
 from .terminals import AgentboxTerminalManager, is_closed
 
 SETTING = "AgentboxExtension.enforce"
 #: Classes of a server whose settings ``jupyter_agentbox_config`` may hold, beside those that Policy reads by itself.
 _SECTIONS = ("AgentboxExtension", "AgentboxKernelSpecManager", "AgentboxTerminalManager", "AgentboxContentsManager")
-_PROVISIONER = "jupyter_agentbox.provisioner:AgentboxProvisioner"
+_PROVISIONER = "jupyter_agentbox.jupyter.provisioner:AgentboxProvisioner"
 
 
 def read_settings(server: ServerApp) -> Config:

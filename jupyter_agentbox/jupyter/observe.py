@@ -14,8 +14,8 @@ from typing import Any
 from prometheus_client import Counter, Gauge, Histogram
 from tornado.ioloop import IOLoop
 
-from .service.service import Sessions
-from .storage.audit.log import AuditLog
+from jupyter_agentbox.service.service import Sessions
+from jupyter_agentbox.storage.audit.log import AuditLog
 
 STARTS = Histogram(
     "agentbox_start_seconds", "Time that sandboxes took to start", ["kind"], buckets=(0.1, 0.25, 0.5, 1, 2, 5, 10, 30)

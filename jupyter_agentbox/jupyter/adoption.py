@@ -27,14 +27,14 @@ from jupyter_client.kernelspec import NoSuchKernel
 from jupyter_core.utils import ensure_async
 from jupyter_server.serverapp import ServerApp
 
-from .errors import AgentboxError, Conflict
-from .kernels.front.reconnect import Kept
-from .kernels.sandboxed_kernel import KernelSlot, Restoration
-from .policy.policy import Policy
-from .sandbox.link.link import LinkThread
-from .sandbox.manager import SandboxManager
-from .sandbox.record import Lock
-from .service.live.parking import Parker
+from jupyter_agentbox.errors import AgentboxError, Conflict
+from jupyter_agentbox.kernels.front.reconnect import Kept
+from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot, Restoration
+from jupyter_agentbox.policy.policy import Policy
+from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.record import Lock
+from jupyter_agentbox.service.live.parking import Parker
 
 #: Seconds that a server's start waits for the kernels it takes back, and a shutdown for a restart.
 TIMEOUT = 60.0

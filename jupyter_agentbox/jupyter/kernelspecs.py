@@ -2,7 +2,7 @@
 
 Installing the package hides nothing: it adds one kernel to those that are there. To have no kernel run outside
 of a sandbox by accident, have servers use :class:`AgentboxKernelSpecManager` alone (:func:`enforce`).
-:mod:`~jupyter_agentbox.provisioner` is what a spec of ours names.
+``jupyter.provisioner`` is what a spec of ours names.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from tornado.web import HTTPError
 from traitlets import Set, Unicode
 
-from .errors import InvalidConfig, InvalidRequest, NotFound, PolicyRefused
-from .policy.configfiles import CONFIG_NAME
-from .storage.images import KernelEntry
+from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, NotFound, PolicyRefused
+from jupyter_agentbox.policy.configfiles import CONFIG_NAME
+from jupyter_agentbox.storage.images import KernelEntry
 
 PROVISIONER_NAME = "agentbox-provisioner"
 OWN_NAME = "agentbox"
@@ -39,7 +39,7 @@ _REFUSAL = (
     "-c",
     "raise SystemExit('jupyter_agentbox: kernel not started: the program or kernelspec manager that starts it ignores "
     "the kernel_provisioner in its kernel.json, so it would run on the host and not in a sandbox. Use one that keeps "
-    "it (jupyter_client 7 or later, jupyter_agentbox.kernelspecs.AgentboxKernelSpecManager)')",
+    "it (jupyter_client 7 or later, jupyter_agentbox.jupyter.kernelspecs.AgentboxKernelSpecManager)')",
     _MARK,
 )
 

@@ -21,10 +21,11 @@ from jupyter_server_terminals.terminalmanager import TerminalManager
 from tornado import web
 from traitlets import Unicode
 
-from .errors import AgentboxError, InvalidRequest, PolicyRefused
+from jupyter_agentbox.errors import AgentboxError, InvalidRequest, PolicyRefused
+from jupyter_agentbox.policy.policy import Policy
+from jupyter_agentbox.sandbox.manager import load_runtime
+
 from .kernelspecs import AgentboxKernelSpecManager
-from .policy.policy import Policy
-from .sandbox.manager import load_runtime
 
 #: What a request for a terminal may hold. Its other fields would name a program of the host, or its environment.
 _FIELDS = frozenset({"name", "cwd"})
@@ -32,7 +33,7 @@ _OFF = "terminals are turned off on this server (setting: AgentboxExtension.term
 _LATE = (
     "terminals are turned off: this server makes sandboxed kernels only, and its terminals were made by another "
     "manager before they could be sandboxed. Set TerminalsExtensionApp.terminal_manager_class to "
-    "'jupyter_agentbox.terminals.AgentboxTerminalManager'"
+    "'jupyter_agentbox.jupyter.terminals.AgentboxTerminalManager'"
 )
 
 

@@ -29,17 +29,18 @@ from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 
-from .errors import AgentboxError, InvalidRequest, PolicyRefused
-from .kernels.sandboxed_kernel import KernelSlot
-from .kernels.warm.starts import WarmStarts
+from jupyter_agentbox.errors import AgentboxError, InvalidRequest, PolicyRefused
+from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot
+from jupyter_agentbox.kernels.warm.starts import WarmStarts
+from jupyter_agentbox.policy.policy import Policy
+from jupyter_agentbox.policy.renewal import keep_hosts, renew
+from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.record import Record
+from jupyter_agentbox.service.live.magics import install as install_magics
+from jupyter_agentbox.spec import WORKSPACE, Cause, End, SandboxSpec
+
 from .kernelspecs import check_folder, real_argv
-from .policy.policy import Policy
-from .policy.renewal import keep_hosts, renew
-from .sandbox.link.link import LinkThread
-from .sandbox.manager import SandboxManager
-from .sandbox.record import Record
-from .service.live.magics import install as install_magics
-from .spec import WORKSPACE, Cause, End, SandboxSpec
 
 #: Seconds between two looks of :meth:`AgentboxProvisioner.wait`.
 WAIT_INTERVAL = 0.02
