@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from traitlets.config import Config, Configurable
 
-from jupyter_agentbox import doctor
+from jupyter_agentbox.cli import doctor
 from jupyter_agentbox.cli.machine import DoctorCommand
 from jupyter_agentbox.errors import RuntimeUnavailable
 from jupyter_agentbox.jupyter.kernelspecs import OWN_SPEC

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from jupyter_agentbox import install
+from jupyter_agentbox.cli import install
+from jupyter_agentbox.cli.install import Setup, derive_source, find_runsc, runsc_date
 from jupyter_agentbox.errors import RuntimeUnavailable
-from jupyter_agentbox.install import Setup, derive_source, find_runsc, runsc_date
 
 GOOD, OLD = "20990101", "20200101"
 

@@ -74,10 +74,10 @@ class SetupCommand(Command):
 
     def run(self) -> int:
         """Set the machine up."""
-        from jupyter_agentbox.install import RELEASES, Setup
         from jupyter_agentbox.jupyter import kernelspecs
         from jupyter_agentbox.policy.policy import Policy
 
+        from .install import RELEASES, Setup
         from .warm import set_up_template
 
         policy = Policy(parent=self)
@@ -127,7 +127,7 @@ class DoctorCommand(Command):
         """Examine and print."""
         from dataclasses import asdict
 
-        from jupyter_agentbox.doctor import examine
+        from .doctor import examine
 
         found = examine(self, runtimes=("docker",) if self.has_docker else ())
         if self.is_json:

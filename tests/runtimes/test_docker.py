@@ -24,7 +24,7 @@ from e2e import notebooks
 from e2e.harness import Env, KernelClient, Server, wait_until
 from traitlets.config import Config
 
-from jupyter_agentbox.doctor import find_runtimes
+from jupyter_agentbox.cli.doctor import find_runtimes
 from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, RuntimeFailed, RuntimeUnavailable
 from jupyter_agentbox.linux import is_running
 from jupyter_agentbox.policy.policy import Policy

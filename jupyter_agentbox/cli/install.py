@@ -19,8 +19,8 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .errors import RuntimeUnavailable
-from .runtimes.runsc.runtime import MIN_VERSION
+from jupyter_agentbox.errors import RuntimeUnavailable
+from jupyter_agentbox.runtimes.runsc.runtime import MIN_VERSION
 
 RELEASES = "https://storage.googleapis.com/gvisor/releases/release/latest"
 #: Debian release whose runsc is new enough, for machines of an older one.
@@ -207,7 +207,7 @@ class Setup:
 
     def register_in_docker(self, settings: str = "", host: str = "", *, may_reload: bool = False) -> None:
         """Add gVisor to the runtimes of Docker's engine, whose settings are there. Raises as :func:`.register`."""
-        from .runtimes.docker.setup import DAEMON_FILE, register
+        from jupyter_agentbox.runtimes.docker.setup import DAEMON_FILE, register
 
         found = find_runsc(self.configured, self.state_dir)
         if found is not None:  # or else it was only said how to get it

@@ -28,18 +28,18 @@ from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_server.serverapp import list_running_servers
 from traitlets.config import Configurable
 
-from .egress import presets, rules
-from .errors import AgentboxError, RuntimeUnavailable
-from .jupyter.kernelspecs import find_shadowed, is_sandboxed
-from .kernels.warm.templates import Templates
-from .models.service import ServerInfo
-from .policy.configfiles import find_enforcing_files
-from .policy.policy import Policy
-from .policy.profiles import expand
-from .runtimes import Check
-from .runtimes.namespaces import find_spare_ids
-from .sandbox.manager import SandboxManager, load_runtime
-from .spec import SandboxSpec
+from jupyter_agentbox.egress import presets, rules
+from jupyter_agentbox.errors import AgentboxError, RuntimeUnavailable
+from jupyter_agentbox.jupyter.kernelspecs import find_shadowed, is_sandboxed
+from jupyter_agentbox.kernels.warm.templates import Templates
+from jupyter_agentbox.models.service import ServerInfo
+from jupyter_agentbox.policy.configfiles import find_enforcing_files
+from jupyter_agentbox.policy.policy import Policy
+from jupyter_agentbox.policy.profiles import expand
+from jupyter_agentbox.runtimes import Check
+from jupyter_agentbox.runtimes.namespaces import find_spare_ids
+from jupyter_agentbox.sandbox.manager import SandboxManager, load_runtime
+from jupyter_agentbox.spec import SandboxSpec
 
 #: Seconds that a server which is started to be asked has to listen, to answer, and to end.
 START_TIMEOUT, ANSWER_TIMEOUT, STOP_TIMEOUT = 30.0, 10.0, 5.0
