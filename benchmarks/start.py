@@ -20,7 +20,7 @@ from typing import Any
 
 from jupyter_client.manager import KernelManager
 
-from jupyter_agentbox.kernels.warm import starts as warm
+from jupyter_agentbox.kernels.warm import starts
 from jupyter_agentbox.kernels.warm.starts import WarmStarts
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.runtimes.runsc import import_cache
@@ -116,7 +116,7 @@ def run(start: Start) -> float:
 
 def prepare(start: Start) -> None:
     """Fill the page cache, and make what the start goes on from; not counted."""
-    warm.MAKING_DELAY = 0.0
+    starts.MAKING_DELAY = 0.0
     WarmStarts.is_keeping = start.kernel == "agentbox"
     run(start)
     if WarmStarts.is_keeping:

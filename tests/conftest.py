@@ -13,14 +13,15 @@ import pytest
 
 # Before anything imports them: failed assertions of the shared suite tell their values.
 pytest.register_assert_rewrite(
-    "jupyter_agentbox.testing.contract",
-    "jupyter_agentbox.testing.escapes",
-    "jupyter_agentbox.testing.box",
-    "jupyter_agentbox.testing.sandboxes",
-    "jupyter_agentbox.testing.serving",
+    "contract.runtime",
+    "contract.escapes",
+    "contract.box",
+    "contract.sandboxes",
+    "contract.serving",
 )
 
-from e2e.harness import Env  # noqa: E402
+from support.harness import Env  # noqa: E402
+from support.images import RECIPE, Built, build, build_once  # noqa: E402
 
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime  # noqa: E402
 from jupyter_agentbox.sandbox.manager import SandboxManager  # noqa: E402
@@ -77,3 +78,9 @@ def agentbox_env(has_runsc: None, tmp_path: Path) -> Iterator[Env]:
         env.assert_clean()
     finally:
         env.close()
+
+
+@pytest.fixture(scope="session")
+def built(has_runsc: None) -> Built:
+    """The image of all languages, built once on each machine for each recipe and way of building."""
+    return build_once(RECIPE, build)

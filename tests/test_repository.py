@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import ROOT
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "jupyter_agentbox"
 TEXTS = {".py", ".md", ".toml", ".json", ".ts", ".tsx", ".txt", ".sh", ".html"}
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -30,6 +30,7 @@ from jupyter_server.services.contents.largefilemanager import AsyncLargeFileMana
 from tornado.web import HTTPError
 from traitlets import List, Unicode, default
 
+from jupyter_agentbox import __all__ as PUBLIC
 from jupyter_agentbox.errors import AgentboxError, NotFound, PolicyRefused, TooLarge
 from jupyter_agentbox.policy.folders import private_directories, program_directories
 from jupyter_agentbox.policy.policy import Policy
@@ -314,6 +315,13 @@ _GUARDED = (
 )
 
 
+def name_class(thing: object) -> str:
+    """Return the name by which settings know the class of an object, or the class that is given."""
+    kind: Any = thing if isinstance(thing, type) else type(thing)
+    is_public = kind.__module__.startswith("jupyter_agentbox.") and kind.__qualname__ in PUBLIC
+    return f"{'jupyter_agentbox' if is_public else kind.__module__}.{kind.__qualname__}"
+
+
 def guard_state(manager: object) -> str | None:
     """Return why a server's contents manager may follow links out of their folders.
 
@@ -327,8 +335,8 @@ def guard_state(manager: object) -> str | None:
     str or None
         What is wrong and how it must be, or None if the guard is in place.
     """
-    kind, guard = type(manager), "jupyter_agentbox.jupyter.contents.AgentboxContentsManager"
-    name = f"{kind.__module__}.{kind.__qualname__}"
+    kind, guard = type(manager), "jupyter_agentbox.AgentboxContentsManager"
+    name = name_class(manager)
     if not isinstance(manager, AgentboxContentsManager):
         return (
             f"the file browser, {name}, follows links that code in a sandbox makes to wherever they lead, and must be"
@@ -342,9 +350,8 @@ def guard_state(manager: object) -> str | None:
         )
     kept: object = manager.checkpoints
     if isinstance(kept, FileCheckpoints) and not isinstance(kept, GuardedCheckpoints):
-        kind = type(kept)
         return (
-            f"checkpoints, which {kind.__module__}.{kind.__qualname__} makes, may follow links that code in a sandbox"
+            f"checkpoints, which {name_class(kept)} makes, may follow links that code in a sandbox"
             " makes; configure checkpoints_class, not checkpoints"
         )
     return None

@@ -20,7 +20,7 @@ from traitlets.config import Config
 from jupyter_agentbox.models.service import ServerInfo
 from jupyter_agentbox.policy import configfiles
 
-from .contents import AgentboxContentsManager, guard_state
+from .contents import AgentboxContentsManager, guard_state, name_class
 from .kernelspecs import OWN_NAME, PROVISIONER_NAME, AgentboxKernelSpecManager, is_sandboxed
 from .terminals import AgentboxTerminalManager, is_closed
 
@@ -83,7 +83,9 @@ def find_overrides(server: ServerApp) -> list[str]:
     found = []
 
     def complain(what: str, thing: object, trait: str, wanted: type) -> None:
-        found.append(f"{what} is {_name(thing)}, set by {find_origin(server, trait)}, and must be {_name(wanted)}")
+        found.append(
+            f"{what} is {name_class(thing)}, set by {find_origin(server, trait)}, and must be {name_class(wanted)}"
+        )
 
     if server.gateway_config.gateway_enabled:
         found.append(
@@ -124,7 +126,8 @@ def describe(server: ServerApp, sources: list[str]) -> ServerInfo:
         host = sorted(name for name in specs if not _runs_inside(manager, name))
         if OWN_NAME in host:
             problems.append(
-                f"{_name(manager)} drops the kernel provisioner of {OWN_NAME!r}, so kernels of this name do not start; "
+                f"{name_class(manager)} drops the kernel provisioner of {OWN_NAME!r}, so kernels of this name do "
+                "not start; "
                 f"it is set by {find_origin(server, 'kernel_spec_manager_class')}"
             )
             host.remove(OWN_NAME)  # its command refuses to run there
@@ -141,9 +144,9 @@ def describe(server: ServerApp, sources: list[str]) -> ServerInfo:
         problems.append(f"{SETTING} is false in {', '.join(lenient)}, without effect: {', '.join(sources)} enforces it")
     return ServerInfo(
         enforced_by=sources,
-        kernel_spec_manager=_name(manager),
-        kernel_manager=_name(server.kernel_manager),
-        contents_manager=_name(server.contents_manager),
+        kernel_spec_manager=name_class(manager),
+        kernel_manager=name_class(server.kernel_manager),
+        contents_manager=name_class(server.contents_manager),
         is_guarded=is_guarded,
         terminals=_describe_terminals(server, server.web_app.settings.get("terminal_manager")),
         default_kernel=str(getattr(server.kernel_manager, "default_kernel_name", "")),
@@ -184,8 +187,3 @@ def _describe_terminals(server: ServerApp, manager: Any) -> str:
 def _lab_apps(server: ServerApp) -> list[tuple[str, Any]]:
     points = server.extension_manager.extension_points.items()
     return [(name, point.app) for name, point in points if hasattr(point.app, "extension_manager")]
-
-
-def _name(thing: object) -> str:
-    kind: Any = thing if isinstance(thing, type) else type(thing)
-    return f"{kind.__module__}.{kind.__qualname__}"

@@ -32,7 +32,7 @@ from jupyter_agentbox.models.service import ServerInfo
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.record import Lock
-from jupyter_agentbox.service import startup_cleanup as leftovers
+from jupyter_agentbox.service import startup_cleanup
 from jupyter_agentbox.service.live.magics import Magics
 from jupyter_agentbox.service.live.parking import Parker
 from jupyter_agentbox.service.service import Sessions
@@ -248,7 +248,7 @@ class AgentboxExtension(ExtensionApp):
 
     async def _clear(self) -> None:
         assert self._service is not None
-        await asyncio.to_thread(leftovers.clear, self._service.sessions.policy.state_path)
+        await asyncio.to_thread(startup_cleanup.clear, self._service.sessions.policy.state_path)
 
     async def _recover(self) -> None:
         assert self._service is not None

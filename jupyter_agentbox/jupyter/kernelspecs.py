@@ -39,7 +39,7 @@ _REFUSAL = (
     "-c",
     "raise SystemExit('jupyter_agentbox: kernel not started: the program or kernelspec manager that starts it ignores "
     "the kernel_provisioner in its kernel.json, so it would run on the host and not in a sandbox. Use one that keeps "
-    "it (jupyter_client 7 or later, jupyter_agentbox.jupyter.kernelspecs.AgentboxKernelSpecManager)')",
+    "it (jupyter_client 7 or later, jupyter_agentbox.AgentboxKernelSpecManager)')",
     _MARK,
 )
 

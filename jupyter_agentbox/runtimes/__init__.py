@@ -1,7 +1,7 @@
 """What makes sandboxes: the contract that every runtime keeps, and the values it speaks in.
 
 Words: a *runtime* starts, judges and ends sandboxes; a *handle* is all that another process needs to do the same to a
-sandbox that it did not start. The contract's test suite is :mod:`jupyter_agentbox.testing`. Runtimes are found by
+sandbox that it did not start. The contract's test suite is ``tests/contract``. Runtimes are found by
 the entry points of the group ``jupyter_agentbox.runtimes``.
 
 A runtime holds no asyncio object. Its methods block, each has a hard timeout, and

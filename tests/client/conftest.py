@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e.harness import Env
-from serving import Serving
+from support.harness import Env
+from support.serving import Serving
 
 from jupyter_agentbox.client import Client, Sandbox
 

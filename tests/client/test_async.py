@@ -11,13 +11,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from serving import Serving
+from support import ROOT
+from support.serving import Serving
 
 from jupyter_agentbox.client import AsyncClient, NotFound, Output
 from jupyter_agentbox.models import ExitEvent
 from jupyter_agentbox.models.outputs import DoneEvent
 
-TOOL = Path(__file__).parents[2] / "tools" / "make_sync_client.py"
+TOOL = ROOT / "tools" / "make_sync_client.py"
 
 
 def test_sandboxes_commands_code_and_files(serving: Serving, tmp_path: Path) -> None:

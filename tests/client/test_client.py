@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving import Serving
+from support.serving import Serving
 
 from jupyter_agentbox import errors
 from jupyter_agentbox.client import (

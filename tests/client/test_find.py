@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from serving import Serving
+from support.serving import Serving
 
 from jupyter_agentbox.client import (
     ApiError,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
-from . import notebooks
-from .harness import Env
+from support import notebooks
+from support.harness import Env
 
 
 def clients(*chosen: notebooks.Client) -> pytest.MarkDecorator:

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 import requests
-
-from .harness import Env, Server, wait_until
+from support.harness import Env, Server, wait_until
 
 CRASHES = int(os.environ.get("AGENTBOX_CRASHES", "5"))
 #: No other extensions, so that it starts quickly.

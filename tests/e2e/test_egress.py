@@ -16,8 +16,7 @@ import tornado.httpserver
 import tornado.netutil
 import tornado.web
 import tornado.websocket
-
-from .harness import Env, KernelClient, Server
+from support.harness import Env, KernelClient, Server
 
 SITE, OTHER, DENIED = "site.test", "other.test", "denied.test"
 #: The server's configuration: its resolver finds these names on this machine, and no others of theirs.

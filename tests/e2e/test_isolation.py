@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-from .harness import CANARY, Env, KernelClient, Server, files_with
+from support.harness import CANARY, Env, KernelClient, Server, files_with
 
 PROXIES = {"HTTP_PROXY": "http://corporate.example:3128", "HTTPS_PROXY": "http://corporate.example:3128",
            "http_proxy": "http://corporate.example:3128", "https_proxy": "http://corporate.example:3128"}  # fmt: skip
@@ -22,7 +21,7 @@ def server(make_env: Callable[..., Env]) -> Iterator[Server]:
     """A JupyterLab whose own environment names a proxy and no exception from it."""
     env = make_env()
     enforced = (
-        "--ServerApp.kernel_spec_manager_class=jupyter_agentbox.jupyter.kernelspecs.AgentboxKernelSpecManager",
+        "--ServerApp.kernel_spec_manager_class=jupyter_agentbox.AgentboxKernelSpecManager",
         "--MultiKernelManager.default_kernel_name=agentbox",
     )
     with env.server("lab", "--debug", *enforced, env={**PROXIES, "NO_PROXY": "", "no_proxy": ""}) as server:

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pexpect
 import pytest
-
-from . import notebooks
-from .harness import BIN, KERNEL, LEASE, Env, KernelClient, Server, kill_group, processes_naming, wait_until
+from support import notebooks
+from support.harness import BIN, KERNEL, LEASE, Env, KernelClient, Server, kill_group, processes_naming, wait_until
 
 MIB = 1024 * 1024
 EAT = "keep = []\nfor _ in range(100):\n    keep.append(bytearray(b'x' * 2**24))"  # 1.6 GiB

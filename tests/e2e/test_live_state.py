@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import websocket
-
-from .harness import Env, KernelClient, Server, all_below, wait_until
+from support.harness import Env, KernelClient, Server, all_below, wait_until
 
 ROUNDS = int(os.environ.get("AGENTBOX_ROUNDS", "5"))
 API = "api/agentbox"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from e2e.harness import Env
+from support.harness import Env
 
 from benchmarks import load
 from benchmarks.serving import Served

@@ -9,8 +9,7 @@ from typing import Any
 import nbformat
 import pytest
 import requests
-
-from .harness import Env, KernelClient, Server, wait_until
+from support.harness import Env, KernelClient, Server, wait_until
 
 MIB = 1 << 20
 AGENTS = "api/agentbox/sandboxes"

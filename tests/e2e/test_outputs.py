@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-
-from . import notebooks
-from .harness import Env
+from support import notebooks
+from support.harness import Env
 
 BIG = (
     "import sys\nblock = ('y' * 99 + '\\n') * 10_000\n"

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from .harness import Env, KernelClient, Server, wait_until
+from support.harness import Env, KernelClient, Server, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import requests
-
-from .harness import Env, KernelClient, Server, wait_until
+from support.harness import Env, KernelClient, Server, wait_until
 
 SHOW = "import json, os; print(json.dumps([sorted(os.listdir()), os.environ.get('JPY_SESSION_NAME'), 6 * 7]))"
 #: A profile that the kernelspec does not name any more once the kernel runs.

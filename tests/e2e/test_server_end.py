@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 import requests
-from serving import Serving
-
-from .harness import Env, KernelClient, Server, wait_until
+from support.harness import Env, KernelClient, Server, wait_until
+from support.serving import Serving
 
 #: Longer than any test here: what is gone before has not ended by its lease.
 LEASE = 600.0

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-
-from .harness import Env, KernelClient, Server, wait_until
+from support.harness import Env, KernelClient, Server, wait_until
 
 API = "api/agentbox"
 #: How the audit log says that a kernel of each profile started.

@@ -9,10 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
-from .harness import Env
-
-ROOT = Path(__file__).parents[2]
+from support import ROOT
+from support.harness import Env
 
 
 @pytest.mark.network

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from egress.box import Box, HttpServer, make_certificate, running
+from support.gate_box import Box, HttpServer, make_certificate, running
 
 from jupyter_agentbox.spec import Grant
 

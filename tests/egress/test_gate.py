@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from egress.box import PUBLIC, Box, HttpServer, RawServer, read_all, read_head, read_response, running, until
+from support.gate_box import PUBLIC, Box, HttpServer, RawServer, read_all, read_head, read_response, running, until
 
 from jupyter_agentbox.egress.forward import Timeouts
 from jupyter_agentbox.egress.gate import GateLimits

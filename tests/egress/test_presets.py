@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from egress.box import Box
+from support.gate_box import Box
 
 from jupyter_agentbox.egress import presets, rules
 from jupyter_agentbox.errors import InvalidRequest

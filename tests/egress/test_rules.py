@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support import ROOT
 
 from jupyter_agentbox.egress import dial, rules
 from jupyter_agentbox.errors import InvalidRequest
 from jupyter_agentbox.spec import Grant
 
 GRANT = Grant(hosts=("example.com", "*.example.org", "db.example.net:5432", "bücher.example"))
-DOCS = Path(__file__).parents[2] / "docs" / "egress.md"
+DOCS = ROOT / "docs" / "egress.md"
 
 
 def is_allowed(host: str, port: int = 443, grant: Grant = GRANT) -> bool:

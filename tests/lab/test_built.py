@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from babel.messages.pofile import read_po
-
-from .conftest import BUILT, ROOT, SOURCES, run_npm
+from support.lab import BUILT, ROOT, SOURCES, run_npm
 
 
 def hash_sources() -> str:

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from e2e.harness import Env, wait_until
 from playwright.sync_api import Browser, Locator, TimeoutError, expect
-
-from .conftest import BANNER, PATIENCE, Lab, kernelspec
+from support.harness import Env, wait_until
+from support.lab import BANNER, PATIENCE, Lab, kernelspec
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -17,11 +17,10 @@ import pytest
 import requests
 from babel.messages.mofile import write_mo
 from babel.messages.pofile import read_po
-from e2e.harness import Env, wait_until
-from images.conftest import Built
 from playwright.sync_api import Browser, Route, expect
-
-from .conftest import BANNER, SOURCES, STATUS, Lab, kernelspec
+from support.harness import Env, wait_until
+from support.images import Built
+from support.lab import BANNER, SOURCES, STATUS, Lab, kernelspec
 
 # The first test to want the image may have to build it.
 pytestmark = pytest.mark.timeout(1800)

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from e2e.harness import Env
 from playwright.sync_api import Browser, Locator, WebSocketRoute, expect
-
-from .conftest import BANNER, STATUS, Lab, kernelspec
+from support.harness import Env
+from support.lab import BANNER, STATUS, Lab, kernelspec
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from e2e.harness import CANARY, Env, KernelClient, wait_until
 from playwright.sync_api import Browser
-from test_terminals import Terminal
-
-from .conftest import PATIENCE, Lab
+from support.harness import CANARY, Env, KernelClient, wait_until
+from support.lab import PATIENCE, Lab
+from support.terminal import Terminal
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -76,7 +75,7 @@ def lab(make_lab: Callable[..., Env], browser: Browser) -> Iterator[Lab]:
     for name in ("work/book", "work/other", "outside"):
         (env.base / name).mkdir()
     (env.base / "outside" / "secret.txt").write_text(CANARY)
-    enforced = "--ServerApp.kernel_spec_manager_class=jupyter_agentbox.jupyter.kernelspecs.AgentboxKernelSpecManager"
+    enforced = "--ServerApp.kernel_spec_manager_class=jupyter_agentbox.AgentboxKernelSpecManager"
     with env.server("lab", enforced) as server:
         lab = Lab(browser, server)
         yield lab

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from promises.started import Installation, Started, build_wheel
+from support.started import Installation, Started, build_wheel
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from promises.started import Installation, Started
+from support.started import Installation, Started
 
 DISABLED = {"ServerApp": {"jpserver_extensions": {"jupyter_agentbox": False}}}
 
@@ -22,8 +22,8 @@ def test_it_asks_a_server_that_it_starts_and_those_that_run(enforced: Installati
     for check in found:
         assert "offers sandboxed kernels only" in check["message"]
         assert "default kernel: agentbox; terminals: sandboxed" in check["message"]
-        assert "kernelspecs by jupyter_agentbox.jupyter.kernelspecs.AgentboxKernelSpecManager" in check["message"]
-        assert "files by jupyter_agentbox.jupyter.contents.AgentboxContentsManager" in check["message"]
+        assert "kernelspecs by jupyter_agentbox.AgentboxKernelSpecManager" in check["message"]
+        assert "files by jupyter_agentbox.AgentboxContentsManager" in check["message"]
     assert f"127.0.0.1:{enforced_lab.port}/" in found[1]["message"] or str(enforced_lab.port) in found[1]["message"]
 
 
@@ -31,7 +31,7 @@ def test_a_server_that_is_not_enforced_is_said_to_offer_the_hosts_kernels(plain:
     _, found = examine(plain)
     assert "offers kernels on the host, too" in found[0]["message"]
     assert "terminals: host" in found[0]["message"]
-    assert "files by jupyter_agentbox.jupyter.contents.AgentboxContentsManager" in found[0]["message"]
+    assert "files by jupyter_agentbox.AgentboxContentsManager" in found[0]["message"]
 
 
 def test_an_extension_that_is_disabled_is_found(enforced: Installation) -> None:

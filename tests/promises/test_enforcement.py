@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.harness import CANARY, wait_until
-from promises.started import Installation, Started
+from support.harness import CANARY, wait_until
+from support.started import Installation, Started
 
 _MARK = "agentbox-command"
-MANAGER = "jupyter_agentbox.jupyter.kernelspecs.AgentboxKernelSpecManager"
+MANAGER = "jupyter_agentbox.AgentboxKernelSpecManager"
 #: A kernelspec manager of the kind that lists conda environments, and throws metadata away.
 DROPS = """
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager

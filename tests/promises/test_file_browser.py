@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.harness import CANARY
-from promises.started import Installation, Started
+from support.harness import CANARY
+from support.started import Installation, Started
 
 TEXT = {"type": "file", "format": "text", "content": "new"}
 CELL = {"cell_type": "code", "execution_count": None, "id": "a", "metadata": {}, "outputs": [], "source": "1"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import requests
-from promises.started import Installation, Started
+from support.started import Installation, Started
 
 MIB = 1 << 20
 

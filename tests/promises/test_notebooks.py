@@ -9,8 +9,8 @@ from typing import Any
 
 import nbformat
 import pytest
-from e2e.harness import wait_until
-from promises.started import Installation
+from support.harness import wait_until
+from support.started import Installation
 
 #: The first cells of a notebook about data: imports, a table, a figure, text and a command, rich output, and axes.
 NOTEBOOK = [

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from e2e.harness import CANARY, KernelClient, wait_until
-from promises.started import Installation, Started
+from support.harness import CANARY, KernelClient, wait_until
+from support.started import Installation, Started
 
 #: What the tests of limits and of a server's end have in the user's own file.
 SMALL = {

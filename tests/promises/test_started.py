@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from promises.started import Installation, Started
+from support.started import Installation, Started
 
 
 def test_nothing_comes_from_the_checkout(plain: Installation) -> None:

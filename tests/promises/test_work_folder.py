@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from promises.started import Started
+from support.started import Started
 
 CANARY = "the canary"
 

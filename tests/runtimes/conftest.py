@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dockerd import Dockerd
+from support.dockerd import Dockerd
 
 
 @pytest.fixture(scope="session")

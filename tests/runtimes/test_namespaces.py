@@ -105,7 +105,7 @@ def test_the_remedy_is_of_the_switch_that_forbids_here(tmp_path: Path) -> None:
 
 def test_doctor_says_what_lifts_a_ban_on_namespaces() -> None:
     script = (
-        "from jupyter_agentbox.runtimes import checks\n"
+        "from jupyter_agentbox.runtimes.runsc import checks\n"
         "found = checks._check_namespaces()\n"
         "print(found.is_ok, found.remedy, found.message, sep='\\n')"
     )

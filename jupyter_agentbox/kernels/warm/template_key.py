@@ -26,7 +26,14 @@ _EARLY = re.compile(
 )
 #: Those of one start, or one terminal, which nothing looks at before it runs code.
 _LATE = re.compile(r"JPY_SESSION_NAME|KERNEL_.*|TERM|COLORTERM|NO_COLOR")
-_CODE = ("guest", "driver/__init__.py", "runtimes/oci.py", "runtimes/rootfs.py", "warminputs.py", "templates.py")
+_CODE = (
+    "guest",
+    "sandbox/drivers/__init__.py",
+    "runtimes/oci.py",
+    "runtimes/rootfs.py",
+    "kernels/warm/template_key.py",
+    "kernels/warm/templates.py",
+)
 
 
 def can_be_warm(spec: SandboxSpec, argv: Sequence[str]) -> bool:

@@ -1,0 +1,110 @@
+"""``jupyter agentbox run``: a script in a sandbox of its own, in this process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from support.harness import CANARY, Env
+from support.serving import run, run_all
+
+
+@pytest.fixture(scope="module")
+def env(has_runsc: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Env]:
+    """Each run must leave nothing behind, which is looked at when all are done."""
+    env = Env(tmp_path_factory.mktemp("run"), {"Policy": {"profiles": {"small": {"memory": "200 MiB"}}}})
+    try:
+        yield env
+        env.assert_clean()
+    finally:
+        env.close()
+
+
+def test_only_the_script_is_put_in_and_all_it_says_comes_back(env: Env) -> None:
+    (env.work / "beside.txt").write_text("secret")
+    (env.work / "script.py").write_text(
+        "import os, sys\n"
+        "print(sys.argv[1:], sorted(os.listdir('.')), os.getcwd())\n"
+        f"print({CANARY!r} in str(os.environ), file=sys.stderr)\n"
+        "open('made.txt', 'w').write('x')\n"
+        "sys.exit(5)\n"
+    )
+    ran = run(env, "run", "script.py", "--profile=not-mine", "-c", "two words")
+    assert ran.status == 5, ran
+    assert ran.out == "['--profile=not-mine', '-c', 'two words'] ['script.py'] /workspace\n"
+    assert ran.err == "False\n"
+    assert not (env.work / "made.txt").exists()
+
+
+def test_a_mounted_folder_is_shown_and_can_be_changed(env: Env) -> None:
+    project = env.work / "project"
+    (project / "src").mkdir(parents=True)
+    (project / ".env").write_text("KEY=1")
+    (project / "data.txt").write_text("data")
+    (project / "src" / "main.sh").write_text("ls; cat .env data.txt > copy.txt; echo $1")
+    ran = run(env, "run", "--mount", "project", "project/src/main.sh", "arg")
+    assert (ran.status, ran.out) == (0, "data.txt\nsrc\narg\n"), ran.err
+    assert (project / "copy.txt").read_text() == "data"
+    outside = run(env, "run", "--mount=project", "script.py")
+    assert (outside.status, "lies outside" in outside.err) == (1, True)
+
+
+def test_code_input_and_hosts(env: Env) -> None:
+    code = (
+        "import sys, urllib.request\nprint(sys.stdin.read().upper(), sys.argv[1:])\n"
+        "try: urllib.request.urlopen('http://listed.example/', timeout=5)\nexcept Exception as error: print('refused')"
+    )
+    ran = run(env, "run", "--stdin", "--offline", "-c", code, "x", stdin=b"in")
+    assert (ran.status, ran.out) == (0, "IN ['x']\nrefused\n"), ran.err
+    assert "jupyter agentbox run: listed.example" in ran.err
+    assert run(env, "run", "-", "a", stdin=b"import sys; print(sys.argv)").out == "['-', 'a']\n"
+
+
+def test_time_memory_and_signals_end_it(env: Env) -> None:
+    late = run(env, "run", "--timeout=1", "-c", "import time; time.sleep(60)")
+    assert (late.status, late.out) == (124, ""), late.err
+    assert late.err == "jupyter agentbox run: it did not end within 1 s, and was killed\n"
+    big = run(env, "run", "--profile=small", "-c", "x = bytearray(10**9)")
+    assert big.status != 0
+    assert "memory" in big.err.lower()
+    assert len(big.err.splitlines()) == 1, big.err
+    code = "import time; print('up', flush=True); time.sleep(60)"
+    command = [sys.executable, "-m", "jupyter_agentbox.cli", "run", "-c", code]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with subprocess.Popen(command, env=env.variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"up\n"
+            process.send_signal(number)
+            assert process.wait(60) == 128 + number
+            assert process.stderr is not None
+            assert process.stderr.read() == b""
+
+
+@pytest.mark.network
+def test_packages_are_installed_first(env: Env) -> None:
+    ran = run(env, "run", "--package=iniconfig", "--allow=pypi", "-c", "import iniconfig; print(iniconfig.__name__)")
+    assert (ran.status, ran.out) == (0, "iniconfig\n"), ran.err
+
+
+def test_what_is_wrong_is_one_line_and_a_status(env: Env) -> None:
+    (env.work / "book.ipynb").write_text("{}")
+    wrong = (
+        (("run", "missing.py"), "can't be read"),
+        (("run", "book.ipynb"), "jupyter execute --kernel_name=agentbox book.ipynb"),
+        (("run", "--profile=nope", "-c", "1"), "there is no profile 'nope'"),
+        (("run", "--allow=not-listed.example", "-c", "1"), "not-listed.example"),
+        (("run", "--package=--index-url", "-c", "1"), "is no name of a package"),
+        (("run", f"--mount={env.home}", "-c", "1"), str(env.home)),
+    )
+    found = run_all(env, *(arguments for arguments, _ in wrong))
+    for (arguments, words), ran in zip(wrong, found, strict=True):
+        assert (ran.status, ran.out) == (1, ""), (arguments, ran)
+        assert words in ran.err
+        assert len(ran.err.splitlines()) == 1, ran.err
+    usage = ((("run",), "name a script"), (("run", "--offline", "--package=x", "-c", "1"), "--offline"))
+    for (_, words), ran in zip(usage, run_all(env, *(arguments for arguments, _ in usage)), strict=True):
+        assert (ran.status, ran.out) == (2, ""), ran
+        assert words in ran.err

@@ -1,0 +1,122 @@
+"""``jupyter agentbox shell`` on a real terminal."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pexpect
+import pytest
+from support.harness import CANARY, Env, wait_until
+
+
+@pytest.fixture(scope="module")
+def env(make_env: Callable[..., Env]) -> Env:
+    return make_env(config={"Policy": {"profiles": {"small": {"processes": 55}}}})
+
+
+class Shell:
+    """The command on a terminal of ours."""
+
+    def __init__(self, env: Env, *arguments: str, cwd: Path | None = None) -> None:
+        self.process = pexpect.spawn(
+            str(Path(env.variables["PATH"].split(":")[0]) / "jupyter-agentbox"),
+            ["shell", *arguments],
+            dimensions=(31, 97),
+            timeout=100,
+            encoding="utf-8",
+            env=env.variables | {"LC_ALL": "C.UTF-8"},
+            cwd=str(cwd or env.work),
+        )
+
+    def run(self, line: str) -> str:
+        self.process.sendline(f"echo be'gin'; {line}; echo en'd'")
+        self.process.expect_exact("begin\r\n")
+        self.process.expect_exact("end\r\n")
+        return str(self.process.before)
+
+    def finish(self) -> tuple[str, int | None]:
+        """Wait for its end; what it said since, and its exit status."""
+        self.process.expect(pexpect.EOF)
+        self.process.close()
+        return str(self.process.before), self.process.exitstatus
+
+
+Open = Callable[..., Shell]
+
+
+@pytest.fixture
+def shell(env: Env) -> Iterator[Open]:
+    opened: list[Shell] = []
+
+    def open_shell(*arguments: str, cwd: Path | None = None) -> Shell:
+        opened.append(Shell(env, *arguments, cwd=cwd))
+        return opened[-1]
+
+    yield open_shell
+    for item in opened:
+        item.process.close(force=True)
+
+
+def test_a_shell_has_the_folder_the_size_and_a_status(env: Env, shell: Open) -> None:
+    folder = env.work / "own"
+    folder.mkdir()
+    (folder / ".env").write_text(CANARY)
+    (folder / "note.txt").write_text("from outside\n")
+    inside = shell("--profile=small", str(folder))
+    seen = inside.run("pwd; cat note.txt .env; dmesg | head -1; stty size; id -u; env")
+    assert seen.startswith("/workspace\r\nfrom outside\r\n")
+    assert "gVisor" in seen
+    assert "31 97\r\n1000\r\n" in seen
+    assert CANARY not in seen
+    inside.process.setwinsize(20, 50)
+    wait_until(lambda: "20 50" in inside.run("stty size"), 60, "the new size arrives")
+    inside.process.sendline("exit 7")
+    assert inside.finish()[1] == 7
+    assert env.sandboxes() == []
+
+
+def test_a_key_ends_a_program_and_hanging_up_ends_the_sandbox(env: Env, shell: Open) -> None:
+    inside = shell()
+    # A key that stops a program stops the one inside.
+    inside.process.sendline("sh -c 'echo sleep\"ing\"; exec sleep 100'; echo awake")
+    inside.process.expect("sleeping\r\n")
+    inside.process.sendcontrol("c")
+    inside.process.expect(r"\$ ")
+    assert "awake" not in str(inside.process.before)
+    inside.process.kill(signal.SIGHUP)
+    assert inside.finish()[1] == 128 + signal.SIGHUP
+    assert env.sandboxes() == []
+
+
+def test_a_killed_owner_leaves_nothing_for_long(env: Env, shell: Open) -> None:
+    inside = shell()
+    inside.run("true")
+    assert len(env.sandboxes()) == 1
+    inside.process.kill(signal.SIGKILL)
+    wait_until(lambda: not env.leaks(), 120, "the sweeper takes what is left")
+
+
+def test_a_folder_that_policy_refuses_is_an_error_or_a_private_one(env: Env, shell: Open) -> None:
+    text, status = shell(str(env.home)).finish()
+    assert ("is a home directory itself" in text, status) == (True, 1)
+    inside = shell(cwd=env.home)
+    inside.process.expect("The work folder is a private one, gone with this shell: ")
+    assert inside.run("ls -A") == ""
+    inside.process.expect(r"\$ ")  # before which the terminal would take the key for the end of a line
+    inside.process.sendeof()
+    assert inside.finish()[1] == 0
+
+
+def test_what_can_not_be_is_told(env: Env, shell: Open) -> None:
+    text, status = shell("--profile=nope").finish()
+    assert ("there is no profile 'nope'" in text, status) == (True, 1)
+    held = shell("--profile=nope", "--from-server")
+    held.process.expect("Press a key to close this terminal")
+    held.process.send(" ")
+    assert held.finish()[1] == 1
+    answer = env.run("jupyter-agentbox", "shell", check=False)
+    assert ("a shell needs a terminal" in answer.output, answer.code) == (True, 1)
+    assert os.listdir(env.work) == ["own"]

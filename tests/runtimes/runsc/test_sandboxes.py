@@ -1,0 +1,37 @@
+"""What sandboxes do, on the runtime runsc: on this machine's own system, and on an image of every language."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from contract.sandboxes import SandboxContract
+from support.images import Built, on_every_recipe
+
+# The first test to want the image may have to build it.
+pytestmark = [pytest.mark.usefixtures("has_runsc"), pytest.mark.timeout(1800)]
+
+
+class TestRunsc(SandboxContract):
+    """The host's system."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def config(cls) -> Mapping[str, Mapping[str, Any]]:
+        return {"Policy": {"runtime": "runsc"}}
+
+
+class TestRunscImage(TestRunsc):
+    """An image."""
+
+    image: ClassVar[str] = "languages"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def images(cls, built: Built) -> Path:
+        return built.store.state_dir
+
+
+globals().update(on_every_recipe(TestRunsc))

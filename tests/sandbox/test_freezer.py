@@ -1,0 +1,195 @@
+"""Sandboxes are frozen when nothing runs in them, and only then; on real gVisor."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.boxes import boxed, run
+
+from jupyter_agentbox.runtimes.runsc.runtime import PAUSED, RunscRuntime
+from jupyter_agentbox.sandbox.drivers import messages
+from jupyter_agentbox.sandbox.drivers.messages import RunningCell
+from jupyter_agentbox.sandbox.freezer import Freezer
+from jupyter_agentbox.sandbox.manager import SandboxManager
+from jupyter_agentbox.sandbox.processes import Command, Output
+from jupyter_agentbox.sandbox.sandbox import Sandbox
+
+pytestmark = pytest.mark.usefixtures("has_runsc")
+
+
+async def until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that"
+        await asyncio.sleep(0.05)
+
+
+def read_stat(sandbox: Sandbox) -> tuple[str, int]:
+    """State of gVisor's own process, and its ticks of processor time."""
+    assert sandbox._handle is not None
+    fields = Path(f"/proc/{sandbox._handle.pid}/stat").read_text().rpartition(")")[2].split()
+    return fields[0], int(fields[11]) + int(fields[12])
+
+
+def test_a_quiet_sandbox_costs_nothing_and_answers_at_once(manager: SandboxManager) -> None:
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager, freeze_after=0.5) as box:
+            for _ in range(2):
+                await until(lambda: box.sandbox.is_frozen)
+                await until(lambda: read_stat(box.sandbox)[0] == "T")  # a moment later than the signal
+                _, before = read_stat(box.sandbox)
+                await asyncio.sleep(1)
+                assert read_stat(box.sandbox)[1] - before <= 1
+                async with await box.processes.stream(Command("echo awake; sleep 1000")) as events:
+                    assert await events.__anext__() == Output("stdout", 0, b"awake\n")
+                    assert not box.sandbox.is_frozen
+
+    run(test, manager)
+
+
+@pytest.mark.parametrize("line", ["sleep 1000", "(setsid sleep 1000 &)"])
+def test_it_stays_awake_while_something_is_there(manager: SandboxManager, line: str) -> None:
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager, freeze_after=0.5) as box:
+            await box.processes.start(Command(line))
+            await asyncio.sleep(5)
+            assert not box.sandbox.is_frozen
+            await box.run("pkill sleep")
+            await until(lambda: box.sandbox.is_frozen)
+
+    run(test, manager)
+
+
+def test_a_frozen_one_is_taken_over_and_ended(manager: SandboxManager) -> None:
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager, freeze_after=0.5) as box:
+            await until(lambda: box.sandbox.is_frozen)
+            # What the loss of an owner leaves: the lock is free, and nobody has thawed it.
+            assert box.sandbox._freezer is not None
+            box.sandbox._freezer.is_frozen = False
+            await manager.leave(box.sandbox)
+            successor = SandboxManager(manager.state_dir, RunscRuntime(state_dir=str(manager.state_dir)))
+            sandbox = await successor.adopt(box.sandbox.id)
+            assert (await sandbox.run(["/bin/echo", "here"], {})).stdout == b"here\n"
+            await until(lambda: sandbox.is_frozen)
+            await successor.stop(sandbox)
+
+    run(test, manager)
+
+
+def status(state: str, parent: str = "1") -> list[bytes]:
+    return [
+        b"x", b"<IDS|MSG>", b"", b'{"msg_type": "status"}', b'{"msg_id": "%s"}' % parent.encode(), b"{}",
+        b'{"execution_state": "%s"}' % state.encode(),
+    ]  # fmt: skip
+
+
+def request(name: str, kind: str = "kernel_info_request") -> list[bytes]:
+    header = f'{{"msg_type": "{kind}", "msg_id": "{name}"}}'.encode()
+    return [b"<IDS|MSG>", b"", header, b"{}", b"{}", b"{}"]
+
+
+def reply(name: str, kind: str) -> list[bytes]:
+    return [b"id", *request("", f"{kind}_reply")[:3], request(name)[2], b"{}", b"{}"]
+
+
+def test_a_kernel_works_until_every_request_is_answered() -> None:
+    cell = RunningCell()
+    assert cell.is_working, "nobody knows yet"
+    cell.saw_request(request("1"))
+    cell.saw_request(request("2"))
+    states = []
+    for name in ("0", "1", "2", "3"):
+        for state in ("busy", "idle"):
+            cell.saw_output(status(state, name))
+            states.append(cell.is_working)
+    assert states == [True, True, True, True, True, False, True, False]
+    cell.clear()
+    assert cell.is_working
+
+
+def test_a_kernel_does_not_work_for_ever_if_the_news_of_an_end_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def finish(cell: RunningCell, name: str) -> None:
+        cell.saw_output(status("busy", name))
+        cell.saw_output(status("idle", name))
+
+    cell = RunningCell()
+    cell.saw_request(request("1", "execute_request"))
+    cell.saw_output(status("busy"))
+    cell.saw_output(reply("1", "execute"))  # which is none
+    cell.saw_reply(reply("1", "execute"))
+    assert cell.is_working
+    assert cell.is_busy
+    monkeypatch.setattr(messages, "LOST_TIME", 0.0)
+    cell.saw_reply(reply("1", "execute"))
+    cell.saw_output(status("busy"))  # by a slow client's leave
+    assert not cell.is_busy
+    assert not cell.is_working
+    assert cell.header is None
+    # What gets no reply is over when what came after it is; and what the kernel never spoke of.
+    for name, kind in (
+        ("2", "comm_msg"),
+        ("3", "execute_request"),
+        ("4", "history_request"),
+        ("5", "is_complete_request"),
+    ):
+        cell.saw_request(request(name, kind))
+    cell.saw_output(status("busy", "2"))
+    finish(cell, "3")
+    assert cell.is_working
+    finish(cell, "5")
+    assert not cell.is_working
+    # But not what it is at, in another line or in this one.
+    cell.saw_request(request("6", "execute_request"))
+    cell.saw_output(status("busy", "6"))
+    cell.saw_request(request("7"), channel="control")
+    cell.saw_request(request("8"))
+    for name in ("7", "8"):
+        finish(cell, name)
+        assert cell.is_working
+    finish(cell, "6")
+    # A kernel that answers nothing on control is asked there as well.
+    cell.saw_request(request("9", "interrupt_request"), channel="control")
+    assert not cell.is_working
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"{", b"[]", b"[" * 60_000, b'{"others": Infinity, "ticks": 0}', b'{"others": 0, "ticks": "0"}',
+     b'{"others": 0, "ticks": NaN}', b'{"others": 0, "ticks": -1}', b'{"others": 0}'],
+)  # fmt: skip
+def test_a_hostile_answer_freezes_nothing_and_breaks_nothing(manager: SandboxManager, answer: bytes) -> None:
+    class Guest:
+        """Answers as code inside may have the guest answer."""
+
+        def open(self, header: dict[str, str]) -> Guest:
+            return self
+
+        async def read(self) -> bytes:
+            return answer
+
+        def reset(self) -> None:
+            pass
+
+    freezer = Freezer(manager.runtime, None, Guest(), lambda: False, 1.0)  # type: ignore[arg-type]
+    assert not asyncio.run(freezer._is_still())
+
+
+def test_one_whose_owner_was_lost_while_it_was_saved_goes_on(manager: SandboxManager) -> None:
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager, freeze_after=0.0) as box:
+            assert isinstance(manager.runtime, RunscRuntime)
+            (box.sandbox.directory / PAUSED).touch()
+            await asyncio.to_thread(manager.runtime.run_once, box.sandbox.directory, "pause", box.sandbox.id)
+            await manager.leave(box.sandbox)
+            successor = SandboxManager(manager.state_dir, RunscRuntime(state_dir=str(manager.state_dir)))
+            sandbox = await successor.adopt(box.sandbox.id)
+            assert (await sandbox.run(["/bin/echo", "here"], {})).stdout == b"here\n"
+            assert not (sandbox.directory / PAUSED).exists()
+            await successor.stop(sandbox)
+
+    run(test, manager)

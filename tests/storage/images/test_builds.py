@@ -1,0 +1,123 @@
+"""Whole builds, which take minutes each: only where AGENTBOX_IMAGES is ``all``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from contract.serving import Serving
+from support import images
+from support.dockerd import Dockerd
+
+from jupyter_agentbox.egress.presets import pip_environment
+from jupyter_agentbox.storage.images import ImageStore, build, docker, values
+from jupyter_agentbox.storage.images.values import Recipe
+
+pytestmark = pytest.mark.timeout(3600)
+
+#: A cell of each part of an image, and what it prints.
+DATASCIENCE = {
+    "numpy": ("import numpy as np; print(np.linalg.det(np.eye(3) * 2).round())", "8.0"),
+    "pandas": ("import pandas as pd; t = pd.DataFrame({'a': [1, 2, 3]}); print(t.a.sum())", "6"),
+    "pyarrow": ("t.to_parquet('t.parquet'); print(pd.read_parquet('t.parquet').equals(t))", "True"),
+    "openpyxl": ("t.to_excel('t.xlsx', index=False); print(pd.read_excel('t.xlsx').equals(t))", "True"),
+    "scipy": ("from scipy import stats; print(stats.norm.cdf(0))", "0.5"),
+    "sklearn": (
+        "from sklearn.linear_model import LinearRegression as L; print(L().fit([[0], [1]], [0, 2]).coef_.round(3))",
+        "[2.]",
+    ),
+    "plotly": ("import plotly.express as px; print(len(px.line(t, y='a').data))", "1"),
+    "ipywidgets": ("import ipywidgets; print(ipywidgets.IntSlider(7).value)", "7"),
+    "matplotlib": ("import matplotlib.pyplot as plt; plt.plot(t.a); plt.show(); print('drawn')", "drawn"),
+}
+LANGUAGES = {
+    "bash": ("echo $((6 * 7)) in $(ls t.parquet)", "42 in t.parquet"),
+    "r": (
+        "library(ggplot2); t <- data.table::fread('a,b\\n1,x\\n2,y\\n'); d <- tempfile(fileext = '.png'); "
+        "suppressMessages(ggsave(d, ggplot(t, aes(b, a)) + geom_col())); "
+        "cat(nrow(readr::read_csv(I('a\\n1\\n'), show_col_types = FALSE)), jsonlite::toJSON(t$a), file.exists(d))",
+        "1 [1,2] TRUE",
+    ),
+    "typescript": ("const f = (n: number): number => n * 7; console.log(f(6))", "42"),
+    "javascript": ("console.log([1, 2, 3].map((n) => n * 2).join())", "2,4,6"),
+}
+
+if os.environ.get("AGENTBOX_IMAGES") == "all":
+
+    def read(name: str) -> Recipe:
+        return values.read_recipe(values.find_recipe(name))
+
+    def make(recipe: Recipe, state: Path) -> str:
+        store = ImageStore(state)
+        image = build.build(store, recipe, print, pip_environment=pip_environment(), cache=images.CACHE / "downloads")
+        assert store.list() == [image]
+        return image.address
+
+    @pytest.mark.parametrize("name", values.list_recipes())
+    def test_two_builds_of_one_recipe_have_one_address(name: str, tmp_path: Path) -> None:
+        assert make(read(name), tmp_path / "one") == make(read(name), tmp_path / "two")
+
+    @pytest.fixture(params=["runsc", "docker"])
+    def runtime(request: pytest.FixtureRequest, has_runsc: None) -> Iterator[dict[str, dict[str, object]]]:
+        """Settings of a runtime, with its engine."""
+        policy = {"runtime": request.param, "allowed_runtimes": [request.param]}
+        if request.param != "docker":
+            yield {"Policy": policy}
+            return
+        dockerd = Dockerd(Path(tempfile.mkdtemp(prefix="ab-d")))
+        try:
+            dockerd.start()
+            yield {"Policy": policy, "DockerRuntime": {"host": dockerd.host}}
+        finally:
+            dockerd.close()
+
+    @pytest.mark.parametrize("name", ["datascience", "all"])
+    def test_what_an_image_has_works_in_sandboxes(name: str, runtime: dict[str, dict[str, object]]) -> None:
+        image = images.build_ours(name)
+        serving = Serving(runtime, image.store.state_dir, 9)
+        try:
+            serving.start()
+            with serving.client.create(image=name, memory="2 GiB", disk="2 GiB") as box:
+                info = box.refresh()
+                assert info.image == image.image.address
+                cells = [("python", *cell) for cell in DATASCIENCE.values()]
+                for language, code, printed in (*cells, *((key, *LANGUAGES[key]) for key in info.languages[1:])):
+                    result = box.run_code(code, language=language, timeout=240)
+                    assert (result.status, result.stdout.strip()) == ("ok", printed), result
+                    if "plt.show" in code:
+                        assert "image/png" in result.displays[0].data
+                assert {*info.languages} == {"python", "bash", *(LANGUAGES if name == "all" else ())}
+        finally:
+            serving.close()
+
+    def test_docker_builds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """From a bare system of the same release, as there is no registry here."""
+        release = build.find_release()
+        sources = tmp_path / "sources.list"
+        sources.write_text("".join(f"{line}\n" for line in build.find_sources(release)))
+        (tmp_path / "archives").mkdir()
+        bare = build.make_command("mmdebstrap", Recipe(name="bare"), release, sources, tmp_path / "archives")
+        dockerd = Dockerd(Path(tempfile.mkdtemp(prefix="ab-d")))
+        try:
+            dockerd.start()
+            monkeypatch.setenv("DOCKER_HOST", dockerd.host)
+            with (tmp_path / "bare.tar").open("wb") as file:
+                subprocess.run(bare, stdout=file, check=True, timeout=1200)
+            subprocess.run(["docker", "import", tmp_path / "bare.tar", "local/bare:1"], check=True, timeout=600)
+            recipe = read("base")
+            ours = msgspec.structs.replace(recipe, docker="local/bare:1")
+            made = docker.build(
+                ImageStore(tmp_path / "docker"),
+                ours,
+                print,
+                pip_environment=pip_environment(),
+                cache=images.CACHE / "downloads",
+            )
+            assert made.address == make(recipe, tmp_path / "apt")
+        finally:
+            dockerd.close()

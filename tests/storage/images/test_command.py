@@ -1,0 +1,71 @@
+"""The image command, without a build: what it lists, moves, offers to Jupyter and refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.harness import Env
+from support.serving import run_all
+from support.trees import SYSTEM, make_tar
+
+from jupyter_agentbox.storage.images import ImageStore, archive
+from jupyter_agentbox.storage.images.values import KernelEntry, Recipe
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_an_image_is_imported_listed_offered_exported_and_removed(tmp_path: Path) -> None:
+    env = Env(tmp_path / "jupyter")
+    try:
+        exported = tmp_path / "docker.tar"
+        exported.write_bytes(make_tar(*SYSTEM).getvalue())
+        recipe = tmp_path / "mine.toml"
+        kernel = 'name = "x"\ndisplay_name = "X"\nlanguages = ["x"]\nargv = ["x", "{connection_file}"]'
+        recipe.write_text(f'name = "mine"\n[[kernels]]\n{kernel}\n')
+        other = tmp_path / "other"
+        store = ImageStore(other)
+        entry = KernelEntry("x", ["x"], "Other X", ["x"])
+        theirs = archive.import_image(store, exported, Recipe(name="theirs", kernels=[entry]))
+        archive.export_image(store, theirs, tmp_path / "theirs.tar.gz")
+        ran = run_all(
+            env,
+            ("image", "import", str(exported)),
+            ("image", "import", str(exported), f"--recipe={recipe}"),
+            ("image", "import", str(tmp_path / "theirs.tar.gz")),
+            ("image", "list"),
+            ("image", "list", "--json"),
+            ("image", "verify"),
+            ("kernelspec", "--image=theirs"),
+            ("kernelspec", "--image=theirs", "y"),
+            ("image", "export", "mine", str(tmp_path / "mine.tar")),
+            ("image", "remove", "mine", "theirs"),
+            ("image", "remove", "mine"),
+            ("image", "build", "nothing"),
+            ("image", "build"),
+            ("image",),
+            timeout=200,
+        )
+        nameless, mine, second, table, listed, verified, offered, unknown, out, gone, again, missing, bare, group = ran
+        assert nameless.status == 1
+        assert "give the image a name" in nameless.err
+        assert mine.out.startswith("imported mine@")
+        assert "kernels/agentbox-x" in mine.out
+        assert "agentbox-x stays with image mine" in second.out
+        assert theirs.address[:12] in table.out
+        assert "recipes: all, base" in table.out
+        assert {item["name"] for item in json.loads(listed.out)} == {"mine", "theirs"}
+        assert verified.out.count("is unchanged") == 2
+        spec = json.loads((env.data / "kernels" / "agentbox-x" / "kernel.json").read_text())
+        assert (offered.status, spec["display_name"]) == (0, "Other X (sandboxed)")
+        assert spec["metadata"]["kernel_provisioner"]["config"] == {"image": "theirs"}
+        assert (unknown.status, "there are: x" in unknown.err) == (1, True)
+        assert (out.status, (tmp_path / "mine.tar").stat().st_size > 0) == (0, True)
+        assert gone.out.count("removed ") == 2
+        assert (again.status, "images are: none" in again.err) == (1, True)
+        assert "there are: all, base" in missing.err
+        assert [result.status for result in (missing, bare, group)] == [1, 2, 2]
+        assert ImageStore(env.state_dir).list() == []
+    finally:
+        env.close()

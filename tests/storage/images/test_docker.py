@@ -1,0 +1,171 @@
+"""Images that a real Docker engine builds, each from an image that it has already, as there is no registry here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.dockerd import Dockerd
+from support.harness import wait_until
+from support.trees import SYSTEM, make_tar
+from traitlets.config import Config
+
+from jupyter_agentbox.cli.image import BuildCommand
+from jupyter_agentbox.egress.presets import pip_environment
+from jupyter_agentbox.errors import InvalidRequest, NotFound, RuntimeFailed
+from jupyter_agentbox.storage.images import ImageStore, docker
+from jupyter_agentbox.storage.images.values import Recipe, make_recipe
+
+#: An image that takes no program to build on.
+FROM = "local/system:1"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    """An engine's address, which holds an image."""
+    dockerd = Dockerd(Path(tempfile.mkdtemp(prefix="ab-d")))
+    try:
+        dockerd.start()
+        call(dockerd.host, "import", "-", FROM, stdin=make_tar(*SYSTEM).getvalue())
+        yield dockerd.host
+    finally:
+        dockerd.close()
+
+
+def call(host: str, *arguments: str, stdin: bytes = b"") -> str:
+    env = {**os.environ, "DOCKER_HOST": host}
+    done = subprocess.run(["docker", *arguments], input=stdin, env=env, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.decode()
+
+
+@pytest.fixture
+def store(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> ImageStore:
+    monkeypatch.setenv("DOCKER_HOST", engine)
+    return ImageStore(tmp_path / "state")
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    """A build handles signals, which are those of the tests again after it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def write(folder: Path, text: str, name: str = "Dockerfile") -> Path:
+    (folder / name).write_text(text)
+    return folder / name
+
+
+@pytest.mark.parametrize("copy", ["COPY", "COPY --chmod=755"], ids=["classic", "buildkit"])
+def test_a_dockerfile_becomes_an_image_that_a_sandbox_and_docker_can_use(
+    store: ImageStore,
+    engine: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    copy: str,
+) -> None:
+    """The engine's own client, as others may lack BuildKit, without which Docker refuses ``--chmod``."""
+    monkeypatch.setenv("PATH", f"/usr/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("DOCKER_BUILDKIT", str(int("--chmod" in copy)))
+    (tmp_path / "hello").write_text("#!/bin/sh\necho hello\n")
+    (tmp_path / "hello").chmod(0o644 if "--chmod" in copy else 0o755)
+    file = write(
+        tmp_path, f"FROM {FROM}\n{copy} hello /usr/local/bin/\nENV WHERE=there EMPTY=\nENV PATH=/opt/bin:/usr/bin\n"
+    )
+    command = BuildCommand(title="mine", is_plain=True, extra_args=[str(file)])
+    command.update_config(Config({"Policy": {"state_dir": str(store.state_dir)}}))
+    assert command.run() == 0
+    image = store.get("mine")
+    assert capsys.readouterr().out.startswith(f"{image.short}  ")
+    assert image.env == {"WHERE": "there", "EMPTY": "", "PATH": "/opt/bin:/usr/bin"}
+    assert image.recipe == {"dockerfile": "Dockerfile", "built": "docker"}
+    assert os.access(store.root(image) / "usr/local/bin/hello", os.X_OK)
+    assert not (store.root(image) / "etc/machine-id").exists()
+    store.verify(image)
+    assert docker.build_file(store, file, make_recipe("mine"), print).address == image.address, "again, it is the same"
+    (inspected,) = json.loads(call(engine, "image", "inspect", "jupyter-agentbox/build:mine"))
+    assert "WHERE=there" in inspected["Config"]["Env"]
+    assert call(engine, "ps", "--all", "--quiet") == "", "no container is left"
+
+
+def test_a_container_of_a_build_that_was_killed_goes_with_the_next_and_another_ones_stays(
+    store: ImageStore, engine: str, tmp_path: Path
+) -> None:
+    killed, living = (
+        call(engine, "create", f"--label=jupyter-agentbox.build={folder}", FROM, "/bin/true").strip()
+        for folder in (tmp_path / "gone", tmp_path)
+    )
+    docker.build_file(store, write(tmp_path, f"FROM {FROM}\n"), make_recipe("next"), print)
+    left = call(engine, "ps", "--all", "--quiet", "--no-trunc").split()
+    call(engine, "rm", "--force", *left)
+    assert left == [living] != [killed]
+
+
+def test_a_recipe_begins_with_the_image_that_it_names(store: ImageStore, tmp_path: Path) -> None:
+    recipe = Recipe(name="x", docker=FROM, files={"/etc/here": "yes\n"}, env={"A": "1"})
+    image = docker.build(store, recipe, print, pip_environment=pip_environment(), cache=tmp_path)
+    assert (store.root(image) / "etc/here").read_text() == "yes\n"
+    assert (image.env, image.recipe["built"], image.recipe["docker"]) == ({"A": "1"}, "docker", FROM)
+    with pytest.raises(InvalidRequest, match="which image of Docker"):
+        docker.build(store, Recipe(name="x"), print, pip_environment=pip_environment(), cache=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        ("FROM localhost:1/nothing:1\n", RuntimeFailed, "docker build failed"),
+        ("NONSENSE\n", RuntimeFailed, "docker build failed"),
+        ("FROM scratch\nCOPY Dockerfile /etc/\n", InvalidRequest, "no folder /usr"),
+    ],
+)
+def test_what_fails_leaves_no_image(
+    store: ImageStore, engine: str, tmp_path: Path, text: str, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        docker.build_file(store, write(tmp_path, text), make_recipe("bad"), print)
+    assert not list(store.directory.iterdir())
+    assert call(engine, "ps", "--all", "--quiet") == ""
+
+
+def test_a_build_that_is_ended_leaves_no_program_and_no_folder(tmp_path: Path) -> None:
+    slow = write(tmp_path, f"#!/bin/sh\nsleep 3600 &\necho $! > {tmp_path}/pid.new\n"
+                 f"mv {tmp_path}/pid.new {tmp_path}/pid\nwait\n", "docker")  # fmt: skip
+    slow.chmod(0o755)
+    file = write(tmp_path, f"FROM {FROM}\n")
+    command = [sys.executable, "-m", "jupyter_agentbox.cli", "image", "build", str(file), "--name=x"]
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with subprocess.Popen([*command, f"--Policy.state_dir={tmp_path}/state"], env=env) as process:
+        try:
+            wait_until((tmp_path / "pid").exists, 120, "docker was started")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(120) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+    sleeper = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not is_running(sleeper), 60, "what it started has ended")
+    assert not list((tmp_path / "state" / "images").iterdir())
+
+
+def test_a_dockerfile_must_be_there_and_be_given_a_name(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no file"):
+        BuildCommand(title="x", extra_args=[str(tmp_path / "Dockerfile")]).run()
+    with pytest.raises(InvalidRequest, match="--name"):
+        BuildCommand(extra_args=[str(write(tmp_path, "FROM x", "Dockerfile.dev"))]).run()

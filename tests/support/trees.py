@@ -1,0 +1,70 @@
+"""Archives of folder trees, and images of them."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import tarfile
+from pathlib import Path
+
+from jupyter_agentbox.storage.images import Image, ImageStore, tree
+from jupyter_agentbox.storage.images.values import make_recipe
+
+Entry = tuple[str, str, object]
+
+
+def make_tar(*entries: Entry, **options: str) -> io.BytesIO:
+    """Make an archive of (kind, name, content or target)."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode=options.get("mode", "w")) as tar:
+        for kind, name, content in entries:
+            member = tarfile.TarInfo(name)
+            body = b""
+            if kind in ("file", "program"):
+                body = content.encode() if isinstance(content, str) else bytes(content)  # type: ignore[call-overload]
+                member.size, member.mode = len(body), 0o4755 if kind == "program" else 0o600
+            elif kind == "folder":
+                member.type, member.mode = tarfile.DIRTYPE, 0o700
+            elif kind in ("link", "hard"):
+                member.type = tarfile.SYMTYPE if kind == "link" else tarfile.LNKTYPE
+                member.linkname = str(content)
+            elif kind == "device":
+                member.type, member.devmajor, member.devminor = tarfile.CHRTYPE, 1, 3
+            elif kind == "pipe":
+                member.type = tarfile.FIFOTYPE
+            tar.addfile(member, io.BytesIO(body))
+    data.seek(0)
+    return data
+
+
+SYSTEM: tuple[Entry, ...] = (
+    ("folder", "usr/bin", None),
+    ("program", "usr/bin/python3.11", "#!/bin/sh\n"),
+    ("link", "usr/bin/python3", "python3.11"),
+    ("program", "usr/bin/sh", "x"),
+    ("link", "bin", "usr/bin"),
+    ("file", "etc/machine-id", "1234"),
+    ("file", "etc/os-release", "ID=x"),
+    ("file", "var/log/dpkg.log", "2020"),
+)
+
+
+def keep(store: ImageStore, name: str, *entries: Entry) -> Image:
+    """Make an image of a few files."""
+    with store.staging() as folder:
+        root = folder / "rootfs"
+        root.mkdir()
+        unpacker = tree.Unpacker(root)
+        unpacker.add(make_tar(*SYSTEM, *entries))
+        unpacker.finish()
+        return store.add(folder, make_recipe(name))
+
+
+def make_device(path: Path) -> bool:
+    """Make a device; a FIFO where only root may make devices. Whether it is a device."""
+    if os.geteuid() == 0:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))
+    else:
+        os.mkfifo(path)
+    return os.geteuid() == 0
