@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from jupyter_agentbox.service.guardrails import check_command
-from jupyter_agentbox.service.live.live_snapshots import Snapshots
-from jupyter_agentbox.service.managed_sandbox import Session
+from jupyter_agentbox.service.live.live_snapshots import LiveSnapshots
+from jupyter_agentbox.service.managed_sandbox import ManagedSandbox
 from jupyter_agentbox.service.registry import Caller
-from jupyter_agentbox.service.service import Sessions
+from jupyter_agentbox.service.service import SandboxService
 
 from .routes import Route
 
@@ -125,7 +125,7 @@ class Call:
     query, body : Struct or None
         As the route declares them.
     caller : Caller
-    sessions : Sessions
+    sessions : SandboxService
     headers : mapping of str to str
         Of the request.
     chunks : Chunks
@@ -141,7 +141,7 @@ class Call:
     query: Any
     body: Any
     caller: Caller
-    sessions: Sessions
+    sessions: SandboxService
     headers: Any
     chunks: Chunks
     service: Any
@@ -155,16 +155,16 @@ class Call:
         return self.params["id"]
 
     @property
-    def snapshots(self) -> Snapshots:
+    def snapshots(self) -> LiveSnapshots:
         """The snapshots of the server's sandboxes."""
-        found: Snapshots = self.service.snapshots
+        found: LiveSnapshots = self.service.snapshots
         return found
 
-    def use(self, tool: str | None = None) -> AbstractAsyncContextManager[Session]:
-        """Have the sandbox of the path at hand; see :meth:`Sessions.use`."""
+    def use(self, tool: str | None = None) -> AbstractAsyncContextManager[ManagedSandbox]:
+        """Have the sandbox of the path at hand; see :meth:`SandboxService.use`."""
         return self.sessions.use(self.id, tool or self.route.tool, caller=self.caller)
 
-    def check_command(self, session: Session, line: str | None, argv: list[str] | None) -> None:
+    def check_command(self, session: ManagedSandbox, line: str | None, argv: list[str] | None) -> None:
         """Refuse a command that the session's rules or policy's name. Raises PolicyRefused."""
         if line is not None:
             check_command(line, session.blocked_commands, "blocked_commands")

@@ -16,7 +16,7 @@ from jupyter_agentbox.models.outputs import (
     ResultEvent,
     StreamEvent,
 )
-from jupyter_agentbox.service.managed_sandbox import Session
+from jupyter_agentbox.service.managed_sandbox import ManagedSandbox
 from jupyter_agentbox.spec import MIB
 
 from .call import Call
@@ -33,7 +33,7 @@ EVENTS = {
 CONTEXT = "/sandboxes/{id}/contexts/{context}"
 
 
-def _place(session: Session) -> Place:
+def _place(session: ManagedSandbox) -> Place:
     """Return where code runs: a notebook's kernel outlives its sandboxes."""
     sandbox = session.running()
     return Runner.shared().notebook(sandbox.spec.kernel_id) if session.kind == "notebook" else sandbox

@@ -27,7 +27,7 @@ from jupyter_agentbox.models import (
     WaitQuery,
 )
 from jupyter_agentbox.sandbox.processes import Command, Exit, Output, ProcessInfo
-from jupyter_agentbox.service.managed_sandbox import Session
+from jupyter_agentbox.service.managed_sandbox import ManagedSandbox
 from jupyter_agentbox.spec import MIB
 
 from .call import Call
@@ -234,7 +234,7 @@ async def remove_process(call: Call) -> None:
     tool="terminal",
 )
 async def open_terminal(call: Call) -> ProcessAnswer:
-    """Open a terminal. It is a background process too, and is spoken to over its websocket.
+    """Open a terminal. It is a background process too, and is translate_os_errors to over its websocket.
 
     The websocket is `/sandboxes/{id}/terminals/{process}/socket`. Frames with bytes are what is typed and what is
     shown; frames with text are JSON: `{"rows": 24, "columns": 80}` sets the size, and `{"exit_code": 0}` is the end.
@@ -265,7 +265,7 @@ class _Writer:
         return event.stream, OutputEvent(decoder.decode(event.data), event.offset - held)
 
 
-def _command(call: Call, session: Session, body: ExecRequest | ProcessRequest | TerminalRequest) -> Command:
+def _command(call: Call, session: ManagedSandbox, body: ExecRequest | ProcessRequest | TerminalRequest) -> Command:
     if not isinstance(body, TerminalRequest) and body.command is None and body.argv is None:
         raise InvalidRequest("give a command, or argv", field="command")
     if body.command is not None and body.argv is not None:
@@ -290,7 +290,7 @@ def _text(data: bytes, encoding: Encoding) -> str:
     return base64.b64encode(data).decode() if encoding == "base64" else data.decode("utf-8", "replace")
 
 
-def _refused(session: Session, before: int) -> list[RefusedHost]:
+def _refused(session: ManagedSandbox, before: int) -> list[RefusedHost]:
     return [RefusedHost(item.host, item.port, item.sentence) for item in session.refusals(before)]
 
 

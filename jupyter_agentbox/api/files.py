@@ -34,7 +34,7 @@ from jupyter_agentbox.models import (
     WriteRequest,
 )
 from jupyter_agentbox.models.file_entries import Copied, Edited, Entry, Listing, Matches
-from jupyter_agentbox.service.managed_sandbox import Session
+from jupyter_agentbox.service.managed_sandbox import ManagedSandbox
 from jupyter_agentbox.spec import MIB
 from jupyter_agentbox.storage.files import Folder, FolderView
 from jupyter_agentbox.storage.files.paths import parse_path
@@ -56,7 +56,7 @@ async def _on_folder(call: Call, work: Callable[[Folder], T], *, moved: str | No
             _note_change(call, session, moved)
 
 
-def _note_change(call: Call, session: Session, moved: str | None = None) -> None:
+def _note_change(call: Call, session: ManagedSandbox, moved: str | None = None) -> None:
     """Have a sandbox let go of files that were deleted or replaced."""
     if call.route.action == "write" and session.sandbox is not None:
         session.sandbox.note_change(*([moved] if moved is not None else []))
@@ -276,7 +276,7 @@ async def upload_archive(call: Call) -> Copied:
         return await _receive(call, session, upload)
 
 
-async def _receive(call: Call, session: Session, upload: Upload[T]) -> T:
+async def _receive(call: Call, session: ManagedSandbox, upload: Upload[T]) -> T:
     try:
         async for parts in call.chunks.parts():
             await blocking(upload.write, *parts)

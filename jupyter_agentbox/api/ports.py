@@ -23,7 +23,7 @@ from tornado.iostream import IOStream, StreamClosedError
 from jupyter_agentbox.egress.http1 import BodyReader
 from jupyter_agentbox.errors import AgentboxError, LinkClosed, NotAuthenticated, PolicyRefused
 from jupyter_agentbox.models import ErrorAnswer
-from jupyter_agentbox.service.managed_sandbox import Session
+from jupyter_agentbox.service.managed_sandbox import ManagedSandbox
 from jupyter_agentbox.service.ports import Answer, Connection, PortGrants, answer_head, request_head, socket_head
 from jupyter_agentbox.service.registry import Caller
 
@@ -44,7 +44,7 @@ class PortHandler(TokenMixin, JupyterHandler):
     auth_resource = RESOURCE
 
     def initialize(self) -> None:
-        self._session: Session | None = None
+        self._session: ManagedSandbox | None = None
         self._connection: Connection | None = None
         self._work: asyncio.Future[Any] | None = None
         self._is_shared = self._is_gone = False
@@ -146,7 +146,7 @@ class PortHandler(TokenMixin, JupyterHandler):
     def _is_socket(self) -> bool:
         return self.request.method == "GET" and self.request.headers.get("Upgrade", "").lower() == "websocket"
 
-    async def _note_visit(self, session: Session, port: int, who: Mapping[str, Any]) -> None:
+    async def _note_visit(self, session: ManagedSandbox, port: int, who: Mapping[str, Any]) -> None:
         """Have the audit log tell who reaches the port: once in a while, as a page has many requests."""
         sandbox = session.running().id
         left_out = self._grants.visits.admit((sandbox, port, who["by"], who.get("token"), who.get("is_shared")))
@@ -155,7 +155,7 @@ class PortHandler(TokenMixin, JupyterHandler):
             detail = {"is_socket": self._is_socket, "left_out": left_out, **who}
             await service.sessions.audit().arecord("port", sandbox, is_allowed=True, port=port, detail=detail)
 
-    async def _judge(self, caller: Caller) -> Session | None:
+    async def _judge(self, caller: Caller) -> ManagedSandbox | None:
         """Find the sandbox for one who is authenticated; None if it was sent to another address."""
         service: Service = self.settings["agentbox"]
         name, port = self.path_kwargs["id"], int(self.path_kwargs["port"])

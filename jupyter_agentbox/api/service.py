@@ -13,10 +13,10 @@ from jupyter_agentbox.runtimes import Check
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.tokens import TokenStore
 from jupyter_agentbox.service.live.export import Exchange
-from jupyter_agentbox.service.live.live_snapshots import Snapshots
+from jupyter_agentbox.service.live.live_snapshots import LiveSnapshots
 from jupyter_agentbox.service.live.parking import Parker
 from jupyter_agentbox.service.registry import Caller
-from jupyter_agentbox.service.service import Sessions
+from jupyter_agentbox.service.service import SandboxService
 
 from .call import blocking
 from .failures import describe
@@ -31,14 +31,14 @@ class Service:
 
     Parameters
     ----------
-    sessions : Sessions
+    sessions : SandboxService
     gateway_url : str or None
         Where kernels run, if it is not here.
     """
 
-    def __init__(self, sessions: Sessions, gateway_url: str | None = None) -> None:
+    def __init__(self, sessions: SandboxService, gateway_url: str | None = None) -> None:
         self.sessions = sessions
-        self.snapshots = Snapshots(sessions)
+        self.snapshots = LiveSnapshots(sessions)
         self.parker = Parker(sessions, self.snapshots)
         self.exchange = Exchange(sessions, self.snapshots)
         self.gateway_url = gateway_url

@@ -24,7 +24,7 @@ from tornado.websocket import WebSocketClosedError, WebSocketHandler
 from jupyter_agentbox.errors import AgentboxError, NotFound
 from jupyter_agentbox.models import ErrorAnswer
 from jupyter_agentbox.sandbox.processes import Exit
-from jupyter_agentbox.service.managed_sandbox import Session
+from jupyter_agentbox.service.managed_sandbox import ManagedSandbox
 
 from .failures import describe
 from .identity import RESOURCE, SUBPROTOCOL, TokenMixin, caller_of, is_allowed, note_refusal
@@ -50,7 +50,7 @@ class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandle
     auth_resource = RESOURCE
 
     def initialize(self) -> None:
-        self._session: Session | None = None
+        self._session: ManagedSandbox | None = None
         self._name = ""
         self._who: dict[str, Any] = {}
         self._tasks: list[asyncio.Future[None]] = []

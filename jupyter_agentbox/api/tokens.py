@@ -5,7 +5,7 @@ from __future__ import annotations
 from jupyter_agentbox.errors import AgentboxError, NotAuthorized
 from jupyter_agentbox.models import TokenInfo, TokenList, TokenMade, TokenRequest
 from jupyter_agentbox.sandbox.tokens import TokenRecord, TokenStore, choose_life
-from jupyter_agentbox.service.managed_sandbox import Session
+from jupyter_agentbox.service.managed_sandbox import ManagedSandbox
 
 from .call import Call, blocking
 from .routes import route
@@ -63,7 +63,7 @@ async def revoke_token(call: Call) -> None:
     await call.sessions.audit().arecord("token", sandbox, detail=detail)
 
 
-async def _session(call: Call) -> Session:
+async def _session(call: Call) -> ManagedSandbox:
     call.caller.check_unscoped("deal in tokens")
     return await call.sessions.look(call.id, caller=call.caller)
 

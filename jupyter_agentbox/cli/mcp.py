@@ -58,9 +58,9 @@ class MCPCommand(Command):
         from jupyter_agentbox.api.service import Service
         from jupyter_agentbox.kernels.runner import Runner
         from jupyter_agentbox.policy.policy import Policy
-        from jupyter_agentbox.service.service import Sessions
+        from jupyter_agentbox.service.service import SandboxService
 
-        sessions = Sessions(Policy(parent=self))
+        sessions = SandboxService(Policy(parent=self))
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)

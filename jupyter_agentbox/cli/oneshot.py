@@ -19,7 +19,7 @@ from jupyter_agentbox.sandbox.link.thread import LinkThread
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.processes import Command as Program
 from jupyter_agentbox.sandbox.processes import Exit
-from jupyter_agentbox.service.managed_sandbox import Session
+from jupyter_agentbox.service.managed_sandbox import ManagedSandbox
 from jupyter_agentbox.service.packages import check_names, install_all
 from jupyter_agentbox.spec import WORKSPACE, SandboxSpec
 
@@ -145,7 +145,7 @@ class RunCommand(ProgramCommand):
         # It needs no kernel, so it takes one that waits, if any does, for the sandbox around it.
         sandbox = await LinkThread.instance().run(WarmStarts.shared(manager, policy).create(spec, has_code=False))
         logging.getLogger("jupyter_agentbox.sandbox.sandbox").setLevel(logging.CRITICAL)  # how it ends is told below
-        session = Session("run", spec.owner, SandboxRequest())
+        session = ManagedSandbox("run", spec.owner, SandboxRequest())
         try:
             session.attach(sandbox)
             if script and not self.mount:
@@ -163,7 +163,7 @@ class RunCommand(ProgramCommand):
             session.close()
             await manager.stop(sandbox)
 
-    async def _script(self, session: Session, command: Program, stdin: bytes) -> int:
+    async def _script(self, session: ManagedSandbox, command: Program, stdin: bytes) -> int:
         processes = session.running().processes
         before = session.refusal_count
         async with await processes.stream(command, stdin=stdin, timeout=self.timeout or None) as events:

@@ -163,13 +163,13 @@ class TokenCommand(CommandGroup):
 
 def _find(manager: SandboxManager, name: str) -> _Place:
     """Find the one sandbox that is called so. Raises AgentboxError."""
-    from jupyter_agentbox.service.managed_sandbox import SESSION_FILE, Session
+    from jupyter_agentbox.service.managed_sandbox import SESSION_FILE, ManagedSandbox
 
     found = []
     for listed in manager.list():
         directory = manager.state_dir / "sandboxes" / listed.id
         try:
-            session = Session.load(directory) if (directory / SESSION_FILE).exists() else None
+            session = ManagedSandbox.load(directory) if (directory / SESSION_FILE).exists() else None
         except AgentboxError:
             continue
         names = {listed.id, listed.kernel_id} | ({session.id} if session is not None else set())

@@ -12,8 +12,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from jupyter_agentbox.kernels.front.reconnect import is_missed
-from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot
-from jupyter_agentbox.service.managed_sandbox import Session
+from jupyter_agentbox.kernels.sandboxed_kernel import SandboxedKernel
+from jupyter_agentbox.service.managed_sandbox import ManagedSandbox
 
 from .adoption import listen
 
@@ -37,17 +37,17 @@ class KernelActivity:
     def __init__(self, kernels: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._kernels = kernels
         self._loop = loop
-        self._waiting: set[Session] = set()
+        self._waiting: set[ManagedSandbox] = set()
         #: Of parked kernels, the sessions of closed pages whose connections were closed.
         self._away: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._listening: set[asyncio.Task[None]] = set()
 
-    def used(self, session: Session) -> None:
+    def used(self, session: ManagedSandbox) -> None:
         """Somebody uses a notebook's sandbox. From any thread."""
         with contextlib.suppress(RuntimeError):  # the server has ended
             self._loop.call_soon_threadsafe(self._note, session)
 
-    def _note(self, session: Session) -> None:
+    def _note(self, session: ManagedSandbox) -> None:
         kernel_id = session.spec.kernel_id if session.spec is not None else ""
         if kernel_id in self._kernels:
             now = datetime.now(timezone.utc)
@@ -66,7 +66,7 @@ class KernelActivity:
 
         Not if they have brought something that the page has not seen. A page that comes back makes new ones.
         """
-        kept, slot = self._kernels._kernel_buffers.get(kernel_id), KernelSlot.find(kernel_id=kernel_id)
+        kept, slot = self._kernels._kernel_buffers.get(kernel_id), SandboxedKernel.find(kernel_id=kernel_id)
         if kept is None or slot is None or slot.parked is None or kernel_id not in self._kernels:
             return
         client = kept["session_key"].removeprefix(f"{kernel_id}:")
@@ -76,13 +76,13 @@ class KernelActivity:
 
     def woken(self, kernel_id: str) -> None:
         """A kernel goes on that was parked, and says nothing yet. On the link's thread."""
-        slot = KernelSlot.find(kernel_id=kernel_id)
+        slot = SandboxedKernel.find(kernel_id=kernel_id)
         if slot is not None and slot.front is not None:
             slot.front.audience.expect()
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._listen, kernel_id, slot)
 
-    def _listen(self, kernel_id: str, slot: KernelSlot) -> None:
+    def _listen(self, kernel_id: str, slot: SandboxedKernel) -> None:
         """Have what it says be kept for the page that was closed, unless one is there."""
         if kernel_id not in self._kernels:
             return
@@ -99,7 +99,7 @@ class KernelActivity:
         except Exception as error:  # it was shut down at the same moment, or descriptors have run out
             log.warning("what kernel %s says is not kept for a page that is away: %s", kernel_id, error)
 
-    def _look(self, session: Session) -> None:
+    def _look(self, session: ManagedSandbox) -> None:
         self._waiting.discard(session)
         if session.uses:
             self._note(session)

@@ -28,8 +28,8 @@ from jupyter_core.utils import ensure_async
 from jupyter_server.serverapp import ServerApp
 
 from jupyter_agentbox.errors import AgentboxError, Conflict
-from jupyter_agentbox.kernels.front.reconnect import Kept
-from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot, Restoration
+from jupyter_agentbox.kernels.front.reconnect import BoundedBuffer
+from jupyter_agentbox.kernels.sandboxed_kernel import Restoration, SandboxedKernel
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.sandbox.link.link import LinkThread
 from jupyter_agentbox.sandbox.manager import SandboxManager
@@ -140,7 +140,7 @@ async def take_back(server: ServerApp, policy: Policy, parker: Parker) -> list[s
     async def start(kernel_id: str, name: str) -> str | None:
         try:
             await asyncio.wait_for(ensure_async(kernels.start_kernel(kernel_id=kernel_id, kernel_name=name)), TIMEOUT)
-            slot = KernelSlot.find(kernel_id=kernel_id)
+            slot = SandboxedKernel.find(kernel_id=kernel_id)
             await listen(kernels, kernel_id, slot.client if slot is not None else "")
         except Exception as error:  # whatever is wrong with one kernel, the server starts
             server.log.warning("kernel %s was not taken back: %s", kernel_id, error)
@@ -153,23 +153,23 @@ async def take_back(server: ServerApp, policy: Policy, parker: Parker) -> list[s
         server.log.error("parked kernels were not taken back: %s", error)
         found_parked = []
     parked = {item.spec.kernel_id: item for item in found_parked}
-    KernelSlot.waiting.update(parked)
+    SandboxedKernel.waiting.update(parked)
     names = {record.spec.kernel_id: record.spec.kernel_name for record in records}
     names.update({kernel_id: item.spec.kernel_name for kernel_id, item in parked.items()})
     found = await asyncio.gather(*(start(kernel_id, name) for kernel_id, name in names.items()))
     for kernel_id, item in parked.items():
-        slot = KernelSlot.find(kernel_id=kernel_id)
-        if KernelSlot.waiting.pop(kernel_id, None) is not None and slot is not None and slot.sandbox is not None:
+        slot = SandboxedKernel.find(kernel_id=kernel_id)
+        if SandboxedKernel.waiting.pop(kernel_id, None) is not None and slot is not None and slot.sandbox is not None:
             # The earlier one ended between two steps, and it lives.
             await parker.sessions.on_thread(item.woken(slot.sandbox))
     # Where a restore was cut off there are two of an id. One has been taken; the other must never be.
-    await asyncio.to_thread(_end_twins, manager, {kernel_id for kernel_id in found if kernel_id is not None})
+    await asyncio.to_thread(_end_duplicates, manager, {kernel_id for kernel_id in found if kernel_id is not None})
     return [kernel_id for kernel_id in found if kernel_id is not None]
 
 
 async def listen(kernels: Any, kernel_id: str, client: str) -> None:
     """Have a kernel speak that was taken back or woken, and keep what it says for this client, if one is named."""
-    slot = KernelSlot.find(kernel_id=kernel_id)
+    slot = SandboxedKernel.find(kernel_id=kernel_id)
     front = slot.front if slot is not None else None
     if slot is None or front is None or slot.parked is not None:
         return
@@ -180,7 +180,7 @@ async def listen(kernels: Any, kernel_id: str, client: str) -> None:
             streams[name] = getattr(kernel, f"connect_{name}")(identity=client.encode())
             streams[name].channel = name  # as Jupyter marks its own
         kernels.start_buffering(kernel_id, f"{kernel_id}:{client}", streams)
-        kernels._kernel_buffers[kernel_id]["buffer"] = Kept(front)
+        kernels._kernel_buffers[kernel_id]["buffer"] = BoundedBuffer(front)
     else:
         client = ""
     listeners = 2 if client else 1  # one watches for activity
@@ -197,13 +197,13 @@ async def listen(kernels: Any, kernel_id: str, client: str) -> None:
         kernel._kernel_info_future = answered
 
 
-def _end_twins(manager: SandboxManager, kernel_ids: set[str]) -> None:
+def _end_duplicates(manager: SandboxManager, kernel_ids: set[str]) -> None:
     for record in manager.orphans():
         if record.spec.kernel_id in kernel_ids:
-            slot = KernelSlot.find(kernel_id=record.spec.kernel_id)
+            slot = SandboxedKernel.find(kernel_id=record.spec.kernel_id)
             sandbox, parked = (slot.sandbox, slot.parked) if slot is not None else (None, None)
             heir = sandbox.id if sandbox is not None else parked.snapshot_id if parked is not None else None
-            manager.end_twin(record, heir)
+            manager.end_duplicate(record, heir)
 
 
 async def start_restored(server: ServerApp, restoration: Restoration) -> str:
@@ -224,14 +224,14 @@ async def start_restored(server: ServerApp, restoration: Restoration) -> str:
     kernels: Any = server.kernel_manager
     spec = restoration.spec
     kernel_id = str(uuid.uuid4())
-    KernelSlot.restorations[kernel_id] = restoration
+    SandboxedKernel.restorations[kernel_id] = restoration
     try:
         await ensure_async(kernels.start_kernel(kernel_id=kernel_id, kernel_name=spec.kernel_name))
         await asyncio.wrap_future(kernels.get_kernel(kernel_id).ready)
     except NoSuchKernel:
         raise Conflict(f"the kernelspec {spec.kernel_name!r} of the snapshot is no more", field="snapshot") from None
     finally:
-        is_started = KernelSlot.restorations.pop(kernel_id, None) is None
+        is_started = SandboxedKernel.restorations.pop(kernel_id, None) is None
         if not is_started and kernel_id in kernels:
             await ensure_async(kernels.shutdown_kernel(kernel_id, now=True))
     if not is_started:
@@ -261,7 +261,7 @@ async def start_again(server: ServerApp, kernel_id: str, name: str) -> None:
 
 async def leave_kernels(*, parked_only: bool) -> None:
     """Leave the kernels, or only parked ones, to a later server: this one's shutdown then does nothing to them."""
-    await KernelSlot.leave_all(parked_only=parked_only)
+    await SandboxedKernel.leave_all(parked_only=parked_only)
 
 
 def wait_for_restarts(kernels: Any) -> None:
@@ -272,7 +272,7 @@ def wait_for_restarts(kernels: Any) -> None:
     shut_down = kernels._async_shutdown_kernel
 
     async def shutdown_kernel(kernel_id: str, now: bool = False, restart: bool = False) -> None:
-        slot = KernelSlot.find(kernel_id=kernel_id)
+        slot = SandboxedKernel.find(kernel_id=kernel_id)
         if slot is not None and not restart:
             slot.end_lease()
         loop = asyncio.get_running_loop()

@@ -35,7 +35,7 @@ from jupyter_agentbox.sandbox.record import Lock
 from jupyter_agentbox.service import startup_cleanup
 from jupyter_agentbox.service.live.magics import Magics
 from jupyter_agentbox.service.live.parking import Parker
-from jupyter_agentbox.service.service import Sessions
+from jupyter_agentbox.service.service import SandboxService
 
 from . import enforcement
 from .activity import KernelActivity
@@ -168,7 +168,7 @@ class AgentboxExtension(ExtensionApp):
         enforcement.choose_default_kernel(self.serverapp)
         try:
             policy = Policy(parent=self.serverapp)
-            sessions = Sessions(policy)
+            sessions = SandboxService(policy)
             gateway_url = self._gateway_url()
             service = Service(sessions, gateway_url)
         except Exception as error:  # the server offers more than this extension

@@ -14,7 +14,7 @@ from typing import Any
 from prometheus_client import Counter, Gauge, Histogram
 from tornado.ioloop import IOLoop
 
-from jupyter_agentbox.service.service import Sessions
+from jupyter_agentbox.service.service import SandboxService
 from jupyter_agentbox.storage.audit.log import AuditLog
 
 STARTS = Histogram(
@@ -43,13 +43,13 @@ class Observer:
 
     Parameters
     ----------
-    sessions : Sessions
+    sessions : SandboxService
         Whose sandboxes are counted.
     event_logger : EventLogger or None
         Jupyter's.
     """
 
-    def __init__(self, sessions: Sessions, event_logger: Any = None) -> None:
+    def __init__(self, sessions: SandboxService, event_logger: Any = None) -> None:
         self._events = event_logger
         self._loop = IOLoop.current()
         if event_logger is not None:

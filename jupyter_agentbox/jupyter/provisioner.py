@@ -2,7 +2,7 @@
 
 Every Jupyter program comes in here: JupyterLab, nbclient, papermill, Kernel Gateway, the console. They call from
 several event loops and from loops that stand still between two calls, so nothing here belongs to a loop of theirs:
-all work is done on the link's thread by a :class:`~jupyter_agentbox.kernels.sandboxed_kernel.KernelSlot`.
+all work is done on the link's thread by a :class:`~jupyter_agentbox.kernels.sandboxed_kernel.SandboxedKernel`.
 
 A kernelspec is not to be trusted with policy, as its author may be anybody and a user's own shadows an
 administrator's. What its stanza says is a request, which :class:`~jupyter_agentbox.policy.policy.Policy` lets narrow
@@ -30,10 +30,10 @@ from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, PolicyRefused
-from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot
+from jupyter_agentbox.kernels.sandboxed_kernel import SandboxedKernel
 from jupyter_agentbox.kernels.warm.starts import WarmStarts
 from jupyter_agentbox.policy.policy import Policy
-from jupyter_agentbox.policy.renewal import keep_hosts, renew
+from jupyter_agentbox.policy.renewal import keep_hosts, reapply_policy
 from jupyter_agentbox.sandbox.link.link import LinkThread
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.record import Record
@@ -73,7 +73,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
         self._request = request
         self._policy: Policy | None = None
         self._spec: SandboxSpec | None = None
-        self._slot: KernelSlot | None = None
+        self._slot: SandboxedKernel | None = None
         self._is_running = self._is_watched = False
         #: What Jupyter said at the last start, which it repeats at a restart.
         self._launch: Mapping[str, Any] = {}
@@ -237,7 +237,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
             Policy does not allow what was left running any more. It has ended.
         """
         kernel_id = self.kernel_id or ""
-        if (restoration := KernelSlot.restorations.get(kernel_id)) is not None:
+        if (restoration := SandboxedKernel.restorations.get(kernel_id)) is not None:
             return dataclasses.replace(
                 restoration.spec,
                 kernel_id=kernel_id,
@@ -252,12 +252,12 @@ class AgentboxProvisioner(KernelProvisionerBase):
                     self._orphan = record
                     try:
                         return await asyncio.to_thread(
-                            renew, policy, record.spec, owner=record.spec.owner, is_running=True
+                            reapply_policy, policy, record.spec, owner=record.spec.owner, is_running=True
                         )
                     except AgentboxError as error:
                         await manager.refuse(record, error)
                         raise
-        parked = KernelSlot.waiting.get(kernel_id)
+        parked = SandboxedKernel.waiting.get(kernel_id)
         return parked.spec if parked is not None else None
 
     def _refuse_encryption(self, kwargs: dict[str, Any]) -> None:
@@ -274,7 +274,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
             return
         session = getattr(self.parent, "session", None)
         manager = SandboxManager.shared(policy.state_path, spec.runtime, config=policy.config)
-        slot = self._slot = KernelSlot(
+        slot = self._slot = SandboxedKernel(
             manager,
             key=session.key if session is not None else secrets.token_hex(16).encode(),
             signature_scheme=session.signature_scheme if session is not None else "hmac-sha256",
@@ -322,16 +322,16 @@ class AgentboxProvisioner(KernelProvisionerBase):
             assert self._policy is not None
             self.parent.add_restart_callback(partial(self._slot.retire_later, self._policy.keep_ended_for), "dead")
 
-    async def _restore(self, slot: KernelSlot) -> dict[str, Any] | None:
+    async def _restore(self, slot: SandboxedKernel) -> dict[str, Any] | None:
         """Go on from a snapshot, if this kernel is to be a fork."""
         assert self._spec is not None
-        found = KernelSlot.restorations.pop(self._spec.kernel_id, None)
+        found = SandboxedKernel.restorations.pop(self._spec.kernel_id, None)
         if found is None:
             return None
         found = dataclasses.replace(found, spec=self._spec)
         return await LinkThread.instance().run(slot.restore(found, lambda sandbox: None))
 
-    async def _adopt(self, slot: KernelSlot) -> dict[str, Any] | None:
+    async def _adopt(self, slot: SandboxedKernel) -> dict[str, Any] | None:
         """Go on with the kernel of this id that an earlier server of the same root directory left, if there is one."""
         assert self._spec is not None
         assert self._policy is not None
@@ -348,10 +348,10 @@ class AgentboxProvisioner(KernelProvisionerBase):
             self._spec = await asyncio.to_thread(self._resolve, self._policy, record.spec, record.spec)
         return None
 
-    async def _take_parked(self, slot: KernelSlot) -> dict[str, Any] | None:
+    async def _take_parked(self, slot: SandboxedKernel) -> dict[str, Any] | None:
         """Go on with the kernel of this id that an earlier server of the same root directory parked, if one is."""
         assert self._spec is not None
-        parked = KernelSlot.waiting.pop(self._spec.kernel_id, None)
+        parked = SandboxedKernel.waiting.pop(self._spec.kernel_id, None)
         return await LinkThread.instance().run(slot.take_over(parked)) if parked is not None else None
 
     # Life

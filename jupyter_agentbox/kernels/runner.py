@@ -30,7 +30,7 @@ from jupyter_agentbox.spec import MIB, WORKSPACE, End, format_size
 
 from .front.front import Front
 from .kernelclient import END_GRACE, Feed, KernelClient
-from .sandboxed_kernel import KernelSlot
+from .sandboxed_kernel import SandboxedKernel
 from .warm.starts import DEFAULT_CONTEXT as DEFAULT
 from .warm.starts import context_argv
 
@@ -43,7 +43,7 @@ SIGNAL_TIMEOUT = 5.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 #: Where code runs: a sandbox, or an open notebook's kernel (:meth:`Runner.notebook`), which outlives its sandboxes.
-Place = Sandbox | KernelSlot
+Place = Sandbox | SandboxedKernel
 
 
 class _Context:
@@ -163,7 +163,7 @@ class Runner:
             cls._shared = cls()
         return cls._shared
 
-    def notebook(self, kernel_id: str) -> KernelSlot:
+    def notebook(self, kernel_id: str) -> SandboxedKernel:
         """Find an open notebook's kernel.
 
         Raises
@@ -171,7 +171,7 @@ class Runner:
         NotFound
             This server runs none of that id in a sandbox.
         """
-        slot = KernelSlot.find(kernel_id=kernel_id)
+        slot = SandboxedKernel.find(kernel_id=kernel_id)
         if slot is None:
             raise NotFound(f"no kernel {kernel_id!r} runs in a sandbox here", field="kernel_id")
         return slot
@@ -194,7 +194,7 @@ class Runner:
 
         Parameters
         ----------
-        place : Sandbox or KernelSlot
+        place : Sandbox or SandboxedKernel
         code : str
         context : str
             Which kernel; one that is not there yet is started.
@@ -469,8 +469,8 @@ class Runner:
             context.close()
 
 
-def _slot_of(place: Place) -> KernelSlot | None:
-    return place if isinstance(place, KernelSlot) else KernelSlot.find(sandbox_id=place.id)
+def _slot_of(place: Place) -> SandboxedKernel | None:
+    return place if isinstance(place, SandboxedKernel) else SandboxedKernel.find(sandbox_id=place.id)
 
 
 def _sandbox_of(place: Place) -> Sandbox:

@@ -3,7 +3,7 @@
 ``jupyter.provisioner`` drives it by Jupyter's calls. A restart gives a new sandbox, so variables,
 ``/tmp`` and stray processes are gone; addresses stay, and so does a private workspace.
 
-Coroutines run on the link's thread; :attr:`KernelSlot.end` may be read from anywhere.
+Coroutines run on the link's thread; :attr:`SandboxedKernel.end` may be read from anywhere.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .parkable import Parkable
 from .saved import Parked as Parked
 from .saved import Restoration as Restoration
 from .warm.starts import WarmStarts
-from .warm.templates import Wish
+from .warm.templates import KernelRequest
 
 #: Seconds that a signal may wait for a guest that does not read.
 SIGNAL_TIMEOUT = 5.0
@@ -68,12 +68,12 @@ class KeptKernel:
     async def forget(self) -> None:
         """Remove the files, if they are still kept. On the link's thread."""
         kernel_id = self.sandbox.spec.kernel_id
-        if KernelSlot.kept.get(kernel_id) is self:
-            del KernelSlot.kept[kernel_id]
+        if SandboxedKernel.kept.get(kernel_id) is self:
+            del SandboxedKernel.kept[kernel_id]
             await self.manager.stop(self.sandbox)
 
 
-class KernelSlot(Parkable):
+class SandboxedKernel(Parkable):
     """Holds a kernel id's front and its present sandbox.
 
     Parameters
@@ -101,7 +101,7 @@ class KernelSlot(Parkable):
     waiting: ClassVar[dict[str, Parked]] = {}
     #: By ids of kernels that Jupyter has given up, until somebody starts them again, or their time is over.
     kept: ClassVar[dict[str, KeptKernel]] = {}
-    _all: ClassVar[weakref.WeakSet[KernelSlot]] = weakref.WeakSet()
+    _all: ClassVar[weakref.WeakSet[SandboxedKernel]] = weakref.WeakSet()
     _all_lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(
@@ -132,11 +132,11 @@ class KernelSlot(Parkable):
         self._meant = End(Cause.STOPPED, 137, "it was stopped")
         # One start, stop or release at a time: Jupyter's calls overlap when a user is impatient.
         self._lock = asyncio.Lock()
-        with KernelSlot._all_lock:
-            KernelSlot._all.add(self)
+        with SandboxedKernel._all_lock:
+            SandboxedKernel._all.add(self)
 
     @classmethod
-    def find(cls, *, kernel_id: str | None = None, sandbox_id: str | None = None) -> KernelSlot | None:
+    def find(cls, *, kernel_id: str | None = None, sandbox_id: str | None = None) -> SandboxedKernel | None:
         """Find the slot of a kernel id, or the one that a sandbox is in; None where this process has none."""
         for slot in cls.all():
             sandbox, parked = slot.sandbox, slot.parked
@@ -147,7 +147,7 @@ class KernelSlot(Parkable):
         return None
 
     @classmethod
-    def all(cls) -> list[KernelSlot]:
+    def all(cls) -> list[SandboxedKernel]:
         """The slots of this process. From any thread."""
         with cls._all_lock:
             return list(cls._all)
@@ -218,7 +218,7 @@ class KernelSlot(Parkable):
                 await asyncio.shield(self._release() if is_first else self._stop())
                 raise
             self._revived = None
-            LinkThread.instance().spawn(self._make_way(kernel))
+            LinkThread.instance().spawn(self._release_start_permit(kernel))
             self.end = None
             self._hold(kernel, front, self._sandbox)
             return self._connection_info(front)
@@ -238,7 +238,7 @@ class KernelSlot(Parkable):
         """Go on with a kernel that was started ahead; None where there is none for this one."""
         if self._warm is None:
             return None
-        wish = Wish(spec, argv, self._key.decode(), self._signature_scheme, front.refusal, self._sandbox)
+        wish = KernelRequest(spec, argv, self._key.decode(), self._signature_scheme, front.refusal, self._sandbox)
         sandbox = await self._warm.start(wish)
         if sandbox is None:
             return None
@@ -263,7 +263,7 @@ class KernelSlot(Parkable):
         known = self._sandbox.record.main_kernel if self._sandbox is not None else None
         return known.client if known is not None else ""
 
-    async def _make_way(self, kernel: Kernel) -> None:
+    async def _release_start_permit(self, kernel: Kernel) -> None:
         """Let the next one start once this kernel is ready, or takes unusually long."""
         try:
             for _ in range(int(READY_TIMEOUT / READY_INTERVAL)):
@@ -544,11 +544,11 @@ def _release_all() -> None:
     """Take along what is left: a console, for one, just ends, without a word to its kernel manager."""
 
     async def release() -> None:
-        released = [slot.release() for slot in slots] + [kept.forget() for kept in list(KernelSlot.kept.values())]
+        released = [slot.release() for slot in slots] + [kept.forget() for kept in list(SandboxedKernel.kept.values())]
         await asyncio.gather(*released, return_exceptions=True)
 
-    slots = [slot for slot in KernelSlot._all if slot.is_held]
-    if slots or KernelSlot.kept:
+    slots = [slot for slot in SandboxedKernel._all if slot.is_held]
+    if slots or SandboxedKernel.kept:
         with contextlib.suppress(Exception):
             LinkThread.instance().submit(release()).result(EXIT_TIMEOUT)
 

@@ -16,7 +16,7 @@ from .policy import Policy
 from .profiles import expand, find_uncovered
 
 
-def renew(
+def reapply_policy(
     policy: Policy, then: SandboxSpec, *, owner: str, is_tenants: bool = False, is_running: bool = False
 ) -> SandboxSpec:
     """Decide about a sandbox that goes on from a snapshot or under another server. Blocks: presets ask package clients.
@@ -110,7 +110,7 @@ def keep_hosts(policy: Policy, new: SandboxSpec, before: SandboxSpec) -> Sandbox
     return replace(new, grant=policy.narrow_grant(new.profile, hosts))
 
 
-def cap(then: Grant, now: Grant) -> Grant:
+def intersect_grants(then: Grant, now: Grant) -> Grant:
     """Leave of a grant what another allows as well: what was narrowed since a snapshot stays so after it."""
     hosts = _common(then.hosts, now.hosts)
     private = _common(then.private_hosts, now.private_hosts)

@@ -335,7 +335,7 @@ class SandboxManager:
         ----------
         sandbox_id : str
         spec : SandboxSpec, optional
-            As policy has it now, from :func:`~jupyter_agentbox.policy.renewal.renew`; what it was unless given.
+            As policy has it now, from ``policy.renewal.reapply_policy``; what it was unless given.
         on_refusal
             See :meth:`create`.
 
@@ -379,7 +379,7 @@ class SandboxManager:
                 found.append(record)
         return found
 
-    def end_twin(self, record: Record, heir: str | None) -> None:
+    def end_duplicate(self, record: Record, heir: str | None) -> None:
         """End one that has no owner, as what it is of goes on elsewhere; its tokens are that one's. Blocks.
 
         Parameters

@@ -18,7 +18,7 @@ from jupyter_agentbox.sandbox.sweep import sweep_directories
 from jupyter_agentbox.spec import Cause, End
 from jupyter_agentbox.storage.audit.log import AuditLog
 
-from .managed_sandbox import Session, SessionRecord
+from .managed_sandbox import ManagedSandbox, SessionRecord
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +27,12 @@ FOLDER = "lapsed"
 END = End(Cause.LEASE_OVER, 137, "its lease was over before a server took it back", "Policy.lease_timeout")
 
 
-async def tell(state_dir: Path, audit: AuditLog) -> list[Session]:
+async def tell(state_dir: Path, audit: AuditLog) -> list[ManagedSandbox]:
     """Note in the audit log which have ended since, and return them, ended. Once for each; never fails."""
     found = []
     for path in await asyncio.to_thread(_collect, state_dir):
         try:
-            session = Session.of(msgspec.json.decode(path.read_bytes(), type=SessionRecord))
+            session = ManagedSandbox.of(msgspec.json.decode(path.read_bytes(), type=SessionRecord))
             session.end, session.ended_at = session.end or END, path.stat().st_ctime  # when it was put there
             try:
                 rows = await audit.aquery(sandbox=path.name, kind="lifecycle")

@@ -12,21 +12,21 @@ import msgspec
 from jupyter_agentbox.errors import AgentboxError, NotFound, PolicyRefused
 from jupyter_agentbox.models import AskInfo, GrantInfo
 from jupyter_agentbox.models.service import HostVerdict
-from jupyter_agentbox.policy.renewal import cap
+from jupyter_agentbox.policy.renewal import intersect_grants
 from jupyter_agentbox.sandbox.sandbox import Sandbox
 from jupyter_agentbox.spec import Grant
 
-from .managed_sandbox import Session
-from .registry import Caller, SessionRegistry
+from .managed_sandbox import ManagedSandbox
+from .registry import Caller, SandboxRegistry
 
 # A method of the registry is called `list`.
 Asks = list[AskInfo]
 
 
-class GrantedSessions(SessionRegistry):
+class Grants(SandboxRegistry):
     """Adds to the registry what concerns grants."""
 
-    async def _set_hosts(self, session: Session, hosts: Sequence[str], caller: Caller) -> None:
+    async def _set_hosts(self, session: ManagedSandbox, hosts: Sequence[str], caller: Caller) -> None:
         sandbox = session.running()
         grant = await asyncio.to_thread(self.policy.narrow_grant, sandbox.spec.profile, hosts)
         await self.audit().arecord(
@@ -43,9 +43,9 @@ class GrantedSessions(SessionRegistry):
         # An owner to come goes by the record.
         sandbox.record.spec = replace(sandbox.spec, grant=grant)
 
-    def take_place(self, sandbox: Sandbox, before: Sandbox) -> None:
+    def inherit_grant(self, sandbox: Sandbox, before: Sandbox) -> None:
         """Let a sandbox reach no more than the one whose place it takes may, by now. On the link's thread."""
-        self._put_grant(sandbox, cap(sandbox.gate.grant, before.gate.grant))
+        self._put_grant(sandbox, intersect_grants(sandbox.gate.grant, before.gate.grant))
 
     async def grant(self, session_id: str, host: str | None = None, *, caller: Caller) -> GrantInfo:
         """Tell what a sandbox may reach, what it may be given, and of one host whether the caller may give it."""
@@ -164,7 +164,7 @@ class GrantedSessions(SessionRegistry):
         if session is not None:
             self._thread.spawn(self._keep(session))
 
-    async def _keep(self, session: Session) -> None:
+    async def _keep(self, session: ManagedSandbox) -> None:
         """Write down what was asked for, for an owner to come."""
         sandbox = session.sandbox
         if sandbox is None:

@@ -77,7 +77,7 @@ class SessionRecord(msgspec.Struct):
     end: End | None = None
 
 
-class Session:
+class ManagedSandbox:
     """A sandbox under rules.
 
     Parameters
@@ -350,7 +350,7 @@ class Session:
 
         sandbox.gate.on_refusal = on_refusal
 
-    def lie_down(self, parked: Parked | None) -> None:
+    def mark_parked(self, parked: Parked | None) -> None:
         """A notebook's: its kernel was parked, if it is not awake again already."""
         if parked is not None:
             self.close()
@@ -440,7 +440,7 @@ class Session:
         fresh.replace(directory / SESSION_FILE)
 
     @classmethod
-    def load(cls, directory: Path) -> Session:
+    def load(cls, directory: Path) -> ManagedSandbox:
         """Read what an earlier owner has written. Raises NotFound."""
         try:
             record = msgspec.json.decode((directory / SESSION_FILE).read_bytes(), type=SessionRecord)
@@ -449,7 +449,7 @@ class Session:
         return cls.of(record)
 
     @classmethod
-    def of(cls, record: SessionRecord) -> Session:
+    def of(cls, record: SessionRecord) -> ManagedSandbox:
         """Make the session again that a record is of."""
         session = cls(
             record.id, record.owner, record.request, idle_timeout=record.idle_timeout, max_life=record.max_life

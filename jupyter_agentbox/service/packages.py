@@ -20,7 +20,7 @@ from jupyter_agentbox.sandbox.processes import Command, Exit
 from jupyter_agentbox.spec import WORKSPACE
 from jupyter_agentbox.storage.files.paths import parse_path, write_path
 
-from .managed_sandbox import Session
+from .managed_sandbox import ManagedSandbox
 
 #: Characters kept of what the package manager prints, and of one line that is passed on.
 MAX_LOG = 16_000
@@ -93,7 +93,7 @@ def make_command(request: InstallRequest, python: str = sys.executable) -> Comma
     return Command(argv=[*argv, *(["--", *names] if names else [])], env=env)
 
 
-async def install(session: Session, request: InstallRequest) -> AsyncIterator[ProgressEvent | Done]:
+async def install(session: ManagedSandbox, request: InstallRequest) -> AsyncIterator[ProgressEvent | Done]:
     """Install, telling each line as it is printed, and at last the result.
 
     Raises
@@ -137,7 +137,7 @@ async def install(session: Session, request: InstallRequest) -> AsyncIterator[Pr
 
 
 async def install_all(
-    session: Session, request: InstallRequest, tell: Callable[[str], object] = lambda text: None
+    session: ManagedSandbox, request: InstallRequest, tell: Callable[[str], object] = lambda text: None
 ) -> Installed:
     """Install, and return the result alone; `tell` gets each line as it is printed."""
     async for event in install(session, request):

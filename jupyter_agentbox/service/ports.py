@@ -23,7 +23,7 @@ from jupyter_agentbox.errors import InvalidRequest, LimitReached, LinkClosed
 from jupyter_agentbox.sandbox.link.link import LinkThread, Stream
 from jupyter_agentbox.sandbox.sandbox import Sandbox
 
-from .managed_sandbox import Session
+from .managed_sandbox import ManagedSandbox
 from .refusals import Throttle
 
 #: Connections to the programs of one sandbox at a time.
@@ -293,7 +293,7 @@ def _location(value: str, prefix: str, target: str, port: int) -> str:
 class PortGrant:
     """An address that is its own credential, as a page without an origin sends no cookie: for one port."""
 
-    session: Session
+    session: ManagedSandbox
     session_id: str
     port: int
     expires: float
@@ -308,7 +308,7 @@ class PortGrants:
         #: Who comes to which port is written down once a minute.
         self.visits = Throttle(1, 60.0)
 
-    def make(self, session: Session, session_id: str, port: int, who: Mapping[str, Any]) -> str:
+    def make(self, session: ManagedSandbox, session_id: str, port: int, who: Mapping[str, Any]) -> str:
         """Return a word for the address of a port, the same for a while and for who opens it."""
         now = time.monotonic()
         for key, grant in list(self._grants.items()):

@@ -9,18 +9,18 @@ from contextlib import asynccontextmanager, contextmanager
 from jupyter_agentbox.errors import LimitReached
 from jupyter_agentbox.policy.policy import Policy
 
-from .grants import GrantedSessions
-from .managed_sandbox import Session
+from .grants import Grants
+from .managed_sandbox import ManagedSandbox
 
 
-class CountedSessions(GrantedSessions):
+class Quotas(Grants):
     """Adds the limits. On the link's thread, but for :meth:`room_for_kernel`."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
         self._coming: set[str] = set()
 
-    def check_count(self, owner: str | None, *, kernel: str = "", but: Session | None = None) -> None:
+    def check_count(self, owner: str | None, *, kernel: str = "", but: ManagedSandbox | None = None) -> None:
         """Refuse one more.
 
         Parameters
@@ -29,7 +29,7 @@ class CountedSessions(GrantedSessions):
             Whose it is to be; None for that of a kernel, which counts for the server alone.
         kernel : str
             The kernel's id, if it has one already.
-        but : Session, optional
+        but : ManagedSandbox, optional
             The one that is about to wake.
 
         Raises
@@ -83,5 +83,5 @@ class CountedSessions(GrantedSessions):
             self.loop.call_soon_threadsafe(self._coming.discard, name)
 
 
-def _is_alive(session: Session) -> bool:
+def _is_alive(session: ManagedSandbox) -> bool:
     return session.state not in ("parked", "ended") or session.starting is not None

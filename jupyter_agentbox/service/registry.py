@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from jupyter_agentbox.errors import AgentboxError, Conflict, NotAuthorized, NotFound, PolicyRefused, SandboxEnded
-from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot
+from jupyter_agentbox.kernels.sandboxed_kernel import SandboxedKernel
 from jupyter_agentbox.models import SandboxFilters, SandboxInfo, SandboxRequest
 from jupyter_agentbox.models.sandboxes import CallInfo
 from jupyter_agentbox.policy.environment import user_name
@@ -25,15 +25,15 @@ from jupyter_agentbox.sandbox.sandbox import Sandbox
 from jupyter_agentbox.sandbox.tokens import Scope, Verb
 from jupyter_agentbox.storage.audit.log import AuditLog
 
-from .managed_sandbox import Session
+from .managed_sandbox import ManagedSandbox
 from .refusals import Refusals
 
 T = TypeVar("T")
 # A method below is called `list`.
 Infos = list[SandboxInfo]
-Found = list[Session]
+Found = list[ManagedSandbox]
 Ids = list[str]
-OnUse = Callable[[Session], None]
+OnUse = Callable[[ManagedSandbox], None]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Caller:
         return {"by": self.name, "token": self.scope.id, "token_name": self.scope.name}
 
 
-class NotebookSession(Session):
+class NotebookSandbox(ManagedSandbox):
     """That of a notebook's kernel, whose use Jupyter is to know of.
 
     Parameters
@@ -106,7 +106,7 @@ class NotebookSession(Session):
 START_TIMEOUT, RETRY_AFTER = 60.0, 5
 
 
-class SessionRegistry:
+class SandboxRegistry:
     """Which sessions there are, and who may find and use them.
 
     Parameters
@@ -125,16 +125,16 @@ class SessionRegistry:
         self.on_use: OnUse | None = None
         self.server_owner = user_name()
         self._thread = LinkThread.instance()
-        self._sessions: dict[tuple[str, str], Session] = {}
-        self._notebooks: dict[str, Session] = {}
+        self._sessions: dict[tuple[str, str], ManagedSandbox] = {}
+        self._notebooks: dict[str, ManagedSandbox] = {}
         self.refusals = Refusals(self.audit)
 
-    async def _started(self, session: Session, *, is_own: bool = False) -> Session:
+    async def _started(self, session: ManagedSandbox, *, is_own: bool = False) -> ManagedSandbox:
         """Wait for its start, and wake it if it is parked: raises what keeps it from waking.
 
         Parameters
         ----------
-        session : Session
+        session : ManagedSandbox
         is_own : bool
             The caller asked for the start: raise what kept it from starting.
 
@@ -160,7 +160,7 @@ class SessionRegistry:
                 raise NotFound(f"there is no sandbox {session.id!r}: it did not start")
         return session
 
-    async def _wake(self, session: Session) -> None:
+    async def _wake(self, session: ManagedSandbox) -> None:
         raise NotImplementedError
 
     async def get(self, session_id: str, *, caller: Caller) -> SandboxInfo:
@@ -218,7 +218,7 @@ class SessionRegistry:
         """That of the link's thread."""
         return self._thread.loop
 
-    def _find_notebooks(self) -> dict[str, Session]:
+    def _find_notebooks(self) -> dict[str, ManagedSandbox]:
         """Return the sandboxes of this process's kernels, by their ids; of a parked one by that of the last."""
         own = {session.sandbox.id for session in self._sessions.values() if session.sandbox is not None}
         found = {}
@@ -228,29 +228,29 @@ class SessionRegistry:
                     continue
                 session = self._notebooks.get(sandbox.id)
                 if session is None:
-                    session = NotebookSession(sandbox.id, self.server_owner, self.on_use)
+                    session = NotebookSandbox(sandbox.id, self.server_owner, self.on_use)
                     session.created = sandbox.record.created
                     session.recall(sandbox.record.asks)
                     session.blocked_commands = tuple(self.policy.blocked_commands)
                     session.attach(sandbox)
                 found[sandbox.id] = session
-        for slot in KernelSlot.all():
+        for slot in SandboxedKernel.all():
             parked = slot.parked
             if parked is not None and slot.manager.state_dir == self.policy.state_path:
                 session = self._notebooks.get(parked.sandbox_id)
                 if session is None:
-                    session = NotebookSession(parked.sandbox_id, self.server_owner, self.on_use)
+                    session = NotebookSandbox(parked.sandbox_id, self.server_owner, self.on_use)
                     session.blocked_commands = tuple(self.policy.blocked_commands)
                     session.recall(parked.asks)
                 if session.parked is None:
-                    session.lie_down(parked)
+                    session.mark_parked(parked)
                 found[parked.sandbox_id] = session
-        for kept in KernelSlot.kept.values():
+        for kept in SandboxedKernel.kept.values():
             sandbox = kept.sandbox
             if kept.manager.state_dir == self.policy.state_path:
                 session = self._notebooks.get(sandbox.id)
                 if session is None:
-                    session = NotebookSession(sandbox.id, self.server_owner, self.on_use)
+                    session = NotebookSandbox(sandbox.id, self.server_owner, self.on_use)
                     session.created = sandbox.record.created
                     session.attach(sandbox)
                 session.ended_at = sandbox.kept_since
@@ -261,14 +261,14 @@ class SessionRegistry:
         self._notebooks = found
         return found
 
-    def _is_visible(self, session: Session, caller: Caller) -> bool:
+    def _is_visible(self, session: ManagedSandbox, caller: Caller) -> bool:
         if caller.scope is not None:
             return caller.scope.sandbox in (session.parked, *session.places)
         if caller.is_admin or (session.kind == "notebook" and caller.has_kernels):
             return True
         return session.kind == "session" and session.owner == caller.name
 
-    def _find(self, session_id: str, caller: Caller) -> Session:
+    def _find(self, session_id: str, caller: Caller) -> ManagedSandbox:
         """Find what the caller calls so: its own first, then what else it may see. Raises NotFound, NotAuthorized."""
         caller.check_verb()
         session = self._sessions.get((caller.name, session_id))
@@ -284,19 +284,19 @@ class SessionRegistry:
                 return other
         raise NotFound(f"there is no sandbox {session_id[:64]!r}")
 
-    def _end_twins(self, manager: SandboxManager) -> None:
+    def _end_duplicates(self, manager: SandboxManager) -> None:
         """End what was cut off as another took its place, or as it was parked: there is never more than one of each."""
         for record in manager.orphans():
             with contextlib.suppress(NotFound):
-                twin = Session.load(manager.state_dir / "sandboxes" / record.id)
+                twin = ManagedSandbox.load(manager.state_dir / "sandboxes" / record.id)
                 known = self._sessions.get(twin.key)
                 if known is not None and known.created == twin.created:
-                    manager.end_twin(record, known.sandbox.id if known.sandbox is not None else known.parked)
+                    manager.end_duplicate(record, known.sandbox.id if known.sandbox is not None else known.parked)
 
     # -- use -----------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def use(self, session_id: str, tool: str | None = None, *, caller: Caller) -> AsyncIterator[Session]:
+    async def use(self, session_id: str, tool: str | None = None, *, caller: Caller) -> AsyncIterator[ManagedSandbox]:
         """Have a running session at hand for one call, which counts as use from begin to end.
 
         Raises
@@ -330,17 +330,17 @@ class SessionRegistry:
             self._thread.loop.call_soon_threadsafe(session.done)
             self._note(session, tool, caller, is_allowed, time.monotonic() - began, reason)
 
-    async def look(self, session_id: str, tool: str | None = None, *, caller: Caller) -> Session:
+    async def look(self, session_id: str, tool: str | None = None, *, caller: Caller) -> ManagedSandbox:
         """Return a running session for a look that does not count as use. Raises what :meth:`use` does."""
         return await self._thread.run(self._look(session_id, tool, caller))
 
-    async def _look(self, session_id: str, tool: str | None, caller: Caller) -> Session:
+    async def _look(self, session_id: str, tool: str | None, caller: Caller) -> ManagedSandbox:
         session = await self._started(self._find(session_id, caller))
         session.running()
         session.check_tool(tool)
         return session
 
-    async def _begin(self, session_id: str, tool: str | None, caller: Caller) -> Session:
+    async def _begin(self, session_id: str, tool: str | None, caller: Caller) -> ManagedSandbox:
         session = await self._started(self._find(session_id, caller))
         session.running()
         try:
@@ -353,7 +353,13 @@ class SessionRegistry:
         return session
 
     def _note(
-        self, session: Session, tool: str | None, caller: Caller, is_allowed: bool, duration: float, reason: str | None
+        self,
+        session: ManagedSandbox,
+        tool: str | None,
+        caller: Caller,
+        is_allowed: bool,
+        duration: float,
+        reason: str | None,
     ) -> None:
         if tool is None or session.sandbox is None:
             return

@@ -1,6 +1,6 @@
 """Sandboxes for agents and programs: ids, owners, rules, time to live. One for each process, above the manager.
 
-REST, MCP and the command line are thin over :class:`Sessions`; what one of them makes is there for all.
+REST, MCP and the command line are thin over :class:`SandboxService`; what one of them makes is there for all.
 ``service.registry`` knows who may see what, ``service.grants`` what may be reached,
 ``service.quotas`` how many there may be.
 """
@@ -20,11 +20,11 @@ import msgspec
 from msgspec import UNSET
 
 from jupyter_agentbox.errors import AgentboxError, Conflict, InvalidRequest, NotFound, PolicyRefused
-from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot
+from jupyter_agentbox.kernels.sandboxed_kernel import SandboxedKernel
 from jupyter_agentbox.kernels.warm.starts import WarmStarts
 from jupyter_agentbox.models import InstallRequest, SandboxInfo, SandboxPatch, SandboxRequest
 from jupyter_agentbox.policy.policy import Policy
-from jupyter_agentbox.policy.renewal import renew
+from jupyter_agentbox.policy.renewal import reapply_policy
 from jupyter_agentbox.sandbox.link.link import finished
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.record import Record
@@ -35,9 +35,9 @@ from jupyter_agentbox.spec import Cause, End, SandboxSpec, format_size
 
 from .expired import END
 from .expired import tell as tell_lapsed
-from .managed_sandbox import Session, check_request
+from .managed_sandbox import ManagedSandbox, check_request
 from .packages import check_names, install_all
-from .quotas import CountedSessions
+from .quotas import Quotas
 from .registry import Caller
 from .tenants import Tenant
 
@@ -52,7 +52,7 @@ TENANT_INTERVAL = 5.0
 
 # A method of the registry is called `list`.
 Ids = list[str]
-Found = list[Session]
+Found = list[ManagedSandbox]
 Start = Callable[[], Awaitable[Sandbox]]
 Tell = Callable[[str], object]
 
@@ -64,20 +64,20 @@ def _nobody(text: str) -> None:
 class Parking(Protocol):
     """What parks sessions; all on the link's thread."""
 
-    async def park(self, session: Session) -> None:
+    async def park(self, session: ManagedSandbox) -> None:
         """Save it to the disk and free what it uses. Raises Conflict while it is in use."""
 
-    async def wake(self, session: Session) -> None:
+    async def wake(self, session: ManagedSandbox) -> None:
         """Start it again where it was, with its own ids."""
 
-    async def forget(self, session: Session) -> None:
+    async def forget(self, session: ManagedSandbox) -> None:
         """Remove what was saved."""
 
     async def recover(self) -> Found:
         """Make the sessions again that an earlier server has parked."""
 
 
-class Sessions(CountedSessions):
+class SandboxService(Quotas):
     """All sessions of this process. Its coroutines may be awaited on any event loop.
 
     Parameters
@@ -134,7 +134,7 @@ class Sessions(CountedSessions):
             return known.info(), False
         self.check_count(caller.name)
         policy = self.policy
-        session = Session(
+        session = ManagedSandbox(
             request.id or os.urandom(8).hex(),
             caller.name,
             request,
@@ -153,7 +153,7 @@ class Sessions(CountedSessions):
             raise
         return session.info(), True
 
-    async def add(self, session: Session, start: Start, *, caller: Caller) -> SandboxInfo:
+    async def add(self, session: ManagedSandbox, start: Start, *, caller: Caller) -> SandboxInfo:
         """Take up a session whose sandbox `start` makes, a coroutine function: a copy of another.
 
         Raises
@@ -164,7 +164,7 @@ class Sessions(CountedSessions):
         """
         return await self._thread.run(self._add(session, start, caller))
 
-    async def _add(self, session: Session, start: Start, caller: Caller) -> SandboxInfo:
+    async def _add(self, session: ManagedSandbox, start: Start, caller: Caller) -> SandboxInfo:
         known = self._sessions.get(session.key)
         if known is not None and (known.state != "ended" or known.kept_until):
             raise Conflict(f"sandbox {session.id!r} exists; delete it, or choose another id", field="id")
@@ -180,14 +180,14 @@ class Sessions(CountedSessions):
         await asyncio.shield(session.starting)
         return session.info()
 
-    async def swap(self, session: Session, sandbox: Sandbox) -> None:
+    async def swap(self, session: ManagedSandbox, sandbox: Sandbox) -> None:
         """Put another sandbox in the place of a session's own, which ends."""
         await self._thread.run(self._swap(session, sandbox))
 
-    async def _swap(self, session: Session, sandbox: Sandbox) -> None:
+    async def _swap(self, session: ManagedSandbox, sandbox: Sandbox) -> None:
         old = session.sandbox
         if old is not None:
-            self.take_place(sandbox, old)
+            self.inherit_grant(sandbox, old)
         session.close()
         session.attach(sandbox)
         await asyncio.to_thread(sandbox.record.save, sandbox.directory)
@@ -197,7 +197,7 @@ class Sessions(CountedSessions):
             await asyncio.to_thread(TokenStore(self.policy.state_path).carry, old.id, sandbox.id)
             await self._remove(old)
 
-    async def _start(self, session: Session, start: Start | None = None, tell: Tell = _nobody) -> None:
+    async def _start(self, session: ManagedSandbox, start: Start | None = None, tell: Tell = _nobody) -> None:
         sandbox: Sandbox | None = None
         session.keep_ended_for = self.policy.keep_ended_for
         try:
@@ -222,13 +222,13 @@ class Sessions(CountedSessions):
                 await asyncio.shield(self._remove(sandbox))
             raise
 
-    async def _make(self, session: Session, manager: SandboxManager, spec: SandboxSpec) -> Sandbox:
+    async def _make(self, session: ManagedSandbox, manager: SandboxManager, spec: SandboxSpec) -> Sandbox:
         if session.request.packages:  # which are to be there when its kernels start
             return await manager.create(spec)
         warm, has_code = WarmStarts.shared(manager, self.policy), "run_code" in session.tools
         return await warm.create(spec, has_code=has_code, is_usual=not session.request.env)
 
-    def _resolve(self, session: Session) -> SandboxSpec:
+    def _resolve(self, session: ManagedSandbox) -> SandboxSpec:
         """Decide about it. Blocks."""
         request = session.request
         if len(request.ports) > self.policy.max_ports:
@@ -260,7 +260,7 @@ class Sessions(CountedSessions):
         tenant = Tenant.open(self.policy.state_path, session.owner, request.tenant)
         return replace(spec, workspace=tenant.workspace, hidden=(), mounts=(*spec.mounts, *tenant.mounts))
 
-    def _restrict(self, session: Session) -> None:
+    def _restrict(self, session: ManagedSandbox) -> None:
         """Hold a session to what policy has today, whatever it was made under."""
         policy, request = self.policy, session.request
         session.restrict(policy.blocked_commands)
@@ -274,21 +274,21 @@ class Sessions(CountedSessions):
         if request.tenant is not None:
             session.quota, session.quota_setting = policy.max_tenant_disk, "Policy.max_tenant_disk"
 
-    async def _prepare(self, session: Session, tell: Tell) -> None:
+    async def _prepare(self, session: ManagedSandbox, tell: Tell) -> None:
         """Put in what was asked for before its first user gets it."""
         request = session.request
         if request.files:
             await asyncio.to_thread(session.write_files)
         await self._install(session, tell)
 
-    async def _install(self, session: Session, tell: Tell) -> None:
+    async def _install(self, session: ManagedSandbox, tell: Tell) -> None:
         packages = session.request.packages
         if packages:
             done = await install_all(session, InstallRequest(packages=packages), tell)
             if not done.is_ok:
                 raise Conflict(f"the packages were not installed: {done.message}", field="packages")
 
-    async def _watch(self, session: Session, sandbox: Sandbox) -> None:
+    async def _watch(self, session: ManagedSandbox, sandbox: Sandbox) -> None:
         """Wait for its end, keep the cause, and the files if nobody meant it to end. Remove what else is left."""
         end = await sandbox.wait_ended()
         if session.sandbox is not sandbox:
@@ -304,7 +304,7 @@ class Sessions(CountedSessions):
         for other in sorted(ended, key=lambda other: other.ended_at)[:-MAX_ENDED]:
             self._sessions.pop(other.key, None)
 
-    async def _keep_files(self, session: Session, sandbox: Sandbox) -> None:
+    async def _keep_files(self, session: ManagedSandbox, sandbox: Sandbox) -> None:
         try:
             await self._manager_of(sandbox).keep(sandbox)
             await asyncio.to_thread(session.save, sandbox.directory)
@@ -344,7 +344,7 @@ class Sessions(CountedSessions):
             raise Conflict(f"sandbox {session.id} belongs to a Jupyter kernel; restart the kernel instead")
         return session.spec
 
-    async def _revive(self, session: Session, caller: Caller) -> None:
+    async def _revive(self, session: ManagedSandbox, caller: Caller) -> None:
         if session.starting is None and session.state == "ended":
             if session.kept_until is None:
                 session.running()  # says why not
@@ -352,7 +352,7 @@ class Sessions(CountedSessions):
             session.starting = self._thread.spawn(self._start_again(session, caller))
         await self._started(session, is_own=True)
 
-    async def _start_again(self, session: Session, caller: Caller) -> None:
+    async def _start_again(self, session: ManagedSandbox, caller: Caller) -> None:
         old, end = session.sandbox, session.end
         assert old is not None
         made: Sandbox | None = None
@@ -361,7 +361,9 @@ class Sessions(CountedSessions):
             await self._manager_of(old).keep(old)  # if it has only just ended
             then = replace(old.spec, grant=old.gate.grant, layout="plain", warm=None)
             is_tenants = session.request.tenant is not None
-            spec = await asyncio.to_thread(renew, self.policy, then, owner=session.owner, is_tenants=is_tenants)
+            spec = await asyncio.to_thread(
+                reapply_policy, self.policy, then, owner=session.owner, is_tenants=is_tenants
+            )
             manager = SandboxManager.shared(self.policy.state_path, spec.runtime, config=self.policy.config)
             async with manager.starting:
                 made = await manager.create(spec, inherit=old)
@@ -380,7 +382,7 @@ class Sessions(CountedSessions):
         session.touch()
         self._thread.spawn(self._watch(session, made))
 
-    async def _give_back(self, session: Session, sandbox: Sandbox, end: End | None) -> None:
+    async def _give_back(self, session: ManagedSandbox, sandbox: Sandbox, end: End | None) -> None:
         """Keep the files of one that was not revived, unless it was deleted meanwhile."""
         session.close()
         if session.end is not None:
@@ -402,7 +404,7 @@ class Sessions(CountedSessions):
     async def _delete(self, session_id: str, caller: Caller) -> None:
         session = self._find(session_id, caller)
         if session.kind == "notebook":
-            kept = KernelSlot.kept.get(session.spec.kernel_id) if session.spec is not None else None
+            kept = SandboxedKernel.kept.get(session.spec.kernel_id) if session.spec is not None else None
             if kept is not None and kept.sandbox is session.sandbox:
                 await kept.forget()
                 return
@@ -420,7 +422,7 @@ class Sessions(CountedSessions):
         await self._end(session, End(Cause.STOPPED, 137, "it was deleted"))
         self._sessions.pop(session.key, None)
 
-    async def _wake(self, session: Session) -> None:
+    async def _wake(self, session: ManagedSandbox) -> None:
         try:
             if self.parking is None:
                 raise Conflict(f"sandbox {session.id!r} is parked, and this server wakes none")
@@ -449,7 +451,7 @@ class Sessions(CountedSessions):
         async with self.use(session_id, caller=caller) as session:
             return session.info()
 
-    async def _end(self, session: Session, end: End) -> None:
+    async def _end(self, session: ManagedSandbox, end: End) -> None:
         session.end = session.end or end  # whose files nobody keeps
         session.keep_ended_for = 0.0
         if session.parked is not None and self.parking is not None:
@@ -462,7 +464,7 @@ class Sessions(CountedSessions):
     async def _watch_tenants(self) -> None:
         """End the sandboxes of a tenant that keeps too much: code inside writes past all that REST looks at."""
         limit = self.policy.max_tenant_disk
-        tenants: dict[tuple[str, str], list[Session]] = {}
+        tenants: dict[tuple[str, str], list[ManagedSandbox]] = {}
         for session in self._sessions.values():
             if session.state == "running" and session.request.tenant is not None:
                 tenants.setdefault((session.owner, session.request.tenant), []).append(session)
@@ -496,7 +498,7 @@ class Sessions(CountedSessions):
                 end = End(Cause.LIFE_OVER, 137, f"its life of {seconds:g} s is over", "Policy.max_life")
             self._thread.spawn(self._end(session, end))
 
-    async def _park_idle(self, session: Session) -> None:
+    async def _park_idle(self, session: ManagedSandbox) -> None:
         assert self.parking is not None
         try:
             await self.parking.park(session)
@@ -520,7 +522,7 @@ class Sessions(CountedSessions):
             if listed.state != "orphaned" or not (directory / SESSION_FILE).exists():
                 continue
             try:
-                session = await asyncio.to_thread(Session.load, directory)
+                session = await asyncio.to_thread(ManagedSandbox.load, directory)
             except NotFound as error:
                 self._add_lost(manager, listed.id, str(error), listed.owner)
                 continue
@@ -558,7 +560,7 @@ class Sessions(CountedSessions):
                 else:
                     session.sandbox = known.sandbox  # whose its tokens are
                     await self.parking.forget(session)  # the process ended between two steps, and it lives
-        await asyncio.to_thread(self._end_twins, manager)
+        await asyncio.to_thread(self._end_duplicates, manager)
         await self._recover_ended(manager)
         for session in await tell_lapsed(self.policy.state_path, manager.audit):
             self._sessions.setdefault(session.key, session)
@@ -573,7 +575,7 @@ class Sessions(CountedSessions):
             if listed.state != "ended" or not (directory / SESSION_FILE).exists():
                 continue
             try:
-                session = await asyncio.to_thread(Session.load, directory)
+                session = await asyncio.to_thread(ManagedSandbox.load, directory)
                 its = SandboxManager.shared(self.policy.state_path, listed.runtime, config=self.policy.config)
                 sandbox = await its.take_ended(listed.id)
                 if sandbox is None:
@@ -597,9 +599,9 @@ class Sessions(CountedSessions):
         directory = manager.place_of(name)
         log.error("sandbox %s is lost: %s. Its files are in %s until it is deleted", name, reason, directory / "work")
         try:
-            session = Session.load(directory)
+            session = ManagedSandbox.load(directory)
         except NotFound:
-            session = Session(name, owner or self.server_owner, SandboxRequest())
+            session = ManagedSandbox(name, owner or self.server_owner, SandboxRequest())
         if session.key in self._sessions:
             session.id = name
         session.lost = name
@@ -608,9 +610,9 @@ class Sessions(CountedSessions):
         session.ended_at = session.created
         self._sessions[session.key] = session
 
-    def _renew(self, session: Session, record: Record) -> SandboxSpec:
+    def _renew(self, session: ManagedSandbox, record: Record) -> SandboxSpec:
         is_tenants = session.request.tenant is not None
-        return renew(self.policy, record.spec, owner=session.owner, is_tenants=is_tenants, is_running=True)
+        return reapply_policy(self.policy, record.spec, owner=session.owner, is_tenants=is_tenants, is_running=True)
 
     async def aclose(self, *, is_ended: bool = True) -> None:
         """End the running sandboxes with the server, or leave them to a later one. Parked ones are left always."""
@@ -631,7 +633,7 @@ class Sessions(CountedSessions):
             for session in sessions.values():
                 await self._let_go(session, None)
 
-    async def _let_go(self, session: Session, end: End | None) -> None:
+    async def _let_go(self, session: ManagedSandbox, end: End | None) -> None:
         """End its sandbox, or leave it to a later server where no end is given. Kept files are left always."""
         session.close()
         if session.sandbox is None:

@@ -22,8 +22,8 @@ from jupyter_agentbox.api.routes import Route
 from jupyter_agentbox.errors import AgentboxError, InvalidConfig, SandboxEnded
 from jupyter_agentbox.jupyter.activity import KernelActivity
 from jupyter_agentbox.models import TOOLS, SandboxRequest
-from jupyter_agentbox.service.managed_sandbox import Session
-from jupyter_agentbox.service.registry import NotebookSession
+from jupyter_agentbox.service.managed_sandbox import ManagedSandbox
+from jupyter_agentbox.service.registry import NotebookSandbox
 from jupyter_agentbox.spec import Cause, End, SandboxSpec
 
 
@@ -115,7 +115,7 @@ async def test_the_server_is_not_idle_while_a_call_goes_on(jp_serverapp: Any) ->
     (extension,) = jp_serverapp.extension_manager.extension_apps["jupyter_agentbox"]
     sessions = jp_serverapp.web_app.settings["agentbox"].sessions
     assert extension.current_activity() is None
-    session = Session("busy", "somebody", SandboxRequest())
+    session = ManagedSandbox("busy", "somebody", SandboxRequest())
     sessions._sessions[session.key] = session
     try:
         session.begin()
@@ -134,7 +134,7 @@ async def test_use_of_a_notebooks_sandbox_is_activity_of_its_kernel() -> None:
         get_kernel = dict.__getitem__
 
     activity = KernelActivity(Kernels(k=kernel), asyncio.get_running_loop())
-    session, other = (NotebookSession(name, "somebody", activity.used) for name in "ab")
+    session, other = (NotebookSandbox(name, "somebody", activity.used) for name in "ab")
     session.spec, other.spec = spec, SandboxSpec(kernel_id="gone")
 
     async def told() -> Any:

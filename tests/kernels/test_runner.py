@@ -24,7 +24,7 @@ from traitlets.config import Config
 from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound, SandboxEnded, TooLarge
 from jupyter_agentbox.jupyter.kernelspecs import OWN_SPEC
 from jupyter_agentbox.kernels.runner import Runner
-from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot
+from jupyter_agentbox.kernels.sandboxed_kernel import SandboxedKernel
 from jupyter_agentbox.models.outputs import ClearEvent, CodeResult, DoneEvent, OutputLimits, ResultEvent, StreamEvent
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
@@ -436,7 +436,7 @@ async def notebook(config: Config) -> AsyncIterator[tuple[AsyncKernelManager, Ca
         await manager.shutdown_kernel(now=True)
 
 
-async def busy(runner: Runner, slot: KernelSlot) -> None:
+async def busy(runner: Runner, slot: SandboxedKernel) -> None:
     """Wait until the notebook's kernel has something to do."""
     while (await runner.contexts(slot))[0].state != "busy":
         await asyncio.sleep(0.02)

@@ -14,9 +14,9 @@ from support.snapshot_images import meta
 
 from jupyter_agentbox.errors import AgentboxError, Conflict, InvalidRequest, PolicyRefused
 from jupyter_agentbox.policy.policy import Policy
-from jupyter_agentbox.policy.renewal import cap, renew
+from jupyter_agentbox.policy.renewal import intersect_grants, reapply_policy
 from jupyter_agentbox.service.live.live_snapshots import Snapshots
-from jupyter_agentbox.service.service import Sessions
+from jupyter_agentbox.service.service import SandboxService
 from jupyter_agentbox.service.tenants import Tenant
 from jupyter_agentbox.spec import MIB, Grant, Mount, SandboxSpec
 from jupyter_agentbox.storage.snapshots import Snapshot
@@ -43,7 +43,7 @@ def then(tmp_path: Path, folder: Path) -> SandboxSpec:
 
 
 def test_what_is_still_allowed_stays_and_has_its_new_owner(tmp_path: Path, then: SandboxSpec) -> None:
-    now = renew(policy_of(tmp_path, profiles={"big": {"memory": "900 MiB"}}), then, owner="now")
+    now = reapply_policy(policy_of(tmp_path, profiles={"big": {"memory": "900 MiB"}}), then, owner="now")
     assert now == replace(then, owner="now")
 
 
@@ -63,7 +63,7 @@ def test_hosts_and_limits_are_what_both_times_allow(
     tmp_path: Path, then: SandboxSpec, settings: Mapping[str, Any], hosts: list[str], memory: int
 ) -> None:
     policy = policy_of(tmp_path, **{"profiles": {"big": {"memory": "900 MiB"}}, **settings})
-    now = renew(policy, then, owner="now")
+    now = reapply_policy(policy, then, owner="now")
     assert list(now.grant.hosts) == hosts
     assert now.limits == replace(then.limits, memory=memory)
 
@@ -96,7 +96,7 @@ def test_what_lies_in_memory_and_is_not_allowed_any_more_is_refused(
 ) -> None:
     policy = policy_of(tmp_path, **{"profiles": {"big": {"memory": "900 MiB"}}, **settings})
     with pytest.raises(error, match=words.replace("[", r"\[")) as refused:
-        renew(policy, replace(then, **changes), owner="now")
+        reapply_policy(policy, replace(then, **changes), owner="now")
     if setting is not None:
         assert refused.value.setting == setting
 
@@ -106,9 +106,11 @@ def test_the_folder_of_one_that_runs_may_have_been_renamed_but_not_out_of_what_i
 ) -> None:
     folder.rename(tmp_path / "elsewhere")
     profiles = {"big": {"memory": "900 MiB"}}
-    assert renew(policy_of(tmp_path, profiles=profiles), then, owner="then", is_running=True) == then
+    assert reapply_policy(policy_of(tmp_path, profiles=profiles), then, owner="then", is_running=True) == then
     with pytest.raises(PolicyRefused):
-        renew(policy_of(tmp_path, profiles=profiles, allowed_workspaces=["/nowhere"]), then, owner="", is_running=True)
+        reapply_policy(
+            policy_of(tmp_path, profiles=profiles, allowed_workspaces=["/nowhere"]), then, owner="", is_running=True
+        )
 
 
 @pytest.mark.parametrize(
@@ -125,14 +127,14 @@ def test_the_folder_of_one_that_runs_may_have_been_renamed_but_not_out_of_what_i
 )
 def test_of_two_grants_there_is_what_both_allow(then_hosts: list[str], now_hosts: list[str], hosts: list[str]) -> None:
     then, now = (Grant(tuple(hosts), setting=name) for name, hosts in (("then", then_hosts), ("now", now_hosts)))
-    capped = cap(then, now)
+    capped = intersect_grants(then, now)
     assert list(capped.hosts) == hosts
     assert capped.setting == ("then" if then_hosts == hosts else "now")
-    assert cap(Grant((), ("db.example:5432",)), Grant()).private_hosts == ()
+    assert intersect_grants(Grant((), ("db.example:5432",)), Grant()).private_hosts == ()
 
 
 def test_another_machine_release_or_image_is_told_plainly(has_runsc: None, tmp_path: Path, then: SandboxSpec) -> None:
-    snapshots = Snapshots(Sessions(policy_of(tmp_path)))
+    snapshots = Snapshots(SandboxService(policy_of(tmp_path)))
     now = snapshots.manager_of(then).runtime.fingerprint(then)
 
     def check(fingerprint: dict[str, str]) -> None:

@@ -16,8 +16,8 @@ import pytest
 from traitlets.config import Config
 
 from jupyter_agentbox.errors import NotFound, RuntimeFailed
-from jupyter_agentbox.jupyter.adoption import _end_twins
-from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot
+from jupyter_agentbox.jupyter.adoption import _end_duplicates
+from jupyter_agentbox.kernels.sandboxed_kernel import SandboxedKernel
 from jupyter_agentbox.kernels.warm.starts import context_argv
 from jupyter_agentbox.models import SandboxRequest, SnapshotRequest
 from jupyter_agentbox.policy.policy import Policy
@@ -32,9 +32,9 @@ from jupyter_agentbox.sandbox.tokens import TokenStore
 from jupyter_agentbox.service.live import parking
 from jupyter_agentbox.service.live.live_snapshots import Snapshots, read_saved
 from jupyter_agentbox.service.live.parking import Parker
-from jupyter_agentbox.service.managed_sandbox import SESSION_FILE, Session
+from jupyter_agentbox.service.managed_sandbox import SESSION_FILE, ManagedSandbox
 from jupyter_agentbox.service.registry import Caller
-from jupyter_agentbox.service.service import Sessions
+from jupyter_agentbox.service.service import SandboxService
 from jupyter_agentbox.spec import Cause
 
 pytestmark = pytest.mark.usefixtures("has_runsc")
@@ -54,19 +54,19 @@ class Server:
     def __init__(self, policy: Policy) -> None:
         # As in another process: it knows none of the sandboxes of this one.
         SandboxManager._shared.clear()
-        self.sessions = Sessions(policy)
+        self.sessions = SandboxService(policy)
         self.snapshots = Snapshots(self.sessions)
         self.parker = Parker(self.sessions, self.snapshots)
         self.manager = SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config)
         self.parked = policy.state_path / "parked"
 
-    async def make(self, **request: Any) -> Session:
+    async def make(self, **request: Any) -> ManagedSandbox:
         await self.sessions.create(SandboxRequest(id="x", **request), caller=ADA)
         await self.bash("echo first > file")
         return self.session
 
     @property
-    def session(self) -> Session:
+    def session(self) -> ManagedSandbox:
         return self.sessions._sessions["ada", "x"]
 
     async def bash(self, line: str) -> str:
@@ -185,7 +185,7 @@ def test_of_two_kernels_of_one_id_one_is_ended_and_its_tokens_are_the_others(is_
     async def test() -> None:
         thread, first = LinkThread.instance(), Server(policy)
         spec = await asyncio.to_thread(lambda: policy.resolve({}, executable=sys.executable, kernel_id="k"))
-        slot = KernelSlot(first.manager, key=b"secret", signature_scheme="hmac-sha256")
+        slot = SandboxedKernel(first.manager, key=b"secret", signature_scheme="hmac-sha256")
         await thread.run(slot.start(spec, context_argv(spec)))
         old = slot.sandbox
         assert old is not None
@@ -204,10 +204,10 @@ def test_of_two_kernels_of_one_id_one_is_ended_and_its_tokens_are_the_others(is_
         second = Server(policy)
         left = {record.id: record for record in second.manager.orphans()}
         assert left.keys() == {old.id, new.id}
-        slot = KernelSlot(second.manager, key=b"", signature_scheme="hmac-sha256")
+        slot = SandboxedKernel(second.manager, key=b"", signature_scheme="hmac-sha256")
         await thread.run(slot.adopt(left[old.id], left[old.id].spec))
         try:
-            await asyncio.to_thread(_end_twins, second.manager, {"k"})
+            await asyncio.to_thread(_end_duplicates, second.manager, {"k"})
             assert second.living() == [old.id]
             assert place_of(policy, token) == old.id
         finally:
@@ -222,7 +222,7 @@ def test_a_twin_that_somebody_has_is_left_alone(policy: Policy) -> None:
             session = await server.make()
             sandbox = session.running()
             record, handle = sandbox.record, Handle.from_dict(sandbox.record.handle or {})
-            await asyncio.to_thread(server.manager.end_twin, record, None)
+            await asyncio.to_thread(server.manager.end_duplicate, record, None)
             assert server.manager.runtime.is_alive(handle)
             assert await server.bash("cat file") == "first\n"
 
@@ -253,24 +253,24 @@ def test_one_that_was_told_to_end_is_no_later_servers(policy: Policy) -> None:
 def test_one_that_was_not_prepared_is_not_taken_for_what_was_asked_for(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare = Sessions._prepare
+    prepare = SandboxService._prepare
 
     async def test() -> None:
         first = Server(policy)
         loop, begun, never = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 
-        async def hang(self: Sessions, session: Session, tell: Any) -> None:
+        async def hang(self: SandboxService, session: ManagedSandbox, tell: Any) -> None:
             loop.call_soon_threadsafe(begun.set)
             await never.wait()
 
-        monkeypatch.setattr(Sessions, "_prepare", hang)
+        monkeypatch.setattr(SandboxService, "_prepare", hang)
         request = SandboxRequest(id="x", files={"wanted": "here"})
         making = asyncio.ensure_future(first.sessions.create(request, caller=ADA))
         await begun.wait()
         left = first.session.sandbox
         assert left is not None
         await first.manager.leave(left)
-        monkeypatch.setattr(Sessions, "_prepare", prepare)
+        monkeypatch.setattr(SandboxService, "_prepare", prepare)
         async with opened(policy) as second:
             assert not (left.directory / SESSION_FILE).exists()
             assert await second.sessions.recover() == []

@@ -35,7 +35,7 @@ from jupyter_agentbox.sandbox.sweep import KEPT_MARK, sweep
 from jupyter_agentbox.sandbox.tokens import TokenStore
 from jupyter_agentbox.service import service as module
 from jupyter_agentbox.service.registry import Caller
-from jupyter_agentbox.service.service import Sessions
+from jupyter_agentbox.service.service import SandboxService
 
 pytestmark = pytest.mark.usefixtures("has_runsc")
 
@@ -54,10 +54,10 @@ def policy(tmp_path: Path) -> Policy:
 
 
 @asynccontextmanager
-async def opened(policy: Policy, *, is_ended: bool = True) -> AsyncIterator[Sessions]:
+async def opened(policy: Policy, *, is_ended: bool = True) -> AsyncIterator[SandboxService]:
     """Have a server's sessions, as if in a process of their own."""
     SandboxManager._shared.clear()
-    sessions = Sessions(policy)
+    sessions = SandboxService(policy)
     try:
         yield sessions
     finally:
@@ -68,7 +68,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 240))
 
 
-async def bash(sessions: Sessions, line: str, caller: Caller = ADA) -> ExecResult:
+async def bash(sessions: SandboxService, line: str, caller: Caller = ADA) -> ExecResult:
     async with sessions.use("x", "bash", caller=caller) as session:
         return await session.running().processes.run(Command(line=line))
 
@@ -81,7 +81,7 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
     raise AssertionError(what)
 
 
-async def ended(sessions: Sessions) -> SandboxInfo:
+async def ended(sessions: SandboxService) -> SandboxInfo:
     """Wait for its end, and until what is kept is in order."""
 
     async def is_over() -> bool:
@@ -104,7 +104,7 @@ def directories(policy: Policy) -> list[str]:
     return os.listdir(policy.state_path / "sandboxes")
 
 
-async def run_out_of_memory(sessions: Sessions) -> SandboxInfo:
+async def run_out_of_memory(sessions: SandboxService) -> SandboxInfo:
     with pytest.raises(AgentboxError):
         await bash(sessions, f"echo precious > file; sync; {FILL_MEMORY}")
     return await ended(sessions)
@@ -376,7 +376,7 @@ def test_a_server_killed_in_the_midst_of_a_revival_loses_no_files(
                 if at == "start":
                     patched.setattr("jupyter_agentbox.sandbox.sandbox.Sandbox._connected", hang)
                 else:
-                    patched.setattr(Sessions, "_install", hang)
+                    patched.setattr(SandboxService, "_install", hang)
                 reviving = asyncio.ensure_future(first.revive("x", caller=ADA))
                 await begun.wait()
             # As the end of its process does.
@@ -422,7 +422,7 @@ def test_one_that_is_not_revived_is_kept_still(policy: Policy, monkeypatch: pyte
                 async def fail(*_: Any) -> None:
                     raise Conflict("the packages were not installed")
 
-                patched.setattr(Sessions, "_install", fail)
+                patched.setattr(SandboxService, "_install", fail)
                 with pytest.raises(Conflict, match="packages"):
                     await sessions.revive("x", caller=ADA)
                 patched.setattr(module, "renew", _refuse)

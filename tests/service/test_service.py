@@ -1,4 +1,4 @@
-"""Sessions: whose they are, how many there may be, and who takes them back; on real gVisor."""
+"""Sandboxes of agents: whose they are, how many there may be, and who takes them back; on real gVisor."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from jupyter_agentbox.runtimes import Handle
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.processes import Command
-from jupyter_agentbox.service.live.live_snapshots import Snapshots
+from jupyter_agentbox.service.live.live_snapshots import LiveSnapshots
 from jupyter_agentbox.service.live.parking import Parker
 from jupyter_agentbox.service.registry import Caller
-from jupyter_agentbox.service.service import Sessions
+from jupyter_agentbox.service.service import SandboxService
 
 pytestmark = pytest.mark.usefixtures("has_runsc")
 
@@ -47,8 +47,8 @@ def policy(tmp_path: Path) -> Policy:
 
 
 @asynccontextmanager
-async def opened(policy: Policy) -> AsyncIterator[Sessions]:
-    sessions = Sessions(policy)
+async def opened(policy: Policy) -> AsyncIterator[SandboxService]:
+    sessions = SandboxService(policy)
     try:
         yield sessions
     finally:
@@ -121,7 +121,7 @@ def test_there_are_no_more_than_may_be(policy: Policy) -> None:
 def test_what_is_parked_wakes_only_where_there_is_room(policy: Policy) -> None:
     async def test() -> None:
         async with opened(policy) as sessions:
-            Parker(sessions, Snapshots(sessions))
+            Parker(sessions, LiveSnapshots(sessions))
             parked = [(await sessions.create(SandboxRequest(), caller=ADA))[0].id for _ in range(2)]
             async with sessions.use(parked[0], caller=ADA) as session:
                 await session.running().processes.run(Command("echo kept > kept"))
@@ -152,7 +152,7 @@ def test_what_a_call_does_while_it_is_saved_to_be_parked_is_not_lost(
 ) -> None:
     async def test() -> None:
         async with opened(policy) as sessions:
-            snapshots = Snapshots(sessions)
+            snapshots = LiveSnapshots(sessions)
             Parker(sessions, snapshots)
             await sessions.create(SandboxRequest(id="x"), caller=ADA)
             saved, is_used, commit = threading.Event(), threading.Event(), snapshots.store.commit
@@ -234,7 +234,7 @@ def test_a_failed_preparation_leaves_nothing(policy: Policy) -> None:
 
 def test_a_successor_takes_them_back(policy: Policy) -> None:
     async def test() -> None:
-        first = Sessions(policy)
+        first = SandboxService(policy)
         files = {"seed": "x", "other": FileBytes(base64=b"\0")}
         tools = ["bash", "ask_host"]
         request = SandboxRequest(id="x", labels={"a": "b"}, tools=tools, idle_timeout=77, files=files, allowed_hosts=[])
@@ -277,7 +277,7 @@ def test_a_successor_takes_them_back(policy: Policy) -> None:
 
 def test_a_successor_tells_of_those_whose_lease_was_over(policy: Policy) -> None:
     async def test() -> None:
-        first = Sessions(policy)
+        first = SandboxService(policy)
         assert await first.recover() == []
         made, _ = await first.create(SandboxRequest(id="x"), caller=ADA)
         await first.aclose(is_ended=False)

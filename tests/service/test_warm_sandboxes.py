@@ -22,21 +22,21 @@ from jupyter_agentbox.models import ForkRequest, LimitsRequest, SandboxInfo, San
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.processes import Command
 from jupyter_agentbox.sandbox.sandbox import Sandbox
-from jupyter_agentbox.service.live.live_snapshots import Snapshots
+from jupyter_agentbox.service.live.live_snapshots import LiveSnapshots
 from jupyter_agentbox.service.live.parking import Parker
 from jupyter_agentbox.service.registry import Caller
-from jupyter_agentbox.service.service import Sessions
+from jupyter_agentbox.service.service import SandboxService
 
 ADA = Caller("ada")
 
 
 class Server:
-    """Sessions as a server has them, in a place with a template."""
+    """The sandboxes of agents as a server has them, in a place with a template."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self.sessions = Sessions(place.policy)
-        self.snapshots = Snapshots(self.sessions)
+        self.sessions = SandboxService(place.policy)
+        self.snapshots = LiveSnapshots(self.sessions)
         self.parker = Parker(self.sessions, self.snapshots)
 
     async def make(self, **request: Any) -> Sandbox:

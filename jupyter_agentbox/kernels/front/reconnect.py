@@ -80,7 +80,7 @@ class Audience:
         return True
 
 
-class Kept(list[tuple[str, list[Any]]]):
+class BoundedBuffer(list[tuple[str, list[Any]]]):
     """The messages that Jupyter keeps for a page that is away, in place of a list without bounds.
 
     Of output that is too much the rest is left out, and this is said in its place.

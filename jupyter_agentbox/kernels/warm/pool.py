@@ -28,7 +28,7 @@ from jupyter_agentbox.spec import MIB, SandboxSpec
 from jupyter_agentbox.storage.snapshots import Snapshot
 
 from .template_key import make_key
-from .templates import Templates, Wish
+from .templates import KernelRequest, Templates
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Pool:
         """Whether anything waits, of whatever key."""
         return any(self._base.glob(f"[!.]*/{MARK}"))
 
-    async def take(self, wish: Wish, key: str) -> Sandbox | None:
+    async def take(self, wish: KernelRequest, key: str) -> Sandbox | None:
         """Take one for a kernel; None where there is none.
 
         Raises
@@ -93,7 +93,7 @@ class Pool:
                 log.info("a sandbox that waited was not taken: %s", error)
         return None
 
-    def _fits(self, record: Record, wish: Wish) -> bool:
+    def _fits(self, record: Record, wish: KernelRequest) -> bool:
         """Whether its limits can be narrowed: what stands in for a missing control group is fixed at the start."""
         enforceable = getattr(self._manager.runtime, "enforceable", None)
         is_narrower = record.spec.limits != wish.spec.limits

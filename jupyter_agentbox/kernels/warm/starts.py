@@ -22,7 +22,7 @@ from jupyter_agentbox.spec import MIB, SandboxSpec
 
 from .pool import Keeper, Pool
 from .template_key import make_key
-from .templates import Templates, Wish
+from .templates import KernelRequest, Templates
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class WarmStarts:
                 found = cls._shared[id(manager)] = cls(manager, policy)
             return found
 
-    async def start(self, wish: Wish, *, is_from_pool: bool = False) -> Sandbox | None:
+    async def start(self, wish: KernelRequest, *, is_from_pool: bool = False) -> Sandbox | None:
         """Start a kernel off what was started ahead, or only off what waits; None where it has to start cold.
 
         Raises
@@ -109,7 +109,9 @@ class WarmStarts:
         is_large = limits.memory >= MIN_MEMORY and limits.processes >= MIN_PROCESSES
         if is_large and (has_code or await asyncio.to_thread(self.pool.is_filled)):
             key, argv = secrets.token_hex(16), context_argv(spec)
-            wish = Wish(spec, argv, key, "hmac-sha256", context=DEFAULT_CONTEXT, is_usual=is_usual and has_code)
+            wish = KernelRequest(
+                spec, argv, key, "hmac-sha256", context=DEFAULT_CONTEXT, is_usual=is_usual and has_code
+            )
             if (sandbox := await self.start(wish, is_from_pool=not has_code)) is not None:
                 return sandbox
         return await self.manager.create(spec)
@@ -124,7 +126,7 @@ class WarmStarts:
         if self.is_keeping and self._gathering is None:
             self._gathering = LinkThread.instance().loop.create_task(gather())
 
-    def _make_later(self, key: str, wish: Wish) -> None:
+    def _make_later(self, key: str, wish: KernelRequest) -> None:
         if not self.is_keeping or not wish.is_usual or key in self._making:
             return
         spec, argv = wish.spec, wish.argv

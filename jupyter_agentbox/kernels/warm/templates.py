@@ -89,7 +89,7 @@ _REHEARSAL = "None"
 
 
 @dataclass(frozen=True)
-class Wish:
+class KernelRequest:
     """A kernel that somebody wants, and whom it is to be.
 
     Parameters
@@ -221,7 +221,7 @@ class Templates:
         except NotFound:
             pass
 
-    async def start(self, wish: Wish, key: str) -> Sandbox | None:
+    async def start(self, wish: KernelRequest, key: str) -> Sandbox | None:
         """Start a kernel off the template of that key; None where there is none that works.
 
         One that does not is removed: the start goes on cold, in no weaker isolation.
@@ -252,7 +252,7 @@ class Templates:
                 raise
         return sandbox
 
-    async def _restore(self, found: Snapshot, spec: SandboxSpec, wish: Wish | None = None) -> Sandbox | None:
+    async def _restore(self, found: Snapshot, spec: SandboxSpec, wish: KernelRequest | None = None) -> Sandbox | None:
         extra: dict[str, Any] = {}
         if wish is not None:
             extra = {"on_refusal": wish.on_refusal, "inherit": wish.inherit, "claim": wish.claim}

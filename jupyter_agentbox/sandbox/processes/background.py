@@ -14,7 +14,7 @@ from jupyter_agentbox.sandbox.record import ProcessRecord
 from jupyter_agentbox.spec import KIB, MIB
 
 from .values import Exit, Output, ProcessInfo
-from .wire import KILL_TIMEOUT, Box, Lie, Wire, find_loss
+from .wire import KILL_TIMEOUT, Box, ProtocolViolation, Wire, find_loss
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class Process:
                 self.loss = NotFound("the process was removed", field="id")
             else:
                 self.loss = await find_loss(self._box, error)
-                if isinstance(error, Lie):
+                if isinstance(error, ProtocolViolation):
                     log.warning("process %s: %s", self.record.name, error)
         if self.loss is not None and not self._started.done():
             self._started.set_exception(self.loss)

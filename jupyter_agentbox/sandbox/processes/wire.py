@@ -38,7 +38,7 @@ class Box(Protocol):
     async def wait_ended(self) -> End: ...
 
 
-class Lie(LinkClosed):
+class ProtocolViolation(LinkClosed):
     """The guest sent what is no output of a process."""
 
 
@@ -83,7 +83,7 @@ class Wire:
                 self._events = [self._event(parts) for parts in self._reader.feed(data)][::-1]
             except (ProtocolError, ValueError, KeyError, TypeError, IndexError) as error:
                 self.stream.reset("no output of a process")
-                raise Lie(f"the guest sent what is no output of a process: {error!s:.200}") from None
+                raise ProtocolViolation(f"the guest sent what is no output of a process: {error!s:.200}") from None
         return self._events.pop()
 
     def _event(self, parts: list[bytes]) -> Output | Exit | Started:
@@ -124,7 +124,7 @@ async def _feed(stream: Stream, data: bytes) -> None:
 
 async def find_loss(box: Box, error: LinkClosed) -> SandboxEnded | LinkClosed:
     """Find out what a lost stream means: most often that the sandbox has ended, which is told with its reason."""
-    if isinstance(error, Lie):
+    if isinstance(error, ProtocolViolation):
         return error
     try:
         await asyncio.wait_for(box.wait_ended(), KILL_TIMEOUT)
@@ -164,7 +164,7 @@ class Foreground:
             while isinstance(event, Started):
                 event = await self._wire.next()
         except LinkClosed as error:
-            if self._timed_out and self._box.end is None and not isinstance(error, Lie):
+            if self._timed_out and self._box.end is None and not isinstance(error, ProtocolViolation):
                 return Exit(128 + signal.SIGKILL, signal.SIGKILL, timed_out=True)
             raise await find_loss(self._box, error) from None
         if isinstance(event, Exit):

@@ -18,11 +18,11 @@ from typing import IO
 from jupyter_agentbox.errors import AgentboxError, LimitReached, NotAuthorized, TooLarge
 from jupyter_agentbox.models import SnapshotInfo
 from jupyter_agentbox.service.registry import Caller
-from jupyter_agentbox.service.service import Sessions
+from jupyter_agentbox.service.service import SandboxService
 from jupyter_agentbox.spec import MIB, format_size
 from jupyter_agentbox.storage.snapshots import Snapshot, SnapshotMeta
 
-from .live_snapshots import Snapshots, describe, read_saved
+from .live_snapshots import LiveSnapshots, describe, read_saved
 
 #: Files that one caller may export and import at a time; each takes a snapshot's room on the disk meanwhile.
 MAX_MOVES = 2
@@ -36,11 +36,11 @@ class Exchange:
 
     Parameters
     ----------
-    sessions : Sessions
-    snapshots : Snapshots
+    sessions : SandboxService
+    snapshots : LiveSnapshots
     """
 
-    def __init__(self, sessions: Sessions, snapshots: Snapshots) -> None:
+    def __init__(self, sessions: SandboxService, snapshots: LiveSnapshots) -> None:
         self._policy = sessions.policy
         self._snapshots = snapshots
         self._moves: Counter[str] = Counter()

@@ -22,18 +22,18 @@ from pathlib import Path
 import msgspec
 
 from jupyter_agentbox.errors import Conflict, Damaged, InvalidRequest, NotAuthorized, NotFound, RuntimeFailed
-from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot, Restoration
+from jupyter_agentbox.kernels.sandboxed_kernel import Restoration, SandboxedKernel
 from jupyter_agentbox.models import ForkRequest, SandboxInfo, SandboxRequest, SnapshotInfo, SnapshotRequest
 from jupyter_agentbox.policy.policy import Policy
-from jupyter_agentbox.policy.renewal import cap, renew
+from jupyter_agentbox.policy.renewal import intersect_grants, reapply_policy
 from jupyter_agentbox.sandbox.link.link import LinkThread, finished
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.record import Record
 from jupyter_agentbox.sandbox.sandbox import Sandbox
-from jupyter_agentbox.service.managed_sandbox import Session, SessionRecord
+from jupyter_agentbox.service.managed_sandbox import ManagedSandbox, SessionRecord
 from jupyter_agentbox.service.refusals import SERVER
 from jupyter_agentbox.service.registry import Caller
-from jupyter_agentbox.service.service import Sessions
+from jupyter_agentbox.service.service import SandboxService
 from jupyter_agentbox.service.tenants import Tenant
 from jupyter_agentbox.spec import Grant, SandboxSpec
 from jupyter_agentbox.storage.snapshots import Kind, Snapshot, SnapshotMeta, SnapshotStore
@@ -46,15 +46,15 @@ log = logging.getLogger(__name__)
 Infos = list[SnapshotInfo]
 
 
-class Snapshots:
+class LiveSnapshots:
     """The snapshots of one server's sandboxes. Its coroutines may be awaited on any event loop.
 
     Parameters
     ----------
-    sessions : Sessions
+    sessions : SandboxService
     """
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: SandboxService) -> None:
         policy = sessions.policy
         self._sessions = sessions
         self._policy = policy
@@ -95,7 +95,7 @@ class Snapshots:
 
         return await finished(take())
 
-    async def save(self, session: Session, request: SnapshotRequest, kind: Kind = "user") -> Snapshot:
+    async def save(self, session: ManagedSandbox, request: SnapshotRequest, kind: Kind = "user") -> Snapshot:
         """Save a session's sandbox; see :meth:`take`. Not to be cancelled."""
         sandbox = session.running()
         staged = await asyncio.to_thread(self.store.stage)
@@ -125,7 +125,7 @@ class Snapshots:
         await self.note(sandbox, "snapshot", snapshot)
         return snapshot
 
-    async def _find_parent(self, session: Session) -> str | None:
+    async def _find_parent(self, session: ManagedSandbox) -> str | None:
         """Return the snapshot that it came from: the one that was taken or restored last."""
         key = (session.owner, _label(session.info()))
         own = {
@@ -246,11 +246,11 @@ class Snapshots:
             saved = read_saved(snapshot)
             old = session.running()
             spec = await self.renew(session, snapshot, saved)
-            spec = replace(spec, grant=cap(spec.grant, old.gate.grant))
+            spec = replace(spec, grant=intersect_grants(spec.grant, old.gate.grant))
             async with self.checked_out(snapshot) as files:
-                slot = KernelSlot.find(sandbox_id=old.id) if session.kind == "notebook" else None
+                slot = SandboxedKernel.find(sandbox_id=old.id) if session.kind == "notebook" else None
                 if slot is not None:
-                    sandbox = await self._thread.run(self._put_back(slot, spec, saved.record, files))
+                    sandbox = await self._thread.run(self._restore_kernel(slot, spec, saved.record, files))
                 else:
                     manager = self.manager_of(spec)
                     sandbox = await manager.restore(spec, saved.record, files)
@@ -259,13 +259,13 @@ class Snapshots:
             await self.note(sandbox, "restored", snapshot)
             return await self._sessions.get(sandbox.id if slot is not None else session.id, caller=caller)
 
-    async def _put_back(self, slot: KernelSlot, spec: SandboxSpec, record: Record, files: Path) -> Sandbox:
+    async def _restore_kernel(self, slot: SandboxedKernel, spec: SandboxSpec, record: Record, files: Path) -> Sandbox:
         old = slot.sandbox
         if old is None:
             raise Conflict("the kernel was parked or shut down meanwhile")
 
         def moved(sandbox: Sandbox) -> None:
-            self._sessions.take_place(sandbox, old)
+            self._sessions.inherit_grant(sandbox, old)
             self._sessions.moved(old.id, sandbox)
 
         await slot.restore(Restoration(replace(spec, kernel_id=old.spec.kernel_id), record, files), moved)
@@ -273,7 +273,7 @@ class Snapshots:
         await asyncio.to_thread(slot.sandbox.record.save, slot.sandbox.directory)
         return slot.sandbox
 
-    async def renew(self, session: Session, snapshot: Snapshot, saved: Saved) -> SandboxSpec:
+    async def renew(self, session: ManagedSandbox, snapshot: Snapshot, saved: Saved) -> SandboxSpec:
         """Decide about the sandbox that goes on from a snapshot. Raises Conflict, PolicyRefused."""
         await self._check_same(snapshot, saved.record.spec)
         return await self._renew(session, saved)
@@ -288,7 +288,7 @@ class Snapshots:
                 f"the snapshot can't be restored here, since not all is as it was ({said})", field="snapshot"
             )
 
-    async def _renew(self, session: Session, saved: Saved) -> SandboxSpec:
+    async def _renew(self, session: ManagedSandbox, saved: Saved) -> SandboxSpec:
         spec = saved.record.spec
         is_tenants = saved.request.tenant is not None
         if saved.request.tenant is not None:
@@ -301,7 +301,7 @@ class Snapshots:
             others = set(spec.mounts)
         if any(mount.is_writable for mount in others):
             raise Conflict("the snapshot shows a folder to write in that is nobody's here", field="snapshot")
-        return await asyncio.to_thread(renew, self._policy, spec, owner=session.owner, is_tenants=is_tenants)
+        return await asyncio.to_thread(reapply_policy, self._policy, spec, owner=session.owner, is_tenants=is_tenants)
 
     @contextlib.asynccontextmanager
     async def checked_out(self, snapshot: Snapshot) -> AsyncIterator[Path]:
@@ -347,7 +347,7 @@ class Snapshots:
             return await fork(_Origin(saved, files, {"snapshot": snapshot.id}, now), request, caller)
 
     @contextlib.asynccontextmanager
-    async def _captured(self, session: Session) -> AsyncIterator[_Origin]:
+    async def _captured(self, session: ManagedSandbox) -> AsyncIterator[_Origin]:
         """Have a sandbox at hand as it is now. It is no snapshot, and gone with this process at the latest."""
         sandbox = session.running()
         staged = await asyncio.to_thread(self.store.stage)
@@ -361,9 +361,9 @@ class Snapshots:
     async def _fork(self, origin: _Origin, request: ForkRequest, caller: Caller) -> SandboxInfo:
         saved = origin.saved
         asked = msgspec.structs.replace(saved.request, id=request.id or os.urandom(8).hex(), packages=[], files={})
-        made = Session(asked.id or "", caller.name, asked)
+        made = ManagedSandbox(asked.id or "", caller.name, asked)
         spec = await self._renew(made, saved)
-        spec = replace(spec, grant=cap(spec.grant, origin.now), kernel_id="", kernel_name="", origin="")
+        spec = replace(spec, grant=intersect_grants(spec.grant, origin.now), kernel_id="", kernel_name="", origin="")
         record = saved.record
         if record.main_kernel is not None:
             # A notebook's kernel is the default context's of the fork.
@@ -395,12 +395,12 @@ class Snapshots:
         saved = origin.saved
         if self.start_kernel is None or saved.record.main_kernel is None:
             raise Conflict("only a kernel of a notebook of this server can be forked into a kernel", field="as_kernel")
-        made = Session("", self._sessions.server_owner, saved.request, kind="notebook")
+        made = ManagedSandbox("", self._sessions.server_owner, saved.request, kind="notebook")
         spec = await self._renew(made, saved)
-        spec = replace(spec, grant=cap(spec.grant, origin.now))
+        spec = replace(spec, grant=intersect_grants(spec.grant, origin.now))
         async with self._sessions.room_for_kernel(), origin.files() as files:
             kernel_id = await self.start_kernel(Restoration(spec, saved.record, files))
-        slot = KernelSlot.find(kernel_id=kernel_id)
+        slot = SandboxedKernel.find(kernel_id=kernel_id)
         if slot is None or slot.sandbox is None:
             raise RuntimeFailed("the kernel ended at once")
         await self._note_fork(slot.sandbox, origin)

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import ClassVar
 
 from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound
-from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot
+from jupyter_agentbox.kernels.sandboxed_kernel import SandboxedKernel
 from jupyter_agentbox.models import ForkRequest, SnapshotInfo, SnapshotRequest
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.sandbox.link.link import LinkThread
 from jupyter_agentbox.service.registry import Caller
-from jupyter_agentbox.service.service import Sessions
+from jupyter_agentbox.service.service import SandboxService
 from jupyter_agentbox.spec import format_size
 
-from .live_snapshots import Snapshots
+from .live_snapshots import LiveSnapshots
 
 #: Most snapshots that ``%snapshots`` lists, the newest.
 MAX_LISTED = 50
@@ -35,14 +35,16 @@ class Magics:
 
     Parameters
     ----------
-    snapshots : Snapshots
+    snapshots : LiveSnapshots
     loop : event loop, optional
         Of the server that can start kernels; without one there are no forks.
     """
 
     _shared: ClassVar[dict[Path, Magics]] = {}
 
-    def __init__(self, snapshots: Snapshots, sessions: Sessions, loop: asyncio.AbstractEventLoop | None = None) -> None:
+    def __init__(
+        self, snapshots: LiveSnapshots, sessions: SandboxService, loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
         self._snapshots = snapshots
         self._loop = loop
         self._caller = Caller(sessions.server_owner, has_kernels=True)
@@ -57,11 +59,11 @@ class Magics:
         """The one of a state directory: its server's, or in a program without one an own."""
         found = cls._shared.get(policy.state_path)
         if found is None:
-            sessions = Sessions(policy)
-            found = cls._shared[policy.state_path] = cls(Snapshots(sessions), sessions)
+            sessions = SandboxService(policy)
+            found = cls._shared[policy.state_path] = cls(LiveSnapshots(sessions), sessions)
         return found
 
-    async def run(self, slot: KernelSlot, name: str, argument: str) -> str:
+    async def run(self, slot: SandboxedKernel, name: str, argument: str) -> str:
         """Do it, and return what to show. On the link's thread.
 
         Raises
@@ -117,13 +119,13 @@ class Magics:
         )
 
 
-def install(slot: KernelSlot, policy: Policy) -> None:
+def install(slot: SandboxedKernel, policy: Policy) -> None:
     """Have a kernel's front answer such cells, unless policy turns them off."""
     if policy.magics:
         slot.on_command = lambda name, argument: _run(policy, slot, name, argument)
 
 
-async def _run(policy: Policy, slot: KernelSlot, name: str, argument: str) -> str:
+async def _run(policy: Policy, slot: SandboxedKernel, name: str, argument: str) -> str:
     magics = await asyncio.to_thread(Magics.of, policy)
     return await LinkThread.instance().run(magics.run(slot, name, argument))
 

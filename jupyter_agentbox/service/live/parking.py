@@ -4,7 +4,7 @@ What is parked is a snapshot of kind ``park``, and a lock in the state directory
 the next server takes over those whose lock is free. It is saved before the sandbox ends, and removed after the woken
 one was written down: there is one of the two at every moment, and where there are both, the living one wins.
 
-Sessions are woken by calls. A notebook's kernel is woken by whatever a client sends it as well: its
+SandboxService are woken by calls. A notebook's kernel is woken by whatever a client sends it as well: its
 ``kernels.sandboxed_kernel`` keeps the endpoints meanwhile. All on the link's thread.
 """
 
@@ -21,19 +21,19 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from jupyter_agentbox.errors import AgentboxError, Conflict
-from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot, Parked, Restoration
+from jupyter_agentbox.kernels.sandboxed_kernel import Parked, Restoration, SandboxedKernel
 from jupyter_agentbox.models import SnapshotRequest
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.sandbox.manager import MAX_STARTING, Listed, SandboxManager
 from jupyter_agentbox.sandbox.record import KernelRecord, Lock, is_owned
 from jupyter_agentbox.sandbox.sandbox import Sandbox
 from jupyter_agentbox.sandbox.tokens import TokenStore
-from jupyter_agentbox.service.managed_sandbox import Session
-from jupyter_agentbox.service.service import Sessions
+from jupyter_agentbox.service.managed_sandbox import ManagedSandbox
+from jupyter_agentbox.service.service import SandboxService
 from jupyter_agentbox.spec import Cause, End, SandboxSpec
 from jupyter_agentbox.storage.snapshots import Snapshot
 
-from .live_snapshots import Saved, Snapshots, open_store, read_saved
+from .live_snapshots import LiveSnapshots, Saved, open_store, read_saved
 from .retention import keep_removing
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ LOOK_INTERVAL = 5.0
 PARKING_TIMEOUT, PARKING_INTERVAL = 15.0, 0.1
 
 # A method of the store is called `list`.
-Found = list[Session]
+Found = list[ManagedSandbox]
 Kernels = list[Parked]
 
 
@@ -53,8 +53,8 @@ class Parker:
 
     Parameters
     ----------
-    sessions : Sessions
-    snapshots : Snapshots
+    sessions : SandboxService
+    snapshots : LiveSnapshots
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class Parker:
         Told the id of each kernel that goes on, before it says a word, on the link's thread.
     """
 
-    def __init__(self, sessions: Sessions, snapshots: Snapshots) -> None:
+    def __init__(self, sessions: SandboxService, snapshots: LiveSnapshots) -> None:
         self.on_parked: Callable[[str], object] = lambda kernel_id: None
         self.on_woken: Callable[[str], object] = lambda kernel_id: None
         self.sessions = sessions
@@ -74,28 +74,28 @@ class Parker:
         self._locks: dict[str, Lock] = {}
         self._watching: list[asyncio.Future[None]] = []
         # Somebody may ask for what policy is just doing, or the other way round.
-        self._turns: WeakKeyDictionary[Session, asyncio.Lock] = WeakKeyDictionary()
+        self._turns: WeakKeyDictionary[ManagedSandbox, asyncio.Lock] = WeakKeyDictionary()
         #: Held by each that is woken: to decompress more than can start only takes time from those that do.
         self.opening = asyncio.Semaphore(MAX_STARTING)
         sessions.parking = self
 
     # -- sessions, and kernels by their sessions -------------------------------------------------
 
-    async def park(self, session: Session) -> None:
+    async def park(self, session: ManagedSandbox) -> None:
         """Save it to the disk and free what it uses. Raises Conflict while it is in use."""
         async with self._turns.setdefault(session, asyncio.Lock()):
             if session.parked is None:
                 await self._park(session)
 
-    async def _park(self, session: Session) -> None:
+    async def _park(self, session: ManagedSandbox) -> None:
         sandbox = session.running()
         _check_unused(session)
         if session.kind == "notebook":
-            slot = KernelSlot.find(sandbox_id=sandbox.id)
+            slot = SandboxedKernel.find(sandbox_id=sandbox.id)
             if slot is None:
                 raise Conflict("its kernel is none of this server's")
             await slot.park(lambda sandbox: self._save_kernel(session, sandbox))
-            session.lie_down(slot.parked)
+            session.mark_parked(slot.parked)
             self.on_parked(sandbox.spec.kernel_id)
             return
         snapshot = await self._save(session, sandbox)
@@ -104,7 +104,7 @@ class Parker:
         manager = self.snapshots.manager_of(sandbox.spec)
         await manager.stop(sandbox, End(Cause.STOPPED, 0, "it was parked"))
 
-    async def _save(self, session: Session, sandbox: Sandbox) -> Snapshot:
+    async def _save(self, session: ManagedSandbox, sandbox: Sandbox) -> Snapshot:
         used = session.last_used
         snapshot = await self.snapshots.save(session, SnapshotRequest(), kind="park")
         try:
@@ -121,15 +121,15 @@ class Parker:
             raise
         return snapshot
 
-    async def _save_kernel(self, session: Session, sandbox: Sandbox) -> Parked:
+    async def _save_kernel(self, session: ManagedSandbox, sandbox: Sandbox) -> Parked:
         snapshot = await self._save(session, sandbox)
         return self._parked(snapshot, read_saved(snapshot))
 
-    async def wake(self, session: Session) -> None:
+    async def wake(self, session: ManagedSandbox) -> None:
         """Start it again where it was, with its own ids. It stays parked when that fails."""
         assert session.parked is not None
         if session.kind == "notebook":
-            slot = KernelSlot.find(sandbox_id=session.id)
+            slot = SandboxedKernel.find(sandbox_id=session.id)
             if slot is None:
                 raise Conflict("the kernel was shut down")
             await slot.wake()
@@ -148,7 +148,7 @@ class Parker:
         await self.forget(session)
         session.touch()
 
-    async def forget(self, session: Session) -> None:
+    async def forget(self, session: ManagedSandbox) -> None:
         """Remove what was saved."""
         snapshot_id, session.parked = session.parked, None
         if snapshot_id is not None:
@@ -171,7 +171,7 @@ class Parker:
         found = []
         for snapshot, saved in await self._find_left():
             if saved.session is not None and await self._take(snapshot, saved):
-                session = Session.of(saved.session)
+                session = ManagedSandbox.of(saved.session)
                 session.parked = snapshot.id
                 found.append(session)
         return found
@@ -317,7 +317,7 @@ class _ParkedKernel:
         snapshots = self.parker.snapshots
         snapshot = await asyncio.to_thread(snapshots.store.get, self.snapshot_id, self.owner)
         saved = read_saved(snapshot)
-        session = Session("", self.owner, saved.request, kind="notebook")
+        session = ManagedSandbox("", self.owner, saved.request, kind="notebook")
         # Package clients are asked, and all bytes verified, at the same time.
         renewal = asyncio.ensure_future(snapshots.renew(session, snapshot, saved))
         try:
@@ -373,6 +373,6 @@ def _remove_unheld(directory: Path) -> None:
         lock.release()
 
 
-def _check_unused(session: Session, since: float | None = None) -> None:
+def _check_unused(session: ManagedSandbox, since: float | None = None) -> None:
     if session.uses or since not in (None, session.last_used):
         raise Conflict(f"sandbox {session.id!r} is in use; wait for the calls on it to end")

@@ -8,7 +8,7 @@ import time
 
 from jupyter_agentbox.errors import AgentboxError
 
-from .live_snapshots import Snapshots
+from .live_snapshots import LiveSnapshots
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 INTERVAL = 600.0
 
 
-async def keep_removing(snapshots: Snapshots, max_age: float) -> None:
+async def keep_removing(snapshots: LiveSnapshots, max_age: float) -> None:
     """Remove snapshots that are older than so many seconds, until cancelled."""
     while True:
         try:
@@ -26,7 +26,7 @@ async def keep_removing(snapshots: Snapshots, max_age: float) -> None:
         await asyncio.sleep(min(INTERVAL, max_age / 4))
 
 
-async def remove_old(snapshots: Snapshots, max_age: float) -> int:
+async def remove_old(snapshots: LiveSnapshots, max_age: float) -> int:
     """Remove the snapshots of all owners that are older than so many seconds; return how many they were.
 
     What is parked, and templates, are none of those.

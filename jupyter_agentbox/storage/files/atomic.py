@@ -13,7 +13,7 @@ from jupyter_agentbox.errors import AgentboxError, Conflict, TooLarge
 from jupyter_agentbox.models.file_entries import kind_of
 
 from .paths import show
-from .tree import KIND_NAMES, libc, spoken
+from .tree import KIND_NAMES, libc, translate_os_errors
 
 CHUNK = 1024 * 1024
 _NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL, errno.ENOSYS)
@@ -90,7 +90,7 @@ class NewFile:
         self.size = self.cost = 0
         self._temporary: str | None = None
         self.fd = -1
-        with spoken(path):
+        with translate_os_errors(path):
             self.fd = self._open()
 
     def __del__(self) -> None:
@@ -117,7 +117,7 @@ class NewFile:
         """Append `data`."""
         self.take_room(len(data))
         view = memoryview(data)
-        with spoken(self.path):
+        with translate_os_errors(self.path):
             while view:
                 view = view[os.write(self.fd, view) :]
         self.size += len(data)
@@ -142,7 +142,7 @@ class NewFile:
             There is something that may not be replaced, or that is not the expected.
         """
         try:
-            with spoken(self.path):
+            with translate_os_errors(self.path):
                 old = look(self.directory, self.name)
                 check_replaceable(old, self.path, overwrite)
                 if expect is not None and (old is None or not is_same(old, expect)):
@@ -234,7 +234,7 @@ def copy_data(source: int, target: NewFile, check: Callable[[], None] = lambda: 
     check : callable
         Called between chunks; raises to stop.
     """
-    with spoken(target.path):
+    with translate_os_errors(target.path):
         target.size = copy_content(source, target.fd, target.take_room, check)
 
 

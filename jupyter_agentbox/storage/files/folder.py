@@ -16,7 +16,7 @@ from . import archives, trees
 from .atomic import NewFile, Room, check_replaceable, copy_data, look, permissions
 from .paths import Parts, show, write_path
 from .transfer import Upload, check_announced
-from .tree import Budget, Tree, closing, libc, open_found, spoken
+from .tree import Budget, Tree, closing, libc, open_found, translate_os_errors
 from .view import MAX_DOWNLOAD, MAX_READ, MAX_TREE, FolderView, read_at
 
 #: Entries of a tree that is deleted.
@@ -113,7 +113,7 @@ class Folder(FolderView):
         A file with several names is refused, as all of them would change.
         """
         parts = self._parse(path)
-        with closing(self._tree.open_parent(parts, make=parents)) as directory, spoken(write_path(parts)):
+        with closing(self._tree.open_parent(parts, make=parents)) as directory, translate_os_errors(write_path(parts)):
             status = look(directory, parts[-1])
             if status is None:
                 return self.write(path, data, overwrite=False)
@@ -156,7 +156,7 @@ class Folder(FolderView):
             raise InvalidRequest("the mode must be permission bits, 0 to 0o777", field="mode")
         file = self._new_file(parts, self._announce(parts, size, sha256, max_size), make=parents)
         try:
-            with spoken(write_path(parts)):
+            with translate_os_errors(write_path(parts)):
                 check_replaceable(look(file.directory, parts[-1]), write_path(parts), overwrite)
         except BaseException:
             file.discard()
@@ -183,7 +183,7 @@ class Folder(FolderView):
             raise InvalidRequest("the count must be 1 or more", field="count")
         parts = self._parse(path)
         name, before, after = show(write_path(parts)), _encode(old, "old"), _encode(new, "new")
-        with closing(self._tree.open_file(parts, follow=False)) as fd, spoken(write_path(parts)):
+        with closing(self._tree.open_file(parts, follow=False)) as fd, translate_os_errors(write_path(parts)):
             status = os.fstat(fd)
             if status.st_size > MAX_READ:
                 raise TooLarge(f"{name} has more than the {MAX_READ} bytes that can be edited", field="path")
@@ -209,7 +209,7 @@ class Folder(FolderView):
     def mkdir(self, path: str, *, parents: bool = False, exist_ok: bool = False) -> Entry:
         """Make a directory, with missing ones above it if `parents`."""
         parts = self._parse(path)
-        with closing(self._tree.open_parent(parts, make=parents)) as directory, spoken(write_path(parts)):
+        with closing(self._tree.open_parent(parts, make=parents)) as directory, translate_os_errors(write_path(parts)):
             try:
                 os.mkdir(parts[-1], dir_fd=directory)
             except FileExistsError:
@@ -225,11 +225,11 @@ class Folder(FolderView):
             closing(self._tree.open_parent(old)) as from_dir,
             closing(self._tree.open_parent(new, make=parents)) as to_dir,
         ):
-            with spoken(write_path(old)):
+            with translate_os_errors(write_path(old)):
                 os.stat(old[-1], dir_fd=from_dir, follow_symlinks=False)
             if new[: len(old)] == old and new != old:
                 raise InvalidRequest("a directory can't be moved into itself", field="target")
-            with spoken(write_path(new)):
+            with translate_os_errors(write_path(new)):
                 if overwrite:
                     os.replace(old[-1], new[-1], src_dir_fd=from_dir, dst_dir_fd=to_dir)
                 else:
@@ -294,7 +294,7 @@ class Folder(FolderView):
         return Copied(1, new_file.size)
 
     def _copy_tree(self, source: Tree, new: Parts, budget: Budget, *, parents: bool, overwrite: bool) -> Copied:
-        with closing(self._tree.open_parent(new, make=parents)) as directory, spoken(write_path(new)):
+        with closing(self._tree.open_parent(new, make=parents)) as directory, translate_os_errors(write_path(new)):
             there = look(directory, new[-1])
             if there is not None and not (overwrite and stat.S_ISDIR(there.st_mode)):
                 raise Conflict(f"{show(write_path(new))} exists already", field="target")
@@ -318,7 +318,7 @@ class Folder(FolderView):
         parts = self._parse(path)
         budget = Budget(MAX_DELETE, timeout)
         try:
-            with closing(self._tree.open_parent(parts)) as directory, spoken(write_path(parts)):
+            with closing(self._tree.open_parent(parts)) as directory, translate_os_errors(write_path(parts)):
                 status = os.stat(parts[-1], dir_fd=directory, follow_symlinks=False)
                 if not stat.S_ISDIR(status.st_mode):
                     os.unlink(parts[-1], dir_fd=directory)

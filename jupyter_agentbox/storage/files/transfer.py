@@ -16,7 +16,7 @@ from jupyter_agentbox.models.file_entries import Entry
 
 from .atomic import CHUNK, NewFile
 from .paths import show
-from .tree import Held, spoken
+from .tree import Held, translate_os_errors
 
 Result = TypeVar("Result")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
@@ -164,7 +164,7 @@ class Download(Held):
     def __iter__(self) -> Iterator[bytes]:
         position, end, digest = self.start, self.start + self.size, hashlib.sha256()
         while position < end:
-            with spoken(self.entry.path):
+            with translate_os_errors(self.entry.path):
                 data = os.pread(self.fd, min(CHUNK, end - position), position)
             if not data:
                 raise Conflict(f"{show(self.entry.path)} became shorter while it was read", field="path")

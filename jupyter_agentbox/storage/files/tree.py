@@ -106,15 +106,15 @@ def closing(fd: int) -> Iterator[int]:
 
 
 @contextmanager
-def spoken(path: str) -> Iterator[None]:
+def translate_os_errors(path: str) -> Iterator[None]:
     """Turn an OSError of an operation on `path` (in written form) into a sentence of the package's own errors."""
     try:
         yield
     except OSError as error:
-        raise speak(error, path) from error
+        raise translate_os_error(error, path) from error
 
 
-def speak(error: OSError, path: str) -> AgentboxError:
+def translate_os_error(error: OSError, path: str) -> AgentboxError:
     """Return the package's error for what the kernel said about `path`."""
     code, name = error.errno or 0, show(path)
     if code == errno.ENOENT:
@@ -277,7 +277,7 @@ class Tree(Held):
         self.check_name(parts)
         if follow_last is None:
             follow_last = follow
-        with spoken(write_path(parts)):
+        with translate_os_errors(write_path(parts)):
             if libc.has_openat2:
                 try:
                     flags = os.O_PATH if follow_last else os.O_PATH | os.O_NOFOLLOW
@@ -350,7 +350,7 @@ class Tree(Held):
         fd = self.open(())
         try:
             for index, name in enumerate(parts):
-                with spoken(write_path(parts[: index + 1])):
+                with translate_os_errors(write_path(parts[: index + 1])):
                     with suppress(FileExistsError):
                         os.mkdir(name, mode if index == len(parts) - 1 else 0o777, dir_fd=fd)
                     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -407,7 +407,7 @@ class Tree(Held):
                     names = read_names(base, budget)
                 except OSError as error:
                     if not inside:
-                        raise speak(error, write_path(top)) from error
+                        raise translate_os_error(error, write_path(top)) from error
                     continue
                 below: list[Parts] = []
                 for name in names:
@@ -458,14 +458,14 @@ def open_found(fd: int, path: str) -> int:
     kind = kind_of(os.fstat(fd).st_mode)
     if kind != "file":
         raise Conflict(f"{show(path)} is {KIND_NAMES[kind]}, no regular file", field="path")
-    with spoken(path):
+    with translate_os_errors(path):
         # Through the descriptor, not by name: this is the file that was judged.
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
 
 
 def open_child(directory: int, name: str, path: str) -> int:
     """Open a regular file in an open directory for reading; never through a link."""
-    with spoken(path):
+    with translate_os_errors(path):
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     with closing(fd):
         return open_found(fd, path)

@@ -16,7 +16,7 @@ from jupyter_agentbox.models.file_entries import Copied, kind_of
 
 from .atomic import NewFile, Room, check_replaceable, copy_data, look, make_name, permissions
 from .paths import MAX_PATH, Parts, is_inner_link, show, write_path
-from .tree import KIND_NAMES, Budget, Tree, closing, spoken
+from .tree import KIND_NAMES, Budget, Tree, closing, translate_os_errors
 
 _MAX_SENTENCES = 20
 _BATCH = 1000
@@ -129,7 +129,7 @@ class Builder:
 
     def _place(self, parts: Parts, make: Callable[[str, int], None]) -> None:
         path = self.path(parts)
-        with closing(self.tree.open_parent(parts, make=True)) as directory, spoken(path):
+        with closing(self.tree.open_parent(parts, make=True)) as directory, translate_os_errors(path):
             try:
                 make(parts[-1], directory)
             except FileExistsError:
@@ -189,7 +189,7 @@ def delete_tree(directory: int, name: str, path: str, hidden: tuple[str, ...], b
         It did not get done; says how much did, and how to go on.
     """
     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    with spoken(path):
+    with translate_os_errors(path):
         top = os.open(name, flags, dir_fd=directory)
     visible, tree = Tree(top, hidden), Tree(os.dup(top))
     try:
@@ -199,7 +199,7 @@ def delete_tree(directory: int, name: str, path: str, hidden: tuple[str, ...], b
                 if visible.is_hidden(found.name):
                     raise _holds_hidden(path)
             looking.refuse()
-        with spoken(path):
+        with translate_os_errors(path):
             return _empty(tree, visible, path, budget) + _remove(directory, name)
     finally:
         visible.close()

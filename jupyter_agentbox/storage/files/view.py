@@ -16,7 +16,7 @@ from . import archives, search
 from .atomic import CHUNK
 from .paths import Parts, parse_path, show, write_name, write_path
 from .transfer import Download
-from .tree import KIND_NAMES, Budget, Found, Tree, closing, spoken
+from .tree import KIND_NAMES, Budget, Found, Tree, closing, translate_os_errors
 
 MIB = 1024 * 1024
 #: Bytes of one read, and of a file that is edited.
@@ -51,7 +51,7 @@ class FolderView:
     """
 
     def __init__(self, root: Path, hidden: tuple[str, ...] = (), *, mount: str = "/workspace") -> None:
-        with spoken(str(root)):
+        with translate_os_errors(str(root)):
             self._tree = Tree(root, hidden)
         self.mount = mount
 
@@ -75,7 +75,7 @@ class FolderView:
     def stat(self, path: str, *, follow: bool = True) -> Entry:
         """Return what `path` is; of a link, what it leads to unless `follow` is false."""
         parts = self._parse(path)
-        with closing(self._tree.open(parts, follow=follow)) as fd, spoken(write_path(parts)):
+        with closing(self._tree.open(parts, follow=follow)) as fd, translate_os_errors(write_path(parts)):
             status = os.fstat(fd)
             target = write_name(os.readlink("", dir_fd=fd)) if stat.S_ISLNK(status.st_mode) else None
             return make_entry(write_path(parts), status, target)
@@ -214,7 +214,7 @@ class FolderView:
         if length is not None and not 0 <= length <= MAX_READ:
             raise InvalidRequest(f"the length must be 0 to {MAX_READ} bytes", field="length")
         parts = self._parse(path)
-        with closing(self._tree.open_file(parts)) as fd, spoken(write_path(parts)):
+        with closing(self._tree.open_file(parts)) as fd, translate_os_errors(write_path(parts)):
             size = os.fstat(fd).st_size
             start = max(0, size + offset) if offset < 0 else min(offset, size)
             data = read_at(fd, start, min(size - start, MAX_READ if length is None else length))
@@ -229,7 +229,7 @@ class FolderView:
         parts = self._parse(path)
         fd = self._tree.open_file(parts)
         try:
-            with spoken(write_path(parts)):
+            with translate_os_errors(write_path(parts)):
                 status = os.fstat(fd)
             start = max(0, status.st_size + offset) if offset < 0 else min(offset, status.st_size)
             end = status.st_size if length is None else min(status.st_size, start + length)

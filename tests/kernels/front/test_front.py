@@ -18,7 +18,7 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jupyter_client.blocking.client import BlockingKernelClient
-from jupyter_client.session import Session
+from jupyter_client.session import ManagedSandbox
 from support.bare_kernel import BareKernel, LoopThread
 
 from jupyter_agentbox.errors import AgentboxError
@@ -556,7 +556,7 @@ def test_directories_of_killed_processes_go_and_live_ones_stay(front: Front, run
 
 def test_what_a_restored_kernel_repeats_gets_an_id_of_its_own() -> None:
     """Jupyter's clients raise at a message that they have had, and are deaf from there on."""
-    session, signer = Session(key=b"secret"), Signer(b"secret")
+    session, signer = ManagedSandbox(key=b"secret"), Signer(b"secret")
     frames = signer.message(b"topic", "stream", {"name": "stdout", "text": "x"})
     frames.append(b"buffer")
     session.deserialize(frames[2:])
@@ -577,7 +577,7 @@ def test_what_a_restored_kernel_repeats_gets_an_id_of_its_own() -> None:
 
 def test_notices_are_signed_as_clients_expect() -> None:
     frames = Signer(KEY).message(b"stream.stderr", "stream", {"name": "stderr", "text": "é"}, b'{"msg_id": "p"}')
-    session = Session(key=KEY, signature_scheme="hmac-sha256")
+    session = ManagedSandbox(key=KEY, signature_scheme="hmac-sha256")
     _, parts = session.feed_identities(frames)
     assert session.deserialize(parts)["parent_header"]["msg_id"] == "p"
     with pytest.raises(ValueError, match="signature scheme"):

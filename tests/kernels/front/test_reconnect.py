@@ -11,7 +11,7 @@ import zmq
 
 from jupyter_agentbox.kernels.front import reconnect
 from jupyter_agentbox.kernels.front.front import Front
-from jupyter_agentbox.kernels.front.reconnect import Audience, Kept
+from jupyter_agentbox.kernels.front.reconnect import Audience, BoundedBuffer
 from jupyter_agentbox.sandbox.drivers.messages import Signer, parse
 
 SIGNER = Signer(b"key")
@@ -33,7 +33,7 @@ class Notices:
 
 def test_what_is_kept_for_a_page_is_bounded_and_its_cell_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconnect, "MAX_KEPT", 10_000)
-    kept = Kept(Notices())  # type: ignore[arg-type]
+    kept = BoundedBuffer(Notices())  # type: ignore[arg-type]
     for number in range(100):
         kept.append(output(f"{number} " + "x" * 1000))
     kept.append(("shell", [b"page", *SIGNER.message(b"", "execute_reply", {"status": "ok"}, HEADER)[1:]]))

@@ -18,7 +18,7 @@ from support.warm_kernels import ARGV, Kept, Talk
 
 from jupyter_agentbox.errors import RuntimeFailed
 from jupyter_agentbox.kernels.warm import pool as pools
-from jupyter_agentbox.kernels.warm.templates import Wish
+from jupyter_agentbox.kernels.warm.templates import KernelRequest
 from jupyter_agentbox.runtimes import Handle
 from jupyter_agentbox.sandbox.drivers.messages import header_index
 from jupyter_agentbox.sandbox.record import Record
@@ -54,7 +54,7 @@ def test_what_waits_costs_no_processor_and_is_taken_as_somebodys_own(kept: Kept)
         assert [item.state for item in kept.manager.list() if item.id == record.id] == ["pooled"]
         assert record.spec.grant.hosts == ()
         spec = kept.spec(folder, env={"KERNEL_MINE": "yes"}, processes=100)
-        sandbox = await kept.warm.pool.take(Wish(spec, ARGV, "own-key", "hmac-sha256"), kept.key(spec))
+        sandbox = await kept.warm.pool.take(KernelRequest(spec, ARGV, "own-key", "hmac-sha256"), kept.key(spec))
         assert sandbox is not None
         assert sandbox.id == record.id
         try:
@@ -72,7 +72,7 @@ open("new.txt", "w").write("here")
             assert [item.state for item in kept.manager.list() if item.id == record.id] == ["running"]
             # Nobody gets it a second time.
             with pytest.raises(RuntimeFailed):
-                await kept.manager.claim(record, spec, Wish(spec, ARGV, "k", "hmac-sha256").claim)
+                await kept.manager.claim(record, spec, KernelRequest(spec, ARGV, "k", "hmac-sha256").claim)
         finally:
             await kept.manager.stop(sandbox)
 
@@ -82,7 +82,7 @@ open("new.txt", "w").write("here")
 def test_of_the_cell_that_a_waiting_kernel_has_run_nothing_is_left(kept: Kept) -> None:
     async def work() -> None:
         await kept.filled()
-        sandbox = await kept.warm.pool.take(Wish(kept.spec(), ARGV, "k", "hmac-sha256"), kept.key(kept.spec()))
+        sandbox = await kept.warm.pool.take(KernelRequest(kept.spec(), ARGV, "k", "hmac-sha256"), kept.key(kept.spec()))
         assert sandbox is not None
         try:
             heard: list[tuple[str, str]] = []
@@ -115,7 +115,7 @@ import asyncio, os, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from jupyter_agentbox import sandbox
-from jupyter_agentbox.kernels.warm.pool import Wish
+from jupyter_agentbox.kernels.warm.pool import KernelRequest
 from support.warm_kernels import ARGV, Kept
 async def stall(*arguments):
     print("claimed", flush=True)
@@ -123,7 +123,7 @@ async def stall(*arguments):
 sandbox.put_in_place = stall
 kept = Kept(Path({str(kept.base)!r}))
 spec = kept.spec()
-kept.run(lambda: kept.warm.pool.take(Wish(spec, ARGV, "k", "hmac-sha256"), kept.key(spec)))
+kept.run(lambda: kept.warm.pool.take(KernelRequest(spec, ARGV, "k", "hmac-sha256"), kept.key(spec)))
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

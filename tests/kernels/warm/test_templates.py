@@ -16,9 +16,9 @@ import pytest
 from support.warm_kernels import ARGV, PRELOADED, Place, Talk
 
 from jupyter_agentbox.errors import InvalidConfig
-from jupyter_agentbox.kernels.sandboxed_kernel import KernelSlot
+from jupyter_agentbox.kernels.sandboxed_kernel import SandboxedKernel
 from jupyter_agentbox.kernels.warm.template_key import can_be_warm, find_inputs, make_key, waiting_spec
-from jupyter_agentbox.kernels.warm.templates import Wish
+from jupyter_agentbox.kernels.warm.templates import KernelRequest
 from jupyter_agentbox.spec import MIB, SandboxSpec
 
 
@@ -35,7 +35,7 @@ async def start(place: Place, spec: SandboxSpec, key: str) -> Talk:
     """Start one off the template."""
     inputs = place.templates.inputs(spec, ARGV)
     assert inputs is not None
-    sandbox = await place.templates.start(Wish(spec, ARGV, key, "hmac-sha256"), make_key(inputs))
+    sandbox = await place.templates.start(KernelRequest(spec, ARGV, key, "hmac-sha256"), make_key(inputs))
     assert sandbox is not None, "there is no template that works"
     return Talk(sandbox, key)
 
@@ -128,7 +128,7 @@ async def _fork(place: Place, talk: Talk) -> None:
 
 def test_a_slot_starts_off_the_template_and_restarts_with_its_files(place: Place) -> None:
     async def work() -> None:
-        slot = KernelSlot(place.manager, key=b"slot-key", signature_scheme="hmac-sha256", warm=place.warm)
+        slot = SandboxedKernel(place.manager, key=b"slot-key", signature_scheme="hmac-sha256", warm=place.warm)
         try:
             spec = place.spec()
             info = await slot.start(spec, ARGV)
@@ -204,7 +204,7 @@ def test_a_claimed_kernel_has_the_environment_that_it_would_have_cold(has_runsc:
             sandbox = await place.manager.create(spec)
             await sandbox.start_kernel(ARGV, spec.env, "/workspace", key="k", signature_scheme="hmac-sha256")
         else:
-            found = await place.templates.start(Wish(spec, ARGV, "k", "hmac-sha256"), make_key(inputs))
+            found = await place.templates.start(KernelRequest(spec, ARGV, "k", "hmac-sha256"), make_key(inputs))
             assert found is not None
             sandbox = found
         try:
@@ -240,7 +240,7 @@ def test_what_was_changed_on_the_disk_is_refused_and_the_start_is_cold(
         file.write(bytes([kept[len(kept) // 2] ^ 1]))
 
     async def work() -> None:
-        slot = KernelSlot(place.manager, key=b"k", signature_scheme="hmac-sha256", warm=place.warm)
+        slot = SandboxedKernel(place.manager, key=b"k", signature_scheme="hmac-sha256", warm=place.warm)
         try:
             await slot.start(place.spec(), ARGV)
             assert slot.sandbox is not None

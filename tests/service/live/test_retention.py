@@ -9,14 +9,14 @@ from pathlib import Path
 from support.snapshot_images import make_pages, put
 
 from jupyter_agentbox.policy.policy import Policy
-from jupyter_agentbox.service.live.live_snapshots import Snapshots
+from jupyter_agentbox.service.live.live_snapshots import LiveSnapshots
 from jupyter_agentbox.service.live.retention import remove_old
-from jupyter_agentbox.service.service import Sessions
+from jupyter_agentbox.service.service import SandboxService
 
 
 def test_only_snapshots_go_and_only_old_ones(tmp_path: Path) -> None:
-    sessions = Sessions(Policy(state_dir=str(tmp_path / "state"), snapshot_max_age=100.0))
-    snapshots = Snapshots(sessions)
+    sessions = SandboxService(Policy(state_dir=str(tmp_path / "state"), snapshot_max_age=100.0))
+    snapshots = LiveSnapshots(sessions)
     old, pages = time.time() - 101, make_pages(4)
     parked = put(snapshots.store, pages, created=old, kind="park")
     template = put(snapshots.store, pages, created=old, kind="template")
