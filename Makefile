@@ -40,7 +40,7 @@ endef
 	@echo "== Making a virtual environment in .venv"
 	@$(or $(PYTHON),python3) -m venv .venv
 
-.venv/installed: .venv/bin/python pyproject.toml jupyter_agentbox/labextension/package.json
+.venv/installed: .venv/bin/python pyproject.toml labextension/dist/package.json
 	@echo "== Installing jupyter_agentbox and what its tests need into .venv; the first time takes some minutes"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[test,dev]'
 	@touch $@

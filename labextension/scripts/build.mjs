@@ -1,5 +1,5 @@
-// Build the extension into ../jupyter_agentbox/labextension, and stamp it with a hash of what it is made from.
-// Takes `node_modules` (npm ci) and a `python3` that has jupyterlab, whose versions of shared packages are used.
+// Build the extension into dist/ and record a hash of its sources in dist/package.json.
+// Needs node_modules (npm ci, also in builder/) and a python3 that has jupyterlab, for the versions of shared packages.
 import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
@@ -7,7 +7,7 @@ import { dirname, join, relative, resolve } from 'node:path';
 import { fileURLToPath } from 'node:url';
 
 const here = resolve(dirname(fileURLToPath(import.meta.url)), '..');
-const target = resolve(here, '../jupyter_agentbox/labextension');
+const target = resolve(here, 'dist');
 const run = (program, ...args) => execFileSync(program, args, { cwd: here, stdio: ['ignore', 'pipe', 'inherit'], encoding: 'utf8' });
 
 function* filesOf(path) {
@@ -26,7 +26,7 @@ function hashSources() {
   for (const part of ['package.json', 'schema', 'src', 'style', '../clients/typescript/src']) {
     for (const path of filesOf(join(here, part))) {
       if (path.endsWith('schema.ts')) {
-        continue; // made from the API; of it the table of routes alone is in what is built
+        continue; // generated from the API; test_built.py checks its routes, the only part that is built in
       }
       hash.update(relative(here, path) + '\0');
       hash.update(readFileSync(path));

@@ -17,7 +17,7 @@ from support.harness import Env, Server, kill_group, wait_until
 SOURCES = ROOT / "labextension"
 
 
-BUILT = ROOT / "jupyter_agentbox" / "labextension"
+BUILT = SOURCES / "dist"
 
 
 #: Where pictures go that are to be kept; nowhere unless it is set.
