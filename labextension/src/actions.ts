@@ -1,4 +1,4 @@
-/** What a person can do with a sandbox: one function for each, used by panel, view, palette and notices alike. */
+/** The user's actions on a sandbox, shared by the side panel, the sandbox view, the command palette and notifications. */
 import type { JupyterFrontEnd } from '@jupyterlab/application';
 import { Dialog, InputDialog, Notification, showDialog } from '@jupyterlab/apputils';
 import { PathExt } from '@jupyterlab/coreutils';
@@ -12,7 +12,7 @@ export type Tab = 'reach' | 'snapshots' | 'files' | 'activity';
 export type ActionName = 'open' | 'details' | 'interrupt' | 'restart' | 'stop' | 'park' | 'wake' | 'snapshot' | 'restore' | 'fork' | 'terminal' | 'files';
 
 export class Actions {
-  /** Shows the view of one sandbox; set by the plugin. */
+  /** Show the view of one sandbox. Set by the plugin. */
   showView: (info: Info, tab: Tab) => void = () => {};
   showTerminal: (info: Info, name: string) => void = () => {};
 
@@ -29,7 +29,7 @@ export class Actions {
     return nameOf(info, this.model.paths, this.trans);
   }
 
-  /** The actions that make sense for it now, with their labels and what there is to add. */
+  /** Return the actions available in the sandbox's current state, each with a label and an optional tooltip. */
   of(info: Info): [ActionName, string, string?][] {
     const { trans } = this;
     const isNotebook = info.kind === 'notebook';
@@ -44,16 +44,16 @@ export class Actions {
         found.push(['interrupt', trans.__('Interrupt')], ['restart', trans.__('Restart')]);
       }
       found.push(['snapshot', trans.__('Snapshot')], ['restore', trans.__('Restore')]);
-      found.push(['fork', trans.__('Fork'), isNotebook ? trans.__('Into a new notebook, whose kernel goes on from here') : trans.__('Into a new sandbox, which goes on from here')]);
+      found.push(['fork', trans.__('Fork'), isNotebook ? trans.__('Copy the notebook and continue from the current kernel state') : trans.__('Create a sandbox that continues from the current state')]);
       found.push(['terminal', trans.__('Terminal')], ['files', trans.__('Files')], ['park', trans.__('Park')]);
     } else if (info.state === 'parked') {
       found.push(['wake', trans.__('Wake')]);
     }
-    found.push(['stop', info.state === 'ended' ? trans.__('Forget') : trans.__('Stop')]);
+    found.push(['stop', info.state === 'ended' ? trans.__('Remove') : trans.__('Stop')]);
     return found;
   }
 
-  /** Do it, and tell what went wrong. */
+  /** Run an action and show a notification if it fails. */
   async run(action: ActionName, info: Info): Promise<void> {
     try {
       await this._run(action, info);
@@ -63,11 +63,11 @@ export class Actions {
     this.model.refreshSoon();
   }
 
-  /** Tell of an error, with whom to ask. */
+  /** Show an error, with the setting that an administrator can change. */
   tell(error: unknown): void {
     const { message, setting } = error as AgentboxError;
-    const ask = setting && !message.includes(setting) ? ' ' + this.trans.__('Whoever runs this server can change it: %1.', setting) : '';
-    Notification.error(message + ask, { autoClose: 10000 });
+    const hint = setting && !message.includes(setting) ? ' ' + this.trans.__('A server administrator can change this setting: %1.', setting) : '';
+    Notification.error(message + hint, { autoClose: 10000 });
   }
 
   private async _run(action: ActionName, info: Info): Promise<void> {
@@ -99,7 +99,7 @@ export class Actions {
         }
         return;
       case 'restart':
-        if (await this.confirm(trans.__('Restart %1?', this.name(info)), trans.__('Its variables will be lost.'), trans.__('Restart'))) {
+        if (await this.confirm(trans.__('Restart %1?', this.name(info)), trans.__('All variables will be lost.'), trans.__('Restart'))) {
           if (isNotebook) {
             await KernelAPI.restartKernel(kernel, settings);
           } else {
@@ -110,7 +110,7 @@ export class Actions {
       case 'stop':
         if (
           info.state === 'ended' ||
-          (await this.confirm(trans.__('Stop %1?', this.name(info)), trans.__('Its variables and private files will be lost.'), trans.__('Stop')))
+          (await this.confirm(trans.__('Stop %1?', this.name(info)), trans.__('All variables and private files will be lost.'), trans.__('Stop')))
         ) {
           if (isNotebook) {
             await model.services.kernels.shutdown(kernel);
@@ -144,11 +144,11 @@ export class Actions {
     return (await showDialog({ title, body, buttons, defaultButton: 0 })).button.accept;
   }
 
-  /** Ask for a name and save it as it is. Returns whether it was saved. */
+  /** Ask for a name and take a snapshot. Returns false if the user cancels. */
   async snapshot(info: Info): Promise<boolean> {
     const { trans } = this;
     const answer = await InputDialog.getText({
-      title: trans.__('Snapshot of %1', this.name(info)),
+      title: trans.__('Take Snapshot of %1', this.name(info)),
       label: trans.__('Name'),
       okLabel: trans.__('Save'),
       pattern: '[^\\x00-\\x1f\\x7f]{0,100}'
@@ -158,15 +158,15 @@ export class Actions {
     }
     const saving = this.model.client.call('take_snapshot', { path: { id: idOf(info) }, body: { name: answer.value ?? '' } });
     Notification.promise(saving, {
-      pending: { message: trans.__('Saving a snapshot…') },
-      success: { message: () => trans.__('The snapshot is saved. Open connections are not part of it.'), options: { autoClose: 5000 } },
+      pending: { message: trans.__('Saving snapshot…') },
+      success: { message: () => trans.__('Snapshot saved. Open network connections are not included.'), options: { autoClose: 5000 } },
       error: { message: error => (error as Error).message }
     });
     await saving.catch(() => undefined);
     return true;
   }
 
-  /** Start another off it, as it is now or as a snapshot has it; of a notebook, with a copy of the notebook. */
+  /** Fork a sandbox from its current state or from a snapshot. A notebook is copied and opened with the forked kernel. */
   async fork(info: Info, snapshot?: string): Promise<void> {
     const { model, trans } = this;
     const isNotebook = info.kind === 'notebook';
@@ -184,7 +184,7 @@ export class Actions {
       source === undefined ? await contents.newUntitled({ type: 'notebook', path: folder }) : await contents.copy(source, folder);
     const { name } = await KernelAPI.getKernelModel(kernel, model.services.serverSettings).then(found => ({ name: found?.name ?? '' }));
     await this.app.commands.execute('docmanager:open', { path: copy.path, factory: 'Notebook', kernel: { id: kernel, name } });
-    Notification.success(trans.__('The fork goes on in %1. It has the variables of the kernel that it came from.', copy.path), {
+    Notification.success(trans.__('Fork created: %1. Its kernel has the variables of the original kernel.', copy.path), {
       autoClose: 5000
     });
   }

@@ -1,4 +1,4 @@
-/** Above a notebook: why its kernel is no more, and what to do. */
+/** The banner above a notebook that explains why its kernel ended and what the user can do. */
 import { Notification, ReactWidget } from '@jupyterlab/apputils';
 import type { NotebookPanel } from '@jupyterlab/notebook';
 import * as React from 'react';
@@ -7,20 +7,20 @@ import type { TurnDialogs } from './dialogs.js';
 import type { Model } from './model.js';
 import { explain, factsOf, type Ending } from './words.js';
 
-/** Statuses of a kernel that lives. */
+/** Statuses of a living kernel. */
 const LIVING = new Set(['idle', 'busy']);
 
-/** Causes of an end after which the files of a private workspace are kept. */
+/** Causes after which the server keeps the files of a private workspace. */
 const FAULTS = new Set(['out_of_memory', 'disk_full', 'crashed', 'killed', 'exited', 'runtime_failed']);
 
-/** How often the server is asked whether files are kept, and the milliseconds between. */
+/** Number of requests that check whether files are kept, and the interval between them in milliseconds. */
 const ASKS = 8;
 const ASK_INTERVAL = 1000;
 
-/** What the banner asks of the plugin. */
+/** Services that the plugin provides to the banner. */
 export interface Surroundings {
   dialogs: TurnDialogs;
-  /** Tell of it where the notebook, and with it the banner, is out of sight. */
+  /** Show a notification, for use when the notebook and its banner are not visible. */
   tell: (panel: NotebookPanel, sentence: string) => void;
 }
 
@@ -28,10 +28,10 @@ export class Banner extends ReactWidget {
   private _kernel = '';
   private _name = '';
   private _hasLived = false;
-  /** Since when the server has been away, in seconds since the epoch. */
+  /** When the connection to the server was lost, in seconds since the epoch. */
   private _awaySince: number | null = null;
   private _told: Ending | undefined;
-  /** The ending whose kernel's files are kept, so that it can be revived with them. */
+  /** The ending of a kernel whose files are kept, so that it can be restarted with them. */
   private _revivable: Ending | undefined;
   private _asked: Ending | undefined;
 
@@ -75,9 +75,9 @@ export class Banner extends ReactWidget {
       } else if (status === 'dead') {
         this._lost();
       } else if (status === 'terminating') {
-        this._hasLived = false; // whoever sits here shuts it down
+        this._hasLived = false; // the user of this page shuts it down
       } else if (LIVING.has(status) && !sessionContext.isTerminating) {
-        // A kernel that is shut down may say that it is busy with that.
+        // A kernel can report that it is busy while it shuts down.
         this._hasLived = true;
         this._look();
       }
@@ -88,7 +88,7 @@ export class Banner extends ReactWidget {
     return this.model.mode === 'here' && this.model.isBoxedSpec(this._name);
   }
 
-  /** The kernel is gone, and Jupyter starts none in its place. */
+  /** Handle a kernel that ended and that Jupyter does not restart. */
   private _lost(): void {
     if (this._hasLived && this._isBoxed()) {
       this._hasLived = false;
@@ -98,16 +98,16 @@ export class Banner extends ReactWidget {
   }
 
   private async _start(): Promise<void> {
-    // The session may have ended with its kernel, which this page learns of in its turn only.
+    // The session may have ended with its kernel; this page learns that only at its next poll.
     await this.model.services.sessions.refreshRunning();
     await this.panel.sessionContext.changeKernel({ name: this._name });
   }
 
-  /** Start the kernel again under its old id, with the files of its private workspace. */
+  /** Restart the kernel under its old id, with the files of its private workspace. */
   private async _revive(): Promise<void> {
     const id = this._kernel;
     try {
-      // First, while the server has no such kernel: the page would take the new one for the one that it knows as dead.
+      // Refresh before the server has the kernel again: otherwise the page mistakes the new kernel for the dead one.
       await this.model.services.sessions.refreshRunning();
       await this.model.client.call('revive_sandbox', { path: { id } });
     } catch (error) {
@@ -120,7 +120,7 @@ export class Banner extends ReactWidget {
     this.model.dismiss(id);
   }
 
-  /** Ask whether the files of a kernel that is gone are kept, which takes the server a moment. */
+  /** Poll whether the files of an ended kernel are kept. The server needs a moment to decide. */
   private async _ask(ending: Ending): Promise<void> {
     for (let left = ASKS; left > 0 && this._asked === ending; left--) {
       const info = await this.model.client.call('get_sandbox', { path: { id: ending.kernel } }).catch(() => undefined);
@@ -167,17 +167,17 @@ export class Banner extends ReactWidget {
         <p>
           <strong>{why}</strong> {ending.message && ending.cause !== 'stopped' && <span>– {factsOf(ending.message)}</span>}
           <br />
-          {isGone ? trans.__('Its variables are gone with it.') : trans.__('A new kernel starts without your variables.')} {what}
+          {isGone ? trans.__('All variables are lost.') : trans.__('A new kernel is starting without your variables.')} {what}
         </p>
         {isGone && this._revivable === ending && (
           <button
             type="button"
             className="ab-button"
             onClick={() => {
-              this._revive().catch(() => undefined); // JupyterLab tells of it
+              this._revive().catch(() => undefined); // JupyterLab shows the error
             }}
           >
-            {trans.__('Start again with its files')}
+            {trans.__('Restart with Files')}
           </button>
         )}
         {isGone && (
@@ -185,10 +185,10 @@ export class Banner extends ReactWidget {
             type="button"
             className="ab-button"
             onClick={() => {
-              this._start().catch(() => undefined); // JupyterLab tells of it
+              this._start().catch(() => undefined); // JupyterLab shows the error
             }}
           >
-            {trans.__('Start a new kernel')}
+            {trans.__('Start New Kernel')}
           </button>
         )}
         <button

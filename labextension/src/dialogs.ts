@@ -1,7 +1,7 @@
-/** JupyterLab's own dialogs about a kernel's end, which know no cause: taken away where the banner says more. */
+/** Closes JupyterLab's own dialogs about a dead kernel, where the banner explains the cause. */
 import { Dialog } from '@jupyterlab/apputils';
 
-/** Knows the dialogs that were made in the present turn of the event loop, by others who hear of the same thing. */
+/** Tracks dialogs opened in the current turn of the event loop by other listeners of the same signal. */
 export class TurnDialogs {
   private _made: Dialog<unknown>[] = [];
 
@@ -14,7 +14,7 @@ export class TurnDialogs {
     });
   }
 
-  /** Answer them before they are seen, as one who closes them would. */
+  /** Dismiss these dialogs before they become visible. */
   close(): void {
     for (const dialog of this._made.splice(0)) {
       dialog.reject();

@@ -1,9 +1,9 @@
-/** Small things that several views show. */
+/** Small components shared by several views. */
 import * as React from 'react';
 
 import { formatAge, type Trans } from './words.js';
 
-/** Facts in a row, none of them broken over two lines. */
+/** Facts separated by dots; short ones do not wrap. */
 export function Facts({ facts }: { facts: readonly string[] }): JSX.Element {
   return (
     <>
@@ -17,7 +17,7 @@ export function Facts({ facts }: { facts: readonly string[] }): JSX.Element {
   );
 }
 
-/** How long ago it was, given in seconds since the epoch; the time itself is its tooltip. */
+/** The age of a time given in seconds since the epoch, with the date and time as tooltip. */
 export function Ago({ time, trans }: { time: number; trans: Trans }): JSX.Element {
   const date = new Date(time * 1000);
   return (

@@ -1,4 +1,4 @@
-/** The files of a sandbox's workspace: browse, look at, upload and download. */
+/** The Files tab: browse, preview, upload and download the files of a sandbox's workspace. */
 import { PathExt } from '@jupyterlab/coreutils';
 import * as React from 'react';
 
@@ -9,14 +9,14 @@ import type { Model } from './model.js';
 import type { Part } from './view.js';
 import { formatKind, formatSize, idOf, type Info } from './words.js';
 
-/** Bytes: of an image that is shown, of text that is shown, and of a download, which is held in memory. */
+/** Size limits in bytes: of previewed images, of previewed text, and of downloads, which are held in memory. */
 const MAX_IMAGE = 8 * 1024 * 1024;
 const MAX_TEXT = 64 * 1024;
 const MAX_DOWNLOAD = 512 * 1024 * 1024;
-// Not SVG: it is a document.
+// Not SVG, which can contain scripts.
 const IMAGES: Record<string, string> = { '.png': 'image/png', '.jpg': 'image/jpeg', '.jpeg': 'image/jpeg', '.gif': 'image/gif', '.webp': 'image/webp' };
 
-/** Send a file with its progress, which `fetch` does not tell. */
+/** Upload a file and report progress. Uses XMLHttpRequest because `fetch` reports no upload progress. */
 function upload(model: Model, info: Info, path: string, file: File, onProgress: (share: number) => void): Promise<void> {
   const { baseUrl, token } = model.services.serverSettings;
   const [verb, template] = ROUTES.upload_file;
@@ -44,24 +44,24 @@ function upload(model: Model, info: Info, path: string, file: File, onProgress: 
       try {
         message = (JSON.parse(request.responseText) as { message: string }).message;
       } catch {
-        // Not from our server.
+        // The body is not a JSON error of the server extension.
       }
       reject(new Error(message));
     };
     request.onerror = () => {
-      reject(new Error(model.trans.__('The server did not answer.')));
+      reject(new Error(model.trans.__('The server did not respond.')));
     };
     request.send(file);
   });
 }
 
-/** Receive a file with its progress, and hand it to the browser. */
+/** Download a file, report progress, and pass the file to the browser. */
 async function download(model: Model, info: Info, path: string, onProgress: (share: number) => void): Promise<void> {
   const response = await model.client.sandbox(idOf(info)).files.download(path);
   const size = Number(response.headers.get('Content-Length') ?? 0);
   if (size > MAX_DOWNLOAD) {
     await response.body?.cancel();
-    throw new Error(model.trans.__('The file is larger than %1; get it over the REST API.', formatSize(MAX_DOWNLOAD)));
+    throw new Error(model.trans.__('The file is larger than %1. Download it with the REST API.', formatSize(MAX_DOWNLOAD)));
   }
   const parts: Uint8Array[] = [];
   let count = 0;
@@ -95,8 +95,8 @@ async function preview(model: Model, info: Info, path: string, size: number): Pr
     return { path, text: '', image: URL.createObjectURL(new Blob([bytes], { type })) };
   }
   const content = await files.read(path, { length: MAX_TEXT });
-  const text = content.is_text && content.encoding === 'utf-8' ? content.data : model.trans.__('It is no text.');
-  return { path, text: content.truncated ? `${text}\n${model.trans.__('… there is more.')}` : text, image: '' };
+  const text = content.is_text && content.encoding === 'utf-8' ? content.data : model.trans.__('This file is not text and cannot be previewed.');
+  return { path, text: content.truncated ? `${text}\n${model.trans.__('… (truncated)')}` : text, image: '' };
 }
 
 export function Files({ info, model, actions }: Part): JSX.Element {
@@ -133,7 +133,7 @@ export function Files({ info, model, actions }: Part): JSX.Element {
   const send = async (files: FileList | null): Promise<void> => {
     for (const file of files ?? []) {
       const path = folder === '.' ? file.name : `${folder}/${file.name}`;
-      await run(file.name, trans.__('%1 is uploaded.', file.name), onProgress => upload(model, info, path, file, onProgress));
+      await run(file.name, trans.__('Uploaded %1.', file.name), onProgress => upload(model, info, path, file, onProgress));
     }
     again();
   };
@@ -155,7 +155,7 @@ export function Files({ info, model, actions }: Part): JSX.Element {
         void send(event.dataTransfer.files);
       }}
     >
-      <nav aria-label={trans.__('Folder')} className="ab-row-actions">
+      <nav aria-label={trans.__('Folder path')} className="ab-row-actions">
         <button type="button" className="ab-button" onClick={() => {
           setFolder('.');
         }}>
@@ -176,7 +176,7 @@ export function Files({ info, model, actions }: Part): JSX.Element {
         </button>
         <input ref={picker} type="file" multiple hidden aria-label={trans.__('Files to upload')} onChange={event => void send(event.target.files)} />
       </nav>
-      <p className="ab-dim">{trans.__('Files can be dropped here.')}</p>
+      <p className="ab-dim">{trans.__('Drop files here to upload them.')}</p>
       <p role="status" aria-live="polite">
         {said || problem}
       </p>
@@ -187,15 +187,15 @@ export function Files({ info, model, actions }: Part): JSX.Element {
           </label>
         </p>
       )}
-      {value?.entries.length === 0 && <p>{trans.__('The folder is empty.')}</p>}
+      {value?.entries.length === 0 && <p>{trans.__('This folder is empty.')}</p>}
       {!!value?.entries.length && (
         <table className="ab-table">
           <thead>
             <tr>
               <th scope="col">{trans.__('Name')}</th>
               <th scope="col">{trans.__('Size')}</th>
-              <th scope="col">{trans.__('Changed')}</th>
-              <th scope="col">{trans.__('Action')}</th>
+              <th scope="col">{trans.__('Modified')}</th>
+              <th scope="col">{trans.__('Actions')}</th>
             </tr>
           </thead>
           <tbody>
@@ -232,7 +232,7 @@ export function Files({ info, model, actions }: Part): JSX.Element {
                         type="button"
                         className="ab-button"
                         aria-label={trans.__('Download %1', name)}
-                        onClick={() => void run(name, trans.__('%1 is downloaded.', name), onProgress => download(model, info, entry.path, onProgress))}
+                        onClick={() => void run(name, trans.__('Downloaded %1.', name), onProgress => download(model, info, entry.path, onProgress))}
                       >
                         {trans.__('Download')}
                       </button>
@@ -244,11 +244,11 @@ export function Files({ info, model, actions }: Part): JSX.Element {
           </tbody>
         </table>
       )}
-      {value?.truncated && <p>{trans.__('There are more files than are shown.')}</p>}
+      {value?.truncated && <p>{trans.__('This folder has more files than are shown.')}</p>}
       {shown && (
         <section aria-label={trans.__('Preview of %1', shown.path)} className="ab-preview">
           <h2>{shown.path}</h2>
-          {shown.image ? <img src={shown.image} alt={trans.__('The image %1', shown.path)} /> : <pre tabIndex={0}>{shown.text}</pre>}
+          {shown.image ? <img src={shown.image} alt={trans.__('Image %1', shown.path)} /> : <pre tabIndex={0}>{shown.text}</pre>}
         </section>
       )}
     </div>

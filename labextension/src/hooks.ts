@@ -3,13 +3,13 @@ import * as React from 'react';
 
 import type { Model } from './model.js';
 
-/** Draw again when the model has changed. */
+/** Redraw when the model changes. */
 export function useModel(model: Model): void {
   const [, redraw] = React.useReducer((count: number) => count + 1, 0);
   useSignal(model.changed, redraw);
 }
 
-/** Call back on each signal, as long as it is on the screen. */
+/** Call back on each signal while the component is mounted. */
 export function useSignal<T>(signal: ISignal<unknown, T>, callback: (value: T) => void): void {
   const latest = React.useRef(callback);
   latest.current = callback;
@@ -24,7 +24,7 @@ export function useSignal<T>(signal: ISignal<unknown, T>, callback: (value: T) =
   }, [signal]);
 }
 
-/** Something that is fetched at first and again on demand, with what went wrong in place of it. */
+/** Fetch a value at first, when `key` changes and on demand; `problem` is the last error's message. */
 export function useFetched<T>(fetch: () => Promise<T>, key: string): { value: T | undefined; problem: string; again: () => void } {
   const [state, setState] = React.useState<{ value?: T; problem: string }>({ problem: '' });
   const [turn, again] = React.useReducer((count: number) => count + 1, 0);

@@ -7,12 +7,12 @@ function make(name: string, inner: string): LabIcon {
   return new LabIcon({ name: `jupyter-agentbox:${name}`, svgstr });
 }
 
-/** A filled shield with a tick cut out of it, so that it is seen in every theme: in a sandbox. */
+/** Sandboxed: a filled shield with a tick cut out, visible in every theme. */
 export const boxedIcon = make(
   'boxed',
   `<path class="jp-icon3" fill="#616161" fill-rule="evenodd" d="${SHIELD}M8.65 11.15l2.11 2.11 4.55-5.06 1.78 1.6-6.25 6.94-3.89-3.89z"/>`
 );
-/** An empty shield, struck through: not in one. */
+/** Not sandboxed: an empty shield, struck through. */
 export const unboxedIcon = make(
   'unboxed',
   `<path class="jp-icon3" style="fill:none" stroke="#616161" stroke-width="2" d="${SHIELD}"/>` +

@@ -1,4 +1,4 @@
-/** Sandboxes in JupyterLab: the plugin puts the views in their places. */
+/** The JupyterLab plugin: adds the views, commands, launcher tiles and settings for sandboxes. */
 import { ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette, MainAreaWidget, Notification } from '@jupyterlab/apputils';
 import { ILauncher } from '@jupyterlab/launcher';
@@ -24,12 +24,12 @@ import { SandboxView } from './view.js';
 import { idOf, type Info } from './words.js';
 
 const ID = 'jupyter-agentbox:plugin';
-/** Pixels of a window in which a view gets a tab instead of a column. */
+/** Width in pixels below which a view opens as a tab instead of to the right. */
 const NARROW = 1000;
 
 const plugin: JupyterFrontEndPlugin<void> = {
   id: ID,
-  description: 'Shows the sandboxes of kernels and agents.',
+  description: 'Adds views and commands for the sandboxes of kernels and agents.',
   autoStart: true,
   requires: [INotebookTracker],
   optional: [ITranslator, ICommandPalette, ILauncher, IStatusBar, ISettingRegistry, ILayoutRestorer],
@@ -63,13 +63,13 @@ const plugin: JupyterFrontEndPlugin<void> = {
           read();
         },
         (error: unknown) => {
-          Notification.warning(trans.__('The settings of sandboxes were not read: %1', String(error)));
+          Notification.warning(trans.__('Cannot load the Sandboxes settings: %1', String(error)));
         }
       );
     }
 
     // -- views --------------------------------------------------------------------------------
-    /** The sandboxes of our own views and terminals. */
+    /** The sandbox of each view and terminal of this extension. */
     const shownIn = new WeakMap<Widget, Info>();
     const views = new Map<string, { widget: MainAreaWidget<SandboxView>; view: SandboxView }>();
     actions.showView = (info: Info, tab: Tab): void => {
@@ -90,7 +90,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
       }
       found.view.showTab(tab);
       if (!found.widget.isAttached) {
-        // Two columns side by side are no use where there is room for one.
+        // A narrow window has no room for two columns.
         app.shell.add(found.widget, 'main', { mode: app.shell.node.clientWidth < NARROW ? 'tab-after' : 'split-right' });
       }
       app.shell.activateById(found.widget.id);
@@ -103,9 +103,9 @@ const plugin: JupyterFrontEndPlugin<void> = {
       widget.id = `jupyter-agentbox-terminal-${info.sandbox_id ?? info.id}-${name}`;
       content.title.icon = boxedIcon;
       content.title.closable = true;
-      const title = trans.__('In the sandbox of %1', actions.name(info));
+      const title = trans.__('Sandbox Terminal: %1', actions.name(info));
       content.title.label = title;
-      // The widget puts a label of its own there once it is ready.
+      // The terminal widget sets its own label once it is ready.
       content.title.changed.connect(() => {
         if (content.title.label !== title) {
           content.title.label = title;
@@ -197,19 +197,19 @@ const plugin: JupyterFrontEndPlugin<void> = {
     const current = (): Info | undefined => model.find(tracker.currentWidget?.sessionContext.session?.kernel?.id);
     app.commands.addCommand('agentbox:show', {
       label: trans.__('Show Sandboxes'),
-      caption: trans.__('Show all sandboxes, of notebooks and agents'),
+      caption: trans.__('Show all sandboxes of notebooks and agents'),
       execute: () => {
         app.shell.activateById(panel.id);
         panel.node.querySelector<HTMLElement>('input')?.focus();
       }
     });
     const ofNotebook: [string, ActionName, string][] = [
-      ['agentbox:details', 'details', trans.__('Show the Sandbox of This Notebook')],
-      ['agentbox:snapshot', 'snapshot', trans.__('Take a Snapshot of This Kernel…')],
-      ['agentbox:undo', 'restore', trans.__('Undo This Kernel to a Snapshot…')],
-      ['agentbox:fork', 'fork', trans.__('Fork This Kernel into a New Notebook')],
-      ['agentbox:terminal', 'terminal', trans.__('Open a Terminal in the Sandbox')],
-      ['agentbox:files', 'files', trans.__('Show the Files of the Sandbox')]
+      ['agentbox:details', 'details', trans.__('Show Sandbox of Notebook')],
+      ['agentbox:snapshot', 'snapshot', trans.__('Take Snapshot of Kernel…')],
+      ['agentbox:undo', 'restore', trans.__('Restore Kernel from Snapshot…')],
+      ['agentbox:fork', 'fork', trans.__('Fork Kernel into New Notebook')],
+      ['agentbox:terminal', 'terminal', trans.__('Open Terminal in Sandbox')],
+      ['agentbox:files', 'files', trans.__('Show Sandbox Files')]
     ];
     for (const [command, action, label] of ofNotebook) {
       app.commands.addCommand(command, {
@@ -230,13 +230,13 @@ const plugin: JupyterFrontEndPlugin<void> = {
       label: args => {
         const name = String(args['kernelName']);
         const image = model.stanza(name)?.['image'];
-        const label = app.serviceManager.kernelspecs.specs?.kernelspecs[name]?.display_name ?? trans.__('Notebook in a Sandbox');
+        const label = app.serviceManager.kernelspecs.specs?.kernelspecs[name]?.display_name ?? trans.__('Sandboxed Notebook');
         return typeof image === 'string' ? `${label} · ${image}` : label;
       },
       caption: args => {
         const stanza = model.stanza(String(args['kernelName'])) ?? {};
         const said = ['image', 'profile', 'memory'].map(name => stanza[name]).filter(value => typeof value === 'string');
-        return [trans.__('A notebook whose kernel runs in a sandbox'), ...said].join(' · ');
+        return [trans.__('Create a notebook with a sandboxed kernel'), ...said].join(' · ');
       },
       icon: boxedIcon,
       execute: args => app.commands.execute('notebook:create-new', { ...args })

@@ -1,4 +1,4 @@
-/** In the toolbar and the status bar: is it boxed, what does it use, what may it reach. */
+/** The sandbox indicator in notebook toolbars and the status bar: isolation, resource use and allowed hosts. */
 import { ReactWidget } from '@jupyterlab/apputils';
 import type { NotebookPanel } from '@jupyterlab/notebook';
 import * as React from 'react';
@@ -7,7 +7,7 @@ import { boxedIcon, unboxedIcon } from './icons.js';
 import type { Model } from './model.js';
 import { formatCpu, formatMemory, formatReach, formatState, type Info } from './words.js';
 
-/** What is known of the kernel of a notebook. */
+/** What is known about a notebook's kernel. */
 export interface Seen {
   isBoxed: boolean;
   info: Info | undefined;
@@ -22,18 +22,18 @@ export function see(model: Model, panel: NotebookPanel): Seen | null {
   return { isBoxed: info !== undefined || model.isBoxedSpec(kernel.name), info };
 }
 
-/** All that there is to say in one line. */
+/** Return the parts of the one-line summary. */
 export function describe(model: Model, { isBoxed, info }: Seen): string[] {
   const { trans } = model;
   if (!isBoxed) {
-    return [trans.__('Not in a sandbox'), trans.__('code runs with all of your rights')];
+    return [trans.__('Not sandboxed'), trans.__('code runs with your full permissions')];
   }
   if (!info) {
-    return [trans.__('In a sandbox'), model.mode === 'gateway' ? trans.__('at the gateway') : ''].filter(Boolean);
+    return [trans.__('Sandboxed'), model.mode === 'gateway' ? trans.__('on the gateway') : ''].filter(Boolean);
   }
   const state = info.state === 'running' ? '' : formatState(info.state, trans);
   return [
-    trans.__('In a sandbox'),
+    trans.__('Sandboxed'),
     state,
     info.profile,
     formatMemory(info, trans),
@@ -68,7 +68,7 @@ function Shown({ seen, model, isShort, onOpen }: { seen: Seen | null; model: Mod
   );
 }
 
-/** An item for one notebook, or for what is in front. */
+/** An indicator for one notebook, or for the current widget. */
 export class Indicator extends ReactWidget {
   constructor(
     private readonly model: Model,

@@ -1,4 +1,4 @@
-/** What the server tells of sandboxes, held for all views. Events refresh it; one notebook's use alone is polled. */
+/** Sandbox data shared by all views. Refreshed by events; resource use is polled for the current notebook only. */
 import type { ServiceManager } from '@jupyterlab/services';
 import { PageConfig } from '@jupyterlab/coreutils';
 import { Signal, type ISignal } from '@lumino/signaling';
@@ -7,7 +7,7 @@ import { AgentboxClient, type AgentboxError } from '../../clients/typescript/src
 import { findEnding } from './rows.js';
 import { cpuShare, type Ending, type Info, type Trans, type Usage } from './words.js';
 
-/** `here`: as it should be. `gateway`: kernels run elsewhere. `failed`: bad configuration. `absent`: no extension. */
+/** `here`: available. `gateway`: kernels run on a gateway. `failed`: invalid configuration. `absent`: no server extension. */
 export type Mode = 'here' | 'gateway' | 'failed' | 'absent';
 
 /** A connection that was refused. */
@@ -18,28 +18,28 @@ export interface Refused {
   reason: string;
 }
 
-/** Milliseconds: from an event to the question what is new, between two looks at a visible notebook's use, and at all. */
+/** In milliseconds: the delay between an event and a refresh, and the polling intervals of one notebook and of all. */
 const SETTLE = 300;
 const POLL = 5000;
 const POLL_ALL = 20000;
 const SCHEMA = 'https://events.jupyter-agentbox.readthedocs.io/';
-/** Ends that somebody asked for: of interest where a kernel does not come back. */
+/** Causes of requested ends, shown only if the kernel does not come back. */
 const MEANT = new Set(['stopped', '']);
 const MAX_ENDINGS = 100;
-/** Seconds that the word of why a kernel was stopped may come before its loss is seen. */
+/** Seconds by which the event of a stop may precede the loss of the kernel. */
 const LOSS = 60;
 
 export class Model {
   readonly mode: Mode;
-  /** Address of the gateway, or what is wrong with the configuration. */
+  /** URL of the gateway, or the configuration error. */
   readonly note: string;
   readonly client: AgentboxClient;
   readonly endings = new Map<string, Ending>();
-  /** Id of the kernel of the notebook in front; its use is polled. */
+  /** Kernel id of the current notebook, whose resource use is polled. */
   watched: string | null = null;
-  /** Whether the list of all is on the screen. */
+  /** Whether the side panel is visible. */
   isListed = false;
-  /** Why the list could not be had. */
+  /** Why the last refresh failed; empty if it succeeded. */
   problem = '';
 
   private readonly _changed = new Signal<this, void>(this);
@@ -83,17 +83,17 @@ export class Model {
     }, POLL);
   }
 
-  /** Something is new. */
+  /** Emitted when the data changes. */
   get changed(): ISignal<this, void> {
     return this._changed;
   }
 
-  /** A program was refused a connection. */
+  /** Emitted when a connection is refused. */
   get refused(): ISignal<this, Refused> {
     return this._refused;
   }
 
-  /** Something was done to a sandbox, of which this is the `sandbox_id`; its log has more. */
+  /** Emitted with the `sandbox_id` when a sandbox's audit log has new rows. */
   get touched(): ISignal<this, string> {
     return this._touched;
   }
@@ -102,7 +102,7 @@ export class Model {
     return this._infos;
   }
 
-  /** Paths of notebooks by the ids of their kernels. */
+  /** Notebook paths by kernel id. */
   get paths(): ReadonlyMap<string, string> {
     return this._paths;
   }
@@ -115,29 +115,29 @@ export class Model {
     return this._infos.find(info => info.sandbox_id === id || info.id === id || info.kernels.some(kernel => kernel.id === id));
   }
 
-  /** Processors' worth of time that it uses. */
+  /** Return the number of CPUs in use. */
   share(info: Info): number | undefined {
     return this._before.get(info.sandbox_id ?? '')?.share;
   }
 
-  /** Whether a cell runs in its notebook's kernel. */
+  /** Return whether the notebook's kernel is busy. */
   isBusy(info: Info): boolean {
     return info.kernels.some(kernel => this._busy.has(kernel.id));
   }
 
-  /** Whether a kernelspec's kernels run in sandboxes. */
+  /** Return whether a kernelspec is sandboxed. */
   isBoxedSpec(name: string | undefined): boolean {
     return this.stanza(name) !== undefined;
   }
 
-  /** What a sandboxed kernelspec asks for. */
+  /** Return the provisioner configuration of a sandboxed kernelspec. */
   stanza(name: string | undefined): Record<string, unknown> | undefined {
     const metadata = this.services.kernelspecs.specs?.kernelspecs[name ?? '']?.metadata as Record<string, unknown> | undefined;
     const found = metadata?.['kernel_provisioner'] as { provisioner_name?: string; config?: Record<string, unknown> } | undefined;
     return found?.provisioner_name === 'agentbox-provisioner' ? (found.config ?? {}) : undefined;
   }
 
-  /** Ask what is new, once for all events of a moment. */
+  /** Schedule one refresh for all events that arrive at about the same time. */
   refreshSoon(): void {
     if (this.mode === 'here' && this._timer === 0) {
       this._timer = window.setTimeout(() => {
@@ -166,7 +166,7 @@ export class Model {
     this._changed.emit();
   }
 
-  /** A kernel died and is started again; the word of why may still be on its way. */
+  /** Record that a kernel died and is restarting. The event with the cause may arrive later. */
   noteDeath(kernel: string): void {
     if (!this.endings.has(kernel)) {
       this._note(this.endings, guess(kernel, ''));
@@ -175,10 +175,10 @@ export class Model {
   }
 
   /**
-   * A kernel is no more, and none comes in its place. What was told while this page was not there, the server's log has.
+   * Record that a kernel ended and is not restarting. Looks up the cause in the server's log if this page missed the event.
    *
-   * @param since - when it was last heard of, in seconds since the epoch.
-   * @param wasAway - whether the server did not answer meanwhile.
+   * @param since - when the kernel was last seen, in seconds since the epoch.
+   * @param wasAway - whether the server was unavailable.
    */
   async noteLoss(kernel: string, since: number, wasAway: boolean): Promise<void> {
     const stop = this._stops.get(kernel);
@@ -193,7 +193,7 @@ export class Model {
     this._changed.emit();
   }
 
-  /** Find in the log how a kernel ended. Who may not read it, is told nothing. */
+  /** Look up in the log how a kernel ended. Returns undefined if the user may not read the log. */
   private async _lookUp(kernel: string): Promise<Ending | undefined> {
     try {
       const { rows } = await this.client.call('get_audit', { query: { kind: 'lifecycle', limit: 1000 } });
@@ -284,7 +284,7 @@ export class Model {
   }
 }
 
-/** An end of which nobody has told why. */
+/** Make an ending whose cause no event has reported. */
 function guess(kernel: string, cause: string): Ending {
   return { kernel, sandbox: '', cause, message: '', setting: '', time: Date.now() / 1000 };
 }

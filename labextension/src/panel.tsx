@@ -1,4 +1,4 @@
-/** The side panel: all sandboxes, and what can be done with each. */
+/** The Sandboxes side panel: a list of all sandboxes with their actions. */
 import { ReactWidget } from '@jupyterlab/apputils';
 import type { Message } from '@lumino/messaging';
 import * as React from 'react';
@@ -10,10 +10,10 @@ import { boxedIcon } from './icons.js';
 import type { Model } from './model.js';
 import { fits, formatAge, formatMemory, formatState, idOf, type Info } from './words.js';
 
-/** Rows that are drawn at first, and more by each press of the button below them: hundreds would make every event slow. */
+/** Number of rows drawn at first, and added by each click on "Show More". Drawing hundreds makes every event slow. */
 const PAGE = 100;
 
-/** Seconds since somebody used it: of a notebook, since its kernel did something. */
+/** Return the seconds since the last use. For a notebook, kernel activity counts as use. */
 function idleSince(model: Model, info: Info): number {
   let last = info.last_used;
   for (const kernel of model.services.kernels.running()) {
@@ -43,10 +43,10 @@ const Row = React.memo(function Row({
   const facts = [
     formatState(info.state, trans),
     info.kind === 'notebook' ? trans.__('notebook') : trans.__('agent or program'),
-    trans.__('age %1', formatAge(Date.now() / 1000 - info.created, trans)),
-    info.state === 'running' ? trans.__('idle %1', formatAge(idleSince(model, info), trans)) : '',
+    trans.__('created %1 ago', formatAge(Date.now() / 1000 - info.created, trans)),
+    info.state === 'running' ? trans.__('idle for %1', formatAge(idleSince(model, info), trans)) : '',
     formatMemory(info, trans),
-    info.isolation === 'gvisor' ? 'gVisor' : trans.__('NOT isolated by gVisor'),
+    info.isolation === 'gvisor' ? 'gVisor' : trans.__('not isolated by gVisor'),
     info.end?.message ?? ''
   ].filter(Boolean);
   return (
@@ -80,15 +80,15 @@ const Row = React.memo(function Row({
   );
 });
 
-/** What to say where there is no list. */
+/** The message shown instead of the list where sandboxes are unavailable. */
 export function Elsewhere({ model }: { model: Model }): JSX.Element {
   const { trans } = model;
   const text = {
     here: '',
-    gateway: trans.__('This server runs its kernels at the gateway %1. Their sandboxes, and what they may reach, are seen there.', model.note),
-    failed: trans.__('Sandboxes are set up wrongly on this server, and nothing can be shown: %1', model.note),
+    gateway: trans.__('This server runs its kernels on the gateway %1. Their sandboxes are managed there.', model.note),
+    failed: trans.__('Sandboxes are unavailable because the server configuration is invalid: %1', model.note),
     absent: trans.__(
-      'The server has no sandboxes: the package jupyter_agentbox is not installed there, or its server extension is off. Whoever runs the server can change that.'
+      'Sandboxes are unavailable because jupyter_agentbox is not installed on this server, or its server extension is disabled. Contact the server administrator.'
     )
   }[model.mode];
   return (
@@ -183,7 +183,7 @@ function List({ model, actions }: { model: Model; actions: Actions }): JSX.Eleme
             setMost(most + PAGE);
           }}
         >
-          {trans._n('Show %1 more', 'Show %1 more', rows.length - most)}
+          {trans._n('Show %1 More', 'Show %1 More', rows.length - most)}
         </button>
       )}
     </div>

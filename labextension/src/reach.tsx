@@ -1,4 +1,4 @@
-/** What a sandbox may reach, what it has reached and what it was refused. */
+/** The Network tab and its notifications: allowed hosts, connection attempts and requests of agents. */
 import { Notification } from '@jupyterlab/apputils';
 import { PathExt } from '@jupyterlab/coreutils';
 import * as React from 'react';
@@ -12,7 +12,7 @@ import { countHosts } from './rows.js';
 import type { Part } from './view.js';
 import { formatSize, idOf, sayShortly, type Info } from './words.js';
 
-/** Let a sandbox reach one more host. Throws where policy does not let the caller. */
+/** Allow one more host for a sandbox. Throws if policy does not permit it. */
 export async function allow(model: Model, info: Info, host: string): Promise<void> {
   const path = { id: idOf(info) };
   const { hosts } = await model.client.call('get_egress', { path });
@@ -20,7 +20,7 @@ export async function allow(model: Model, info: Info, host: string): Promise<voi
   model.refreshSoon();
 }
 
-/** Tell of refused connections as they happen, once for each host of a sandbox. */
+/** Notify the user of blocked connections as they happen, once for each host of a sandbox. */
 export class Notices {
   private readonly _told = new Set<string>();
 
@@ -47,12 +47,12 @@ export class Notices {
     try {
       ({ verdict } = await model.client.call('get_egress', { path: { id: idOf(info) }, query: { host } }));
     } catch {
-      return; // it ended meanwhile
+      return; // the sandbox has ended
     }
     const name = PathExt.basename(this.actions.name(info)).slice(0, 24);
-    const refusal = (text: string): string => trans.__('A program in %1 wanted to reach %2, and was refused.', name, text);
+    const refusal = (text: string): string => trans.__('A connection from %1 to %2 was blocked.', name, text);
     if (!verdict?.may_allow) {
-      const ask = trans.__('Ask whoever runs this server (%1).', verdict?.setting ?? 'Policy.allowed_hosts');
+      const ask = trans.__('Ask the server administrator to allow it (%1).', verdict?.setting ?? 'Policy.allowed_hosts');
       Notification.warning(sayShortly(text => `${refusal(text)} ${ask}`, host), {
         autoClose: false,
         actions: [{ label: trans.__('Show'), callback: () => void this.actions.run('details', info) }]
@@ -63,13 +63,13 @@ export class Notices {
       autoClose: false,
       actions: [
         {
-          label: trans.__('Allow for this sandbox'),
+          label: trans.__('Allow for This Sandbox'),
           displayType: 'accent',
           callback: () => {
             allow(model, info, host).then(
               () => {
                 this._told.delete(key);
-                Notification.success(trans.__('%1 may reach %2 now. Run the cell again.', name, host), { autoClose: 5000 });
+                Notification.success(trans.__('%1 can now connect to %2. Run the cell again.', name, host), { autoClose: 5000 });
               },
               (error: unknown) => {
                 this.actions.tell(error);
@@ -107,11 +107,11 @@ export function Reach({ info, model, actions }: Part): JSX.Element {
   const tryAllow = (host: string): void => {
     allow(model, info, host).then(
       () => {
-        say(trans.__('%1 is allowed for this sandbox.', host));
+        say(trans.__('%1 is now allowed for this sandbox.', host));
       },
       (error: unknown) => {
         const { message, setting } = error as AgentboxError;
-        const ask = setting && !message.includes(setting) ? trans.__('Ask whoever runs this server to allow it (%1).', setting) : trans.__('Ask whoever runs this server to allow it.');
+        const ask = setting && !message.includes(setting) ? trans.__('Ask the server administrator to allow it (%1).', setting) : trans.__('Ask the server administrator to allow it.');
         say(setting ? `${message}. ${ask}` : message);
       }
     );
@@ -124,11 +124,11 @@ export function Reach({ info, model, actions }: Part): JSX.Element {
   const granted = new Set(info.allowed_hosts);
   return (
     <>
-      <h2>{trans.__('May reach')}</h2>
-      <p>{info.allowed_hosts.join(', ') || trans.__('Nothing')}</p>
+      <h2>{trans.__('Allowed hosts')}</h2>
+      <p>{info.allowed_hosts.join(', ') || trans.__('None')}</p>
       {value.grant && (
         <p className="ab-dim">
-          {trans.__('At most: %1. This is set by %2.', value.grant.ceiling.join(', ') || trans.__('nothing'), value.grant.setting)}
+          {trans.__('Hosts that can be allowed: %1 (setting: %2).', value.grant.ceiling.join(', ') || trans.__('none'), value.grant.setting)}
         </p>
       )}
       <p role="status" aria-live="polite">
@@ -136,12 +136,12 @@ export function Reach({ info, model, actions }: Part): JSX.Element {
       </p>
       {value.asks.map(ask => (
         <div key={ask.id} className="ab-ask">
-          <span>{ask.why ? trans.__('An agent asks for %1: %2', ask.host, ask.why) : trans.__('An agent asks for %1', ask.host)}</span>
+          <span>{ask.why ? trans.__('An agent requests access to %1: %2', ask.host, ask.why) : trans.__('An agent requests access to %1', ask.host)}</span>
           <div className="ab-row-actions">
             <button type="button" className="ab-button" onClick={() => {
               decide(ask.id, 'allow');
             }}>
-              {trans.__('Allow for this sandbox')}
+              {trans.__('Allow for This Sandbox')}
             </button>
             <button type="button" className="ab-button" onClick={() => {
               decide(ask.id, 'deny');
@@ -151,18 +151,18 @@ export function Reach({ info, model, actions }: Part): JSX.Element {
           </div>
         </div>
       ))}
-      <h2>{trans.__('Asked for so far')}</h2>
-      {value.hosts.length === 0 && <p>{trans.__('No program has asked for a host yet.')}</p>}
+      <h2>{trans.__('Connection attempts')}</h2>
+      {value.hosts.length === 0 && <p>{trans.__('No connection attempts yet.')}</p>}
       {value.hosts.length > 0 && (
         <table className="ab-table">
           <thead>
             <tr>
               <th scope="col">{trans.__('Host')}</th>
               <th scope="col">{trans.__('Allowed')}</th>
-              <th scope="col">{trans.__('Refused')}</th>
-              <th scope="col">{trans.__('Sent, received')}</th>
-              <th scope="col">{trans.__('Last')}</th>
-              <th scope="col">{trans.__('Action')}</th>
+              <th scope="col">{trans.__('Blocked')}</th>
+              <th scope="col">{trans.__('Sent / received')}</th>
+              <th scope="col">{trans.__('Last attempt')}</th>
+              <th scope="col">{trans.__('Actions')}</th>
             </tr>
           </thead>
           <tbody>
@@ -171,7 +171,7 @@ export function Reach({ info, model, actions }: Part): JSX.Element {
                 <th scope="row">{item.host}</th>
                 <td>{item.allowed}</td>
                 <td>{item.denied}</td>
-                <td>{`${formatSize(item.bytesUp)}, ${formatSize(item.bytesDown)}`}</td>
+                <td>{`${formatSize(item.bytesUp)} / ${formatSize(item.bytesDown)}`}</td>
                 <td>
                   <Ago time={item.last} trans={trans} />
                 </td>

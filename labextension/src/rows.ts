@@ -1,10 +1,10 @@
-/** What rows of the audit log come to: hosts with their counts, and who did what. */
+/** Summaries of audit log rows: connection counts by host, and operations with their callers. */
 import type { components } from '../../clients/typescript/src/schema.js';
 import type { Ending, Info } from './words.js';
 
 export type Row = components['schemas']['AuditItem'];
 
-/** What became of one host. */
+/** Connection counts of one host. */
 export interface HostCount {
   host: string;
   allowed: number;
@@ -13,11 +13,11 @@ export interface HostCount {
   bytesDown: number;
   /** Seconds since the epoch. */
   last: number;
-  /** Why it was refused last. */
+  /** Why the most recent refused connection was refused. */
   reason: string;
 }
 
-/** Count decisions by host, those refused last first. */
+/** Count connections by host. Hosts with refused connections come first, then the most recent. */
 export function countHosts(rows: readonly Row[]): HostCount[] {
   const found = new Map<string, HostCount>();
   for (const row of rows) {
@@ -41,27 +41,27 @@ export function countHosts(rows: readonly Row[]): HostCount[] {
   return [...found.values()].sort((a, b) => Number(b.denied > 0) - Number(a.denied > 0) || b.last - a.last);
 }
 
-/** One thing that was done to a sandbox. */
-export interface Deed {
+/** One API call on a sandbox. */
+export interface Operation {
   time: number;
   tool: string;
   by: string;
-  /** Name of the token that it was done with; empty for a person. */
+  /** Name of the agent's token; empty if the caller used no token. */
   token: string;
   duration: number;
   problem: string;
-  /** How often in a row, with nothing else between; time and duration are those of the last. */
+  /** Number of consecutive identical calls; time and duration are those of the last one. */
   count: number;
 }
 
-/** What was called, newest first. */
-export function listDeeds(rows: readonly Row[]): Deed[] {
-  const deeds: Deed[] = [];
+/** List API calls, newest first, with consecutive identical calls merged. */
+export function listOperations(rows: readonly Row[]): Operation[] {
+  const operations: Operation[] = [];
   for (const row of rows) {
     if (row.kind !== 'call') {
       continue;
     }
-    const deed = {
+    const operation = {
       time: row.time,
       tool: text(row.detail, 'tool'),
       by: text(row.detail, 'by'),
@@ -70,17 +70,17 @@ export function listDeeds(rows: readonly Row[]): Deed[] {
       problem: row.reason ?? '',
       count: 1
     };
-    const last = deeds.at(-1);
-    if (last && (['tool', 'by', 'token', 'problem'] as const).every(name => last[name] === deed[name])) {
-      deed.count += last.count;
-      deeds.pop();
+    const last = operations.at(-1);
+    if (last && (['tool', 'by', 'token', 'problem'] as const).every(name => last[name] === operation[name])) {
+      operation.count += last.count;
+      operations.pop();
     }
-    deeds.push(deed);
+    operations.push(operation);
   }
-  return deeds.reverse();
+  return operations.reverse();
 }
 
-/** How a kernel ended, if that is the last that was written of it. */
+/** Return how a kernel ended, or undefined if its last row in the log is not an end. */
 export function findEnding(rows: readonly Row[], kernel: string): Ending | undefined {
   const row = rows.filter(item => text(item.detail, 'kernel_id') === kernel).at(-1);
   if (row === undefined || text(row.detail, 'event') !== 'ended') {
@@ -95,10 +95,10 @@ function text(detail: Row['detail'], name: string): string {
   return typeof value === 'string' ? value : '';
 }
 
-export type Driver = { kind: 'agent' | 'program'; name: string; tool: string; since: number } | { kind: 'person' } | { kind: 'nobody' };
+export type CurrentUse = { kind: 'agent' | 'program'; name: string; tool: string; since: number } | { kind: 'person' } | { kind: 'nobody' };
 
-/** Say who drives a sandbox now: whoever has a call on it, else whoever sits before the notebook whose kernel is busy. */
-export function findDriver(info: Info, isBusy: boolean): Driver {
+/** Return who is using a sandbox: the caller of a running API call, otherwise the notebook's user if its kernel is busy. */
+export function findCurrentUse(info: Info, isBusy: boolean): CurrentUse {
   const call = info.calls.find(item => item.token !== null) ?? info.calls[0];
   if (call !== undefined) {
     return { kind: call.token === null ? 'program' : 'agent', name: call.token ?? call.by, tool: call.tool, since: call.since };

@@ -1,4 +1,4 @@
-/** The snapshots of a sandbox in the order of time: undo to one, or fork another sandbox off it. */
+/** The Snapshots tab: take, restore, fork and delete the snapshots of a sandbox, oldest first. */
 import * as React from 'react';
 
 import { useFetched, useSignal } from './hooks.js';
@@ -36,9 +36,9 @@ export function Snapshots({ info, model, actions }: Part): JSX.Element {
       });
   };
   const restore = async (id: string, name: string): Promise<void> => {
-    const body = trans.__('The kernel goes back to the variables of then. What it did since is lost, and so are open connections. The notebook itself stays as it is.');
-    if (await actions.confirm(trans.__('Undo to “%1”?', name), body, trans.__('Undo to here'))) {
-      work(trans.__('Going back…'), trans.__('It is back where “%1” was taken.', name), () =>
+    const body = trans.__('The kernel returns to the variables it had at that time. Work done since then and open network connections will be lost. The notebook document does not change.');
+    if (await actions.confirm(trans.__('Restore “%1”?', name), body, trans.__('Restore'))) {
+      work(trans.__('Restoring…'), trans.__('Restored “%1”.', name), () =>
         model.client.call('restore_sandbox', { path, body: { snapshot: id } })
       );
     }
@@ -54,19 +54,19 @@ export function Snapshots({ info, model, actions }: Part): JSX.Element {
             void actions.snapshot(info).then(again);
           }}
         >
-          {trans.__('Take a snapshot…')}
+          {trans.__('Take Snapshot…')}
         </button>
       </p>
       <p className="ab-dim">
-        {trans.__('A snapshot keeps variables, running programs and private files. It does not keep open connections, and no files of a folder of yours that is shown in the sandbox.')}
+        {trans.__('A snapshot includes variables, running programs and private files. It does not include open network connections or the files in a shared folder.')}
       </p>
       <p role="status" aria-live="polite">
         {said || problem}
       </p>
-      {value?.length === 0 && <p>{trans.__('There is no snapshot yet.')}</p>}
+      {value?.length === 0 && <p>{trans.__('No snapshots yet.')}</p>}
       <ol className="ab-timeline" aria-label={trans.__('Snapshots, oldest first')}>
         {value?.map(item => {
-          const name = item.name || trans.__('without a name');
+          const name = item.name || trans.__('Unnamed');
           return (
             <li key={item.id}>
               <div>
@@ -77,20 +77,20 @@ export function Snapshots({ info, model, actions }: Part): JSX.Element {
                     new Date(item.created * 1000).toLocaleString(),
                     trans.__('%1 ago', formatAge(Date.now() / 1000 - item.created, trans)),
                     formatSize(item.size),
-                    item.is_folder_kept ? trans.__('with files') : trans.__('without your folder')
+                    item.is_folder_kept ? trans.__('includes files') : trans.__('shared folder not included')
                   ].join(' · ')}
                 </span>
               </div>
               <div role="group" aria-label={trans.__('Actions for %1', name)} className="ab-row-actions">
                 <button type="button" className="ab-button" disabled={isBusy !== ''} onClick={() => void restore(item.id, name)}>
-                  {trans.__('Undo to here')}
+                  {trans.__('Restore')}
                 </button>
                 <button
                   type="button"
                   className="ab-button"
                   disabled={isBusy !== ''}
                   onClick={() => {
-                    work(trans.__('Forking…'), trans.__('The fork is there.'), () => actions.fork(info, item.id));
+                    work(trans.__('Creating fork…'), trans.__('Fork created.'), () => actions.fork(info, item.id));
                   }}
                 >
                   {trans.__('Fork')}
@@ -102,7 +102,7 @@ export function Snapshots({ info, model, actions }: Part): JSX.Element {
                   onClick={() => {
                     void actions.confirm(trans.__('Delete “%1”?', name), '', trans.__('Delete')).then(isSure => {
                       if (isSure) {
-                        work(trans.__('Deleting…'), trans.__('“%1” is deleted.', name), () => model.client.deleteSnapshot(item.id));
+                        work(trans.__('Deleting…'), trans.__('Deleted “%1”.', name), () => model.client.deleteSnapshot(item.id));
                       }
                     });
                   }}

@@ -1,13 +1,13 @@
-/** A terminal of a sandbox, spoken to over our websocket, for JupyterLab's own terminal widget. */
+/** Connects JupyterLab's terminal widget to a terminal in a sandbox, over the server extension's websocket. */
 import { ServerConnection, type Terminal } from '@jupyterlab/services';
 import { Signal, type ISignal } from '@lumino/signaling';
 
 import type { Model } from './model.js';
 
-/** Milliseconds before a connection that broke is made again, and how often. */
+/** Delay in milliseconds before a reconnect, and the maximum number of reconnects. */
 const RETRY = 1000;
 const MAX_RETRIES = 5;
-/** Code of a close that the server did not send: the network failed. */
+/** Websocket close code for a failed network connection. */
 const ABNORMAL = 1006;
 
 export class SandboxTerminal implements Terminal.ITerminalConnection {
@@ -70,7 +70,7 @@ export class SandboxTerminal implements Terminal.ITerminalConnection {
   async shutdown(): Promise<void> {
     const path = { id: this.sandbox, process: this.name };
     this.dispose();
-    // It may be over already, and its sandbox too.
+    // The process or its sandbox may have ended already.
     await this.agentbox.client.call('remove_process', { path }).catch(() => undefined);
   }
 
@@ -86,7 +86,7 @@ export class SandboxTerminal implements Terminal.ITerminalConnection {
   private _connect(): void {
     const { wsUrl, token } = this.serverSettings;
     const place = `api/agentbox/sandboxes/${encodeURIComponent(this.sandbox)}/terminals/${encodeURIComponent(this.name)}/socket`;
-    // As JupyterLab's own sockets do it; the server keeps tokens out of its log.
+    // As JupyterLab's own websockets do. The server keeps tokens out of its log.
     const query = token && this.serverSettings.appendToken ? `?token=${encodeURIComponent(token)}` : '';
     const socket = (this._socket = new WebSocket(wsUrl + place + query));
     socket.binaryType = 'arraybuffer';
@@ -108,7 +108,7 @@ export class SandboxTerminal implements Terminal.ITerminalConnection {
         return;
       }
       this._setStatus('disconnected');
-      // What the server closed is over, and so is what was in a sandbox that is no more.
+      // Reconnect only after a network failure, and below only to the same sandbox.
       this._isOver ||= event.code !== ABNORMAL;
       if (!this._isOver && this._retries < MAX_RETRIES) {
         this._retries += 1;

@@ -1,4 +1,4 @@
-/** The view of one sandbox: what it reaches, its snapshots, its files, and who did what. */
+/** The view of one sandbox, with the tabs Network, Snapshots, Files and Activity. */
 import { ReactWidget } from '@jupyterlab/apputils';
 import * as React from 'react';
 
@@ -12,7 +12,7 @@ import { Reach } from './reach.js';
 import { Snapshots } from './snapshots.js';
 import { formatCpu, formatMemory, formatSize, formatState, idOf, type Info } from './words.js';
 
-/** What all parts of the view get. */
+/** Properties of each tab. */
 export interface Part {
   info: Info;
   model: Model;
@@ -54,7 +54,7 @@ function View({ id, last, tab, onTab, model, actions }: { id: string; last: Info
       <p role="status">
         <Facts facts={facts} />
       </p>
-      <div role="tablist" aria-label={trans.__('Views')} className="ab-tabs" onKeyDown={turn}>
+      <div role="tablist" aria-label={trans.__('Sandbox details')} className="ab-tabs" onKeyDown={turn}>
         {tabs.map(([name, label]) => (
           <button
             type="button"
@@ -77,7 +77,7 @@ function View({ id, last, tab, onTab, model, actions }: { id: string; last: Info
         {info ? (
           <Body key={tab} info={info} model={model} actions={actions} />
         ) : (
-          <p className="ab-note">{trans.__('This sandbox has ended. What is not in a snapshot or in your own folder is gone with it.')}</p>
+          <p className="ab-note">{trans.__('This sandbox has ended. Only its snapshots and the files in a shared folder remain.')}</p>
         )}
       </div>
     </div>

@@ -1,4 +1,4 @@
-/** Sentences and numbers for people. Nothing here knows of JupyterLab, so that it is tested without a browser. */
+/** Texts and number formats of the UI. This file does not depend on JupyterLab, so it is tested without a browser. */
 import type { components } from '../../clients/typescript/src/schema.js';
 
 type Schemas = components['schemas'];
@@ -11,10 +11,10 @@ export interface Trans {
   _n(one: string, many: string, count: number, ...values: (string | number)[]): string;
 }
 
-/** Why a kernel is no more, as the server's event tells it. */
+/** Why a kernel ended, as reported by the server's event. */
 export interface Ending {
   kernel: string;
-  /** Empty where no event has told of it. */
+  /** Empty if no event reported this end. */
   sandbox: string;
   cause: string;
   message: string;
@@ -22,7 +22,7 @@ export interface Ending {
   time: number;
 }
 
-/** Write a number of bytes: `212 MB`, `4 GB`. */
+/** Format a number of bytes: `212 MB`, `4 GB`. */
 export function formatSize(bytes: number): string {
   for (const [power, unit] of [
     [3, 'GB'],
@@ -30,7 +30,7 @@ export function formatSize(bytes: number): string {
     [1, 'KB']
   ] as const) {
     const value = bytes / 1024 ** power;
-    // What would be written as 1024 of a unit is 1 of the next.
+    // A value that rounds to 1024 of one unit is written as 1 of the next.
     if (Math.round(bytes / 1024 ** (power - 1)) >= 1024) {
       return `${value >= 10 || Number.isInteger(value) ? Math.round(value) : value.toFixed(1)} ${unit}`;
     }
@@ -38,7 +38,7 @@ export function formatSize(bytes: number): string {
   return `${Math.round(bytes)} B`;
 }
 
-/** Write a time span in seconds by its largest unit. */
+/** Format a duration in seconds in its largest unit. */
 export function formatAge(seconds: number, trans: Trans): string {
   const whole = Math.max(0, Math.floor(seconds));
   if (whole < 60) {
@@ -53,22 +53,22 @@ export function formatAge(seconds: number, trans: Trans): string {
   return trans._n('%1 day', '%1 days', Math.floor(whole / 86400));
 }
 
-/** Say what a sandbox may reach, in a few words. */
+/** Summarize the hosts that a sandbox can connect to. */
 export function formatReach(hosts: readonly string[], trans: Trans): string {
   const [first] = hosts;
   if (first === undefined) {
-    return trans.__('can reach nothing');
+    return trans.__('network: none');
   }
   if (first === '*') {
-    return trans.__('can reach every host');
+    return trans.__('network: all hosts');
   }
   if (hosts.length === 1) {
-    return trans.__('can reach: %1', first);
+    return trans.__('network: %1', first);
   }
-  return trans._n('can reach: %2 and %1 more', 'can reach: %2 and %1 more', hosts.length - 1, first);
+  return trans._n('network: %2 and %1 more', 'network: %2 and %1 more', hosts.length - 1, first);
 }
 
-/** Processors' worth of time between two measurements; undefined while there is one only. */
+/** Return the average number of CPUs used between two measurements, or undefined if there is only one. */
 export function cpuShare(before: Usage | undefined, now: Usage): number | undefined {
   if (before === undefined || now.time <= before.time || now.cpu < before.cpu) {
     return undefined;
@@ -90,7 +90,7 @@ export function formatCpu(share: number | undefined, info: Info, trans: Trans): 
   return trans.__('CPU %1 of %2', share.toFixed(1), String(info.limits.cpus));
 }
 
-/** A program's state in a word of the language. */
+/** Return the label of a sandbox state. */
 export function formatState(state: Info['state'], trans: Trans): string {
   return {
     starting: trans.__('starting'),
@@ -98,80 +98,80 @@ export function formatState(state: Info['state'], trans: Trans): string {
     parked: trans.__('parked'),
     ended: trans.__('ended'),
     lost: trans.__('lost'),
-    unknown: trans.__('unknown: what runs it does not answer')
+    unknown: trans.__('unknown (runtime not responding)')
   }[state];
 }
 
-/** What an entry of a folder is. */
+/** Return the label of a file type. */
 export function formatKind(kind: Schemas['Entry']['kind'], trans: Trans): string {
   return {
     file: trans.__('file'),
     directory: trans.__('folder'),
-    link: trans.__('link'),
+    link: trans.__('symbolic link'),
     fifo: trans.__('named pipe'),
     socket: trans.__('socket'),
     device: trans.__('device')
   }[kind];
 }
 
-/** Say why it ended, and what to do about it. */
+/** Explain why a kernel ended (`why`) and what the user can do (`what`). */
 export function explain(ending: Pick<Ending, 'cause' | 'message' | 'setting'>, trans: Trans): { why: string; what: string } {
-  const ask = ending.setting ? ' ' + trans.__('Whoever runs this server can change it: %1.', ending.setting) : '';
+  const hint = ending.setting ? ' ' + trans.__('A server administrator can change this setting: %1.', ending.setting) : '';
   switch (ending.cause) {
     case 'out_of_memory':
       return {
         why: trans.__('The kernel ran out of memory.'),
-        what: trans.__('Work on less data at a time, or ask for more memory.') + ask
+        what: trans.__('Process less data at a time, or request more memory.') + hint
       };
     case 'disk_full':
       return {
-        why: trans.__('The kernel filled its disk.'),
-        what: trans.__('Write less, or delete files that you do not need.') + ask
+        why: trans.__('The sandbox ran out of disk space.'),
+        what: trans.__('Write less data, or delete files that you do not need.') + hint
       };
     case 'life_over':
-      return { why: trans.__('The time of the sandbox was over.'), what: trans.__('Run your cells again.') + ask };
+      return { why: trans.__('The sandbox reached its maximum lifetime.'), what: trans.__('Run your cells again.') + hint };
     case 'idle':
-      return { why: trans.__('The kernel was not used for long, and was shut down.'), what: trans.__('Run your cells again.') + ask };
+      return { why: trans.__('The kernel was shut down because it was idle.'), what: trans.__('Run your cells again.') + hint };
     case 'killed':
       return {
-        why: trans.__('The kernel was killed, by a program inside or by an operator.'),
-        what: trans.__('Run your cells again. Ask whoever runs this server if it happens again.')
+        why: trans.__('The kernel was killed by a program in the sandbox or by an administrator.'),
+        what: trans.__('Run your cells again. If this happens again, contact the server administrator.')
       };
     case 'crashed':
-      return { why: trans.__('The kernel crashed.'), what: trans.__('Run your cells again, and look at the last cell that ran.') };
+      return { why: trans.__('The kernel crashed.'), what: trans.__('Check the last cell that ran, then run your cells again.') };
     case 'stopped':
       return {
         why: trans.__('The kernel was shut down.'),
-        what: trans.__('An operator or another window did it. Start a new one and run your cells again.')
+        what: trans.__('It was shut down by an administrator or from another window. Start a new kernel and run your cells again.')
       };
     case 'lease_over':
       return {
-        why: trans.__('The server was away, and the kernel ended meanwhile.'),
-        what: trans.__('Start a new one and run your cells again. For how long a sandbox outlives its server is set by %1.', 'Policy.lease_timeout')
+        why: trans.__('The kernel ended while the server was unavailable.'),
+        what: trans.__('Start a new kernel and run your cells again. The setting %1 controls how long a sandbox keeps running without its server.', 'Policy.lease_timeout')
       };
     case 'exited':
-      return { why: trans.__('The kernel left by itself.'), what: trans.__('Look for exit() or the like in the last cell that ran.') };
+      return { why: trans.__('The kernel exited.'), what: trans.__('Check the last cell that ran for a call such as exit().') };
     case 'lost':
       return {
-        why: trans.__('The record of the sandbox on disk is damaged.'),
-        what: trans.__('Delete the sandbox, which removes its files.')
+        why: trans.__('The sandbox record on disk is damaged.'),
+        what: trans.__('Delete the sandbox to remove its files.')
       };
     default:
-      return { why: trans.__('The kernel ended.'), what: trans.__('Run your cells again.') + ask };
+      return { why: trans.__('The kernel ended.'), what: trans.__('Run your cells again.') + hint };
   }
 }
 
-/** Of a server's sentence on an end, what the one by {@link explain} does not say: `limit 300 MiB`. */
+/** Return the part of the server's message that {@link explain} does not cover, such as `limit 300 MiB`. */
 export function factsOf(message: string): string {
   return /^[^()]*\(([^()]*)\)$/.exec(message)?.[1] ?? message;
 }
 
-/** The id to call a sandbox by: of a notebook's that of its kernel, since its own is another after each restart. */
+/** Return the id for API calls. A notebook's sandbox gets a new id at each restart, so its kernel id is used. */
 export function idOf(info: Info): string {
   return info.kind === 'notebook' ? (info.kernels[0]?.id ?? info.id) : info.id;
 }
 
-/** Name a sandbox: by its notebook's path, or by its id. */
+/** Return the display name of a sandbox: the path of its notebook, or its id. */
 export function nameOf(info: Info, paths: ReadonlyMap<string, string>, trans: Trans): string {
   for (const kernel of info.kernels) {
     const path = paths.get(kernel.id);
@@ -179,16 +179,16 @@ export function nameOf(info: Info, paths: ReadonlyMap<string, string>, trans: Tr
       return path;
     }
   }
-  return info.kind === 'notebook' ? trans.__('A kernel without a notebook') : info.id;
+  return info.kind === 'notebook' ? trans.__('Kernel without a notebook') : info.id;
 }
 
-/** Say a sentence about a host in as many characters as a notice has, be the host's name long: its end tells most. */
+/** Fit a sentence into a notification of `most` characters by cutting the start of a long host name. */
 export function sayShortly(say: (host: string) => string, host: string, most = 140): string {
   const excess = say(host).length - most;
   return excess <= 0 ? say(host) : say('…' + host.slice(Math.max(0, Math.min(excess + 1, host.length - 12))));
 }
 
-/** Whether all words of a filter are found in what is known of a sandbox. */
+/** Return whether every word of the filter occurs in the sandbox's name or properties. */
 export function fits(info: Info, name: string, filter: string): boolean {
   const text = [name, info.id, info.state, info.profile, info.runtime, info.kind, ...Object.entries(info.labels).flat()].join(' ').toLowerCase();
   return filter

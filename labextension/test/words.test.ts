@@ -1,7 +1,7 @@
 import { strict as assert } from 'node:assert';
 import { test } from 'node:test';
 
-import { countHosts, findDriver, findEnding, listDeeds, type Row } from '../src/rows.js';
+import { countHosts, findCurrentUse, findEnding, listOperations, type Row } from '../src/rows.js';
 import { cpuShare, explain, factsOf, fits, formatAge, formatCpu, formatKind, formatReach, formatSize, idOf, nameOf, sayShortly, type Info, type Trans } from '../src/words.js';
 
 const fill = (text: string, values: (string | number)[]): string => text.replace(/%(\d)/g, (_, index: string) => String(values[Number(index) - 1]));
@@ -23,27 +23,27 @@ const info = {
 } as unknown as Info;
 const row = (values: Partial<Row>): Row => ({ kind: 'egress', host: null, detail: {}, time: 0, is_allowed: null, ...values }) as Row;
 
-test('what is in a folder has a name', () => {
+test('file types have labels', () => {
   assert.deepEqual((['file', 'directory', 'fifo'] as const).map(kind => formatKind(kind, trans)), ['file', 'folder', 'named pipe']);
 });
 
-test('sizes are written as people say them', () => {
+test('sizes are formatted in their largest unit', () => {
   const said = [0, 1023, 1024, 1536, 212 * 2 ** 20, 4 * 2 ** 30, 2 ** 30 - 1].map(formatSize);
   assert.deepEqual(said, ['0 B', '1023 B', '1 KB', '1.5 KB', '212 MB', '4 GB', '1.0 GB']);
 });
 
-test('time spans are written by their largest unit', () => {
+test('durations are formatted in their largest unit', () => {
   assert.deepEqual([-5, 59, 60, 7300, 86400, 200000].map(seconds => formatAge(seconds, trans)), ['0 s', '59 s', '1 min', '2 h', '1 day', '2 days']);
 });
 
-test('what may be reached is said in a few words', () => {
-  assert.equal(formatReach([], trans), 'can reach nothing');
-  assert.equal(formatReach(['pypi'], trans), 'can reach: pypi');
-  assert.equal(formatReach(['a', 'b', 'c'], trans), 'can reach: a and 2 more');
-  assert.equal(formatReach(['*'], trans), 'can reach every host');
+test('allowed hosts are summarized', () => {
+  assert.equal(formatReach([], trans), 'network: none');
+  assert.equal(formatReach(['pypi'], trans), 'network: pypi');
+  assert.equal(formatReach(['a', 'b', 'c'], trans), 'network: a and 2 more');
+  assert.equal(formatReach(['*'], trans), 'network: all hosts');
 });
 
-test('the share of processors is that between two measurements', () => {
+test('CPU use is measured between two samples', () => {
   const before = { memory: 0, disk: 0, cpu: 1, time: 10 };
   assert.equal(cpuShare(undefined, before), undefined);
   assert.equal(cpuShare(before, before), undefined);
@@ -52,27 +52,28 @@ test('the share of processors is that between two measurements', () => {
   assert.equal(formatCpu(1.5, info, trans), 'CPU 1.5 of 4');
 });
 
-test('every cause of an end has its sentence, with the setting that would change it', () => {
+test('every cause of an end has its own explanation, with the setting that changes it', () => {
   const causes = ['exited', 'killed', 'crashed', 'out_of_memory', 'disk_full', 'lease_over', 'stopped', 'idle', 'life_over', 'lost', 'runtime_failed'];
   const said = causes.map(cause => explain({ cause, message: '', setting: '' }, trans).why);
   assert.equal(new Set(said).size, causes.length);
+  assert.equal(explain({ cause: 'exited', message: '', setting: '' }, trans).why, 'The kernel exited.');
   assert.match(explain({ cause: 'out_of_memory', message: '', setting: 'Policy.max_memory' }, trans).what, /Policy\.max_memory/);
 });
 
-test('names and ids are those of notebooks, where there are any', () => {
+test('the name and id of a sandbox are those of its notebook, if it has one', () => {
   assert.equal(nameOf(info, new Map([['k1', 'a.ipynb']]), trans), 'a.ipynb');
   assert.equal(nameOf(info, new Map(), trans), 'box');
   assert.equal(idOf(info), 'box');
   assert.equal(idOf({ ...info, kind: 'notebook' }), 'k1');
 });
 
-test('a filter finds words anywhere, and wants all of them', () => {
+test('a filter matches words anywhere and requires all of them', () => {
   assert.equal(fits(info, 'a.ipynb', ''), true);
   assert.equal(fits(info, 'a.ipynb', 'REPORT run'), true);
   assert.equal(fits(info, 'a.ipynb', 'report parked'), false);
 });
 
-test('hosts are counted, those refused first', () => {
+test('connections are counted by host, refused hosts first', () => {
   const rows = [
     row({ host: 'a', is_allowed: true, time: 1 }),
     row({ host: 'a', kind: 'egress_closed', bytes_up: 10, bytes_down: 20, time: 9 }),
@@ -86,19 +87,19 @@ test('hosts are counted, those refused first', () => {
   assert.deepEqual(a, { host: 'a', allowed: 1, denied: 0, bytesUp: 10, bytesDown: 20, last: 9, reason: '' });
 });
 
-test('what was done is listed newest first, with the token that it was done with', () => {
+test('operations are listed newest first, with their tokens', () => {
   const rows = [
     row({ kind: 'call', time: 1, duration: 2, detail: { tool: 'bash', by: 'me' } }),
     row({ kind: 'call', time: 2, reason: 'Conflict', detail: { tool: 'read', by: 'me', token_name: 'agent', extra: 1 } }),
     row({ kind: 'grant' })
   ];
-  assert.deepEqual(listDeeds(rows), [
+  assert.deepEqual(listOperations(rows), [
     { time: 2, tool: 'read', by: 'me', token: 'agent', duration: 0, problem: 'Conflict', count: 1 },
     { time: 1, tool: 'bash', by: 'me', token: '', duration: 2, problem: '', count: 1 }
   ]);
   const often = [1, 2, 3].map(time => row({ kind: 'call', time, detail: { tool: time < 3 ? 'list' : 'read', by: 'me' } }));
   assert.deepEqual(
-    listDeeds(often).map(({ tool, time, count }) => [tool, time, count]),
+    listOperations(often).map(({ tool, time, count }) => [tool, time, count]),
     [
       ['read', 3, 1],
       ['list', 2, 2]
@@ -106,7 +107,7 @@ test('what was done is listed newest first, with the token that it was done with
   );
 });
 
-test('how a kernel ended is what the log has of it last', () => {
+test('the end of a kernel is its last row in the log', () => {
   const of = (event: string, kernel_id: string, cause = ''): Row =>
     row({ kind: 'lifecycle', sandbox: 'box', time: 7, detail: { event, kernel_id, cause, message: 'it was', setting: '' } });
   const rows = [of('started', 'k1'), of('ended', 'k1', 'stopped'), of('ended', 'k2', 'idle'), of('parked', '')];
@@ -116,21 +117,21 @@ test('how a kernel ended is what the log has of it last', () => {
   assert.equal(findEnding(rows, 'k3'), undefined);
 });
 
-test('of the sentence on an end, what is not said already is left', () => {
+test('the facts of an end are taken from the message of the server', () => {
   assert.equal(factsOf('disk full (limit 64 MiB, used 64 MiB)'), 'limit 64 MiB, used 64 MiB');
   assert.equal(factsOf('the kernel was killed (SIGKILL) by a program inside'), 'the kernel was killed (SIGKILL) by a program inside');
 });
 
-test('an agent drives before a person does', () => {
+test('an agent takes precedence over other users of a kernel', () => {
   const call = { tool: 'run_code', by: 'me', token: null, since: 5 };
-  assert.deepEqual(findDriver(info, false), { kind: 'nobody' });
-  assert.deepEqual(findDriver(info, true), { kind: 'person' });
-  assert.deepEqual(findDriver({ ...info, calls: [call] }, true), { kind: 'program', name: 'me', tool: 'run_code', since: 5 });
+  assert.deepEqual(findCurrentUse(info, false), { kind: 'nobody' });
+  assert.deepEqual(findCurrentUse(info, true), { kind: 'person' });
+  assert.deepEqual(findCurrentUse({ ...info, calls: [call] }, true), { kind: 'program', name: 'me', tool: 'run_code', since: 5 });
   const agents = [call, { ...call, token: 'helper' }];
-  assert.deepEqual(findDriver({ ...info, calls: agents }, true), { kind: 'agent', name: 'helper', tool: 'run_code', since: 5 });
+  assert.deepEqual(findCurrentUse({ ...info, calls: agents }, true), { kind: 'agent', name: 'helper', tool: 'run_code', since: 5 });
 });
 
-test('a long host is cut where it tells least', () => {
+test('a long host name is cut at its start', () => {
   const say = (host: string): string => `${host} was refused`;
   assert.equal(sayShortly(say, 'a.example'), 'a.example was refused');
   const cut = sayShortly(say, `${'a'.repeat(200)}.example.org`, 60);

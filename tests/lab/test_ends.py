@@ -119,11 +119,15 @@ def close_dialogs(lab: Lab) -> Locator:
 @pytest.mark.parametrize(
     ("cell", "words"),
     [
-        ("memory", r"ran out of memory\. – limit 300 MiB.*ask for more memory.*Policy\.max_memory"),
-        ("disk", r"filled its disk\. – limit 64 MiB, used .*Write less.*Policy\.max_disk"),
-        ("exit", r"left by itself\. – status 7.*Look for exit\(\)"),
-        ("crash", r"crashed\. – SIGSEGV.*look at the last cell"),
-        ("killed", r"was killed, .* – the kernel was killed \(SIGKILL\) by a program inside.*Run your cells again"),
+        ("memory", r"ran out of memory\. – limit 300 MiB.*request more memory.*Policy\.max_memory"),
+        ("disk", r"ran out of disk space\. – limit 64 MiB, used .*Write less data.*Policy\.max_disk"),
+        ("exit", r"The kernel exited\. – status 7.*a call such as exit\(\)"),
+        ("crash", r"crashed\. – SIGSEGV.*Check the last cell"),
+        (
+            "killed",
+            r"was killed by a program in the sandbox or by an administrator\. – the kernel was killed \(SIGKILL\)"
+            r".*Run your cells again",
+        ),
     ],
     ids=["memory", "disk", "exit", "crash", "killed"],
 )
@@ -133,7 +137,7 @@ def test_a_kernel_that_is_started_again(lab: Lab, cell: str, words: str) -> None
     run(lab, cell)
     banner = lab.page.locator(BANNER)
     expect(banner).to_contain_text(re.compile(words))
-    expect(banner).to_contain_text("A new kernel starts without your variables.")
+    expect(banner).to_contain_text("A new kernel is starting without your variables.")
     lab.check_access(BANNER)
     if cell == "memory":
         lab.shoot("died")
@@ -149,9 +153,9 @@ def test_a_death_behind_another_tab_is_told_of(lab: Lab) -> None:
     lab.page.locator(".jp-Launcher-content").wait_for()
     address = lab.server.url(f"api/agentbox/sandboxes/{lab.kernel_of('ends.ipynb')}/code")
     lab.server.http.post(address, json={"code": CELLS["exit"]}, timeout=150)
-    notice = lab.page.locator(".Toastify__toast", has_text="ends.ipynb: The kernel left by itself.")
+    notice = lab.page.locator(".Toastify__toast", has_text="ends.ipynb: The kernel exited.")
     lab.press("Show", within=notice)
-    expect(lab.page.locator(BANNER)).to_contain_text("The kernel left by itself.")
+    expect(lab.page.locator(BANNER)).to_contain_text("The kernel exited.")
     check_alive(lab)
     lab.press("Dismiss", within=lab.page.locator(BANNER))
     assert lab.page.evaluate("window.seen") == []
@@ -162,10 +166,12 @@ def test_a_kernel_that_an_operator_stops(lab: Lab) -> None:
     kernel = lab.kernel_of("ends.ipynb")
     lab.server.call("DELETE", f"api/kernels/{kernel}")
     banner = lab.page.locator(BANNER)
-    expect(banner).to_contain_text(re.compile(r"was shut down\..*variables are gone.*An operator or another window"))
+    expect(banner).to_contain_text(
+        re.compile(r"was shut down\..*All variables are lost.*by an administrator or from another window")
+    )
     lab.check_access(BANNER)
     assert lab.page.evaluate("window.seen") == []
-    lab.press("Start a new kernel", within=banner)
+    lab.press("Start New Kernel", within=banner)
     expect(banner).to_have_count(0)
     check_alive(lab)
     assert lab.kernel_of("ends.ipynb") != kernel
@@ -191,11 +197,11 @@ def test_a_server_that_was_away_for_longer_than_the_lease(lab: Lab) -> None:
     lab.start_server()
     banner = lab.page.locator(BANNER)
     expect(banner).to_contain_text(
-        re.compile(r"The server was away, and the kernel ended meanwhile\..*Policy\.lease_timeout"),
+        re.compile(r"The kernel ended while the server was unavailable\..*Policy\.lease_timeout"),
         timeout=2 * PATIENCE,
     )
     assert [text for text in lab.page.evaluate("window.seen") if "kernel" in text.lower()] == []
-    lab.press("Start a new kernel", within=banner)
+    lab.press("Start New Kernel", within=banner)
     check_alive(lab)
     assert lab.kernel_of("ends.ipynb") != kernel
     lab.page.remove_locator_handler(told)
@@ -246,8 +252,8 @@ def test_a_kernel_that_is_given_up_is_started_again_with_its_files(
         kernel = lab.kernel_of("kept.ipynb")
         lab.run_cell(1)
         banner = lab.page.locator(BANNER)
-        expect(banner).to_contain_text(re.compile(r"ran out of memory\. – limit 300 MiB.*variables are gone"))
-        lab.press("Start again with its files", within=banner)
+        expect(banner).to_contain_text(re.compile(r"ran out of memory\. – limit 300 MiB.*All variables are lost"))
+        lab.press("Restart with Files", within=banner)
         expect(banner).to_have_count(0)
         lab.page.locator("#jp-main-statusbar").get_by_text("| Idle").wait_for()
         lab.run_cell(2)

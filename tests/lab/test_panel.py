@@ -62,17 +62,17 @@ def test_a_notebook_is_steered_from_its_row(lab: Lab) -> None:
     lab.output(1, "KeyboardInterrupt")
     lab.press("Snapshot", within=row)
     lab.answer("Save", "with one")
-    lab.page.locator(".Toastify__toast", has_text="The snapshot is saved.").wait_for()
+    lab.page.locator(".Toastify__toast", has_text="Snapshot saved.").wait_for()
     lab.run_cell(3)
     lab.output(3, "set")
     lab.press("Restore", within=row)
     view = lab.page.locator(".ab-view")
     expect(view.get_by_role("tab", name="Snapshots")).to_have_attribute("aria-selected", "true")
     # The status bar tells of what is in front, be it not the notebook.
-    expect(lab.page.locator(STATUS)).to_contain_text("In a sandbox")
-    lab.press("Undo to here", within=view.get_by_role("listitem").filter(has_text="with one"))
-    lab.answer("Undo to here")
-    expect(view).to_contain_text("It is back where “with one” was taken.")
+    expect(lab.page.locator(STATUS)).to_contain_text("Sandboxed")
+    lab.press("Restore", within=view.get_by_role("listitem").filter(has_text="with one"))
+    lab.answer("Restore")
+    expect(view).to_contain_text("Restored “with one”.")
     lab.run_cell(2)
     lab.output(2, "x is 1")
     lab.press("Files", within=row)
@@ -92,7 +92,7 @@ def test_shortcuts(lab: Lab) -> None:
     lab.page.keyboard.press("Escape")
     lab.page.keyboard.press("Alt+Shift+S")
     lab.answer("Save", "by keys")
-    lab.page.locator(".Toastify__toast", has_text="The snapshot is saved.").first.wait_for()
+    lab.page.locator(".Toastify__toast", has_text="Snapshot saved.").first.wait_for()
     lab.page.keyboard.press("Alt+Shift+D")
     view = lab.page.locator(".ab-view")
     expect(view.get_by_role("tab", name="Network")).to_have_attribute("aria-selected", "true")
@@ -125,12 +125,12 @@ def test_files_of_a_private_workspace(lab: Lab, tmp_path: Path) -> None:
     lab.api("POST", "/sandboxes", {"id": "agents-own"})
     lab.press("Files", within=lab.open_row("agents-own"))
     view = lab.page.locator(".ab-view")
-    expect(view).to_contain_text("The folder is empty.")
+    expect(view).to_contain_text("This folder is empty.")
     # A private one is nowhere among the files of the server.
     run(lab, f'mkdir -p deep/er && echo inner > deep/er/in.txt && python3 -c "{PICTURE}"')
     lab.press("Refresh", within=view)
     lab.press("point.png", within=view)
-    picture = view.get_by_role("img", name="The image point.png")
+    picture = view.get_by_role("img", name="Image point.png")
     expect(picture).to_be_visible()
     assert picture.evaluate("image => image.decode().then(() => [image.naturalWidth, image.naturalHeight])") == [3, 2]
     lab.press("deep/", within=view)
@@ -141,11 +141,11 @@ def test_files_of_a_private_workspace(lab: Lab, tmp_path: Path) -> None:
         lab.press("Download in.txt", within=view)
     assert download.value.path().read_text() == "inner\n"
     drop(lab, view.locator(".ab-files"), "dropped.txt", "by hand")
-    expect(view).to_contain_text("dropped.txt is uploaded.")
+    expect(view).to_contain_text("Uploaded dropped.txt.")
     assert run(lab, "cat deep/er/dropped.txt") == "by hand"
     assert not list(lab.server.env.work.rglob("*.txt"))
 
-    folder = view.get_by_role("navigation", name="Folder")
+    folder = view.get_by_role("navigation", name="Folder path")
     lab.press("deep", within=folder)
     (tmp_path / "large.bin").write_bytes(bytes(range(256)) * 2**15)
     lab.page.evaluate(
@@ -169,7 +169,7 @@ def test_files_of_a_private_workspace(lab: Lab, tmp_path: Path) -> None:
         expect(view.get_by_role("progressbar", name="large.bin")).to_be_visible()
         lab.check_access(".ab-view")
         lab.shoot("upload")
-        expect(view).to_contain_text("large.bin is uploaded.")
+        expect(view).to_contain_text("Uploaded large.bin.")
         shares = lab.page.evaluate("window.shares.splice(0)")
         assert shares == sorted(shares)
         assert [share for share in shares if 0 < share < 1]
@@ -211,8 +211,9 @@ def test_a_kernel_that_was_idle_for_too_long(lab: Lab, is_away: bool) -> None:
     banner = lab.page.locator(BANNER)
     expect(banner).to_contain_text(
         re.compile(
-            rf"was not used for long, and was shut down\. – idle for \d+ s, limit {IDLE} s.*"
-            r"variables are gone.*Run your cells again\..*can change it: cull_idle_timeout of the kernelspec"
+            rf"The kernel was shut down because it was idle\. – idle for \d+ s, limit {IDLE} s.*"
+            r"All variables are lost.*Run your cells again\."
+            r".*can change this setting: cull_idle_timeout of the kernelspec"
         )
     )
     lab.shoot("idle")

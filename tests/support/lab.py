@@ -171,7 +171,7 @@ class Lab:
         view = self.page.locator(".ab-view")
         if not view.is_visible():
             # The indicator's text changes as it is measured.
-            self.page.locator("#jp-main-statusbar .ab-indicator", has_text="can reach").click()
+            self.page.locator("#jp-main-statusbar .ab-indicator", has_text="network:").click()
         view.wait_for()
         view.get_by_role("tab", name=tab).click()
         return view
