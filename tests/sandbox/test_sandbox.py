@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from contract.sandboxes import FILL_MEMORY
-from jupyter_client.session import ManagedSandbox
+from jupyter_client.session import Session
 from support import ROOT
 from support.boxes import ENV, Box, boxed, run
 
@@ -294,7 +294,7 @@ class Talk:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.session = ManagedSandbox(key=b"secret")
+        self.session = Session(key=b"secret")
         self.got: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
         kernel.on_message = self.on_message
 

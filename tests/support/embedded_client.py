@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jupyter_client.session import ManagedSandbox
+from jupyter_client.session import Session
 
 from jupyter_agentbox.sandbox.drivers import Kernel
 from jupyter_agentbox.sandbox.link.link import LinkThread
@@ -37,7 +37,7 @@ class Client:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.session = ManagedSandbox(key=KEY)
+        self.session = Session(key=KEY)
         self.messages: list[tuple[str, dict[str, Any]]] = []
         self._news = asyncio.Event()
         kernel.on_message = self._on_message
