@@ -295,20 +295,20 @@ class Channel:
         assert self._handshake is not None
         try:
             data = sock.recv(65536)
-            self._handshake.feed(data)
+            rest = self._handshake.feed(data)
         except BlockingIOError:
             return
         except (OSError, zmtp.ZmtpError):
-            data = b""
+            data, rest = b"", None
         if not data:
             self._redial(sock)
-        elif self._handshake.is_done:
+        elif rest is not None:
             if self.name == "iopub":  # not before: libzmq hangs up on what it reads along with READY
                 sock.send(zmtp.SUBSCRIBE_ALL)
             self._sock = sock
             self._from_kernel = zmtp.Splitter(MAX_MESSAGE)
             self._kernel.connected(self)
-            self._kernel_said(self._handshake.rest)
+            self._kernel_said(rest)
             self.send_waiting()
 
     def _watch(self) -> None:

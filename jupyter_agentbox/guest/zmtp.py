@@ -1,8 +1,10 @@
-"""As much of ZMTP 3.0 as a Jupyter kernel needs from its one client: NULL security, whole messages.
+"""ZMTP 3.0 with NULL security, as far as Jupyter's sockets need it, without any I/O.
 
-The guest connects to the kernel's sockets with :func:`greeting` and :func:`ready`, checks the answer with
-:class:`Handshake`, and from then on only carries bytes. The host reads and writes messages with
-:class:`Decoder` and :func:`encode`. Source of the format: RFC 23/ZMTP 3.0 (rfc.zeromq.org/spec/23).
+Both sides of a connection begin with :func:`greeting` and :func:`ready`, and check the peer's with :class:`Handshake`.
+After that the guest, which connects to the kernel's sockets, only carries whole messages (:class:`Splitter`). The
+host, which Jupyter's clients connect to, reads and writes them (:class:`Decoder`, :func:`encode`). Announcing version
+3.0 makes newer peers send subscriptions as ordinary messages. Source of the format: RFC 23/ZMTP 3.0
+(rfc.zeromq.org/spec/23).
 
 Runs inside sandboxes too: standard library only.
 """
@@ -15,6 +17,9 @@ from .framing import copy_out
 
 MORE, LONG, COMMAND = 1, 2, 4
 _U64 = struct.Struct(">Q")
+_GREETING_SIZE = 64
+#: Bytes of READY, which has two or three short properties.
+_MAX_READY = 4096
 
 #: What a SUB socket sends to have everything.
 SUBSCRIBE_ALL = b"\x00\x01\x01"
@@ -42,33 +47,82 @@ def _property(name: bytes, value: bytes) -> bytes:
 
 
 class Handshake:
-    """Reads the peer's greeting and READY; what follows is left in :attr:`rest`."""
+    """Reads the peer's greeting and READY, in any pieces.
+
+    Attributes
+    ----------
+    identity : bytes
+        The peer's own choice of a routing identity; empty where it made none.
+    """
 
     def __init__(self) -> None:
-        self.is_done = False
-        self.rest = b""
-        self._buffer = b""
+        self.identity = b""
+        self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> None:
-        """Take what was read. Raises ZmtpError."""
+    def feed(self, data: bytes) -> bytes | None:
+        """Take what was read. Return what follows the handshake, or None while it is not complete.
+
+        Raises
+        ------
+        ZmtpError
+            As soon as it is certain that the peer speaks something else.
+        """
         self._buffer += data
-        if len(self._buffer) > 4096:
-            raise ZmtpError("the greeting does not end")
-        if len(self._buffer) < 64 + 2:
-            return
-        if self._buffer[0] != 0xFF or self._buffer[9] & 1 != 1 or self._buffer[10] < 3:
+        buffer = self._buffer
+        if (
+            not b"\xff".startswith(buffer[:1])
+            or (len(buffer) > 9 and not buffer[9] & 1)
+            or (len(buffer) > 10 and buffer[10] < 3)
+        ):
             raise ZmtpError("the peer does not speak ZMTP 3")
-        if self._buffer[12:32].rstrip(b"\0") != b"NULL":
+        if len(buffer) >= 32 and buffer[12:32].rstrip(b"\0") != b"NULL":
             raise ZmtpError("the peer wants security other than NULL")
-        flags, size = self._buffer[64], self._buffer[65]
-        if flags != COMMAND:
+        if len(buffer) > _GREETING_SIZE and buffer[_GREETING_SIZE] & (COMMAND | MORE) != COMMAND:
             raise ZmtpError("the peer sends no READY")
-        if len(self._buffer) >= 66 + size:
-            if not self._buffer[66:].startswith(b"\x05READY"):
-                raise ZmtpError("the peer refuses the connection")
-            self.is_done = True
-            self.rest = self._buffer[66 + size :]
-            self._buffer = b""
+        frame = _read_header(buffer, _GREETING_SIZE)
+        if frame is None:
+            return None
+        _, start, end = frame
+        if end - start > _MAX_READY:
+            raise ZmtpError("READY is too long")
+        if len(buffer) < end:
+            return None
+        if not buffer.startswith(b"\x05READY", start, end):
+            raise ZmtpError("the peer refuses the connection")
+        self.identity = _parse_properties(bytes(buffer[start + 6 : end])).get(b"identity", b"")
+        if len(self.identity) > 255:
+            raise ZmtpError("the identity is too long")
+        self._buffer = bytearray()
+        return bytes(buffer[end:])
+
+
+def _parse_properties(body: bytes) -> dict[bytes, bytes]:
+    found: dict[bytes, bytes] = {}
+    position = 0
+    while position < len(body):
+        name_end = position + 1 + body[position]
+        value_start = name_end + 4
+        value_end = value_start + int.from_bytes(body[name_end:value_start], "big")
+        if value_end > len(body):
+            raise ZmtpError("a property of READY is cut off")
+        found[body[position + 1 : name_end].lower()] = body[value_start:value_end]
+        position = value_end
+    return found
+
+
+def _read_header(buffer: bytearray, position: int) -> tuple[int, int, int] | None:
+    """Return a frame's flags, and where its content starts and ends; None while its header is not complete."""
+    available = len(buffer) - position
+    if available < 2:
+        return None
+    flags = buffer[position]
+    if not flags & LONG:
+        start = position + 2
+        return flags, start, start + buffer[position + 1]
+    if available < 9:
+        return None
+    start = position + 9
+    return flags, start, start + _U64.unpack_from(buffer, position + 1)[0]
 
 
 def encode(frames: list[bytes]) -> bytes:
@@ -109,14 +163,8 @@ class Splitter:
         self._buffer += data
         messages: list[bytes] = []
         start, position, end = 0, self._position, len(self._buffer)
-        while end - position >= 2:
-            flags = self._buffer[position]
-            if flags & LONG:
-                if end - position < 9:
-                    break
-                after = position + 9 + _U64.unpack_from(self._buffer, position + 1)[0]
-            else:
-                after = position + 2 + self._buffer[position + 1]
+        while frame := _read_header(self._buffer, position):
+            flags, _, after = frame
             if after - start > self.max_size:
                 raise ZmtpError(f"a message of over {self.max_size} bytes")
             if after > end:
@@ -154,29 +202,21 @@ class Decoder:
         self._buffer += data
         messages: list[list[bytes]] = []
         position, end = 0, len(self._buffer)
-        while end - position >= 2:
-            flags = self._buffer[position]
-            if flags & LONG:
-                if end - position < 9:
-                    break
-                (size,) = _U64.unpack_from(self._buffer, position + 1)
-                start = position + 9
-            else:
-                size = self._buffer[position + 1]
-                start = position + 2
-            if self._size + size > self.max_size:
+        while frame := _read_header(self._buffer, position):
+            flags, start, after = frame
+            if self._size + after - start > self.max_size:
                 raise ZmtpError(f"a message of over {self.max_size} bytes")
-            if end - start < size:
+            if after > end:
                 break
             if not flags & COMMAND:
-                self._frames.append(copy_out(self._buffer, start, start + size))
-                self._size += size
+                self._frames.append(copy_out(self._buffer, start, after))
+                self._size += after - start
                 if len(self._frames) > self.max_frames:
                     raise ZmtpError(f"a message of over {self.max_frames} parts")
                 if not flags & MORE:
                     messages.append(self._frames)
                     self._frames, self._size = [], 0
-            position = start + size
+            position = after
         if position:
             del self._buffer[:position]
         return messages

@@ -70,9 +70,9 @@ def test_libzmq_takes_our_greeting_and_identity_and_answers(router: zmq.Socket) 
     with socket.create_connection(("127.0.0.1", port), 60) as sock:
         sock.sendall(zmtp.greeting() + zmtp.ready(b"DEALER", b"agentbox"))
         handshake = Handshake()
-        while not handshake.is_done:
-            handshake.feed(sock.recv(3))  # in small pieces on purpose
-        assert handshake.rest == b""
+        while (rest := handshake.feed(sock.recv(3))) is None:  # in small pieces on purpose
+            pass
+        assert rest == b""
         sock.sendall(encode([b"client", b"x" * 100_000]))
         assert router.recv_multipart() == [b"agentbox", b"client", b"x" * 100_000]
         router.send_multipart([b"agentbox", b"client", b"", b"y" * 100_000])
@@ -91,11 +91,27 @@ def test_libzmq_takes_our_greeting_and_identity_and_answers(router: zmq.Socket) 
         b"\xff" + b"\0" * 8 + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + b"\0" * 32 + b"\x04\x06\x05READY",
         zmtp.greeting() + b"\x04\x06\x05ERROR",
         zmtp.greeting() + b"\x00\x05hello",
+        zmtp.greeting() + b"\x04\x08\x05READY\xff\xff",
+        zmtp.greeting() + b"\x06" + (4097).to_bytes(8, "big"),
     ],
 )
 def test_a_peer_of_another_kind_is_refused(data: bytes) -> None:
     with pytest.raises(ZmtpError):
         Handshake().feed(data)
+
+
+@given(identity=st.binary(max_size=255), rest=st.binary(max_size=50), cuts=st.lists(st.integers(1, 40)))
+@settings(max_examples=200, deadline=None)
+def test_a_handshake_is_read_in_any_pieces(identity: bytes, rest: bytes, cuts: list[int]) -> None:
+    handshake, left, is_done = Handshake(), b"", False
+    body = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity" + len(identity).to_bytes(4, "big") + identity
+    data = zmtp.greeting() + b"\x06" + len(body).to_bytes(8, "big") + body + rest
+    for cut in [*cuts, len(data)]:
+        piece, data = data[:cut], data[cut:]
+        after = piece if is_done else handshake.feed(piece)
+        is_done = is_done or after is not None
+        left += after or b""
+    assert (handshake.identity, left) == (identity, rest)
 
 
 @given(st.lists(FRAMES, max_size=6), st.integers(1, 400))

@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from jupyter_agentbox.errors import AgentboxError
+from jupyter_agentbox.guest import zmtp
 from jupyter_agentbox.spec import MIB
 
-from . import zmtp
 from .cell_commands import HostCell
 from .peers import LocalPeer, Peer, cut
 

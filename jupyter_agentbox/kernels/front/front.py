@@ -2,7 +2,7 @@
 
 Clients connect here and never notice that the kernel behind was replaced: addresses stay the same
 over restarts, what they send meanwhile waits, and heartbeats are answered true to the state. The
-front speaks ZMTP itself (``kernels.front.zmtp``) on UNIX sockets in a 0700 directory, and
+front speaks ZMTP itself (``guest.zmtp``) on UNIX sockets in a 0700 directory, and
 hands whole messages to a *driver* (:class:`Kernel`), which is all it knows of sandboxes.
 
 It does not verify signatures: who can reach the sockets is the user, and the kernel checks every
@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jupyter_agentbox.errors import AgentboxError
+from jupyter_agentbox.guest import zmtp
 from jupyter_agentbox.sandbox.drivers.messages import Request, RunningCell, Signer, header_index, parse
 from jupyter_agentbox.spec import MIB, Cause, End
 
-from . import zmtp
 from .cell_commands import HostCell, read_host_cell
 from .channels import Channel
 from .endpoints import make_directory
