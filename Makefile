@@ -40,7 +40,7 @@ endef
 	@echo "== Making a virtual environment in .venv"
 	@$(or $(PYTHON),python3) -m venv .venv
 
-.venv/installed: .venv/bin/python pyproject.toml labextension/dist/package.json
+.venv/installed: .venv/bin/python pyproject.toml labextension/dist/package.json $(wildcard jupyter_agentbox/client/_async/*.py)
 	@echo "== Installing jupyter_agentbox and what its tests need into .venv; the first time takes some minutes"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[test,dev]'
 	@touch $@

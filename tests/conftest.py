@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+# Before anything imports it: the synchronous client is generated, and must follow the asynchronous one.
+runpy.run_path(str(Path(__file__).parents[1] / "tools" / "make_sync_client.py"), run_name="__main__")
 # Before anything imports them: failed assertions of the shared suite tell their values.
 pytest.register_assert_rewrite(
     "contract.runtime",

@@ -1,19 +1,15 @@
-"""Make ``jupyter_agentbox/client/_sync`` of ``_async``: ``python tools/make_sync_client.py``, then commit it.
+"""Generate the synchronous client, ``jupyter_agentbox/client/_sync``, from the asynchronous one.
 
-The client for plain programs is the one for event loops with the waiting taken out, word by word. ``local`` of each is
-written by hand. ``tests/client`` looks whether this was done.
+Building or installing the package does this (``hatch_build.py``), as does running the tests.
 """
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 CLIENT = Path(__file__).parents[1] / "jupyter_agentbox" / "client"
 SOURCE, TARGET = CLIENT / "_async", CLIENT / "_sync"
-_BY_HAND = ("__init__.py", "local.py")
 _RULES = [
     (r"\bAsyncGenerator\[bytes, None\]", "Generator[bytes, None, None]"),
     (r"\bAsync([A-Z]\w*)", r"\1"),
@@ -21,30 +17,28 @@ _RULES = [
     (r"\bawait ", ""),
     (r"\b__a(enter|exit|iter|next)__", r"__\1__"),
     (r"\bStopAsyncIteration\b", "StopIteration"),
-    (r"\baclose\b", "close"),
-    (r"\baiter_raw\b", "iter_raw"),
+    (r"\ba(call|close|iter_raw)\b", r"\1"),
 ]
 
 
 def convert(text: str) -> str:
-    """Return a module of the one for plain programs."""
+    """Return the synchronous form of a module."""
     for pattern, replacement in _RULES:
         text = re.sub(pattern, replacement, text)
     return text
 
 
-def sources() -> list[Path]:
-    """Return the modules that are converted."""
-    return sorted(path for path in SOURCE.glob("*.py") if path.name not in _BY_HAND)
-
-
 def main() -> None:
-    """Write the modules, formatted as all others are."""
-    for path in sources():
-        (TARGET / path.name).write_text(convert(path.read_text()))
-    ruff = [sys.executable, "-m", "ruff"]
-    subprocess.run([*ruff, "check", "--quiet", "--fix", "--select=I", str(TARGET)], check=True, timeout=60)
-    subprocess.run([*ruff, "format", "--quiet", str(TARGET)], check=True, timeout=60)
+    """Write the modules that have changed."""
+    TARGET.mkdir(exist_ok=True)
+    sources = {path.name: convert(path.read_text()) for path in SOURCE.glob("*.py")}
+    for path in TARGET.glob("*.py"):
+        if path.name not in sources:
+            path.unlink()
+    for name, text in sources.items():
+        path = TARGET / name
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
-"""The client of the REST API: :class:`Client` for plain programs, :class:`AsyncClient` for event loops::
+"""Call the REST API: :class:`Client` is synchronous, :class:`AsyncClient` asynchronous::
 
     from jupyter_agentbox.client import Client
 
     with Client() as client, client.create(packages=["pandas"]) as box:
         print(box.run_code("import pandas; pandas.__version__").result)
 
-Both have the same methods; the former is made from the latter. What calls answer are the structs of
-:mod:`jupyter_agentbox.models`, what fails raises an :class:`ApiError`. Nothing of a server is imported.
+Both have the same methods; ``tools/make_sync_client.py`` generates the former (``_sync``) from the latter
+(``_async``). Calls return the structs of :mod:`jupyter_agentbox.models`, and raise an :class:`ApiError` when they fail.
+Nothing of a server is imported.
 
-Modules: ``find`` (which server), ``wire`` (what needs no I/O), ``errors``, and for each face ``client``, ``sandbox``,
-``process``, ``files`` above ``connection``.
+Modules: ``find`` (which server), ``wire`` (what needs no I/O), ``blocking`` (files), ``errors``, and for each client
+``client``, ``sandbox``, ``process``, ``files`` above ``connection``.
 """
 
 from __future__ import annotations

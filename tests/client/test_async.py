@@ -1,10 +1,10 @@
-"""The client for event loops: what differs from the other, which is made from it."""
+"""The asynchronous client: what differs from the synchronous one, which is generated from it."""
 
 from __future__ import annotations
 
 import ast
 import asyncio
-import importlib.util
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -17,8 +17,6 @@ from support.serving import Serving
 from jupyter_agentbox.client import AsyncClient, NotFound, Output
 from jupyter_agentbox.models import ExitEvent
 from jupyter_agentbox.models.outputs import DoneEvent
-
-TOOL = ROOT / "tools" / "make_sync_client.py"
 
 
 def test_sandboxes_commands_code_and_files(serving: Serving, tmp_path: Path) -> None:
@@ -68,21 +66,36 @@ def test_a_cancelled_call_ends_its_command(serving: Serving) -> None:
     asyncio.run(asyncio.wait_for(main(), 200))
 
 
-def test_the_other_client_is_made_from_this_one() -> None:
-    spec = importlib.util.spec_from_file_location("make_sync_client", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    assert len(tool.sources()) == 5
-    for source in tool.sources():
-        made = (tool.TARGET / source.name).read_text()
-        fresh = ast.parse(tool.convert(source.read_text()))
-        for module in (fresh, committed := ast.parse(made)):
-            # Imports are put in order after the conversion.
-            module.body.sort(key=lambda node: ast.dump(node) if isinstance(node, ast.ImportFrom) else "")
-        assert ast.dump(fresh) == ast.dump(committed), f"run tools/make_sync_client.py: {source.name} has changed"
-        assert not any(isinstance(node, (ast.AsyncFunctionDef, ast.Await)) for node in ast.walk(committed))
+def test_the_synchronous_client_has_the_same_modules_and_awaits_nothing() -> None:
+    client = ROOT / "jupyter_agentbox" / "client"
+    names = {path.name for path in (client / "_async").glob("*.py")}
+    assert {path.name for path in (client / "_sync").glob("*.py")} == names
+    asynchronous = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)
+    for name in names:
+        text = (client / "_sync" / name).read_text()
+        assert not any(isinstance(node, asynchronous) for node in ast.walk(ast.parse(text))), name
+        assert "Async" not in text, name
+
+
+def test_the_synchronous_client_is_generated_and_not_committed(tmp_path: Path) -> None:
+    """What a clone has, without what git ignores, generates it and can be imported."""
+    listed = ["git", "ls-files", "jupyter_agentbox", "tools"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+    assert not [name for name in names if "_sync/" in name]
+    for name in names:
+        if name.endswith(".py") and (ROOT / name).exists():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / name)
+    tool = [sys.executable, "tools/make_sync_client.py"]
+    subprocess.run(tool, cwd=tmp_path, timeout=60, check=True)
+    made = tmp_path / "jupyter_agentbox" / "client" / "_sync"
+    before = {path: path.stat().st_mtime_ns for path in made.iterdir()}
+    (made / "gone.py").write_text("left by an older version")
+    subprocess.run(tool, cwd=tmp_path, timeout=60, check=True)
+    assert {path: path.stat().st_mtime_ns for path in made.iterdir()} == before
+    code = "import jupyter_agentbox.client._sync.client as m; print(m.__file__, m.Client.create)"
+    answer = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert answer.stdout.startswith(str(made)), answer.stderr
 
 
 def test_the_client_imports_nothing_of_a_server() -> None:

@@ -1,1 +1,1 @@
-"""The client for event loops, and the source of the other: ``tools/make_sync_client.py`` makes ``_sync`` of it."""
+"""The asynchronous client, and the source of the synchronous one, which is generated from it."""

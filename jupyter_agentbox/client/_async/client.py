@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+from jupyter_agentbox.client.blocking import AsyncChunks
 from jupyter_agentbox.client.wire import INSTALL_TIMEOUT, Transferred, segment
 from jupyter_agentbox.models import (
     AskInfo,
@@ -34,7 +35,6 @@ from jupyter_agentbox.spec import WORKSPACE
 
 from .connection import AsyncConnection
 from .files import open_source, save
-from .local import Chunks
 from .sandbox import AsyncSandbox
 
 #: Seconds that what is sent may take to be looked at.
@@ -218,7 +218,7 @@ class AsyncClient:
         """
         return await save(self._connection.download(f"/snapshots/{segment(id)}/export"), target, None, mode=0o600)
 
-    async def import_snapshot(self, source: bytes | Path | BinaryIO | Chunks) -> SnapshotInfo:
+    async def import_snapshot(self, source: bytes | Path | BinaryIO | AsyncChunks) -> SnapshotInfo:
         """Send an exported snapshot's file. It becomes the caller's; that of another machine needs the same key file.
 
         Raises

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import httpx
 import msgspec
 
+from jupyter_agentbox.client.blocking import AsyncChunks, acall
 from jupyter_agentbox.client.errors import ApiError, TimedOut, UnexpectedAnswer, Unreachable
 from jupyter_agentbox.client.find import Server, find_server
 from jupyter_agentbox.client.wire import (
@@ -26,8 +27,6 @@ from jupyter_agentbox.client.wire import (
     decode_error,
     make_query,
 )
-
-from .local import Chunks, blocking
 
 T = TypeVar("T")
 #: Seconds to connect, and for the server to take what is sent.
@@ -101,7 +100,7 @@ class AsyncConnection:
     async def server(self) -> Server:
         """Return the server that is called. Raises NotFound, InvalidRequest."""
         if self._server is None:
-            self._server = await blocking(find_server, *self._named)
+            self._server = await acall(find_server, *self._named)
         return self._server
 
     async def _client(self) -> httpx.AsyncClient:
@@ -109,7 +108,7 @@ class AsyncConnection:
             raise ApiError("the client is closed")
         if self._http is None:
             server = await self.server()
-            verify = await blocking(server.verify)
+            verify = await acall(server.verify)
             self._http = self._http or httpx.AsyncClient(
                 headers=server.headers(), verify=verify, follow_redirects=False, trust_env=False
             )
@@ -129,7 +128,7 @@ class AsyncConnection:
         *,
         query: msgspec.Struct | None = None,
         body: msgspec.Struct | None = None,
-        content: bytes | Chunks | None = None,
+        content: bytes | AsyncChunks | None = None,
         headers: Mapping[str, str] | None = None,
         timeout: float = SLACK,
     ) -> httpx.Response:
@@ -167,7 +166,7 @@ class AsyncConnection:
         *,
         query: msgspec.Struct | None = None,
         body: msgspec.Struct | None = None,
-        content: bytes | Chunks | None = None,
+        content: bytes | AsyncChunks | None = None,
         headers: Mapping[str, str] | None = None,
         timeout: float = 0.0,
     ) -> T:

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
+from jupyter_agentbox.client.blocking import AsyncChunks, acall
 from jupyter_agentbox.client.errors import ChecksumMismatch
 from jupyter_agentbox.client.wire import CHUNK, Transferred, content
 from jupyter_agentbox.models import (
@@ -39,7 +40,6 @@ from jupyter_agentbox.models import (
 from jupyter_agentbox.models.file_entries import Copied, Edited, Entry, Listing, Matches
 
 from .connection import AsyncConnection
-from .local import Chunks, blocking
 
 #: Seconds that the server may take for what has to read or write many files.
 _LONG = 300.0
@@ -167,7 +167,7 @@ class AsyncFiles:
     async def upload(
         self,
         path: str,
-        source: bytes | Path | BinaryIO | Chunks,
+        source: bytes | Path | BinaryIO | AsyncChunks,
         *,
         size: int | None = None,
         sha256: str | None = None,
@@ -207,7 +207,7 @@ class AsyncFiles:
         )
 
     async def unpack(
-        self, source: bytes | Path | BinaryIO | Chunks, path: str = ".", *, overwrite: bool = True
+        self, source: bytes | Path | BinaryIO | AsyncChunks, path: str = ".", *, overwrite: bool = True
     ) -> Copied:
         """Send an archive (tar, tar.gz or zip) to be unpacked into a directory; verified as by :meth:`upload`."""
         measured, chunks = await open_source(source, None, None)
@@ -283,14 +283,14 @@ class AsyncFiles:
 
 
 async def open_source(
-    source: bytes | Path | BinaryIO | Chunks, size: int | None, sha256: str | None
-) -> tuple[Transferred | None, bytes | Chunks]:
+    source: bytes | Path | BinaryIO | AsyncChunks, size: int | None, sha256: str | None
+) -> tuple[Transferred | None, bytes | AsyncChunks]:
     """Return what a source is found to be, if it can be read twice, and its bytes."""
     if isinstance(source, (bytes, bytearray, memoryview)):
         data = bytes(source)
         return Transferred(size if size is not None else len(data), sha256 or hashlib.sha256(data).hexdigest()), data
     if isinstance(source, Path):
-        file = await blocking(_open, source)
+        file = await acall(_open, source)
         return Transferred(*await _measure(file, True, size, sha256)), _read_file(file, True)
     if not hasattr(source, "read"):
         return None, source
@@ -303,12 +303,12 @@ async def open_source(
 async def _measure(file: BinaryIO, is_ours: bool, size: int | None, sha256: str | None) -> tuple[int, str]:
     """Return size and SHA-256 of what a file still holds, unless they are given, and go back to where it was."""
     try:
-        start = await blocking(file.tell)
+        start = await acall(file.tell)
         digest, found = hashlib.sha256(), 0
-        while chunk := await blocking(file.read, CHUNK):
+        while chunk := await acall(file.read, CHUNK):
             digest.update(chunk)
             found += len(chunk)
-        await blocking(file.seek, start)
+        await acall(file.seek, start)
     except BaseException:
         if is_ours:
             file.close()
@@ -318,7 +318,7 @@ async def _measure(file: BinaryIO, is_ours: bool, size: int | None, sha256: str 
 
 async def _read_file(file: BinaryIO, is_ours: bool) -> AsyncGenerator[bytes, None]:
     try:
-        while chunk := await blocking(file.read, CHUNK):
+        while chunk := await acall(file.read, CHUNK):
             yield chunk
     finally:
         if is_ours:
@@ -334,19 +334,19 @@ async def save(
 ) -> Transferred:
     """Write what comes to a file; one that is named appears whole and verified or not at all."""
     fresh = target.with_name(f".{secrets.token_hex(6)}.part") if isinstance(target, Path) else None
-    file = await blocking(_create, fresh, mode) if fresh is not None else target
+    file = await acall(_create, fresh, mode) if fresh is not None else target
     assert not isinstance(file, Path)
     try:
         digest, size = hashlib.sha256(), 0
         async for chunk in chunks:
             digest.update(chunk)
             size += len(chunk)
-            await blocking(file.write, chunk)
+            await acall(file.write, chunk)
         if sha256 is not None and digest.hexdigest() != sha256.lower():
             raise ChecksumMismatch(f"the SHA-256 is {digest.hexdigest()}, and not {sha256:.64}", field="sha256")
         if fresh is not None:
             file.close()
-            await blocking(os.replace, fresh, target)
+            await acall(os.replace, fresh, target)
     except BaseException:
         await chunks.aclose()
         if fresh is not None:
