@@ -105,3 +105,32 @@ def test_every_dependency_is_justified() -> None:
     names = [re.split(r"[^\w.-]", line)[0] for line in project["dependencies"]]
     listed = re.findall(r"^\| `([\w.-]+)` \|", text, re.MULTILINE)
     assert sorted(listed) == sorted([*names, *project["optional-dependencies"]])
+
+
+def test_files_and_functions_on_the_tour_are_there() -> None:
+    """The tour of the code leads to what exists."""
+    text = (DOCS / "architecture.md").read_text()
+    package = ROOT / "jupyter_agentbox"
+    names = re.findall(r"`([^`\s]+)`", text)
+    folders = [name for name in names if name.endswith("/")]
+    assert len(folders) > 20
+    assert [name for name in folders if not any(base.joinpath(name).is_dir() for base in (package, ROOT))] == []
+    files = [name for name in names if name.endswith(".py")]
+    assert len(files) > 25
+    assert [
+        name
+        for name in files
+        if not (list(package.rglob(Path(name).name)) if "/" not in name else (package / name).is_file())
+    ] == []
+    defined = set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                defined |= {node.name, *(f"{node.name}.{item.name}" for item in node.body if hasattr(item, "name"))}
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                defined.add(node.name)
+    functions = [name for name in names if re.fullmatch(r"[A-Z]\w+\.\w+|[a-z]\w+_\w+", name)]
+    assert len(functions) > 15
+    known = {*defined, "jupyter_client", "import_linter"}
+    missing = [name for name in functions if name not in known and not (package / f"{name}.py").exists()]
+    assert missing == []
