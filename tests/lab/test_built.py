@@ -63,8 +63,7 @@ def test_it_is_installed_with_the_package() -> None:
     installed = Path(sys.prefix) / "share" / "jupyter" / "labextensions" / "jupyter-agentbox" / "package.json"
     assert json.loads(installed.read_text())["name"] == "jupyter-agentbox"
     assert (
-        '"labextension/dist" = "share/jupyter/labextensions/jupyter-agentbox"'
-        in (ROOT / "pyproject.toml").read_text()
+        '"labextension/dist" = "share/jupyter/labextensions/jupyter-agentbox"' in (ROOT / "pyproject.toml").read_text()
     )
 
 
