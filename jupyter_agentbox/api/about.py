@@ -71,25 +71,25 @@ async def verify_audit(call: Call) -> AuditVerification:
     written anew as a whole cannot be told from the true one.
     """
     _check_admin(call)
-    found = await blocking(call.sessions.audit().verify, call.query.head)
+    found = await blocking(call.sandboxes.registry.audit().verify, call.query.head)
     return AuditVerification(**asdict(found))
 
 
 def _check_admin(call: Call) -> None:
     call.caller.check_unscoped("read the whole audit log")
-    if not (call.caller.is_admin or call.caller.name == call.sessions.server_owner):
+    if not (call.caller.is_admin or call.caller.name == call.sandboxes.registry.server_owner):
         raise PolicyRefused("the whole audit log is for administrators", setting="Policy.admins")
 
 
 async def read_rows(call: Call, filters: AuditFilters, sandbox_id: str | None) -> list[AuditItem]:
     """Read rows of the audit log."""
-    rows: list[AuditRow] = await call.sessions.audit().aquery(**_wanted(filters, sandbox_id))
+    rows: list[AuditRow] = await call.sandboxes.registry.audit().aquery(**_wanted(filters, sandbox_id))
     return [AuditItem(**row.to_dict()) for row in rows]
 
 
 def row_bytes(call: Call, sandbox_id: str | None) -> Iterator[bytes]:
     """Write all rows that the call's query wants as JSON, one in a line. Blocks."""
-    for rows in call.sessions.audit().pages(**_wanted(call.query, sandbox_id)):
+    for rows in call.sandboxes.registry.audit().pages(**_wanted(call.query, sandbox_id)):
         yield b"".join(json.dumps(row.to_dict(), ensure_ascii=False).encode() + b"\n" for row in rows)
 
 

@@ -190,7 +190,7 @@ class AgentboxHandler(TokenMixin, APIHandler):
             body=self._read_body(route),
             caller=await caller_of(self, route.right),
             is_allowed=partial(is_allowed, self),
-            sessions=self.service.sessions,
+            sandboxes=self.service.sandboxes,
             headers=self.request.headers,
             chunks=self._chunks,
             service=self.service,

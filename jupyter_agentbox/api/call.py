@@ -125,7 +125,7 @@ class Call:
     query, body : Struct or None
         As the route declares them.
     caller : Caller
-    sessions : SandboxService
+    sandboxes : SandboxService
     headers : mapping of str to str
         Of the request.
     chunks : Chunks
@@ -141,7 +141,7 @@ class Call:
     query: Any
     body: Any
     caller: Caller
-    sessions: SandboxService
+    sandboxes: SandboxService
     headers: Any
     chunks: Chunks
     service: Any
@@ -162,11 +162,11 @@ class Call:
 
     def use(self, tool: str | None = None) -> AbstractAsyncContextManager[ManagedSandbox]:
         """Have the sandbox of the path at hand; see :meth:`SandboxService.use`."""
-        return self.sessions.use(self.id, tool or self.route.tool, caller=self.caller)
+        return self.sandboxes.registry.use(self.id, tool or self.route.tool, caller=self.caller)
 
-    def check_command(self, session: ManagedSandbox, line: str | None, argv: list[str] | None) -> None:
-        """Refuse a command that the session's rules or policy's name. Raises PolicyRefused."""
+    def check_command(self, managed: ManagedSandbox, line: str | None, argv: list[str] | None) -> None:
+        """Refuse a command that the sandbox's rules or policy's name. Raises PolicyRefused."""
         if line is not None:
-            check_command(line, session.blocked_commands, "blocked_commands")
+            check_command(line, managed.blocked_commands, "blocked_commands")
         if argv is not None:
-            check_command(argv, session.blocked_commands, "blocked_commands")
+            check_command(argv, managed.blocked_commands, "blocked_commands")

@@ -33,10 +33,10 @@ EVENTS = {
 CONTEXT = "/sandboxes/{id}/contexts/{context}"
 
 
-def _place(session: ManagedSandbox) -> Place:
+def _place(managed: ManagedSandbox) -> Place:
     """Return where code runs: a notebook's kernel outlives its sandboxes."""
-    sandbox = session.running()
-    return Runner.shared().notebook(sandbox.spec.kernel_id) if session.kind == "notebook" else sandbox
+    sandbox = managed.running()
+    return Runner.shared().notebook(sandbox.spec.kernel_id) if managed.kind == "notebook" else sandbox
 
 
 def _limits(body: CodeRequest) -> OutputLimits:
@@ -61,9 +61,9 @@ async def run_code(call: Call) -> CodeResult:
     end of the kernel is an answer too, with its cause.
     """
     body: CodeRequest = call.body
-    async with call.use() as session:
+    async with call.use() as managed:
         return await Runner.shared().run(
-            _place(session),
+            _place(managed),
             body.code,
             context=body.context,
             language=body.language,
@@ -84,10 +84,10 @@ async def stream_code(call: Call) -> EventStream:
 
 async def _stream(call: Call) -> EventStream:
     body: CodeRequest = call.body
-    async with call.use() as session:
+    async with call.use() as managed:
         yield READY
         async for event in Runner.shared().stream(
-            _place(session),
+            _place(managed),
             body.code,
             context=body.context,
             language=body.language,
@@ -101,8 +101,8 @@ async def _stream(call: Call) -> EventStream:
 @route("GET", "/sandboxes/{id}/contexts", "read", answer=ContextList, is_poll=True)
 async def list_contexts(call: Call) -> ContextList:
     """List the kernels of a sandbox."""
-    session = await call.sessions.look(call.id, "run_code", caller=call.caller)
-    return ContextList(await Runner.shared().contexts(_place(session)))
+    managed = await call.sandboxes.registry.look(call.id, "run_code", caller=call.caller)
+    return ContextList(await Runner.shared().contexts(_place(managed)))
 
 
 @route(
@@ -117,26 +117,26 @@ async def list_contexts(call: Call) -> ContextList:
 )
 async def create_context(call: Call) -> ContextInfo:
     """Start a kernel before it is needed; one that is there stays as it is."""
-    async with call.use() as session:
-        return await Runner.shared().create_context(_place(session), call.body.name, call.body.language)
+    async with call.use() as managed:
+        return await Runner.shared().create_context(_place(managed), call.body.name, call.body.language)
 
 
 @route("DELETE", CONTEXT, "execute", status=204, tool="run_code", errors=(409,))
 async def delete_context(call: Call) -> None:
     """End a kernel and forget its variables."""
-    async with call.use() as session:
-        await Runner.shared().delete_context(_place(session), call.params["context"])
+    async with call.use() as managed:
+        await Runner.shared().delete_context(_place(managed), call.params["context"])
 
 
 @route("POST", CONTEXT + "/restart", "execute", answer=ContextInfo, tool="run_code", errors=(409,))
 async def restart_context(call: Call) -> ContextInfo:
     """Start a kernel anew."""
-    async with call.use() as session:
-        return await Runner.shared().restart_context(_place(session), call.params["context"])
+    async with call.use() as managed:
+        return await Runner.shared().restart_context(_place(managed), call.params["context"])
 
 
 @route("POST", CONTEXT + "/interrupt", "execute", status=204, tool="run_code")
 async def interrupt_context(call: Call) -> None:
     """Interrupt what a kernel runs, whoever sent it."""
-    async with call.use() as session:
-        await Runner.shared().interrupt(_place(session), call.params["context"])
+    async with call.use() as managed:
+        await Runner.shared().interrupt(_place(managed), call.params["context"])

@@ -45,10 +45,10 @@ async def run_command(call: Call) -> ExecAnswer:
     goes away ends it too.
     """
     body: ExecRequest = call.body
-    async with call.use() as session:
-        command = _command(call, session, body)
-        before = session.refusal_count
-        result = await session.running().processes.run(
+    async with call.use() as managed:
+        command = _command(call, managed, body)
+        before = managed.refusal_count
+        result = await managed.running().processes.run(
             command, stdin=_stdin(body), timeout=body.timeout, max_output=body.max_output
         )
         return ExecAnswer(
@@ -61,7 +61,7 @@ async def run_command(call: Call) -> ExecAnswer:
             stderr_bytes=result.stderr_bytes,
             duration=result.duration,
             encoding=body.encoding,
-            refused=_refused(session, before),
+            refused=_refused(managed, before),
         )
 
 
@@ -79,15 +79,15 @@ async def stream_command(call: Call) -> EventStream:
 
 async def _stream(call: Call) -> EventStream:
     body: ExecRequest = call.body
-    async with call.use() as session:
-        command = _command(call, session, body)
-        before = session.refusal_count
-        processes = session.running().processes
+    async with call.use() as managed:
+        command = _command(call, managed, body)
+        before = managed.refusal_count
+        processes = managed.running().processes
         async with await processes.stream(command, stdin=_stdin(body), timeout=body.timeout) as events:
             writer = _Writer(body.encoding)
             yield READY
             async for event in events:
-                yield writer.write(event, lambda: _refused(session, before))
+                yield writer.write(event, lambda: _refused(managed, before))
 
 
 @route(
@@ -98,30 +98,30 @@ async def start_process(call: Call) -> ProcessAnswer:
 
     It goes on when its caller goes away, and does not keep the sandbox from being idle.
     """
-    async with call.use() as session:
-        return _answer(await session.running().processes.start(_command(call, session, call.body)))
+    async with call.use() as managed:
+        return _answer(await managed.running().processes.start(_command(call, managed, call.body)))
 
 
 @route("GET", "/sandboxes/{id}/processes", "read", answer=ProcessList, is_poll=True)
 async def list_processes(call: Call) -> ProcessList:
     """List background processes and terminals."""
-    session = await call.sessions.look(call.id, "bash", caller=call.caller)
-    return ProcessList([_answer(item) for item in session.running().processes.list()])
+    managed = await call.sandboxes.registry.look(call.id, "bash", caller=call.caller)
+    return ProcessList([_answer(item) for item in managed.running().processes.list()])
 
 
 @route("GET", PROCESS, "read", answer=ProcessAnswer, is_poll=True)
 async def get_process(call: Call) -> ProcessAnswer:
     """Describe a background process."""
-    session = await call.sessions.look(call.id, "bash", caller=call.caller)
-    return _answer(session.running().processes.get(call.params["process"]))
+    managed = await call.sandboxes.registry.look(call.id, "bash", caller=call.caller)
+    return _answer(managed.running().processes.get(call.params["process"]))
 
 
 @route("GET", PROCESS + "/output", "read", query=OutputQuery, answer=OutputChunk, tool="bash")
 async def read_output(call: Call) -> OutputChunk:
     """Read what a background process printed, from an offset on."""
     query: OutputQuery = call.query
-    async with call.use() as session:
-        chunk = await session.running().processes.read(
+    async with call.use() as managed:
+        chunk = await managed.running().processes.read(
             call.params["process"], stream=query.stream, offset=query.offset, count=query.limit, wait=query.wait
         )
     data, after = chunk.data, chunk.next_offset
@@ -143,8 +143,8 @@ async def follow_process(call: Call) -> EventStream:
 
 async def _follow(call: Call) -> EventStream:
     query: FollowQuery = call.query
-    async with call.use() as session:
-        processes = session.running().processes
+    async with call.use() as managed:
+        processes = managed.running().processes
         async with await processes.follow(
             call.params["process"], stdout_offset=query.stdout_offset, stderr_offset=query.stderr_offset
         ) as events:
@@ -170,8 +170,8 @@ async def write_stdin(call: Call) -> ProcessAnswer:
     if body.text and body.base64:
         raise InvalidRequest("give either text or base64, not both", field="base64")
     name = call.params["process"]
-    async with call.use() as session:
-        processes = session.running().processes
+    async with call.use() as managed:
+        processes = managed.running().processes
         data = body.base64 or body.text.encode()
         if data:
             await processes.write(name, data)
@@ -184,8 +184,8 @@ async def write_stdin(call: Call) -> ProcessAnswer:
 async def signal_process(call: Call) -> ProcessAnswer:
     """Send a signal to the process group of a background process."""
     name = call.params["process"]
-    async with call.use() as session:
-        processes = session.running().processes
+    async with call.use() as managed:
+        processes = managed.running().processes
         processes.get(name)
         await processes.signal(name, call.body.signal)
         return _answer(processes.get(name))
@@ -194,16 +194,16 @@ async def signal_process(call: Call) -> ProcessAnswer:
 @route("POST", PROCESS + "/kill", "execute", answer=ProcessAnswer, tool="bash")
 async def kill_process(call: Call) -> ProcessAnswer:
     """Kill a background process with all that it started."""
-    async with call.use() as session:
-        return _answer(await session.running().processes.kill(call.params["process"]))
+    async with call.use() as managed:
+        return _answer(await managed.running().processes.kill(call.params["process"]))
 
 
 @route("POST", PROCESS + "/size", "execute", body=SizeRequest, answer=ProcessAnswer, tool="terminal")
 async def resize_terminal(call: Call) -> ProcessAnswer:
     """Set the size of a terminal."""
     name = call.params["process"]
-    async with call.use() as session:
-        processes = session.running().processes
+    async with call.use() as managed:
+        processes = managed.running().processes
         if not processes.get(name).is_terminal:
             raise NotFound(f"process {name!r} has no terminal")
         await processes.resize(name, call.body.rows, call.body.columns)
@@ -213,15 +213,15 @@ async def resize_terminal(call: Call) -> ProcessAnswer:
 @route("GET", PROCESS + "/wait", "read", query=WaitQuery, answer=ProcessAnswer, tool="bash")
 async def wait_process(call: Call) -> ProcessAnswer:
     """Wait for the end of a background process; when the time is over it is described as it is."""
-    async with call.use() as session:
-        return _answer(await session.running().processes.wait(call.params["process"], call.query.timeout))
+    async with call.use() as managed:
+        return _answer(await managed.running().processes.wait(call.params["process"], call.query.timeout))
 
 
 @route("DELETE", PROCESS, "execute", status=204, tool="bash")
 async def remove_process(call: Call) -> None:
     """Kill a background process, and forget it and what it printed."""
-    async with call.use() as session:
-        await session.running().processes.remove(call.params["process"])
+    async with call.use() as managed:
+        await managed.running().processes.remove(call.params["process"])
 
 
 @route(
@@ -241,9 +241,9 @@ async def open_terminal(call: Call) -> ProcessAnswer:
     A client may leave and come back.
     """
     body: TerminalRequest = call.body
-    async with call.use() as session:
-        command = _command(call, session, body)
-        return _answer(await session.running().processes.open_terminal(command, rows=body.rows, columns=body.columns))
+    async with call.use() as managed:
+        command = _command(call, managed, body)
+        return _answer(await managed.running().processes.open_terminal(command, rows=body.rows, columns=body.columns))
 
 
 class _Writer:
@@ -265,16 +265,16 @@ class _Writer:
         return event.stream, OutputEvent(decoder.decode(event.data), event.offset - held)
 
 
-def _command(call: Call, session: ManagedSandbox, body: ExecRequest | ProcessRequest | TerminalRequest) -> Command:
+def _command(call: Call, managed: ManagedSandbox, body: ExecRequest | ProcessRequest | TerminalRequest) -> Command:
     if not isinstance(body, TerminalRequest) and body.command is None and body.argv is None:
         raise InvalidRequest("give a command, or argv", field="command")
     if body.command is not None and body.argv is not None:
         raise InvalidRequest("give either command or argv, not both", field="argv")
-    call.check_command(session, body.command, body.argv)
+    call.check_command(managed, body.command, body.argv)
     return Command(
         line=body.command,
         argv=body.argv,
-        workdir=body.workdir or session.request.workdir,
+        workdir=body.workdir or managed.request.workdir,
         env=body.env,
         user=body.user,
     )
@@ -290,8 +290,8 @@ def _text(data: bytes, encoding: Encoding) -> str:
     return base64.b64encode(data).decode() if encoding == "base64" else data.decode("utf-8", "replace")
 
 
-def _refused(session: ManagedSandbox, before: int) -> list[RefusedHost]:
-    return [RefusedHost(item.host, item.port, item.sentence) for item in session.refusals(before)]
+def _refused(managed: ManagedSandbox, before: int) -> list[RefusedHost]:
+    return [RefusedHost(item.host, item.port, item.sentence) for item in managed.refusals(before)]
 
 
 def _answer(info: ProcessInfo) -> ProcessAnswer:

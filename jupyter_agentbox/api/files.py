@@ -49,17 +49,17 @@ _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
 
 async def _on_folder(call: Call, work: Callable[[Folder], T], *, moved: str | None = None) -> T:
-    async with call.use() as session:
+    async with call.use() as managed:
         try:
-            return await blocking(lambda: work(session.folder()))
+            return await blocking(lambda: work(managed.folder()))
         finally:
-            _note_change(call, session, moved)
+            _note_change(call, managed, moved)
 
 
-def _note_change(call: Call, session: ManagedSandbox, moved: str | None = None) -> None:
+def _note_change(call: Call, managed: ManagedSandbox, moved: str | None = None) -> None:
     """Have a sandbox let go of files that were deleted or replaced."""
-    if call.route.action == "write" and session.sandbox is not None:
-        session.sandbox.note_change(*([moved] if moved is not None else []))
+    if call.route.action == "write" and managed.sandbox is not None:
+        managed.sandbox.note_change(*([moved] if moved is not None else []))
 
 
 @route("GET", FILES + "/content", "read", query=ReadQuery, answer=FileContent, tool="read", errors=(409, 413))
@@ -211,8 +211,8 @@ async def download_file(call: Call) -> Bytes:
 
     With `digest` it is read once before, and the header `Content-Digest` says what SHA-256 must come.
     """
-    async with call.use() as session:
-        return await blocking(_open_download, session.folder, call.query, call.headers.get("Range"))
+    async with call.use() as managed:
+        return await blocking(_open_download, managed.folder, call.query, call.headers.get("Range"))
 
 
 def _open_download(folder: Callable[[], Folder], query: DownloadQuery, asked: str | None) -> Bytes:
@@ -251,9 +251,9 @@ async def upload_file(call: Call) -> Entry:
     It appears when all of it has come and is what `size` and `sha256` say, and not before.
     """
     query: UploadQuery = call.query
-    async with call.use() as session:
+    async with call.use() as managed:
         upload = await blocking(
-            lambda: session.folder().upload(
+            lambda: managed.folder().upload(
                 query.path,
                 query.size if query.size is not None else _content_length(call),
                 query.sha256,
@@ -262,28 +262,28 @@ async def upload_file(call: Call) -> Entry:
                 mode=query.mode,
             )
         )
-        return await _receive(call, session, upload)
+        return await _receive(call, managed, upload)
 
 
 @route("PUT", FILES + "/archive", "write", query=UnpackQuery, answer=Copied, kind="upload", tool="write", errors=(409,))
 async def upload_archive(call: Call) -> Copied:
     """Upload an archive (tar, tar.gz or zip) to be unpacked into a directory."""
     query: UnpackQuery = call.query
-    async with call.use() as session:
+    async with call.use() as managed:
         upload = await blocking(
-            lambda: session.folder().unpack(query.path, query.size, query.sha256, overwrite=query.overwrite)
+            lambda: managed.folder().unpack(query.path, query.size, query.sha256, overwrite=query.overwrite)
         )
-        return await _receive(call, session, upload)
+        return await _receive(call, managed, upload)
 
 
-async def _receive(call: Call, session: ManagedSandbox, upload: Upload[T]) -> T:
+async def _receive(call: Call, managed: ManagedSandbox, upload: Upload[T]) -> T:
     try:
         async for parts in call.chunks.parts():
             await blocking(upload.write, *parts)
         return await blocking(upload.finish)
     finally:
         await blocking(upload.abort)
-        _note_change(call, session)
+        _note_change(call, managed)
 
 
 def _content_length(call: Call) -> int | None:
@@ -295,8 +295,8 @@ def _content_length(call: Call) -> int | None:
 async def download_archive(call: Call) -> Bytes:
     """Download a directory as a tar or zip archive."""
     query: PackQuery = call.query
-    async with call.use() as session:
-        packed = await blocking(lambda: session.folder().pack(query.path, query.kind))
+    async with call.use() as managed:
+        packed = await blocking(lambda: managed.folder().pack(query.path, query.kind))
         name = query.path.rstrip("/").rpartition("/")[2].strip(".") or "workspace"
         return Bytes(iter(packed), f"{name}.{query.kind}", close=packed.close)
 
@@ -316,31 +316,31 @@ async def import_files(call: Call) -> Copied:
             body.source, body.target, view=source, recursive=True, parents=True, overwrite=body.overwrite
         )
 
-    async with call.use() as session:
+    async with call.use() as managed:
         if body.sandbox is not None:
-            async with call.sessions.use(body.sandbox, "read", caller=call.caller) as other:
+            async with call.sandboxes.registry.use(body.sandbox, "read", caller=call.caller) as other:
                 try:
-                    return await blocking(lambda: copy(session.folder(), other.folder()))
+                    return await blocking(lambda: copy(managed.folder(), other.folder()))
                 finally:
-                    _note_change(call, session)
-        root = _host_folder(call.sessions.policy.import_folders, body.folder, "Policy.import_folders")
+                    _note_change(call, managed)
+        root = _host_folder(call.sandboxes.policy.import_folders, body.folder, "Policy.import_folders")
 
         def import_() -> Copied:
             with FolderView(root, mount="/") as view:
-                return copy(session.folder(), view)
+                return copy(managed.folder(), view)
 
         try:
             return await blocking(import_)
         finally:
-            _note_change(call, session)
+            _note_change(call, managed)
 
 
 @route("POST", FILES + "/export", "write", body=ExportRequest, answer=Copied, tool="read", errors=(409,))
 async def export_files(call: Call) -> Copied:
     """Copy files to a folder of the host that policy names."""
     body: ExportRequest = call.body
-    root = _host_folder(call.sessions.policy.export_folders, body.folder, "Policy.export_folders")
-    async with call.use() as session:
+    root = _host_folder(call.sandboxes.policy.export_folders, body.folder, "Policy.export_folders")
+    async with call.use() as managed:
 
         def export() -> Copied:
             with Folder(root, mount="/") as target:
@@ -348,7 +348,7 @@ async def export_files(call: Call) -> Copied:
                 return target.copy(
                     body.source,
                     body.target,
-                    view=session.folder(),
+                    view=managed.folder(),
                     recursive=True,
                     parents=True,
                     overwrite=body.overwrite,

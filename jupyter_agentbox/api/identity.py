@@ -22,6 +22,7 @@ from tornado import web
 from jupyter_agentbox.errors import AgentboxError, NotAuthenticated
 from jupyter_agentbox.models import ErrorAnswer
 from jupyter_agentbox.models.redaction import PREFIX
+from jupyter_agentbox.sandbox.link.thread import LinkThread
 from jupyter_agentbox.sandbox.tokens import Scope, TokenStore, Verb
 from jupyter_agentbox.service.registry import Caller
 
@@ -201,9 +202,9 @@ def refuse(service: Service, caller: Caller, operation: str, answer: ErrorAnswer
     """Have the audit log tell of an answer, if it is a refusal: to a token, also that there is no such sandbox."""
     scope = caller.scope
     if answer.reason in REFUSALS or (answer.reason == "not_found" and scope is not None):
-        service.sessions.loop.call_soon_threadsafe(
+        LinkThread.instance().loop.call_soon_threadsafe(
             functools.partial(
-                service.sessions.refusals.note,
+                service.sandboxes.registry.refusals.note,
                 operation,
                 caller.to_detail(),
                 answer.reason,

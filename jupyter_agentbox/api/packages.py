@@ -16,8 +16,8 @@ async def install_packages(call: Call) -> Installed:
     An installation that fails is an answer too: `is_ok` is false, and `message` says why. Indexes are those of the
     package managers' own configuration, reached through the gate; what the gate refused is in `refused`.
     """
-    async with call.use() as session:
-        return await install_all(session, call.body)
+    async with call.use() as managed:
+        return await install_all(managed, call.body)
 
 
 @route(
@@ -30,10 +30,10 @@ async def stream_installation(call: Call) -> EventStream:
 
 
 async def _install(call: Call) -> EventStream:
-    async with call.use() as session:
+    async with call.use() as managed:
         make_command(call.body)
         yield READY
-        async for event in install(session, call.body):
+        async for event in install(managed, call.body):
             if isinstance(event, Done):
                 yield "result", event.result
             else:

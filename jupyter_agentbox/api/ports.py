@@ -44,7 +44,7 @@ class PortHandler(TokenMixin, JupyterHandler):
     auth_resource = RESOURCE
 
     def initialize(self) -> None:
-        self._session: ManagedSandbox | None = None
+        self._managed: ManagedSandbox | None = None
         self._connection: Connection | None = None
         self._work: asyncio.Future[Any] | None = None
         self._is_shared = self._is_gone = False
@@ -107,11 +107,11 @@ class PortHandler(TokenMixin, JupyterHandler):
         if "Service-Worker" in self.request.headers:
             raise PolicyRefused("a page from inside a sandbox has no service worker")
         if self._is_shared:
-            session_id, number = self.path_kwargs["id"], int(self.path_kwargs["port"])
-            grant = self._grants.find(self._word[1:], session_id, number)
+            sandbox_id, number = self.path_kwargs["id"], int(self.path_kwargs["port"])
+            grant = self._grants.find(self._word[1:], sandbox_id, number)
             if grant is None:
                 raise web.HTTPError(403, "this address is good no more: open that of the port itself anew")
-            self._session, who = grant.session, {**grant.who, "is_shared": True}
+            self._managed, who = grant.managed, {**grant.who, "is_shared": True}
             if self.request.method == "OPTIONS" and "Access-Control-Request-Method" in self.request.headers:
                 self._answer_preflight()
                 return
@@ -120,20 +120,20 @@ class PortHandler(TokenMixin, JupyterHandler):
                 raise web.HTTPError(403)
             caller = await caller_of(self, "execute")
             who = caller.to_detail()
-            self._session = await self._judge(caller)
-            if self._session is None:
+            self._managed = await self._judge(caller)
+            if self._managed is None:
                 return
-        session, port = self._session, int(self.path_kwargs["port"])
-        await self._note_visit(session, port, who)
+        managed, port = self._managed, int(self.path_kwargs["port"])
+        await self._note_visit(managed, port, who)
         query = self.request.query if self._is_shared else self._own_query()
         target = (self._target or "/") + (f"?{query}" if query else "")
         self._target = target
         headers = list(self.request.headers.get_all())
         self._is_chunked = "Transfer-Encoding" in self.request.headers
         head = request_head(str(self.request.method), target, headers, port, is_socket=self._is_socket)
-        self._connection = Connection(session.running(), port)
+        self._connection = Connection(managed.running(), port)
         await self._connection.__aenter__()
-        session.touch()
+        managed.touch()
         with contextlib.suppress(LinkClosed):  # which reading tells
             await self._connection.write(head)
 
@@ -146,32 +146,32 @@ class PortHandler(TokenMixin, JupyterHandler):
     def _is_socket(self) -> bool:
         return self.request.method == "GET" and self.request.headers.get("Upgrade", "").lower() == "websocket"
 
-    async def _note_visit(self, session: ManagedSandbox, port: int, who: Mapping[str, Any]) -> None:
+    async def _note_visit(self, managed: ManagedSandbox, port: int, who: Mapping[str, Any]) -> None:
         """Have the audit log tell who reaches the port: once in a while, as a page has many requests."""
-        sandbox = session.running().id
+        sandbox = managed.running().id
         left_out = self._grants.visits.admit((sandbox, port, who["by"], who.get("token"), who.get("is_shared")))
         if left_out is not None:
             service: Service = self.settings["agentbox"]
             detail = {"is_socket": self._is_socket, "left_out": left_out, **who}
-            await service.sessions.audit().arecord("port", sandbox, is_allowed=True, port=port, detail=detail)
+            await service.sandboxes.registry.audit().arecord("port", sandbox, is_allowed=True, port=port, detail=detail)
 
     async def _judge(self, caller: Caller) -> ManagedSandbox | None:
         """Find the sandbox for one who is authenticated; None if it was sent to another address."""
         service: Service = self.settings["agentbox"]
         name, port = self.path_kwargs["id"], int(self.path_kwargs["port"])
-        session = await service.sessions.look(name, None, caller=caller)
-        if port not in session.request.ports:
-            known = ", ".join(map(str, session.request.ports)) or "none"
+        managed = await service.sandboxes.registry.look(name, None, caller=caller)
+        if port not in managed.request.ports:
+            known = ", ".join(map(str, managed.request.ports)) or "none"
             raise PolicyRefused(
                 f"port {port} is not among those of this sandbox ({known})",
                 field="port",
                 setting="ports of the sandbox's own request",
             )
         if self.scope is not None or (self.token_authenticated and "Authorization" in self.request.headers):
-            return session
+            return managed
         if self.request.method not in ("GET", "HEAD") or self._is_socket:
             raise PolicyRefused("send a token in the header Authorization, or open the port's address in a browser")
-        word = self._grants.make(session, name, port, caller.to_detail())
+        word = self._grants.make(managed, name, port, caller.to_detail())
         query = self._own_query()
         self.set_header("Referrer-Policy", "no-referrer")
         self.set_header("Cache-Control", "no-store")
@@ -198,8 +198,8 @@ class PortHandler(TokenMixin, JupyterHandler):
         """Pass on a part of the body, as fast as it is read inside."""
         if self._connection is None or self._finished:
             return
-        assert self._session is not None
-        self._session.touch()
+        assert self._managed is not None
+        self._managed.touch()
         data = b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._is_chunked else chunk
         with contextlib.suppress(LinkClosed, asyncio.CancelledError):  # it has answered already, or will not
             self._work = asyncio.ensure_future(self._connection.write(data))
@@ -223,7 +223,7 @@ class PortHandler(TokenMixin, JupyterHandler):
 
     async def _exchange(self) -> None:
         assert self._connection is not None
-        assert self._session is not None
+        assert self._managed is not None
         if self._is_chunked:
             with contextlib.suppress(LinkClosed):
                 await self._connection.write(b"0\r\n\r\n")
@@ -266,10 +266,10 @@ class PortHandler(TokenMixin, JupyterHandler):
 
     async def _carry_body(self, stream: IOStream, answer: Answer) -> None:
         assert self._connection is not None
-        assert self._session is not None
+        assert self._managed is not None
         reader = BodyReader(answer.framing)
         while data := await self._connection.read_body(reader):
-            self._session.touch()
+            self._managed.touch()
             await stream.write(data)
 
     async def _carry_socket(self, stream: IOStream) -> None:
@@ -283,9 +283,9 @@ class PortHandler(TokenMixin, JupyterHandler):
 
     async def _carry_up(self, stream: IOStream) -> None:
         assert self._connection is not None
-        assert self._session is not None
+        assert self._managed is not None
         while data := await stream.read_bytes(_CHUNK, partial=True):
-            self._session.touch()
+            self._managed.touch()
             await self._connection.write(data)
 
     async def _carry_down(self, stream: IOStream) -> None:

@@ -42,7 +42,7 @@ async def create_sandbox(call: Call) -> SandboxInfo:
     200; asking for something else under that id is a conflict. A caller who goes away before the answer leaves
     nothing behind, unless it chose an id to ask again by.
     """
-    info, is_new = await call.sessions.create(call.body, caller=call.caller, tell=call.tell)
+    info, is_new = await call.sandboxes.create(call.body, caller=call.caller, on_progress=call.tell)
     if not is_new:
         call.status = 200
     return info
@@ -51,7 +51,7 @@ async def create_sandbox(call: Call) -> SandboxInfo:
 @route("GET", "/sandboxes", "read", query=SandboxFilters, answer=SandboxList, is_poll=True)
 async def list_sandboxes(call: Call) -> SandboxList:
     """List the caller's sandboxes, and those of this server's notebooks."""
-    return SandboxList(await call.sessions.list(call.query, caller=call.caller))
+    return SandboxList(await call.sandboxes.registry.list(call.query, caller=call.caller))
 
 
 @route("GET", "/sandboxes/{id}", "read", answer=SandboxInfo, is_poll=True)
@@ -60,7 +60,7 @@ async def get_sandbox(call: Call) -> SandboxInfo:
 
     Looking does not count as use.
     """
-    return await call.sessions.get(call.id, caller=call.caller)
+    return await call.sandboxes.registry.get(call.id, caller=call.caller)
 
 
 @route("PATCH", "/sandboxes/{id}", "write", body=SandboxPatch, answer=SandboxInfo, errors=(409,), is_owners=True)
@@ -70,13 +70,13 @@ async def patch_sandbox(call: Call) -> SandboxInfo:
     What is narrowed holds at once: connections that are no longer allowed are cut. Nothing can be made wider than the
     profile has it.
     """
-    return await call.sessions.patch(call.id, call.body, caller=call.caller)
+    return await call.sandboxes.patch(call.id, call.body, caller=call.caller)
 
 
 @route("DELETE", "/sandboxes/{id}", "write", status=204, errors=(409,))
 async def delete_sandbox(call: Call) -> None:
     """End a sandbox and forget it."""
-    await call.sessions.delete(call.id, caller=call.caller)
+    await call.sandboxes.delete(call.id, caller=call.caller)
 
 
 @route("POST", "/sandboxes/{id}/revive", "execute", answer=SandboxInfo, errors=(409, 429))
@@ -86,7 +86,7 @@ async def revive_sandbox(call: Call) -> SandboxInfo:
     It keeps its id, its tokens and its terms, as far as policy allows them now. What was in memory is lost, and so is
     everything outside of the workspace. Possible until `end.kept_until`; does nothing to a sandbox that runs.
     """
-    return await call.sessions.revive(call.id, caller=call.caller)
+    return await call.sandboxes.revive(call.id, caller=call.caller)
 
 
 # -- egress ----------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ async def revive_sandbox(call: Call) -> SandboxInfo:
 async def get_egress(call: Call) -> GrantInfo:
     """Tell what a sandbox may reach, and what it could be given."""
     host = call.query.host if call.query is not None else None  # MCP asks about none
-    found = await call.sessions.grant(call.id, host, caller=call.caller)
+    found = await call.sandboxes.grants.get(call.id, host, caller=call.caller)
     if found.verdict is not None and found.verdict.may_allow and not await call.is_allowed("write"):
         refused = msgspec.structs.replace(found.verdict, may_allow=False, message="you may not write here")
         return msgspec.structs.replace(found, verdict=refused)
@@ -125,19 +125,19 @@ async def ask_host(call: Call) -> AskInfo:
 
     A host that no person may allow, since the profile does not cover it, is refused at once.
     """
-    return await call.sessions.ask(call.id, call.body.host, call.body.why, caller=call.caller)
+    return await call.sandboxes.grants.ask(call.id, call.body.host, call.body.why, caller=call.caller)
 
 
 @route("GET", "/sandboxes/{id}/egress/asks", "read", answer=AskList, is_poll=True)
 async def list_asks(call: Call) -> AskList:
     """List the hosts that were asked for in a sandbox."""
-    return AskList(await call.sessions.asks(call.id, caller=call.caller))
+    return AskList(await call.sandboxes.grants.asks(call.id, caller=call.caller))
 
 
 @route("GET", "/sandboxes/{id}/egress/asks/{ask}", "read", answer=AskInfo, is_poll=True)
 async def get_ask(call: Call) -> AskInfo:
     """Tell what became of a host that was asked for."""
-    return await call.sessions.get_ask(call.id, call.params["ask"], caller=call.caller)
+    return await call.sandboxes.grants.get_ask(call.id, call.params["ask"], caller=call.caller)
 
 
 @route(
@@ -146,7 +146,7 @@ async def get_ask(call: Call) -> AskInfo:
 )  # fmt: skip
 async def decide_ask(call: Call) -> AskInfo:
     """Allow or deny a host that was asked for."""
-    return await call.sessions.decide(
+    return await call.sandboxes.grants.decide(
         call.id, call.params["ask"], is_allowed=call.body.decision == "allow", note=call.body.note, caller=call.caller
     )
 
@@ -154,7 +154,7 @@ async def decide_ask(call: Call) -> AskInfo:
 @route("GET", "/egress/asks", "read", answer=AskList, is_poll=True)
 async def list_pending_asks(call: Call) -> AskList:
     """List all hosts that wait for a person's decision, over all sandboxes that the caller sees."""
-    return AskList(await call.sessions.asks(caller=call.caller, state="pending"))
+    return AskList(await call.sandboxes.grants.asks(caller=call.caller, state="pending"))
 
 
 @route(
@@ -166,8 +166,8 @@ async def http_request(call: Call) -> HttpAnswer:
 
     The gate decides and logs as it does for any program inside; certificates are verified; redirects are not followed.
     """
-    async with call.use() as session:
-        return await fetch(session.running().gate, call.body)
+    async with call.use() as managed:
+        return await fetch(managed.running().gate, call.body)
 
 
 # -- audit -----------------------------------------------------------------------------------------
@@ -182,13 +182,13 @@ async def get_sandbox_audit(call: Call) -> AuditRows:
 @route("GET", "/sandboxes/{id}/audit/export", "read", query=AuditExport, kind="download")
 async def export_sandbox_audit(call: Call) -> Bytes:
     """Export all that the audit log has of a sandbox, as JSON lines, oldest first."""
-    sandbox = (await call.sessions.get(call.id, caller=call.caller)).sandbox_id
+    sandbox = (await call.sandboxes.registry.get(call.id, caller=call.caller)).sandbox_id
     rows = row_bytes(call, sandbox) if sandbox is not None else iter(())
     return Bytes(rows, f"audit-{call.id}.jsonl", content_type="application/jsonl")
 
 
 async def _rows(call: Call, filters: AuditFilters) -> AuditRows:
-    info = await call.sessions.get(call.id, caller=call.caller)
+    info = await call.sandboxes.registry.get(call.id, caller=call.caller)
     rows: list[AuditItem] = []
     if info.sandbox_id is not None:
         rows = await read_rows(call, filters, info.sandbox_id)

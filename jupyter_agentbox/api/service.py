@@ -1,4 +1,4 @@
-"""What serves all handlers of one server: the sessions, who is who, and what is to be known of the server."""
+"""What serves all handlers of one server: the sandboxes, who is who, and what is to be known of the server."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class Service:
 
     Parameters
     ----------
-    sessions : SandboxService
+    sandboxes : SandboxService
     gateway_url : str or None
         Where kernels run, if it is not here.
     """
 
-    def __init__(self, sessions: SandboxService, gateway_url: str | None = None) -> None:
-        self.sessions = sessions
-        self.snapshots = LiveSnapshots(sessions)
-        self.parker = Parker(sessions, self.snapshots)
-        self.exchange = Exchange(sessions, self.snapshots)
+    def __init__(self, sandboxes: SandboxService, gateway_url: str | None = None) -> None:
+        self.sandboxes = sandboxes
+        self.snapshots = LiveSnapshots(sandboxes)
+        self.parker = Parker(sandboxes, self.snapshots)
+        self.exchange = Exchange(sandboxes, self.snapshots)
         self.gateway_url = gateway_url
         self.root = "/api/agentbox"
-        self.tokens = TokenStore(sessions.policy.state_path, sessions.policy.max_token_life)
+        self.tokens = TokenStore(sandboxes.policy.state_path, sandboxes.policy.max_token_life)
         self._checks: list[CheckInfo] = []
         self._checked = 0.0
 
@@ -55,12 +55,12 @@ class Service:
         """
         name = str(user.username)
         if _ANONYMOUS.fullmatch(name) and str(user.name).startswith("Anonymous "):
-            name = self.sessions.server_owner
-        return Caller(name, has_kernels=has_kernels, is_admin=name in self.sessions.policy.admins)
+            name = self.sandboxes.registry.server_owner
+        return Caller(name, has_kernels=has_kernels, is_admin=name in self.sandboxes.policy.admins)
 
     def manager(self) -> SandboxManager:
         """The manager of new sandboxes."""
-        policy = self.sessions.policy
+        policy = self.sandboxes.policy
         return SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config)
 
     async def health(self) -> Health:
@@ -82,11 +82,11 @@ class Service:
                     "them. Install jupyter_agentbox there for that",
                 )
             )
-        return self._health(checks, manager.runtime.isolation, await self.sessions.count())
+        return self._health(checks, manager.runtime.isolation, await self.sandboxes.registry.count())
 
     def _health(self, checks: list[CheckInfo], isolation: Literal["gvisor", "none"], sandboxes: int) -> Health:
         status: Literal["ok", "degraded"] = "ok" if all(check.is_ok for check in checks) else "degraded"
-        return Health(status, __version__, self.sessions.policy.runtime, isolation, sandboxes, checks)
+        return Health(status, __version__, self.sandboxes.policy.runtime, isolation, sandboxes, checks)
 
 
 def _described(checks: list[Check]) -> list[CheckInfo]:

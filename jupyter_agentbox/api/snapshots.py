@@ -105,10 +105,10 @@ async def delete_snapshot(call: Call) -> None:
 @route("POST", "/sandboxes/{id}/park", "execute", answer=SandboxInfo, errors=(409,))
 async def park_sandbox(call: Call) -> SandboxInfo:
     """Save a sandbox to the disk, and free its memory. Its next use wakes it, and takes a little longer."""
-    return await call.sessions.park(call.id, caller=call.caller)
+    return await call.sandboxes.park(call.id, caller=call.caller)
 
 
 @route("POST", "/sandboxes/{id}/wake", "execute", answer=SandboxInfo, errors=(409,))
 async def wake_sandbox(call: Call) -> SandboxInfo:
     """Wake a parked sandbox before its next use; does nothing to another."""
-    return await call.sessions.wake(call.id, caller=call.caller)
+    return await call.sandboxes.wake(call.id, caller=call.caller)

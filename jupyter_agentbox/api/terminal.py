@@ -50,7 +50,7 @@ class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandle
     auth_resource = RESOURCE
 
     def initialize(self) -> None:
-        self._session: ManagedSandbox | None = None
+        self._managed: ManagedSandbox | None = None
         self._name = ""
         self._who: dict[str, Any] = {}
         self._tasks: list[asyncio.Future[None]] = []
@@ -70,9 +70,9 @@ class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandle
         service: Service = self.settings["agentbox"]
         try:
             caller = await caller_of(self, "execute")
-            self._session = await service.sessions.look(kwargs["id"], "terminal", caller=caller)
+            self._managed = await service.sandboxes.registry.look(kwargs["id"], "terminal", caller=caller)
             self._name = kwargs["process"]
-            info = self._session.running().processes.get(self._name)
+            info = self._managed.running().processes.get(self._name)
             if not info.is_terminal:
                 raise NotFound(f"process {self._name!r:.100} has no terminal")
             self._who = caller.to_detail()
@@ -88,12 +88,14 @@ class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandle
     async def open(self, *args: Any, **kwargs: Any) -> None:
         """Begin to show what the terminal shows, once the audit log tells who has come."""
         super().open(*args, **kwargs)
-        assert self._session is not None
+        assert self._managed is not None
         service: Service = self.settings["agentbox"]
         detail = {"tool": "terminal", "process": self._name, **self._who}
         try:
-            sandbox = self._session.running().id
-            await service.sessions.audit().arecord("call", sandbox, is_allowed=True, duration=0.0, detail=detail)
+            sandbox = self._managed.running().id
+            await service.sandboxes.registry.audit().arecord(
+                "call", sandbox, is_allowed=True, duration=0.0, detail=detail
+            )
         except AgentboxError as error:
             self._say(describe(error)[1])
             return
@@ -110,9 +112,9 @@ class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandle
         self.close(1008, "the token has expired or was revoked")
 
     async def _show(self) -> None:
-        assert self._session is not None
+        assert self._managed is not None
         try:
-            async with await self._session.running().processes.follow(self._name) as events:
+            async with await self._managed.running().processes.follow(self._name) as events:
                 async for event in events:
                     if isinstance(event, Exit):
                         await self.write_message(msgspec.json.encode(_Ended(event.exit_code)).decode())
@@ -125,11 +127,11 @@ class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandle
             self._say(describe(error)[1])
 
     async def _type(self) -> None:
-        assert self._session is not None
+        assert self._managed is not None
         while True:
             item = await self._typed.get()
             try:
-                processes = self._session.running().processes
+                processes = self._managed.running().processes
                 if isinstance(item, bytes):
                     self._typed_size -= len(item)
                     await processes.write(self._name, item)
@@ -141,8 +143,8 @@ class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandle
 
     def on_message(self, message: str | bytes) -> None:
         """Take what is typed, or a size."""
-        assert self._session is not None
-        self._session.touch()
+        assert self._managed is not None
+        self._managed.touch()
         if isinstance(message, bytes):
             self._typed_size += len(message)
             if self._typed_size > MAX_TYPED:

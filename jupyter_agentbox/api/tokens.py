@@ -20,16 +20,16 @@ async def create_token(call: Call) -> TokenMade:
     It ends with the sandbox. Its maker can give no right that it does not have itself.
     """
     body: TokenRequest = call.body
-    session = await _session(call)
+    managed = await _managed(call)
     for verb in body.verbs:
         if not await call.is_allowed(verb):
             raise NotAuthorized(f"you may not {verb} here, and so no token of yours may", field="verbs")
-    life = choose_life(body.life, call.sessions.policy.max_token_life)
-    sandbox, tokens = session.running().id, _store(call)
+    life = choose_life(body.life, call.sandboxes.policy.max_token_life)
+    sandbox, tokens = managed.running().id, _store(call)
     text, record = await blocking(
         tokens.create,
         sandbox,
-        owner=session.owner,
+        owner=managed.owner,
         verbs=body.verbs,
         life=life,
         name=body.name,
@@ -40,7 +40,7 @@ async def create_token(call: Call) -> TokenMade:
         "expires": record.expires, "by": call.caller.name,
     }  # fmt: skip
     try:
-        await call.sessions.audit().arecord("token", sandbox, is_allowed=True, detail=detail)
+        await call.sandboxes.registry.audit().arecord("token", sandbox, is_allowed=True, detail=detail)
     except AgentboxError:
         await blocking(tokens.revoke, sandbox, record.id)
         raise
@@ -50,22 +50,22 @@ async def create_token(call: Call) -> TokenMade:
 @route("GET", TOKENS, "read", answer=TokenList, is_poll=True, errors=(409,), is_owners=True)
 async def list_tokens(call: Call) -> TokenList:
     """List the tokens for this sandbox that are good. Their texts are kept nowhere."""
-    session = await _session(call)
-    return TokenList([_info(record) for record in await blocking(_store(call).list, session.running().id)])
+    managed = await _managed(call)
+    return TokenList([_info(record) for record in await blocking(_store(call).list, managed.running().id)])
 
 
 @route("DELETE", TOKENS + "/{token}", "write", status=204, errors=(409, 503), is_owners=True)
 async def revoke_token(call: Call) -> None:
     """Revoke a token, at once and everywhere. Calls that were made with it and still run end in seconds."""
-    sandbox, token = (await _session(call)).running().id, call.params["token"]
+    sandbox, token = (await _managed(call)).running().id, call.params["token"]
     await blocking(_store(call).revoke, sandbox, token)
     detail = {"event": "revoked", "token": token, "by": call.caller.name}
-    await call.sessions.audit().arecord("token", sandbox, detail=detail)
+    await call.sandboxes.registry.audit().arecord("token", sandbox, detail=detail)
 
 
-async def _session(call: Call) -> ManagedSandbox:
+async def _managed(call: Call) -> ManagedSandbox:
     call.caller.check_unscoped("deal in tokens")
-    return await call.sessions.look(call.id, caller=call.caller)
+    return await call.sandboxes.registry.look(call.id, caller=call.caller)
 
 
 def _store(call: Call) -> TokenStore:

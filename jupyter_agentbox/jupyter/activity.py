@@ -42,19 +42,19 @@ class KernelActivity:
         self._away: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._listening: set[asyncio.Task[None]] = set()
 
-    def used(self, session: ManagedSandbox) -> None:
+    def used(self, managed: ManagedSandbox) -> None:
         """Somebody uses a notebook's sandbox. From any thread."""
         with contextlib.suppress(RuntimeError):  # the server has ended
-            self._loop.call_soon_threadsafe(self._note, session)
+            self._loop.call_soon_threadsafe(self._note, managed)
 
-    def _note(self, session: ManagedSandbox) -> None:
-        kernel_id = session.spec.kernel_id if session.spec is not None else ""
+    def _note(self, managed: ManagedSandbox) -> None:
+        kernel_id = managed.spec.kernel_id if managed.spec is not None else ""
         if kernel_id in self._kernels:
             now = datetime.now(timezone.utc)
             self._kernels.last_kernel_activity = self._kernels.get_kernel(kernel_id).last_activity = now
-        if session.uses and session not in self._waiting:
-            self._waiting.add(session)
-            self._loop.call_later(INTERVAL, self._look, session)
+        if managed.uses and managed not in self._waiting:
+            self._waiting.add(managed)
+            self._loop.call_later(INTERVAL, self._look, managed)
 
     def parked(self, kernel_id: str) -> None:
         """A kernel was parked. From any thread."""
@@ -99,7 +99,7 @@ class KernelActivity:
         except Exception as error:  # it was shut down at the same moment, or descriptors have run out
             log.warning("what kernel %s says is not kept for a page that is away: %s", kernel_id, error)
 
-    def _look(self, session: ManagedSandbox) -> None:
-        self._waiting.discard(session)
-        if session.uses:
-            self._note(session)
+    def _look(self, managed: ManagedSandbox) -> None:
+        self._waiting.discard(managed)
+        if managed.uses:
+            self._note(managed)

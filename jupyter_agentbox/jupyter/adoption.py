@@ -161,7 +161,7 @@ async def take_back(server: ServerApp, policy: Policy, parker: Parker) -> list[s
         slot = SandboxedKernel.find(kernel_id=kernel_id)
         if SandboxedKernel.waiting.pop(kernel_id, None) is not None and slot is not None and slot.sandbox is not None:
             # The earlier one ended between two steps, and it lives.
-            await parker.sessions.on_thread(item.woken(slot.sandbox))
+            await LinkThread.instance().run(item.woken(slot.sandbox))
     # Where a restore was cut off there are two of an id. One has been taken; the other must never be.
     await asyncio.to_thread(_end_duplicates, manager, {kernel_id for kernel_id in found if kernel_id is not None})
     return [kernel_id for kernel_id in found if kernel_id is not None]

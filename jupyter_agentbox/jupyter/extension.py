@@ -1,4 +1,4 @@
-"""The Jupyter server extension: builds the sessions, and puts the handlers before them."""
+"""The Jupyter server extension: builds the service, and puts the handlers before them."""
 
 from __future__ import annotations
 
@@ -168,9 +168,9 @@ class AgentboxExtension(ExtensionApp):
         enforcement.choose_default_kernel(self.serverapp)
         try:
             policy = Policy(parent=self.serverapp)
-            sessions = SandboxService(policy)
+            sandboxes = SandboxService(policy)
             gateway_url = self._gateway_url()
-            service = Service(sessions, gateway_url)
+            service = Service(sandboxes, gateway_url)
         except Exception as error:  # the server offers more than this extension
             self.log.error("jupyter_agentbox serves nothing: %s", error, exc_info=not isinstance(error, AgentboxError))
             page["agentboxNote"], self._failure = str(error), error
@@ -189,14 +189,15 @@ class AgentboxExtension(ExtensionApp):
             wait_for_restarts(self.serverapp.kernel_manager)
             self._service.snapshots.start_kernel = partial(start_restored, self.serverapp)
             self._service.parker.start()
-            sessions.start_kernel = partial(start_again, self.serverapp)
+            sandboxes.start_kernel = partial(start_again, self.serverapp)
         if gateway_url is None:
             loop: Any = IOLoop.current()
             activity = KernelActivity(self.serverapp.kernel_manager, loop.asyncio_loop)
             parker = self._service.parker
-            sessions.on_use, parker.on_parked, parker.on_woken = activity.used, activity.parked, activity.woken
-            Magics.share(policy, Magics(self._service.snapshots, sessions, loop.asyncio_loop))
-        self._observer = Observer(sessions, self.serverapp.event_logger)
+            sandboxes.registry.on_use = activity.used
+            parker.on_parked, parker.on_woken = activity.parked, activity.woken
+            Magics.share(policy, Magics(self._service.snapshots, sandboxes, loop.asyncio_loop))
+        self._observer = Observer(sandboxes, self.serverapp.event_logger)
         if gateway_url is None:
             self._list = keep_sessions(self.serverapp, policy)
             self._take_back_kernels(policy, self._service.parker)
@@ -248,11 +249,11 @@ class AgentboxExtension(ExtensionApp):
 
     async def _clear(self) -> None:
         assert self._service is not None
-        await asyncio.to_thread(startup_cleanup.clear, self._service.sessions.policy.state_path)
+        await asyncio.to_thread(startup_cleanup.clear, self._service.sandboxes.policy.state_path)
 
     async def _recover(self) -> None:
         assert self._service is not None
-        found = await self._service.sessions.recover()
+        found = await self._service.sandboxes.recover()
         if found:
             self.log.info("jupyter_agentbox: took back %d sandboxes: %s", len(found), ", ".join(found))
 
@@ -260,7 +261,7 @@ class AgentboxExtension(ExtensionApp):
         """Tell the server that it is not idle while calls are on a sandbox."""
         if self._service is None:
             return None
-        busy = self._service.sessions.busy()
+        busy = self._service.sandboxes.registry.busy()
         return {name: {"name": name} for name in busy} or None
 
     async def stop_extension(self) -> None:
@@ -281,7 +282,7 @@ class AgentboxExtension(ExtensionApp):
         await WarmStarts.aclose_all()
         await Runner.shared().aclose()
         service.parker.close()
-        close = service.sessions.aclose(is_ended=not self.keep_sandboxes)
+        close = service.sandboxes.aclose(is_ended=not self.keep_sandboxes)
         try:
             await asyncio.wait_for(close, STOP_TIMEOUT)
         except asyncio.TimeoutError:
@@ -298,7 +299,7 @@ class AgentboxExtension(ExtensionApp):
 
     def _end_leases(self, service: Service) -> None:
         if not self.keep_sandboxes:
-            for manager in SandboxManager.all_shared(service.sessions.policy.state_path):
+            for manager in SandboxManager.all_shared(service.sandboxes.policy.state_path):
                 manager.end_leases()
 
 

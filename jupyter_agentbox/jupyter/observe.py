@@ -43,19 +43,19 @@ class Observer:
 
     Parameters
     ----------
-    sessions : SandboxService
+    service : SandboxService
         Whose sandboxes are counted.
     event_logger : EventLogger or None
         Jupyter's.
     """
 
-    def __init__(self, sessions: SandboxService, event_logger: Any = None) -> None:
+    def __init__(self, service: SandboxService, event_logger: Any = None) -> None:
         self._events = event_logger
         self._loop = IOLoop.current()
         if event_logger is not None:
             for path in sorted(SCHEMA_DIR.glob("*.yaml")):
                 event_logger.register_event_schema(path)
-        RUNNING.set_function(sessions.alive)
+        RUNNING.set_function(service.registry.alive)
         AuditLog.observers.append(self._seen)
 
     def close(self) -> None:

@@ -32,18 +32,18 @@ async def tell(state_dir: Path, audit: AuditLog) -> list[ManagedSandbox]:
     found = []
     for path in await asyncio.to_thread(_collect, state_dir):
         try:
-            session = ManagedSandbox.of(msgspec.json.decode(path.read_bytes(), type=SessionRecord))
-            session.end, session.ended_at = session.end or END, path.stat().st_ctime  # when it was put there
+            managed = ManagedSandbox.of(msgspec.json.decode(path.read_bytes(), type=SessionRecord))
+            managed.end, managed.ended_at = managed.end or END, path.stat().st_ctime  # when it was put there
             try:
                 rows = await audit.aquery(sandbox=path.name, kind="lifecycle")
                 if any(row.detail.get("event") == "ended" for row in rows):
                     continue  # its server was killed just as it had ended it
-                await audit.arecord("lifecycle", path.name, detail=session.end.to_detail(""))
+                await audit.arecord("lifecycle", path.name, detail=managed.end.to_detail(""))
             except AgentboxError as error:
                 log.error("the end of sandbox %s is not in the audit log: %s", path.name, error)
-            found.append(session)
+            found.append(managed)
         except (OSError, ValueError, RecursionError) as error:
-            log.error("sandbox %s ended, as its lease was over; its session cannot be read: %s", path.name, error)
+            log.error("sandbox %s ended, as its lease was over; its managed cannot be read: %s", path.name, error)
         finally:
             with suppress(OSError):
                 path.unlink()

@@ -1,7 +1,8 @@
-"""One session: a sandbox with an owner, rules and a time to live, as agents and programs know it.
+"""A sandbox with an owner, rules and a time to live, as agents and programs know it.
 
-``service.service`` makes, finds and ends them. A notebook's sandbox is one too, with no rules of ours:
-Jupyter looks after its life. All on the link's thread, but what is documented to be readable from anywhere.
+``service.service`` makes and ends them, and ``service.registry`` finds them. A notebook's sandbox is one too, with no
+rules of ours: Jupyter looks after its life. All on the link's thread, but what is documented to be readable from
+anywhere.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from jupyter_agentbox.sandbox.sweep import SESSION_FILE as SESSION_FILE
 from jupyter_agentbox.spec import INTENDED, End, Limits, SandboxSpec
 from jupyter_agentbox.storage.files import Folder
 
-#: Refusals of the gate, and hosts asked for, that a session remembers.
+#: Refusals of the gate, and hosts asked for, that it remembers.
 MAX_REFUSALS = 100
 MAX_ASKS = 100
-#: Sandboxes that a session remembers that it had.
-MAX_PLACES = 16
+#: Sandboxes that it remembers that it had.
+MAX_PREVIOUS_IDS = 16
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Refusal:
 
 
 class SessionRecord(msgspec.Struct):
-    """What a later owner needs to know of a session; kept beside the sandbox's own state."""
+    """What a later owner needs to know of a sandbox; kept beside the sandbox's own state."""
 
     id: str
     owner: str
@@ -82,7 +83,7 @@ class ManagedSandbox:
 
     Parameters
     ----------
-    session_id : str
+    sandbox_id : str
         What its owner calls it by.
     owner : str
         Whose it is.
@@ -107,7 +108,7 @@ class ManagedSandbox:
 
     def __init__(
         self,
-        session_id: str,
+        sandbox_id: str,
         owner: str,
         request: SandboxRequest,
         *,
@@ -115,7 +116,7 @@ class ManagedSandbox:
         max_life: float | None = None,
         kind: Literal["session", "notebook"] = "session",
     ) -> None:
-        self.id = session_id
+        self.id = sandbox_id
         self.owner = owner
         self.request = request
         self.idle_timeout = idle_timeout
@@ -134,7 +135,7 @@ class ManagedSandbox:
         self.parked: str | None = None
         self.lost: str | None = None
         #: Ids of what it has been, the present sandbox last: calls with a token go by them.
-        self.places: deque[str] = deque(maxlen=MAX_PLACES)
+        self.previous_ids: deque[str] = deque(maxlen=MAX_PREVIOUS_IDS)
         self.asks: dict[str, AskInfo] = {}
         #: Calls of tools that are on it now; from any thread.
         self.calls: dict[object, CallInfo] = {}
@@ -247,7 +248,7 @@ class ManagedSandbox:
     # -- use -----------------------------------------------------------------------------------
 
     def check_tool(self, tool: str | None) -> None:
-        """Refuse a tool that the session's own list lacks. Raises PolicyRefused."""
+        """Refuse a tool that its own list lacks. Raises PolicyRefused."""
         if tool is not None and tool not in self.tools:
             raise PolicyRefused(
                 f"the tool {tool!r} is not among those of this sandbox ({', '.join(self.tools) or 'none'})",
@@ -337,7 +338,7 @@ class ManagedSandbox:
         """Take a sandbox as its own, and hear of its refusals beside whoever hears of them already."""
         self.sandbox = sandbox
         self.spec = sandbox.spec
-        self.places.append(sandbox.id)
+        self.previous_ids.append(sandbox.id)
         if self.kind == "session" and self.request.tenant is None:
             self.quota = sandbox.spec.limits.disk
         told = sandbox.gate.on_refusal
@@ -355,9 +356,9 @@ class ManagedSandbox:
         if parked is not None:
             self.close()
             self.sandbox, self.spec, self.parked = None, parked.spec, parked.snapshot_id
-            self.places.append(parked.snapshot_id)
+            self.previous_ids.append(parked.snapshot_id)
 
-    def follow(self, sandbox: Sandbox) -> None:
+    def move_to(self, sandbox: Sandbox) -> None:
         """A notebook's: its kernel goes on in another sandbox, from where it was."""
         self.close()
         self.id, self.created, self.parked, self.end = sandbox.id, sandbox.record.created, None, None
@@ -450,14 +451,14 @@ class ManagedSandbox:
 
     @classmethod
     def of(cls, record: SessionRecord) -> ManagedSandbox:
-        """Make the session again that a record is of."""
-        session = cls(
+        """Make the sandbox again that a record is of."""
+        managed = cls(
             record.id, record.owner, record.request, idle_timeout=record.idle_timeout, max_life=record.max_life
         )
-        session.created, session.labels, session._digest = record.created, record.labels, record.digest
-        session.asks = {item.id: item for item in record.asks[-MAX_ASKS:]}
-        session.keep_ended_for, session.end = record.keep_ended_for, record.end
-        return session
+        managed.created, managed.labels, managed._digest = record.created, record.labels, record.digest
+        managed.asks = {item.id: item for item in record.asks[-MAX_ASKS:]}
+        managed.keep_ended_for, managed.end = record.keep_ended_for, record.end
+        return managed
 
 
 def _limits_info(limits: Limits) -> LimitsInfo:

@@ -93,7 +93,7 @@ def make_command(request: InstallRequest, python: str = sys.executable) -> Comma
     return Command(argv=[*argv, *(["--", *names] if names else [])], env=env)
 
 
-async def install(session: ManagedSandbox, request: InstallRequest) -> AsyncIterator[ProgressEvent | Done]:
+async def install(managed: ManagedSandbox, request: InstallRequest) -> AsyncIterator[ProgressEvent | Done]:
     """Install, telling each line as it is printed, and at last the result.
 
     Raises
@@ -103,9 +103,9 @@ async def install(session: ManagedSandbox, request: InstallRequest) -> AsyncIter
     SandboxEnded, LinkClosed
         It ended meanwhile.
     """
-    sandbox = session.running()
+    sandbox = managed.running()
     command = make_command(request, sandbox.spec.python or sys.executable)
-    refused_before = session.refusal_count
+    refused_before = managed.refusal_count
     began = time.monotonic()
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     log = line = ""
@@ -123,7 +123,7 @@ async def install(session: ManagedSandbox, request: InstallRequest) -> AsyncIter
             raise AssertionError("a process's events end with its exit")
     if line.strip():
         yield ProgressEvent(line.rstrip()[:MAX_LINE])
-    refused = [RefusedHost(item.host, item.port, item.sentence) for item in session.refusals(refused_before)]
+    refused = [RefusedHost(item.host, item.port, item.sentence) for item in managed.refusals(refused_before)]
     yield Done(
         Installed(
             is_ok=event.exit_code == 0,
@@ -137,10 +137,10 @@ async def install(session: ManagedSandbox, request: InstallRequest) -> AsyncIter
 
 
 async def install_all(
-    session: ManagedSandbox, request: InstallRequest, tell: Callable[[str], object] = lambda text: None
+    managed: ManagedSandbox, request: InstallRequest, tell: Callable[[str], object] = lambda text: None
 ) -> Installed:
     """Install, and return the result alone; `tell` gets each line as it is printed."""
-    async for event in install(session, request):
+    async for event in install(managed, request):
         if isinstance(event, Done):
             return event.result
         tell(event.text + "\n")

@@ -293,8 +293,8 @@ def _location(value: str, prefix: str, target: str, port: int) -> str:
 class PortGrant:
     """An address that is its own credential, as a page without an origin sends no cookie: for one port."""
 
-    session: ManagedSandbox
-    session_id: str
+    managed: ManagedSandbox
+    sandbox_id: str
     port: int
     expires: float
     who: Mapping[str, Any]
@@ -308,25 +308,25 @@ class PortGrants:
         #: Who comes to which port is written down once a minute.
         self.visits = Throttle(1, 60.0)
 
-    def make(self, session: ManagedSandbox, session_id: str, port: int, who: Mapping[str, Any]) -> str:
+    def make(self, managed: ManagedSandbox, sandbox_id: str, port: int, who: Mapping[str, Any]) -> str:
         """Return a word for the address of a port, the same for a while and for who opens it."""
         now = time.monotonic()
         for key, grant in list(self._grants.items()):
-            if grant.expires < now or grant.session.state == "ended":
+            if grant.expires < now or grant.managed.state == "ended":
                 del self._grants[key]
-            elif (grant.session, grant.session_id, grant.port, grant.who) == (session, session_id, port, who) and (
+            elif (grant.managed, grant.sandbox_id, grant.port, grant.who) == (managed, sandbox_id, port, who) and (
                 grant.expires > now + GRANT_LIFE / 2
             ):
                 return key
         while len(self._grants) >= MAX_GRANTS:
             del self._grants[next(iter(self._grants))]
         key = secrets.token_urlsafe(24)
-        self._grants[key] = PortGrant(session, session_id, port, now + GRANT_LIFE, who)
+        self._grants[key] = PortGrant(managed, sandbox_id, port, now + GRANT_LIFE, who)
         return key
 
-    def find(self, key: str, session_id: str, port: int) -> PortGrant | None:
+    def find(self, key: str, sandbox_id: str, port: int) -> PortGrant | None:
         """Return what the word is for."""
         grant = self._grants.get(key)
-        if grant is None or grant.expires < time.monotonic() or (grant.session_id, grant.port) != (session_id, port):
+        if grant is None or grant.expires < time.monotonic() or (grant.sandbox_id, grant.port) != (sandbox_id, port):
             return None
         return grant

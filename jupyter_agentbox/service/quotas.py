@@ -8,19 +8,29 @@ from contextlib import asynccontextmanager, contextmanager
 
 from jupyter_agentbox.errors import LimitReached
 from jupyter_agentbox.policy.policy import Policy
+from jupyter_agentbox.sandbox.link.thread import LinkThread, on_link_thread
 
-from .grants import Grants
 from .managed_sandbox import ManagedSandbox
+from .registry import SandboxRegistry
 
 
-class Quotas(Grants):
-    """Adds the limits. On the link's thread, but for :meth:`room_for_kernel`."""
+class Quotas:
+    """Refuses a sandbox more than there may be. Only on the link's thread, but for :meth:`room_for_kernel`.
 
-    def __init__(self, policy: Policy) -> None:
-        super().__init__(policy)
+    Parameters
+    ----------
+    policy : Policy
+        Has the limits.
+    registry : SandboxRegistry
+        Knows which sandboxes there are.
+    """
+
+    def __init__(self, policy: Policy, registry: SandboxRegistry) -> None:
+        self.policy = policy
+        self._registry = registry
         self._coming: set[str] = set()
 
-    def check_count(self, owner: str | None, *, kernel: str = "", but: ManagedSandbox | None = None) -> None:
+    def check(self, owner: str | None, *, kernel: str = "", but: ManagedSandbox | None = None) -> None:
         """Refuse one more.
 
         Parameters
@@ -37,10 +47,11 @@ class Quotas(Grants):
         LimitReached
             Names the setting.
         """
-        alive = [item for item in self._sessions.values() if item is not but and _is_alive(item)]
-        kept = sum(item.owner == owner and item.kept_until is not None for item in self._sessions.values())
+        owned = self._registry.sandboxes.values()
+        alive = [item for item in owned if item is not but and _is_alive(item)]
+        kept = sum(item.owner == owner and item.kept_until is not None for item in owned)
         kept -= but is not None and but.kept_until is not None
-        own = sum(session.owner == owner for session in alive) + kept
+        own = sum(managed.owner == owner for managed in alive) + kept
         if owner is not None and own >= self.policy.max_sandboxes_per_owner:
             ended = f", {kept} of which have ended with their files kept until they are deleted" if kept else ""
             raise LimitReached(
@@ -48,8 +59,8 @@ class Quotas(Grants):
                 "(setting: Policy.max_sandboxes_per_owner)",
                 setting="Policy.max_sandboxes_per_owner",
             )
-        notebooks = [session for session in self.notebooks() if session.state not in ("parked", "ended")]
-        kernels = {session.spec.kernel_id for session in notebooks if session.spec is not None} | self._coming
+        notebooks = [managed for managed in self._registry.notebooks() if managed.state not in ("parked", "ended")]
+        kernels = {managed.spec.kernel_id for managed in notebooks if managed.spec is not None} | self._coming
         if len(alive) + len(kernels - {kernel}) >= self.policy.max_sandboxes:
             raise LimitReached(
                 f"this server has {self.policy.max_sandboxes} sandboxes, and may have no more at a time "
@@ -60,7 +71,7 @@ class Quotas(Grants):
     @contextmanager
     def waking(self, kernel: str) -> Iterator[None]:
         """Have a kernel that is about to wake count as one that lives. Raises LimitReached."""
-        self.check_count(None, kernel=kernel)
+        self.check(None, kernel=kernel)
         self._coming.add(kernel)
         try:
             yield
@@ -72,16 +83,17 @@ class Quotas(Grants):
         """Have a kernel that is about to start count as one that lives. From any event loop. Raises LimitReached."""
         name = os.urandom(8).hex()
 
+        @on_link_thread
         async def enter() -> None:
-            self.check_count(None)
+            self.check(None)
             self._coming.add(name)
 
-        await self._thread.run(enter())
+        await enter()
         try:
             yield
         finally:
-            self.loop.call_soon_threadsafe(self._coming.discard, name)
+            LinkThread.instance().loop.call_soon_threadsafe(self._coming.discard, name)
 
 
-def _is_alive(session: ManagedSandbox) -> bool:
-    return session.state not in ("parked", "ended") or session.starting is not None
+def _is_alive(managed: ManagedSandbox) -> bool:
+    return managed.state not in ("parked", "ended") or managed.starting is not None

@@ -1,4 +1,4 @@
-"""Which sessions there are in this process, and who may find and use which.
+"""Which sandboxes there are in this process, and who may find and use which.
 
 Nobody learns of another owner's sandbox by any call: it is not found, as one that never was. Ids are each owner's
 own, so not even a clash tells. The sandboxes of this server's notebooks are found here too, under their sandbox ids.
@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from jupyter_agentbox.errors import AgentboxError, Conflict, NotAuthorized, NotFound, PolicyRefused, SandboxEnded
 from jupyter_agentbox.kernels.sandboxed_kernel import SandboxedKernel
@@ -19,7 +19,7 @@ from jupyter_agentbox.models import SandboxFilters, SandboxInfo, SandboxRequest
 from jupyter_agentbox.models.sandboxes import CallInfo
 from jupyter_agentbox.policy.environment import user_name
 from jupyter_agentbox.policy.policy import Policy
-from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.sandbox.link.thread import LinkThread, on_link_thread
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.sandbox import Sandbox
 from jupyter_agentbox.sandbox.tokens import Scope, Verb
@@ -28,12 +28,12 @@ from jupyter_agentbox.storage.audit.log import AuditLog
 from .managed_sandbox import ManagedSandbox
 from .refusals import Refusals
 
-T = TypeVar("T")
 # A method below is called `list`.
 Infos = list[SandboxInfo]
 Found = list[ManagedSandbox]
 Ids = list[str]
 OnUse = Callable[[ManagedSandbox], None]
+Wake = Callable[[ManagedSandbox], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,13 @@ class NotebookSandbox(ManagedSandbox):
 
     Parameters
     ----------
-    session_id, owner : str
+    sandbox_id, owner : str
     on_use : callable or None
         Called with it whenever it is used, from any thread.
     """
 
-    def __init__(self, session_id: str, owner: str, on_use: OnUse | None) -> None:
-        super().__init__(session_id, owner, SandboxRequest(), kind="notebook")
+    def __init__(self, sandbox_id: str, owner: str, on_use: OnUse | None) -> None:
+        super().__init__(sandbox_id, owner, SandboxRequest(), kind="notebook")
         self._on_use = on_use
 
     def touch(self) -> None:
@@ -107,34 +107,40 @@ START_TIMEOUT, RETRY_AFTER = 60.0, 5
 
 
 class SandboxRegistry:
-    """Which sessions there are, and who may find and use them.
+    """Which sandboxes there are, and who may find and use them. Its coroutines may be awaited on any event loop.
 
     Parameters
     ----------
     policy : Policy
         Ceilings and defaults.
+    wake : coroutine function
+        Starts a parked sandbox again, on the link's thread.
 
     Attributes
     ----------
+    sandboxes : dict
+        Those of agents and programs, by owner and id. Only on the link's thread.
     on_use : callable or None
-        Called with the session of a notebook's sandbox whenever a call on it begins or ends, from any thread.
+        Called with a notebook's sandbox whenever a call on it begins or ends, from any thread.
+    server_owner : str
+        Whose the notebooks' sandboxes are.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, wake: Wake) -> None:
         self.policy = policy
+        self.sandboxes: dict[tuple[str, str], ManagedSandbox] = {}
         self.on_use: OnUse | None = None
         self.server_owner = user_name()
-        self._thread = LinkThread.instance()
-        self._sessions: dict[tuple[str, str], ManagedSandbox] = {}
-        self._notebooks: dict[str, ManagedSandbox] = {}
         self.refusals = Refusals(self.audit)
+        self._wake = wake
+        self._notebooks: dict[str, ManagedSandbox] = {}
 
-    async def _started(self, session: ManagedSandbox, *, is_own: bool = False) -> ManagedSandbox:
-        """Wait for its start, and wake it if it is parked: raises what keeps it from waking.
+    async def started(self, managed: ManagedSandbox, *, is_own: bool = False) -> ManagedSandbox:
+        """Wait for its start, and wake it if it is parked. Only on the link's thread. Raises what keeps it from waking.
 
         Parameters
         ----------
-        session : ManagedSandbox
+        managed : ManagedSandbox
         is_own : bool
             The caller asked for the start: raise what kept it from starting.
 
@@ -145,227 +151,210 @@ class SandboxRegistry:
         NotFound
             It did not start. Why is for those who asked for its start alone.
         """
-        if session.parked is not None and session.starting is None and session.end is None:
-            session.starting = self._thread.spawn(self._wake(session))
-        if (starting := session.starting) is not None:
-            is_own = is_own or session.parked is not None
+        if managed.parked is not None and managed.starting is None and managed.end is None:
+            managed.starting = LinkThread.instance().spawn(self._wake(managed))
+        if (starting := managed.starting) is not None:
+            is_own = is_own or managed.parked is not None
             done, _ = await asyncio.wait([starting], timeout=None if is_own else START_TIMEOUT)
             if not done:
-                error = Conflict(f"sandbox {session.id!r} is still starting; try again in {RETRY_AFTER} s")
+                error = Conflict(f"sandbox {managed.id!r} is still starting; try again in {RETRY_AFTER} s")
                 error.retry_after = RETRY_AFTER
                 raise error
             if is_own and not starting.cancelled():
                 starting.result()
             elif starting.cancelled() or starting.exception() is not None:
-                raise NotFound(f"there is no sandbox {session.id!r}: it did not start")
-        return session
+                raise NotFound(f"there is no sandbox {managed.id!r}: it did not start")
+        return managed
 
-    async def _wake(self, session: ManagedSandbox) -> None:
-        raise NotImplementedError
-
-    async def get(self, session_id: str, *, caller: Caller) -> SandboxInfo:
+    @on_link_thread
+    async def get(self, sandbox_id: str, *, caller: Caller) -> SandboxInfo:
         """Describe one. Raises NotFound."""
-        return await self._thread.run(self._get(session_id, caller))
+        return self.find(sandbox_id, caller).info()
 
-    async def _get(self, session_id: str, caller: Caller) -> SandboxInfo:
-        return self._find(session_id, caller).info()
-
+    @on_link_thread
     async def list(self, filters: SandboxFilters | None = None, *, caller: Caller) -> Infos:
         """Describe all that the caller may see and that fit, oldest first."""
-        return await self._thread.run(self._list(filters or SandboxFilters(), caller))
+        infos = [managed.info() for managed in self.visible(caller)]
+        fitting = infos if filters is None else [info for info in infos if _fits(info, filters)]
+        return sorted(fitting, key=lambda info: info.created)
 
-    async def _list(self, filters: SandboxFilters, caller: Caller) -> Infos:
+    def visible(self, caller: Caller) -> Found:
+        """Return those that the caller may see. Only on the link's thread. Raises NotAuthorized."""
         caller.check_verb()
-        infos = [session.info() for session in self._all() if self._is_visible(session, caller)]
-        return sorted((info for info in infos if _fits(info, filters)), key=lambda info: info.created)
+        return [managed for managed in self._all() if _is_visible(managed, caller)]
 
     def busy(self) -> Ids:
         """Ids of those that calls are on. From any thread."""
-        return [session.id for session in list(self._sessions.values()) if session.uses]
+        return [managed.id for managed in list(self.sandboxes.values()) if managed.uses]
 
     def alive(self) -> int:
         """How many live in this process, notebooks' included, about. From any thread."""
         managers = SandboxManager.all_shared(self.policy.state_path)
         return sum(sandbox.end is None for manager in managers for sandbox in list(manager.sandboxes.values()))
 
+    @on_link_thread
     async def count(self) -> int:
         """How many live in this process, notebooks' included."""
-        return await self._thread.run(self._count())
-
-    async def _count(self) -> int:
-        return sum(session.state != "ended" for session in self._all())
+        return sum(managed.state != "ended" for managed in self._all())
 
     def _all(self) -> Found:
-        return [*self._sessions.values(), *self._find_notebooks().values()]
+        return [*self.sandboxes.values(), *self._find_notebooks().values()]
 
     def notebooks(self) -> Found:
         """Return those of this process's kernels. On the link's thread."""
         return list(self._find_notebooks().values())
 
-    def moved(self, old_id: str, sandbox: Sandbox) -> None:
-        """A notebook's kernel goes on in another sandbox, and its session with it. On the link's thread."""
-        session = self._notebooks.pop(old_id, None)
-        if session is not None:
-            session.follow(sandbox)
-            self._notebooks[sandbox.id] = session
+    def move(self, old_id: str, sandbox: Sandbox) -> ManagedSandbox | None:
+        """Note that a notebook's kernel goes on in another sandbox, and return what it is here, if anybody knows it.
 
-    async def on_thread(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await work on the link's thread, from any event loop."""
-        return await self._thread.run(work)
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """That of the link's thread."""
-        return self._thread.loop
+        Only on the link's thread.
+        """
+        managed = self._notebooks.pop(old_id, None)
+        if managed is not None:
+            managed.move_to(sandbox)
+            self._notebooks[sandbox.id] = managed
+        return managed
 
     def _find_notebooks(self) -> dict[str, ManagedSandbox]:
         """Return the sandboxes of this process's kernels, by their ids; of a parked one by that of the last."""
-        own = {session.sandbox.id for session in self._sessions.values() if session.sandbox is not None}
+        own = {managed.sandbox.id for managed in self.sandboxes.values() if managed.sandbox is not None}
         found = {}
         for manager in SandboxManager.all_shared(self.policy.state_path):
             for sandbox in manager.sandboxes.values():
                 if not sandbox.spec.kernel_id or sandbox.id in own or sandbox.end is not None:
                     continue
-                session = self._notebooks.get(sandbox.id)
-                if session is None:
-                    session = NotebookSandbox(sandbox.id, self.server_owner, self.on_use)
-                    session.created = sandbox.record.created
-                    session.recall(sandbox.record.asks)
-                    session.blocked_commands = tuple(self.policy.blocked_commands)
-                    session.attach(sandbox)
-                found[sandbox.id] = session
+                managed = self._notebooks.get(sandbox.id)
+                if managed is None:
+                    managed = NotebookSandbox(sandbox.id, self.server_owner, self.on_use)
+                    managed.created = sandbox.record.created
+                    managed.recall(sandbox.record.asks)
+                    managed.blocked_commands = tuple(self.policy.blocked_commands)
+                    managed.attach(sandbox)
+                found[sandbox.id] = managed
         for slot in SandboxedKernel.all():
             parked = slot.parked
             if parked is not None and slot.manager.state_dir == self.policy.state_path:
-                session = self._notebooks.get(parked.sandbox_id)
-                if session is None:
-                    session = NotebookSandbox(parked.sandbox_id, self.server_owner, self.on_use)
-                    session.blocked_commands = tuple(self.policy.blocked_commands)
-                    session.recall(parked.asks)
-                if session.parked is None:
-                    session.mark_parked(parked)
-                found[parked.sandbox_id] = session
+                managed = self._notebooks.get(parked.sandbox_id)
+                if managed is None:
+                    managed = NotebookSandbox(parked.sandbox_id, self.server_owner, self.on_use)
+                    managed.blocked_commands = tuple(self.policy.blocked_commands)
+                    managed.recall(parked.asks)
+                if managed.parked is None:
+                    managed.mark_parked(parked)
+                found[parked.sandbox_id] = managed
         for kept in SandboxedKernel.kept.values():
             sandbox = kept.sandbox
             if kept.manager.state_dir == self.policy.state_path:
-                session = self._notebooks.get(sandbox.id)
-                if session is None:
-                    session = NotebookSandbox(sandbox.id, self.server_owner, self.on_use)
-                    session.created = sandbox.record.created
-                    session.attach(sandbox)
-                session.ended_at = sandbox.kept_since
-                session.keep_ended_for = kept.until - session.ended_at
-                found[sandbox.id] = session
+                managed = self._notebooks.get(sandbox.id)
+                if managed is None:
+                    managed = NotebookSandbox(sandbox.id, self.server_owner, self.on_use)
+                    managed.created = sandbox.record.created
+                    managed.attach(sandbox)
+                managed.ended_at = sandbox.kept_since
+                managed.keep_ended_for = kept.until - managed.ended_at
+                found[sandbox.id] = managed
         for sandbox_id in self._notebooks.keys() - found.keys():
             self._notebooks[sandbox_id].close()
         self._notebooks = found
         return found
 
-    def _is_visible(self, session: ManagedSandbox, caller: Caller) -> bool:
-        if caller.scope is not None:
-            return caller.scope.sandbox in (session.parked, *session.places)
-        if caller.is_admin or (session.kind == "notebook" and caller.has_kernels):
-            return True
-        return session.kind == "session" and session.owner == caller.name
-
-    def _find(self, session_id: str, caller: Caller) -> ManagedSandbox:
+    def find(self, sandbox_id: str, caller: Caller) -> ManagedSandbox:
         """Find what the caller calls so: its own first, then what else it may see. Raises NotFound, NotAuthorized."""
         caller.check_verb()
-        session = self._sessions.get((caller.name, session_id))
-        if session is not None and self._is_visible(session, caller):
-            return session
+        managed = self.sandboxes.get((caller.name, sandbox_id))
+        if managed is not None and _is_visible(managed, caller):
+            return managed
         for other in self._all():
             sandbox, spec = other.sandbox, other.spec
-            is_named = session_id in (
+            is_named = sandbox_id in (
                 other.id, sandbox.id if sandbox is not None else None, (spec.kernel_id or None) if spec else None
             )  # fmt: skip
-            is_named = is_named or (caller.scope is not None and session_id == caller.scope.sandbox)
-            if is_named and self._is_visible(other, caller):
+            is_named = is_named or (caller.scope is not None and sandbox_id == caller.scope.sandbox)
+            if is_named and _is_visible(other, caller):
                 return other
-        raise NotFound(f"there is no sandbox {session_id[:64]!r}")
+        raise NotFound(f"there is no sandbox {sandbox_id[:64]!r}")
 
-    def _end_duplicates(self, manager: SandboxManager) -> None:
+    def end_duplicates(self, manager: SandboxManager) -> None:
         """End what was cut off as another took its place, or as it was parked: there is never more than one of each."""
         for record in manager.orphans():
             with contextlib.suppress(NotFound):
                 twin = ManagedSandbox.load(manager.state_dir / "sandboxes" / record.id)
-                known = self._sessions.get(twin.key)
+                known = self.sandboxes.get(twin.key)
                 if known is not None and known.created == twin.created:
                     manager.end_duplicate(record, known.sandbox.id if known.sandbox is not None else known.parked)
 
     # -- use -----------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def use(self, session_id: str, tool: str | None = None, *, caller: Caller) -> AsyncIterator[ManagedSandbox]:
-        """Have a running session at hand for one call, which counts as use from begin to end.
+    async def use(self, sandbox_id: str, tool: str | None = None, *, caller: Caller) -> AsyncIterator[ManagedSandbox]:
+        """Have a running sandbox at hand for one call, which counts as use from begin to end.
 
         Raises
         ------
         NotFound
             There is none, or it is another owner's.
         PolicyRefused
-            The session does not have that tool.
+            The sandbox does not have that tool.
         SandboxEnded
             It was there; the error says why it ended.
         """
-        session = await self._thread.run(self._begin(session_id, tool, caller))
+        managed = await self._begin(sandbox_id, tool, caller)
         began, mark = time.monotonic(), object()
         if tool is not None:
             token = caller.scope.name if caller.scope is not None else None
-            session.calls[mark] = CallInfo(tool, caller.name, token, time.time())
+            managed.calls[mark] = CallInfo(tool, caller.name, token, time.time())
         reason: str | None = "cancelled"
         is_allowed = True
         try:
-            yield session
+            yield managed
             reason = None
         except AgentboxError as error:
             reason = type(error).__name__
             is_allowed = not isinstance(error, (PolicyRefused, NotAuthorized))
             if isinstance(error, SandboxEnded):
-                error.advise(session.remedy())
+                error.advise(managed.remedy())
             error.is_logged = tool is not None
             raise
         finally:
-            session.calls.pop(mark, None)
-            self._thread.loop.call_soon_threadsafe(session.done)
-            self._note(session, tool, caller, is_allowed, time.monotonic() - began, reason)
+            managed.calls.pop(mark, None)
+            LinkThread.instance().loop.call_soon_threadsafe(managed.done)
+            self._note(managed, tool, caller, is_allowed, time.monotonic() - began, reason)
 
-    async def look(self, session_id: str, tool: str | None = None, *, caller: Caller) -> ManagedSandbox:
-        """Return a running session for a look that does not count as use. Raises what :meth:`use` does."""
-        return await self._thread.run(self._look(session_id, tool, caller))
+    @on_link_thread
+    async def look(self, sandbox_id: str, tool: str | None = None, *, caller: Caller) -> ManagedSandbox:
+        """Return a running sandbox for a look that does not count as use. Raises what :meth:`use` does."""
+        managed = await self.started(self.find(sandbox_id, caller))
+        managed.running()
+        managed.check_tool(tool)
+        return managed
 
-    async def _look(self, session_id: str, tool: str | None, caller: Caller) -> ManagedSandbox:
-        session = await self._started(self._find(session_id, caller))
-        session.running()
-        session.check_tool(tool)
-        return session
-
-    async def _begin(self, session_id: str, tool: str | None, caller: Caller) -> ManagedSandbox:
-        session = await self._started(self._find(session_id, caller))
-        session.running()
+    @on_link_thread
+    async def _begin(self, sandbox_id: str, tool: str | None, caller: Caller) -> ManagedSandbox:
+        managed = await self.started(self.find(sandbox_id, caller))
+        managed.running()
         try:
-            session.check_tool(tool)
+            managed.check_tool(tool)
         except PolicyRefused as refused:
-            self._note(session, tool, caller, False, 0.0, str(refused))
+            self._note(managed, tool, caller, False, 0.0, str(refused))
             refused.is_logged = tool is not None
             raise
-        session.begin()
-        return session
+        managed.begin()
+        return managed
 
     def _note(
         self,
-        session: ManagedSandbox,
+        managed: ManagedSandbox,
         tool: str | None,
         caller: Caller,
         is_allowed: bool,
         duration: float,
         reason: str | None,
     ) -> None:
-        if tool is None or session.sandbox is None:
+        if tool is None or managed.sandbox is None:
             return
         self.audit().note(
             "call",
-            session.sandbox.id,
+            managed.sandbox.id,
             is_allowed=is_allowed,
             reason=reason,
             duration=duration,
@@ -375,6 +364,14 @@ class SandboxRegistry:
     def audit(self) -> AuditLog:
         """The log of this process's sandboxes."""
         return SandboxManager.shared(self.policy.state_path, self.policy.runtime, config=self.policy.config).audit
+
+
+def _is_visible(managed: ManagedSandbox, caller: Caller) -> bool:
+    if caller.scope is not None:
+        return caller.scope.sandbox in (managed.parked, *managed.previous_ids)
+    if caller.is_admin or (managed.kind == "notebook" and caller.has_kernels):
+        return True
+    return managed.kind == "session" and managed.owner == caller.name
 
 
 def _fits(info: SandboxInfo, filters: SandboxFilters) -> bool:

@@ -1,8 +1,8 @@
 """Sandboxes for agents and programs: ids, owners, rules, time to live. One for each process, above the manager.
 
 REST, MCP and the command line are thin over :class:`SandboxService`; what one of them makes is there for all.
-``service.registry`` knows who may see what, ``service.grants`` what may be reached,
-``service.quotas`` how many there may be.
+It makes, changes, parks and ends sandboxes. It has a registry, which knows who may see and use what, grants, which
+change what may be reached, and quotas, which limit how many there may be.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jupyter_agentbox.kernels.warm.starts import WarmStarts
 from jupyter_agentbox.models import InstallRequest, SandboxInfo, SandboxPatch, SandboxRequest
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.policy.renewal import reapply_policy
-from jupyter_agentbox.sandbox.link.link import finished
+from jupyter_agentbox.sandbox.link.thread import LinkThread, finished, on_link_thread
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.record import Record
 from jupyter_agentbox.sandbox.sandbox import Sandbox
@@ -35,72 +35,85 @@ from jupyter_agentbox.spec import Cause, End, SandboxSpec, format_size
 
 from .expired import END
 from .expired import tell as tell_lapsed
+from .grants import Grants
 from .managed_sandbox import ManagedSandbox, check_request
 from .packages import check_names, install_all
 from .quotas import Quotas
-from .registry import Caller
+from .registry import Caller, SandboxRegistry
 from .tenants import Tenant
 
 log = logging.getLogger(__name__)
 
-#: Ended sessions that are remembered with their cause.
+#: Ended sandboxes that are remembered with their cause.
 MAX_ENDED = 200
 #: Seconds between two looks for sandboxes whose time is over.
 CULL_INTERVAL = 2.0
 #: Seconds between two looks at what tenants keep.
 TENANT_INTERVAL = 5.0
 
-# A method of the registry is called `list`.
-Ids = list[str]
-Found = list[ManagedSandbox]
 Start = Callable[[], Awaitable[Sandbox]]
-Tell = Callable[[str], object]
+OnProgress = Callable[[str], object]
 
 
 def _nobody(text: str) -> None:
     """Hear what nobody wants to know."""
 
 
-class Parking(Protocol):
-    """What parks sessions; all on the link's thread."""
+class SandboxParker(Protocol):
+    """What parks sandboxes; all on the link's thread."""
 
-    async def park(self, session: ManagedSandbox) -> None:
+    async def park(self, managed: ManagedSandbox) -> None:
         """Save it to the disk and free what it uses. Raises Conflict while it is in use."""
 
-    async def wake(self, session: ManagedSandbox) -> None:
+    async def wake(self, managed: ManagedSandbox) -> None:
         """Start it again where it was, with its own ids."""
 
-    async def forget(self, session: ManagedSandbox) -> None:
+    async def forget(self, managed: ManagedSandbox) -> None:
         """Remove what was saved."""
 
-    async def recover(self) -> Found:
-        """Make the sessions again that an earlier server has parked."""
+    async def recover(self) -> list[ManagedSandbox]:
+        """Return the sandboxes that an earlier server has parked."""
 
 
-class SandboxService(Quotas):
-    """All sessions of this process. Its coroutines may be awaited on any event loop.
+class SandboxService:
+    """All sandboxes of this process. Its coroutines may be awaited on any event loop.
 
     Parameters
     ----------
     policy : Policy
         Ceilings and defaults.
+
+    Attributes
+    ----------
+    registry : SandboxRegistry
+    quotas : Quotas
+    grants : Grants
+    parker : SandboxParker or None
+        What parks and wakes; without one, nothing is parked.
+    start_kernel : coroutine function or None
+        Starts a kernel of that id and kernelspec, on the server's own event loop.
     """
 
     def __init__(self, policy: Policy) -> None:
-        super().__init__(policy)
-        self._keepers: list[asyncio.Task[None]] = []
-        self.parking: Parking | None = None
-        #: Starts a kernel of that id and kernelspec, on the server's own event loop.
+        self.policy = policy
+        self.registry = SandboxRegistry(policy, self._wake)
+        self.quotas = Quotas(policy, self.registry)
+        self.grants = Grants(policy, self.registry)
+        self.parker: SandboxParker | None = None
         self.start_kernel: Callable[[str, str], Awaitable[None]] | None = None
+        self._sandboxes = self.registry.sandboxes
+        self._thread = LinkThread.instance()
+        self._keepers: list[asyncio.Task[None]] = []
 
     # -- life ----------------------------------------------------------------------------------
 
+    @on_link_thread
     async def create(
-        self, request: SandboxRequest, *, caller: Caller, tell: Tell = _nobody
+        self, request: SandboxRequest, *, caller: Caller, on_progress: OnProgress = _nobody
     ) -> tuple[SandboxInfo, bool]:
         """Start a sandbox, or return the one of the same id that was asked for in the same words.
 
-        What installing its packages prints goes to `tell`, on the link's thread.
+        What installing its packages prints goes to `on_progress`, on the link's thread.
 
         Returns
         -------
@@ -116,13 +129,10 @@ class SandboxService(Quotas):
         RuntimeUnavailable, RuntimeFailed
             It did not start. Nothing is left of it.
         """
-        return await self._thread.run(self._create(request, caller, tell))
-
-    async def _create(self, request: SandboxRequest, caller: Caller, tell: Tell) -> tuple[SandboxInfo, bool]:
         caller.check_unscoped("make sandboxes")
         check_request(request)
         check_names(request.packages)
-        known = self._sessions.get((caller.name, request.id)) if request.id is not None else None
+        known = self._sandboxes.get((caller.name, request.id)) if request.id is not None else None
         if known is not None and (known.state != "ended" or known.kept_until):
             if not await asyncio.to_thread(known.is_asked_for_by, request):
                 what = "has ended with its files kept" if known.kept_until else "exists"
@@ -132,18 +142,18 @@ class SandboxService(Quotas):
                 )
             await self._revive(known, caller)
             return known.info(), False
-        self.check_count(caller.name)
+        self.quotas.check(caller.name)
         policy = self.policy
-        session = ManagedSandbox(
+        managed = ManagedSandbox(
             request.id or os.urandom(8).hex(),
             caller.name,
             request,
             idle_timeout=_within(request.idle_timeout, policy.idle_timeout, policy.max_idle_timeout, "idle_timeout"),
             max_life=_within(request.max_life, policy.max_life, policy.max_life, "max_life"),
         )
-        self._sessions[session.key] = session
+        self._sandboxes[managed.key] = managed
         self._start_keeping()
-        starting = session.starting = self._thread.spawn(self._start(session, tell=tell))
+        starting = managed.starting = self._thread.spawn(self._start(managed, on_progress=on_progress))
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
@@ -151,10 +161,11 @@ class SandboxService(Quotas):
             if request.id is None:
                 starting.cancel()
             raise
-        return session.info(), True
+        return managed.info(), True
 
-    async def add(self, session: ManagedSandbox, start: Start, *, caller: Caller) -> SandboxInfo:
-        """Take up a session whose sandbox `start` makes, a coroutine function: a copy of another.
+    @on_link_thread
+    async def add(self, managed: ManagedSandbox, start: Start, *, caller: Caller) -> SandboxInfo:
+        """Take up a sandbox that `start` makes, a coroutine function: a copy of another.
 
         Raises
         ------
@@ -162,75 +173,78 @@ class SandboxService(Quotas):
             There is one of its id.
         LimitReached
         """
-        return await self._thread.run(self._add(session, start, caller))
-
-    async def _add(self, session: ManagedSandbox, start: Start, caller: Caller) -> SandboxInfo:
-        known = self._sessions.get(session.key)
+        known = self._sandboxes.get(managed.key)
         if known is not None and (known.state != "ended" or known.kept_until):
-            raise Conflict(f"sandbox {session.id!r} exists; delete it, or choose another id", field="id")
-        self.check_count(caller.name)
-        policy, request = self.policy, session.request
-        session.idle_timeout = _within(
+            raise Conflict(f"sandbox {managed.id!r} exists; delete it, or choose another id", field="id")
+        self.quotas.check(caller.name)
+        policy, request = self.policy, managed.request
+        managed.idle_timeout = _within(
             request.idle_timeout, policy.idle_timeout, policy.max_idle_timeout, "idle_timeout"
         )
-        session.max_life = _within(request.max_life, policy.max_life, policy.max_life, "max_life")
-        self._sessions[session.key] = session
+        managed.max_life = _within(request.max_life, policy.max_life, policy.max_life, "max_life")
+        self._sandboxes[managed.key] = managed
         self._start_keeping()
-        session.starting = self._thread.spawn(self._start(session, start))
-        await asyncio.shield(session.starting)
-        return session.info()
+        managed.starting = self._thread.spawn(self._start(managed, start))
+        await asyncio.shield(managed.starting)
+        return managed.info()
 
-    async def swap(self, session: ManagedSandbox, sandbox: Sandbox) -> None:
-        """Put another sandbox in the place of a session's own, which ends."""
-        await self._thread.run(self._swap(session, sandbox))
-
-    async def _swap(self, session: ManagedSandbox, sandbox: Sandbox) -> None:
-        old = session.sandbox
+    @on_link_thread
+    async def swap(self, managed: ManagedSandbox, sandbox: Sandbox) -> None:
+        """Put another sandbox in the place of a managed one's, which ends."""
+        old = managed.sandbox
         if old is not None:
-            self.inherit_grant(sandbox, old)
-        session.close()
-        session.attach(sandbox)
+            self.grants.inherit_grant(sandbox, old)
+        managed.close()
+        managed.attach(sandbox)
         await asyncio.to_thread(sandbox.record.save, sandbox.directory)
-        await asyncio.to_thread(session.save)
-        self._thread.spawn(self._watch(session, sandbox))
+        await asyncio.to_thread(managed.save)
+        self._thread.spawn(self._watch(managed, sandbox))
         if old is not None:
             await asyncio.to_thread(TokenStore(self.policy.state_path).carry, old.id, sandbox.id)
             await self._remove(old)
 
-    async def _start(self, session: ManagedSandbox, start: Start | None = None, tell: Tell = _nobody) -> None:
+    def move_kernel(self, old_id: str, sandbox: Sandbox) -> None:
+        """Note that a notebook's kernel goes on in another sandbox, with what was asked for. On the link's thread."""
+        managed = self.registry.move(old_id, sandbox)
+        if managed is not None:
+            self._thread.spawn(self.grants.save_asks(managed))
+
+    async def _start(
+        self, managed: ManagedSandbox, start: Start | None = None, on_progress: OnProgress = _nobody
+    ) -> None:
         sandbox: Sandbox | None = None
-        session.keep_ended_for = self.policy.keep_ended_for
+        managed.keep_ended_for = self.policy.keep_ended_for
         try:
             if start is not None:
                 sandbox = await start()
-                self._restrict(session)
+                self._restrict(managed)
             else:
-                spec = await asyncio.to_thread(self._resolve, session)
+                spec = await asyncio.to_thread(self._resolve, managed)
                 manager = SandboxManager.shared(self.policy.state_path, spec.runtime, config=self.policy.config)
                 async with manager.starting:
-                    sandbox = await self._make(session, manager, spec)
-            session.attach(sandbox)
-            await self._prepare(session, tell)
-            await asyncio.to_thread(session.save)  # now a later server may take it for what was asked for
-            session.starting = None
-            session.touch()
-            self._thread.spawn(self._watch(session, sandbox))
+                    sandbox = await self._make(managed, manager, spec)
+            managed.attach(sandbox)
+            await self._prepare(managed, on_progress)
+            await asyncio.to_thread(managed.save)  # now a later server may take it for what was asked for
+            managed.starting = None
+            managed.touch()
+            self._thread.spawn(self._watch(managed, sandbox))
         except BaseException:
-            session.end = session.end or End(Cause.RUNTIME_FAILED, 1, "it did not start")
-            self._sessions.pop(session.key, None)
+            managed.end = managed.end or End(Cause.RUNTIME_FAILED, 1, "it did not start")
+            self._sandboxes.pop(managed.key, None)
             if sandbox is not None:
                 await asyncio.shield(self._remove(sandbox))
             raise
 
-    async def _make(self, session: ManagedSandbox, manager: SandboxManager, spec: SandboxSpec) -> Sandbox:
-        if session.request.packages:  # which are to be there when its kernels start
+    async def _make(self, managed: ManagedSandbox, manager: SandboxManager, spec: SandboxSpec) -> Sandbox:
+        if managed.request.packages:  # which are to be there when its kernels start
             return await manager.create(spec)
-        warm, has_code = WarmStarts.shared(manager, self.policy), "run_code" in session.tools
-        return await warm.create(spec, has_code=has_code, is_usual=not session.request.env)
+        warm, has_code = WarmStarts.shared(manager, self.policy), "run_code" in managed.tools
+        return await warm.create(spec, has_code=has_code, is_usual=not managed.request.env)
 
-    def _resolve(self, session: ManagedSandbox) -> SandboxSpec:
+    def _resolve(self, managed: ManagedSandbox) -> SandboxSpec:
         """Decide about it. Blocks."""
-        request = session.request
+        request = managed.request
         if len(request.ports) > self.policy.max_ports:
             raise PolicyRefused(
                 f"{len(request.ports)} ports are more than the {self.policy.max_ports} that are allowed",
@@ -252,66 +266,66 @@ class SandboxService(Quotas):
             executable=sys.executable,
             # Its author knows nothing of templates: a dollar is a dollar.
             kernelspec_env={name: value.replace("$", "$$") for name, value in request.env.items()},
-            owner=session.owner,
+            owner=managed.owner,
         )
-        self._restrict(session)
+        self._restrict(managed)
         if request.tenant is None:
             return spec
-        tenant = Tenant.open(self.policy.state_path, session.owner, request.tenant)
+        tenant = Tenant.open(self.policy.state_path, managed.owner, request.tenant)
         return replace(spec, workspace=tenant.workspace, hidden=(), mounts=(*spec.mounts, *tenant.mounts))
 
-    def _restrict(self, session: ManagedSandbox) -> None:
-        """Hold a session to what policy has today, whatever it was made under."""
-        policy, request = self.policy, session.request
-        session.restrict(policy.blocked_commands)
+    def _restrict(self, managed: ManagedSandbox) -> None:
+        """Hold a sandbox to what policy has today, whatever it was made under."""
+        policy, request = self.policy, managed.request
+        managed.restrict(policy.blocked_commands)
         if len(request.ports) > policy.max_ports:
-            session.request = msgspec.structs.replace(request, ports=request.ports[: policy.max_ports])
-            log.warning("sandbox %s has %d ports left, by Policy.max_ports", session.id, policy.max_ports)
-        if session.idle_timeout is not None:
-            session.idle_timeout = min(session.idle_timeout, policy.max_idle_timeout)
-        if session.max_life is not None:
-            session.max_life = min(session.max_life, policy.max_life)
+            managed.request = msgspec.structs.replace(request, ports=request.ports[: policy.max_ports])
+            log.warning("sandbox %s has %d ports left, by Policy.max_ports", managed.id, policy.max_ports)
+        if managed.idle_timeout is not None:
+            managed.idle_timeout = min(managed.idle_timeout, policy.max_idle_timeout)
+        if managed.max_life is not None:
+            managed.max_life = min(managed.max_life, policy.max_life)
         if request.tenant is not None:
-            session.quota, session.quota_setting = policy.max_tenant_disk, "Policy.max_tenant_disk"
+            managed.quota, managed.quota_setting = policy.max_tenant_disk, "Policy.max_tenant_disk"
 
-    async def _prepare(self, session: ManagedSandbox, tell: Tell) -> None:
+    async def _prepare(self, managed: ManagedSandbox, on_progress: OnProgress) -> None:
         """Put in what was asked for before its first user gets it."""
-        request = session.request
+        request = managed.request
         if request.files:
-            await asyncio.to_thread(session.write_files)
-        await self._install(session, tell)
+            await asyncio.to_thread(managed.write_files)
+        await self._install(managed, on_progress)
 
-    async def _install(self, session: ManagedSandbox, tell: Tell) -> None:
-        packages = session.request.packages
+    async def _install(self, managed: ManagedSandbox, on_progress: OnProgress) -> None:
+        packages = managed.request.packages
         if packages:
-            done = await install_all(session, InstallRequest(packages=packages), tell)
+            done = await install_all(managed, InstallRequest(packages=packages), on_progress)
             if not done.is_ok:
                 raise Conflict(f"the packages were not installed: {done.message}", field="packages")
 
-    async def _watch(self, session: ManagedSandbox, sandbox: Sandbox) -> None:
+    async def _watch(self, managed: ManagedSandbox, sandbox: Sandbox) -> None:
         """Wait for its end, keep the cause, and the files if nobody meant it to end. Remove what else is left."""
         end = await sandbox.wait_ended()
-        if session.sandbox is not sandbox:
+        if managed.sandbox is not sandbox:
             return  # another has taken its place
-        session.end = session.end or end
-        session.ended_at = time.time()
-        session.close()
-        if session.kept_until is not None:
-            await self._keep_files(session, sandbox)
+        managed.end = managed.end or end
+        managed.ended_at = time.time()
+        managed.close()
+        if managed.kept_until is not None:
+            await self._keep_files(managed, sandbox)
         else:
             await self._remove(sandbox)
-        ended = [other for other in self._sessions.values() if other.state == "ended" and other.kept_until is None]
+        ended = [other for other in self._sandboxes.values() if other.state == "ended" and other.kept_until is None]
         for other in sorted(ended, key=lambda other: other.ended_at)[:-MAX_ENDED]:
-            self._sessions.pop(other.key, None)
+            self._sandboxes.pop(other.key, None)
 
-    async def _keep_files(self, session: ManagedSandbox, sandbox: Sandbox) -> None:
+    async def _keep_files(self, managed: ManagedSandbox, sandbox: Sandbox) -> None:
         try:
             await self._manager_of(sandbox).keep(sandbox)
-            await asyncio.to_thread(session.save, sandbox.directory)
+            await asyncio.to_thread(managed.save, sandbox.directory)
         except (AgentboxError, OSError) as error:  # as on a full disk; a later server would not know why it ended
-            log.warning("sandbox %s has ended, and what its files need to be kept is incomplete: %s", session.id, error)
+            log.warning("sandbox %s has ended, and what its files need to be kept is incomplete: %s", managed.id, error)
 
-    async def revive(self, session_id: str, *, caller: Caller) -> SandboxInfo:
+    async def revive(self, sandbox_id: str, *, caller: Caller) -> SandboxInfo:
         """Start a sandbox again that ended by a fault, with its files; does nothing to one that lives.
 
         It has the terms of the one that ended, as far as policy allows them now. Its tokens stay good.
@@ -326,70 +340,71 @@ class SandboxService(Quotas):
         LimitReached, PolicyRefused, RuntimeUnavailable, RuntimeFailed
             It did not start. Its files are still kept.
         """
-        spec = await self._thread.run(self._revive_by_id(session_id, caller))
+        spec = await self._revive_by_id(sandbox_id, caller)
         if spec is None:
-            return await self.get(session_id, caller=caller)
+            return await self.registry.get(sandbox_id, caller=caller)
         assert self.start_kernel is not None
-        async with self.room_for_kernel():
+        async with self.quotas.room_for_kernel():
             await self.start_kernel(spec.kernel_id, spec.kernel_name)
-        return await self.get(spec.kernel_id, caller=caller)
+        return await self.registry.get(spec.kernel_id, caller=caller)
 
-    async def _revive_by_id(self, session_id: str, caller: Caller) -> SandboxSpec | None:
+    @on_link_thread
+    async def _revive_by_id(self, sandbox_id: str, caller: Caller) -> SandboxSpec | None:
         """Revive an agent's; return what a notebook's was, which the server is to start."""
-        session = self._find(session_id, caller)
-        if session.kind == "session":
-            await self._revive(session, caller)
+        managed = self.registry.find(sandbox_id, caller)
+        if managed.kind == "session":
+            await self._revive(managed, caller)
             return None
-        if session.kept_until is None or self.start_kernel is None or session.spec is None:
-            raise Conflict(f"sandbox {session.id} belongs to a Jupyter kernel; restart the kernel instead")
-        return session.spec
+        if managed.kept_until is None or self.start_kernel is None or managed.spec is None:
+            raise Conflict(f"sandbox {managed.id} belongs to a Jupyter kernel; restart the kernel instead")
+        return managed.spec
 
-    async def _revive(self, session: ManagedSandbox, caller: Caller) -> None:
-        if session.starting is None and session.state == "ended":
-            if session.kept_until is None:
-                session.running()  # says why not
-            self.check_count(session.owner, but=session)
-            session.starting = self._thread.spawn(self._start_again(session, caller))
-        await self._started(session, is_own=True)
+    async def _revive(self, managed: ManagedSandbox, caller: Caller) -> None:
+        if managed.starting is None and managed.state == "ended":
+            if managed.kept_until is None:
+                managed.running()  # says why not
+            self.quotas.check(managed.owner, but=managed)
+            managed.starting = self._thread.spawn(self._start_again(managed, caller))
+        await self.registry.started(managed, is_own=True)
 
-    async def _start_again(self, session: ManagedSandbox, caller: Caller) -> None:
-        old, end = session.sandbox, session.end
+    async def _start_again(self, managed: ManagedSandbox, caller: Caller) -> None:
+        old, end = managed.sandbox, managed.end
         assert old is not None
         made: Sandbox | None = None
-        session.sandbox = session.end = None
+        managed.sandbox = managed.end = None
         try:
             await self._manager_of(old).keep(old)  # if it has only just ended
             then = replace(old.spec, grant=old.gate.grant, layout="plain", warm=None)
-            is_tenants = session.request.tenant is not None
+            is_tenants = managed.request.tenant is not None
             spec = await asyncio.to_thread(
-                reapply_policy, self.policy, then, owner=session.owner, is_tenants=is_tenants
+                reapply_policy, self.policy, then, owner=managed.owner, is_tenants=is_tenants
             )
             manager = SandboxManager.shared(self.policy.state_path, spec.runtime, config=self.policy.config)
             async with manager.starting:
                 made = await manager.create(spec, inherit=old)
-            session.attach(made)
-            self._restrict(session)
-            await self._install(session, _nobody)
-            session.keep_ended_for = self.policy.keep_ended_for
-            await asyncio.to_thread(session.save)
+            managed.attach(made)
+            self._restrict(managed)
+            await self._install(managed, _nobody)
+            managed.keep_ended_for = self.policy.keep_ended_for
+            await asyncio.to_thread(managed.save)
             detail = {"event": "revived", "before": old.id, **caller.to_detail()}
-            await self.audit().arecord("lifecycle", made.id, detail=detail)
+            await self.registry.audit().arecord("lifecycle", made.id, detail=detail)
         except BaseException:
-            await asyncio.shield(self._give_back(session, made or old, end))
+            await asyncio.shield(self._give_back(managed, made or old, end))
             raise
         finally:
-            session.starting = None
-        session.touch()
-        self._thread.spawn(self._watch(session, made))
+            managed.starting = None
+        managed.touch()
+        self._thread.spawn(self._watch(managed, made))
 
-    async def _give_back(self, session: ManagedSandbox, sandbox: Sandbox, end: End | None) -> None:
+    async def _give_back(self, managed: ManagedSandbox, sandbox: Sandbox, end: End | None) -> None:
         """Keep the files of one that was not revived, unless it was deleted meanwhile."""
-        session.close()
-        if session.end is not None:
+        managed.close()
+        if managed.end is not None:
             await self._remove(sandbox)
             return
-        session.sandbox, session.end = sandbox, end
-        await self._keep_files(session, sandbox)
+        managed.sandbox, managed.end = sandbox, end
+        await self._keep_files(managed, sandbox)
 
     async def _remove(self, sandbox: Sandbox, end: Cause | End = Cause.STOPPED) -> None:
         await self._manager_of(sandbox).stop(sandbox, end)
@@ -397,84 +412,80 @@ class SandboxService(Quotas):
     def _manager_of(self, sandbox: Sandbox) -> SandboxManager:
         return SandboxManager.shared(self.policy.state_path, sandbox.spec.runtime, config=self.policy.config)
 
-    async def delete(self, session_id: str, *, caller: Caller) -> None:
+    @on_link_thread
+    async def delete(self, sandbox_id: str, *, caller: Caller) -> None:
         """End a sandbox and forget it. Raises NotFound; Conflict for that of a notebook's kernel."""
-        await self._thread.run(self._delete(session_id, caller))
-
-    async def _delete(self, session_id: str, caller: Caller) -> None:
-        session = self._find(session_id, caller)
-        if session.kind == "notebook":
-            kept = SandboxedKernel.kept.get(session.spec.kernel_id) if session.spec is not None else None
-            if kept is not None and kept.sandbox is session.sandbox:
+        managed = self.registry.find(sandbox_id, caller)
+        if managed.kind == "notebook":
+            kept = SandboxedKernel.kept.get(managed.spec.kernel_id) if managed.spec is not None else None
+            if kept is not None and kept.sandbox is managed.sandbox:
                 await kept.forget()
                 return
             raise Conflict(
-                f"sandbox {session.id} belongs to a Jupyter kernel, and ends with it: shut the kernel down instead"
+                f"sandbox {managed.id} belongs to a Jupyter kernel, and ends with it: shut the kernel down instead"
             )
-        if session.lost is not None:
+        if managed.lost is not None:
             manager = SandboxManager.shared(self.policy.state_path, self.policy.runtime, config=self.policy.config)
-            await asyncio.to_thread(manager.remove_lost, session.lost)
-        if session.sandbox is not None:
-            session.sandbox.end_lease()
-        if session.starting is not None:
-            session.end = End(Cause.STOPPED, 137, "it was deleted")
-            session.starting.cancel()
-        await self._end(session, End(Cause.STOPPED, 137, "it was deleted"))
-        self._sessions.pop(session.key, None)
+            await asyncio.to_thread(manager.remove_lost, managed.lost)
+        if managed.sandbox is not None:
+            managed.sandbox.end_lease()
+        if managed.starting is not None:
+            managed.end = End(Cause.STOPPED, 137, "it was deleted")
+            managed.starting.cancel()
+        await self._end(managed, End(Cause.STOPPED, 137, "it was deleted"))
+        self._sandboxes.pop(managed.key, None)
 
-    async def _wake(self, session: ManagedSandbox) -> None:
+    async def _wake(self, managed: ManagedSandbox) -> None:
         try:
-            if self.parking is None:
-                raise Conflict(f"sandbox {session.id!r} is parked, and this server wakes none")
-            if session.kind == "session":
-                self.check_count(session.owner, but=session)
-            await self.parking.wake(session)
-            if session.kind == "session" and session.sandbox is not None:
-                self._thread.spawn(self._watch(session, session.sandbox))
+            if self.parker is None:
+                raise Conflict(f"sandbox {managed.id!r} is parked, and this server wakes none")
+            if managed.kind == "session":
+                self.quotas.check(managed.owner, but=managed)
+            await self.parker.wake(managed)
+            if managed.kind == "session" and managed.sandbox is not None:
+                self._thread.spawn(self._watch(managed, managed.sandbox))
         finally:
-            session.starting = None
+            managed.starting = None
 
-    async def park(self, session_id: str, *, caller: Caller) -> SandboxInfo:
+    @on_link_thread
+    async def park(self, sandbox_id: str, *, caller: Caller) -> SandboxInfo:
         """Save a sandbox to the disk, and free what it uses. Raises Conflict while it is in use."""
-        return await self._thread.run(self._park(session_id, caller))
-
-    async def _park(self, session_id: str, caller: Caller) -> SandboxInfo:
-        session = self._find(session_id, caller)
-        if self.parking is None:
+        managed = self.registry.find(sandbox_id, caller)
+        if self.parker is None:
             raise Conflict("this server parks no sandboxes")
-        if session.state != "parked":
-            await finished(self.parking.park(session))
-        return session.info()
+        if managed.state != "parked":
+            await finished(self.parker.park(managed))
+        return managed.info()
 
-    async def wake(self, session_id: str, *, caller: Caller) -> SandboxInfo:
-        """Start a parked session again; any use does that too."""
-        async with self.use(session_id, caller=caller) as session:
-            return session.info()
+    async def wake(self, sandbox_id: str, *, caller: Caller) -> SandboxInfo:
+        """Start a parked sandbox again; any use does that too."""
+        async with self.registry.use(sandbox_id, caller=caller) as managed:
+            return managed.info()
 
-    async def _end(self, session: ManagedSandbox, end: End) -> None:
-        session.end = session.end or end  # whose files nobody keeps
-        session.keep_ended_for = 0.0
-        if session.parked is not None and self.parking is not None:
-            await self.parking.forget(session)
-        if session.sandbox is not None:
-            await self._remove(session.sandbox, end)
-        session.ended_at = session.ended_at or time.time()
-        session.close()
+    async def _end(self, managed: ManagedSandbox, end: End) -> None:
+        managed.end = managed.end or end  # whose files nobody keeps
+        managed.keep_ended_for = 0.0
+        if managed.parked is not None and self.parker is not None:
+            await self.parker.forget(managed)
+        if managed.sandbox is not None:
+            await self._remove(managed.sandbox, end)
+        managed.ended_at = managed.ended_at or time.time()
+        managed.close()
 
     async def _watch_tenants(self) -> None:
         """End the sandboxes of a tenant that keeps too much: code inside writes past all that REST looks at."""
         limit = self.policy.max_tenant_disk
         tenants: dict[tuple[str, str], list[ManagedSandbox]] = {}
-        for session in self._sessions.values():
-            if session.state == "running" and session.request.tenant is not None:
-                tenants.setdefault((session.owner, session.request.tenant), []).append(session)
-        for (owner, name), sessions in tenants.items():
+        for managed in self._sandboxes.values():
+            if managed.state == "running" and managed.request.tenant is not None:
+                tenants.setdefault((managed.owner, managed.request.tenant), []).append(managed)
+        for (owner, name), its in tenants.items():
             tenant = await asyncio.to_thread(Tenant.open, self.policy.state_path, owner, name)
             used = await asyncio.to_thread(tenant.used)
             if used > limit:
                 message = f"the tenant's disk is full (limit {format_size(limit)}, used {format_size(used)})"
                 end = End(Cause.DISK_FULL, 137, message, "Policy.max_tenant_disk")
-                await asyncio.gather(*(self._end(session, end) for session in sessions))
+                await asyncio.gather(*(self._end(managed, end) for managed in its))
 
     def _start_keeping(self) -> None:
         if not self._keepers:
@@ -482,36 +493,34 @@ class SandboxService(Quotas):
             self._keepers = [self._thread.spawn(self._thread.repeat(*each)) for each in work]
 
     async def _cull(self) -> None:
-        for session in list(self._sessions.values()):
-            if session.kept_until is not None and session.kept_until < time.time():
-                self._thread.spawn(self._end(session, session.end or END))
-            if session.state not in ("running", "parked") or session.starting or (over := session.overdue()) is None:
+        for managed in list(self._sandboxes.values()):
+            if managed.kept_until is not None and managed.kept_until < time.time():
+                self._thread.spawn(self._end(managed, managed.end or END))
+            if managed.state not in ("running", "parked") or managed.starting or (over := managed.overdue()) is None:
                 continue
-            if over == "idle_timeout" and session.request.idle_policy == "park" and self.parking is not None:
-                if session.state == "running":
-                    self._thread.spawn(self._park_idle(session))
+            if over == "idle_timeout" and managed.request.idle_policy == "park" and self.parker is not None:
+                if managed.state == "running":
+                    self._thread.spawn(self._park_idle(managed))
                 continue
-            seconds = getattr(session, over)
+            seconds = getattr(managed, over)
             if over == "idle_timeout":
                 end = End(Cause.IDLE, 137, f"it was not used for {seconds:g} s", "Policy.idle_timeout")
             else:
                 end = End(Cause.LIFE_OVER, 137, f"its life of {seconds:g} s is over", "Policy.max_life")
-            self._thread.spawn(self._end(session, end))
+            self._thread.spawn(self._end(managed, end))
 
-    async def _park_idle(self, session: ManagedSandbox) -> None:
-        assert self.parking is not None
+    async def _park_idle(self, managed: ManagedSandbox) -> None:
+        assert self.parker is not None
         try:
-            await self.parking.park(session)
+            await self.parker.park(managed)
         except (AgentboxError, OSError) as error:
             # It is tried again when its time is over once more: better alive than lost.
-            session.touch()
-            log.warning("sandbox %s was not parked, and lives on: %s", session.id, error)
+            managed.touch()
+            log.warning("sandbox %s was not parked, and lives on: %s", managed.id, error)
 
-    async def recover(self) -> Ids:
-        """Take back the sessions of a server that ended, within their lease. Returns their ids."""
-        return await self._thread.run(self._recover())
-
-    async def _recover(self) -> Ids:
+    @on_link_thread
+    async def recover(self) -> list[str]:
+        """Take back the sandboxes of a server that ended, within their lease. Returns their ids."""
         found = []
         manager = SandboxManager.shared(self.policy.state_path, self.policy.runtime, config=self.policy.config)
         for listed in await asyncio.to_thread(manager.list):
@@ -522,49 +531,49 @@ class SandboxService(Quotas):
             if listed.state != "orphaned" or not (directory / SESSION_FILE).exists():
                 continue
             try:
-                session = await asyncio.to_thread(ManagedSandbox.load, directory)
+                managed = await asyncio.to_thread(ManagedSandbox.load, directory)
             except NotFound as error:
                 self._add_lost(manager, listed.id, str(error), listed.owner)
                 continue
-            if session.key in self._sessions:
+            if managed.key in self._sandboxes:
                 continue
             try:
                 its = SandboxManager.shared(self.policy.state_path, listed.runtime, config=self.policy.config)
                 record = await asyncio.to_thread(Record.load, directory)
                 try:
-                    spec = await asyncio.to_thread(self._renew, session, record)
+                    spec = await asyncio.to_thread(self._renew, managed, record)
                     sandbox = await its.adopt(listed.id, spec)
                 except (PolicyRefused, InvalidRequest) as error:
-                    session.end, session.ended_at = await its.refuse(record, error), time.time()
-                    self._sessions[session.key] = session
+                    managed.end, managed.ended_at = await its.refuse(record, error), time.time()
+                    self._sandboxes[managed.key] = managed
                     continue
             except (AgentboxError, OSError) as error:
                 log.error("sandbox %s is not taken back: %s", listed.id, error)
                 continue
-            session.end = None  # that of one which it was revived from
-            session.attach(sandbox)
-            self._restrict(session)
-            self._sessions[session.key] = session
-            self._thread.spawn(self._watch(session, sandbox))
-            found.append(session.id)
-        if self.parking is not None:
+            managed.end = None  # that of one which it was revived from
+            managed.attach(sandbox)
+            self._restrict(managed)
+            self._sandboxes[managed.key] = managed
+            self._thread.spawn(self._watch(managed, sandbox))
+            found.append(managed.id)
+        if self.parker is not None:
             try:
-                parked = await self.parking.recover()
+                parked = await self.parker.recover()
             except (AgentboxError, OSError) as error:
                 log.error("parked sandboxes are not taken back: %s", error)
                 parked = []
-            for session in reversed(parked):
-                if (known := self._sessions.setdefault(session.key, session)) is session:
-                    self._restrict(session)
-                    found.append(session.id)
+            for managed in reversed(parked):
+                if (known := self._sandboxes.setdefault(managed.key, managed)) is managed:
+                    self._restrict(managed)
+                    found.append(managed.id)
                 else:
-                    session.sandbox = known.sandbox  # whose its tokens are
-                    await self.parking.forget(session)  # the process ended between two steps, and it lives
-        await asyncio.to_thread(self._end_duplicates, manager)
+                    managed.sandbox = known.sandbox  # whose its tokens are
+                    await self.parker.forget(managed)  # the process ended between two steps, and it lives
+        await asyncio.to_thread(self.registry.end_duplicates, manager)
         await self._recover_ended(manager)
-        for session in await tell_lapsed(self.policy.state_path, manager.audit):
-            self._sessions.setdefault(session.key, session)
-        if self._sessions:
+        for managed in await tell_lapsed(self.policy.state_path, manager.audit):
+            self._sandboxes.setdefault(managed.key, managed)
+        if self._sandboxes:
             self._start_keeping()
         return found
 
@@ -575,22 +584,22 @@ class SandboxService(Quotas):
             if listed.state != "ended" or not (directory / SESSION_FILE).exists():
                 continue
             try:
-                session = await asyncio.to_thread(ManagedSandbox.load, directory)
+                managed = await asyncio.to_thread(ManagedSandbox.load, directory)
                 its = SandboxManager.shared(self.policy.state_path, listed.runtime, config=self.policy.config)
                 sandbox = await its.take_ended(listed.id)
                 if sandbox is None:
                     continue
-                session.keep_ended_for = min(session.keep_ended_for, self.policy.keep_ended_for)
-                session.ended_at = sandbox.kept_since
-                session.attach(sandbox)
-                if session.key in self._sessions or session.kept_until is None:
+                managed.keep_ended_for = min(managed.keep_ended_for, self.policy.keep_ended_for)
+                managed.ended_at = sandbox.kept_since
+                managed.attach(sandbox)
+                if managed.key in self._sandboxes or managed.kept_until is None:
                     await self._remove(sandbox)  # it was revived, or policy keeps none any more
                     continue
-                if session.end is None:  # nobody has told of it
-                    session.end = sandbox.end
+                if managed.end is None:  # nobody has told of it
+                    managed.end = sandbox.end
                     assert sandbox.end is not None
-                    await self.audit().arecord("lifecycle", sandbox.id, detail=sandbox.end.to_detail(""))
-                self._sessions[session.key] = session
+                    await self.registry.audit().arecord("lifecycle", sandbox.id, detail=sandbox.end.to_detail(""))
+                self._sandboxes[managed.key] = managed
             except (AgentboxError, OSError) as error:
                 log.warning("the files of sandbox %s are not taken back: %s", listed.id, error)
 
@@ -599,53 +608,53 @@ class SandboxService(Quotas):
         directory = manager.place_of(name)
         log.error("sandbox %s is lost: %s. Its files are in %s until it is deleted", name, reason, directory / "work")
         try:
-            session = ManagedSandbox.load(directory)
+            managed = ManagedSandbox.load(directory)
         except NotFound:
-            session = ManagedSandbox(name, owner or self.server_owner, SandboxRequest())
-        if session.key in self._sessions:
-            session.id = name
-        session.lost = name
-        session.places.append(name)
-        session.end = End(Cause.LOST, 1, f"it is lost, since {reason}. Its files are kept until you delete it")
-        session.ended_at = session.created
-        self._sessions[session.key] = session
+            managed = ManagedSandbox(name, owner or self.registry.server_owner, SandboxRequest())
+        if managed.key in self._sandboxes:
+            managed.id = name
+        managed.lost = name
+        managed.previous_ids.append(name)
+        managed.end = End(Cause.LOST, 1, f"it is lost, since {reason}. Its files are kept until you delete it")
+        managed.ended_at = managed.created
+        self._sandboxes[managed.key] = managed
 
-    def _renew(self, session: ManagedSandbox, record: Record) -> SandboxSpec:
-        is_tenants = session.request.tenant is not None
-        return reapply_policy(self.policy, record.spec, owner=session.owner, is_tenants=is_tenants, is_running=True)
+    def _renew(self, managed: ManagedSandbox, record: Record) -> SandboxSpec:
+        is_tenants = managed.request.tenant is not None
+        return reapply_policy(self.policy, record.spec, owner=managed.owner, is_tenants=is_tenants, is_running=True)
 
+    @on_link_thread
     async def aclose(self, *, is_ended: bool = True) -> None:
         """End the running sandboxes with the server, or leave them to a later one. Parked ones are left always."""
-        await self._thread.run(self._close(is_ended))
-
-    async def _close(self, is_ended: bool) -> None:
         for keeper in self._keepers:
             keeper.cancel()
         self._keepers = []
-        sessions, self._sessions = dict(self._sessions), {}
-        for session in sessions.values():
-            if session.starting is not None:
-                session.starting.cancel()
+        closing = list(self._sandboxes.values())
+        self._sandboxes.clear()
+        for managed in closing:
+            if managed.starting is not None:
+                managed.starting.cancel()
         if is_ended:
             end = End(Cause.STOPPED, 137, "the server ended")
-            await asyncio.gather(*(self._let_go(session, end) for session in sessions.values()), return_exceptions=True)
+            await asyncio.gather(*(self._let_go(managed, end) for managed in closing), return_exceptions=True)
         else:
-            for session in sessions.values():
-                await self._let_go(session, None)
+            for managed in closing:
+                await self._let_go(managed, None)
 
-    async def _let_go(self, session: ManagedSandbox, end: End | None) -> None:
+    async def _let_go(self, managed: ManagedSandbox, end: End | None) -> None:
         """End its sandbox, or leave it to a later server where no end is given. Kept files are left always."""
-        session.close()
-        if session.sandbox is None:
+        managed.close()
+        if managed.sandbox is None:
             return
-        if session.kept_until is not None or (end is None and session.state == "running"):
-            await self._manager_of(session.sandbox).leave(session.sandbox)
+        if managed.kept_until is not None or (end is None and managed.state == "running"):
+            await self._manager_of(managed.sandbox).leave(managed.sandbox)
         elif end is not None:
-            await self._remove(session.sandbox, end)
+            await self._remove(managed.sandbox, end)
 
     # -- changes -------------------------------------------------------------------------------
 
-    async def patch(self, session_id: str, patch: SandboxPatch, *, caller: Caller) -> SandboxInfo:
+    @on_link_thread
+    async def patch(self, sandbox_id: str, patch: SandboxPatch, *, caller: Caller) -> SandboxInfo:
         """Change a living sandbox: all that is asked for, or nothing.
 
         Raises
@@ -656,33 +665,31 @@ class SandboxService(Quotas):
         Conflict
             It is a notebook's, of which only the hosts can be changed.
         """
-        return await self._thread.run(self._patch(session_id, patch, caller))
-
-    async def _patch(self, session_id: str, patch: SandboxPatch, caller: Caller) -> SandboxInfo:
         caller.check_unscoped("change a sandbox's own terms")
-        session = await self._started(self._find(session_id, caller))
-        session.running()
+        managed = await self.registry.look(sandbox_id, caller=caller)
         others = (patch.idle_timeout, patch.max_life, patch.labels)
-        if session.kind == "notebook" and any(value is not UNSET for value in others):
+        if managed.kind == "notebook" and any(value is not UNSET for value in others):
             raise Conflict("Jupyter looks after the life of a notebook's sandbox; only allowed_hosts can be changed")
         policy = self.policy
-        idle, life = session.idle_timeout, session.max_life
+        idle, life = managed.idle_timeout, managed.max_life
         if patch.idle_timeout is not UNSET:
             idle = _within(patch.idle_timeout, policy.idle_timeout, policy.max_idle_timeout, "idle_timeout")
         if patch.max_life is not UNSET:
             life = _within(patch.max_life, policy.max_life, policy.max_life, "max_life")
         if patch.allowed_hosts is not UNSET:
-            await self._set_hosts(session, patch.allowed_hosts, caller)
-        session.idle_timeout, session.max_life = idle, life
+            await self.grants.set_hosts(managed, patch.allowed_hosts, caller)
+        managed.idle_timeout, managed.max_life = idle, life
         if patch.labels is not UNSET:
-            session.labels = dict(patch.labels)
-        if session.kind == "session":
-            await asyncio.to_thread(session.save)
+            managed.labels = dict(patch.labels)
+        if managed.kind == "session":
+            await asyncio.to_thread(managed.save)
         if any(value is not UNSET for value in others):
-            detail = {"idle_timeout": idle, "max_life": life, "labels": sorted(session.labels), **caller.to_detail()}
-            await self.audit().arecord("lifecycle", session.running().id, detail={"event": "changed", **detail})
-        session.touch()
-        return session.info()
+            detail = {"idle_timeout": idle, "max_life": life, "labels": sorted(managed.labels), **caller.to_detail()}
+            await self.registry.audit().arecord(
+                "lifecycle", managed.running().id, detail={"event": "changed", **detail}
+            )
+        managed.touch()
+        return managed.info()
 
 
 def _within(asked: float | None, default: float, ceiling: float, field: str) -> float:

@@ -113,17 +113,17 @@ async def test_a_gateway_is_noticed(jp_fetch: Any, jp_serverapp: Any) -> None:
 
 async def test_the_server_is_not_idle_while_a_call_goes_on(jp_serverapp: Any) -> None:
     (extension,) = jp_serverapp.extension_manager.extension_apps["jupyter_agentbox"]
-    sessions = jp_serverapp.web_app.settings["agentbox"].sessions
+    sandboxes = jp_serverapp.web_app.settings["agentbox"].sandboxes
     assert extension.current_activity() is None
-    session = ManagedSandbox("busy", "somebody", SandboxRequest())
-    sessions._sessions[session.key] = session
+    managed = ManagedSandbox("busy", "somebody", SandboxRequest())
+    sandboxes.registry.sandboxes[managed.key] = managed
     try:
-        session.begin()
+        managed.begin()
         assert extension.current_activity() == {"busy": {"name": "busy"}}
-        session.done()
+        managed.done()
         assert extension.current_activity() is None
     finally:
-        del sessions._sessions[session.key]
+        del sandboxes.registry.sandboxes[managed.key]
 
 
 async def test_use_of_a_notebooks_sandbox_is_activity_of_its_kernel() -> None:
@@ -134,8 +134,8 @@ async def test_use_of_a_notebooks_sandbox_is_activity_of_its_kernel() -> None:
         get_kernel = dict.__getitem__
 
     activity = KernelActivity(Kernels(k=kernel), asyncio.get_running_loop())
-    session, other = (NotebookSandbox(name, "somebody", activity.used) for name in "ab")
-    session.spec, other.spec = spec, SandboxSpec(kernel_id="gone")
+    managed, other = (NotebookSandbox(name, "somebody", activity.used) for name in "ab")
+    managed.spec, other.spec = spec, SandboxSpec(kernel_id="gone")
 
     async def told() -> Any:
         """Wait for the next word."""
@@ -147,10 +147,10 @@ async def test_use_of_a_notebooks_sandbox_is_activity_of_its_kernel() -> None:
         return kernel.last_activity
 
     await asyncio.to_thread(other.begin)  # another server's, or one that has just ended
-    session.begin()
+    managed.begin()
     begun = await told()
     during = [await told() for _ in range(2)]
-    session.done()
+    managed.done()
     other.done()
     assert begun < during[0] < during[1] < await told()
     assert activity._kernels.last_kernel_activity == kernel.last_activity

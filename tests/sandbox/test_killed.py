@@ -30,7 +30,7 @@ from jupyter_agentbox.sandbox.sandbox import Sandbox
 from jupyter_agentbox.sandbox.sweep import sweep
 from jupyter_agentbox.sandbox.tokens import TokenStore
 from jupyter_agentbox.service.live import parking
-from jupyter_agentbox.service.live.live_snapshots import Snapshots, read_saved
+from jupyter_agentbox.service.live.live_snapshots import LiveSnapshots, read_saved
 from jupyter_agentbox.service.live.parking import Parker
 from jupyter_agentbox.service.managed_sandbox import SESSION_FILE, ManagedSandbox
 from jupyter_agentbox.service.registry import Caller
@@ -54,31 +54,31 @@ class Server:
     def __init__(self, policy: Policy) -> None:
         # As in another process: it knows none of the sandboxes of this one.
         SandboxManager._shared.clear()
-        self.sessions = SandboxService(policy)
-        self.snapshots = Snapshots(self.sessions)
-        self.parker = Parker(self.sessions, self.snapshots)
+        self.service = SandboxService(policy)
+        self.snapshots = LiveSnapshots(self.service)
+        self.parker = Parker(self.service, self.snapshots)
         self.manager = SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config)
         self.parked = policy.state_path / "parked"
 
     async def make(self, **request: Any) -> ManagedSandbox:
-        await self.sessions.create(SandboxRequest(id="x", **request), caller=ADA)
+        await self.service.create(SandboxRequest(id="x", **request), caller=ADA)
         await self.bash("echo first > file")
-        return self.session
+        return self.managed
 
     @property
-    def session(self) -> ManagedSandbox:
-        return self.sessions._sessions["ada", "x"]
+    def managed(self) -> ManagedSandbox:
+        return self.service.registry.sandboxes["ada", "x"]
 
     async def bash(self, line: str) -> str:
-        async with self.sessions.use("x", caller=ADA) as session:
-            return (await session.running().processes.run(Command(line=line))).stdout.decode()
+        async with self.service.registry.use("x", caller=ADA) as managed:
+            return (await managed.running().processes.run(Command(line=line))).stdout.decode()
 
     async def kill(self, *left: Sandbox) -> None:
         """Let go of all that it holds, as its end does."""
         for sandbox in left:
             await self.manager.leave(sandbox)
         self.parker.close()
-        await self.sessions.aclose(is_ended=False)
+        await self.service.aclose(is_ended=False)
 
     def living(self) -> list[str]:
         """Return the ids of all sandboxes that run, whoever has them."""
@@ -91,7 +91,7 @@ async def opened(policy: Policy) -> AsyncIterator[Server]:
     try:
         yield server
     finally:
-        await server.sessions.aclose()
+        await server.service.aclose()
         server.parker.close()
 
 
@@ -114,17 +114,17 @@ def place_of(policy: Policy, token: str) -> str:
 def test_one_that_was_saved_to_be_parked_and_has_not_ended_lives_on_with_its_tokens(policy: Policy) -> None:
     async def test() -> None:
         first = Server(policy)
-        session = await first.make()
-        sandbox = session.running()
+        managed = await first.make()
+        sandbox = managed.running()
         token = make_token(policy, sandbox.id)
-        parked = await first.sessions.on_thread(first.parker._save(session, sandbox))
+        parked = await LinkThread.instance().run(first.parker._save(managed, sandbox))
         assert place_of(policy, token) == parked.id
         await first.bash("echo later > file")
         await first.kill()
         async with opened(policy) as second:
-            assert await second.sessions.recover() == ["x"]
+            assert await second.service.recover() == ["x"]
             assert await second.bash("cat file") == "later\n"
-            assert second.session.running().id == sandbox.id
+            assert second.managed.running().id == sandbox.id
             assert place_of(policy, token) == sandbox.id
             assert not second.snapshots.store.exists(parked.id)
             assert list(second.parked.iterdir()) == []
@@ -135,16 +135,16 @@ def test_one_that_was_saved_to_be_parked_and_has_not_ended_lives_on_with_its_tok
 def test_of_two_that_are_parked_the_later_one_counts(policy: Policy) -> None:
     async def test() -> None:
         first = Server(policy)
-        session = await first.make()
-        sandbox = session.running()
+        managed = await first.make()
+        sandbox = managed.running()
         # As it was not removed when it was woken.
-        old = await first.sessions.on_thread(first.parker._save(session, sandbox))
+        old = await LinkThread.instance().run(first.parker._save(managed, sandbox))
         await first.bash("echo later > file")
-        await first.sessions.park("x", caller=ADA)
+        await first.service.park("x", caller=ADA)
         await first.kill()
         async with opened(policy) as second:
-            assert await second.sessions.recover() == ["x"]
-            assert second.session.state == "parked"
+            assert await second.service.recover() == ["x"]
+            assert second.managed.state == "parked"
             assert await second.bash("cat file") == "later\n"
             assert not second.snapshots.store.exists(old.id)
             assert list(second.parked.iterdir()) == []
@@ -156,24 +156,24 @@ def test_of_two_that_are_parked_the_later_one_counts(policy: Policy) -> None:
 def test_of_two_after_a_restore_that_was_cut_off_one_is_ended(is_carried: bool, policy: Policy) -> None:
     async def test() -> None:
         first = Server(policy)
-        session = await first.make()
-        old = session.running()
+        managed = await first.make()
+        old = managed.running()
         token = make_token(policy, old.id)
-        snapshot = await first.snapshots.save(session, SnapshotRequest())
+        snapshot = await first.snapshots.save(managed, SnapshotRequest())
         saved = read_saved(snapshot)
         async with first.snapshots.checked_out(snapshot) as files:
             new = await first.manager.restore(old.spec, saved.record, files)
         # As `swap` does it, up to where it ends the old one.
-        session.attach(new)
-        session.save()
+        managed.attach(new)
+        managed.save()
         if is_carried:
             TokenStore(policy.state_path).carry(old.id, new.id)
         await first.kill(old)
         async with opened(policy) as second:
             assert sorted(second.living()) == sorted([old.id, new.id])
-            assert await second.sessions.recover() == ["x"]
+            assert await second.service.recover() == ["x"]
             assert await second.bash("cat file") == "first\n"
-            survivor = second.session.running().id
+            survivor = second.managed.running().id
             assert second.living() == [survivor]
             assert place_of(policy, token) == survivor
 
@@ -219,8 +219,8 @@ def test_of_two_kernels_of_one_id_one_is_ended_and_its_tokens_are_the_others(is_
 def test_a_twin_that_somebody_has_is_left_alone(policy: Policy) -> None:
     async def test() -> None:
         async with opened(policy) as server:
-            session = await server.make()
-            sandbox = session.running()
+            managed = await server.make()
+            sandbox = managed.running()
             record, handle = sandbox.record, Handle.from_dict(sandbox.record.handle or {})
             await asyncio.to_thread(server.manager.end_duplicate, record, None)
             assert server.manager.runtime.is_alive(handle)
@@ -232,20 +232,20 @@ def test_a_twin_that_somebody_has_is_left_alone(policy: Policy) -> None:
 def test_one_that_was_told_to_end_is_no_later_servers(policy: Policy) -> None:
     async def test() -> None:
         first = Server(policy)
-        session = await first.make()
-        sandbox = session.running()
+        managed = await first.make()
+        sandbox = managed.running()
         sandbox.end_lease()
         await first.kill()
         second = Server(policy)
         assert second.manager.orphans() == []
         with pytest.raises(RuntimeFailed, match="told to end"):
             await second.manager.adopt(sandbox.id)
-        assert await second.sessions.recover() == []
+        assert await second.service.recover() == []
         while sandbox.directory.exists():  # long before its lease
             await asyncio.to_thread(sweep, policy.state_path)
         with pytest.raises(NotFound):  # it did not lapse either
-            await second.sessions.get("x", caller=ADA)
-        await second.sessions.aclose()
+            await second.service.registry.get("x", caller=ADA)
+        await second.service.aclose()
 
     run(test)
 
@@ -259,24 +259,24 @@ def test_one_that_was_not_prepared_is_not_taken_for_what_was_asked_for(
         first = Server(policy)
         loop, begun, never = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 
-        async def hang(self: SandboxService, session: ManagedSandbox, tell: Any) -> None:
+        async def hang(self: SandboxService, managed: ManagedSandbox, tell: Any) -> None:
             loop.call_soon_threadsafe(begun.set)
             await never.wait()
 
         monkeypatch.setattr(SandboxService, "_prepare", hang)
         request = SandboxRequest(id="x", files={"wanted": "here"})
-        making = asyncio.ensure_future(first.sessions.create(request, caller=ADA))
+        making = asyncio.ensure_future(first.service.create(request, caller=ADA))
         await begun.wait()
-        left = first.session.sandbox
+        left = first.managed.sandbox
         assert left is not None
         await first.manager.leave(left)
         monkeypatch.setattr(SandboxService, "_prepare", prepare)
         async with opened(policy) as second:
             assert not (left.directory / SESSION_FILE).exists()
-            assert await second.sessions.recover() == []
-            assert (await second.sessions.create(request, caller=ADA))[1], "it is made anew"
+            assert await second.service.recover() == []
+            assert (await second.service.create(request, caller=ADA))[1], "it is made anew"
             assert await second.bash("cat wanted") == "here"
-        await first.sessions.aclose()
+        await first.service.aclose()
         await asyncio.wait([making])
 
     run(test)
@@ -287,13 +287,13 @@ def test_what_another_server_is_about_to_park_stays_its_own(policy: Policy, monk
 
     async def test() -> None:
         first = Server(policy)
-        session = await first.make()
-        sandbox = session.running()
-        snapshot = await first.snapshots.save(session, SnapshotRequest(), kind="park")
+        managed = await first.make()
+        sandbox = managed.running()
+        snapshot = await first.snapshots.save(managed, SnapshotRequest(), kind="park")
         async with opened(policy) as second:
 
             async def finds() -> list[str]:
-                found = await second.sessions.recover()
+                found = await second.service.recover()
                 assert second.snapshots.store.exists(snapshot.id)
                 return found
 
@@ -301,8 +301,8 @@ def test_what_another_server_is_about_to_park_stays_its_own(policy: Policy, monk
             assert await first.bash("cat file") == "first\n"
             assert first.parker._take_lock(snapshot.id)
             assert await finds() == [], "it has not ended yet"
-            session.close()
-            session.sandbox, session.parked = None, snapshot.id
+            managed.close()
+            managed.sandbox, managed.parked = None, snapshot.id
             await first.manager.stop(sandbox, Cause.STOPPED)
             assert await finds() == [], "it is parked, and the first server's"
             await first.kill()

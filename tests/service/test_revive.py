@@ -29,6 +29,7 @@ from jupyter_agentbox.linux import kill_processes
 from jupyter_agentbox.models import LimitsRequest, SandboxInfo, SandboxPatch, SandboxRequest
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.runtimes import Handle
+from jupyter_agentbox.sandbox.link.thread import LinkThread
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.processes import Command, ExecResult
 from jupyter_agentbox.sandbox.sweep import KEPT_MARK, sweep
@@ -55,22 +56,22 @@ def policy(tmp_path: Path) -> Policy:
 
 @asynccontextmanager
 async def opened(policy: Policy, *, is_ended: bool = True) -> AsyncIterator[SandboxService]:
-    """Have a server's sessions, as if in a process of their own."""
+    """Have a server's sandboxes, as if in a process of their own."""
     SandboxManager._shared.clear()
-    sessions = SandboxService(policy)
+    service = SandboxService(policy)
     try:
-        yield sessions
+        yield service
     finally:
-        await sessions.aclose(is_ended=is_ended)
+        await service.aclose(is_ended=is_ended)
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 240))
 
 
-async def bash(sessions: SandboxService, line: str, caller: Caller = ADA) -> ExecResult:
-    async with sessions.use("x", "bash", caller=caller) as session:
-        return await session.running().processes.run(Command(line=line))
+async def bash(service: SandboxService, line: str, caller: Caller = ADA) -> ExecResult:
+    async with service.registry.use("x", "bash", caller=caller) as managed:
+        return await managed.running().processes.run(Command(line=line))
 
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
@@ -81,15 +82,15 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
     raise AssertionError(what)
 
 
-async def ended(sessions: SandboxService) -> SandboxInfo:
+async def ended(service: SandboxService) -> SandboxInfo:
     """Wait for its end, and until what is kept is in order."""
 
     async def is_over() -> bool:
-        info = await sessions.get("x", caller=ADA)
-        return info.state == "ended" and is_kept(sessions.policy, info)
+        info = await service.registry.get("x", caller=ADA)
+        return info.state == "ended" and is_kept(service.policy, info)
 
     await until(is_over, "it has not ended with its files kept")
-    return await sessions.get("x", caller=ADA)
+    return await service.registry.get("x", caller=ADA)
 
 
 def is_kept(policy: Policy, info: SandboxInfo) -> bool:
@@ -104,10 +105,10 @@ def directories(policy: Policy) -> list[str]:
     return os.listdir(policy.state_path / "sandboxes")
 
 
-async def run_out_of_memory(sessions: SandboxService) -> SandboxInfo:
+async def run_out_of_memory(service: SandboxService) -> SandboxInfo:
     with pytest.raises(AgentboxError):
-        await bash(sessions, f"echo precious > file; sync; {FILL_MEMORY}")
-    return await ended(sessions)
+        await bash(service, f"echo precious > file; sync; {FILL_MEMORY}")
+    return await ended(service)
 
 
 def kill(policy: Policy, sandbox_id: str | None) -> None:
@@ -124,42 +125,40 @@ def _records(policy: Policy) -> list[Any]:
 
 def test_one_out_of_memory_is_revived_with_its_files(policy: Policy) -> None:
     async def test() -> None:
-        async with opened(policy) as sessions:
-            made, _ = await sessions.create(
-                msgspec.structs.replace(SMALL, files={"seed": "of the request"}), caller=ADA
-            )
-            await sessions.patch("x", SandboxPatch(allowed_hosts=["pypi"], labels={"a": "b"}), caller=ADA)
+        async with opened(policy) as service:
+            made, _ = await service.create(msgspec.structs.replace(SMALL, files={"seed": "of the request"}), caller=ADA)
+            await service.patch("x", SandboxPatch(allowed_hosts=["pypi"], labels={"a": "b"}), caller=ADA)
             store = TokenStore(policy.state_path)
             text, _ = store.create(
                 str(made.sandbox_id), owner="ada", verbs=("execute",), life=600, name="agent", made_by="ada"
             )
-            hosts = (await sessions.get("x", caller=ADA)).allowed_hosts
-            await bash(sessions, "echo mine > seed")
-            info = await run_out_of_memory(sessions)
+            hosts = (await service.registry.get("x", caller=ADA)).allowed_hosts
+            await bash(service, "echo mine > seed")
+            info = await run_out_of_memory(service)
             assert info.end is not None
             assert (info.end.cause, info.sandbox_id) == ("out_of_memory", made.sandbox_id)
             assert info.end.kept_until == pytest.approx(time.time() + 3600, abs=120)
             with pytest.raises(SandboxEnded, match=r"out of memory .*kept until .* UTC: revive it"):
-                await bash(sessions, "true")
+                await bash(service, "true")
             with pytest.raises(NotFound):
-                await sessions.revive("x", caller=BOB)
+                await service.revive("x", caller=BOB)
             # By the token too: it is of the same sandbox.
             agent = Caller("ada", scope=store.authenticate(text), verb="execute")
-            revived = await sessions.revive("x", caller=agent)
+            revived = await service.revive("x", caller=agent)
             assert (revived.id, revived.state, revived.end) == ("x", "running", None)
             assert revived.sandbox_id != made.sandbox_id
             assert (revived.limits, revived.allowed_hosts, revived.labels) == (made.limits, hosts, {"a": "b"})
             assert revived.created == made.created, "its life goes on counting"
-            assert (await bash(sessions, "cat file seed", agent)).stdout == b"precious\nmine\n"
+            assert (await bash(service, "cat file seed", agent)).stdout == b"precious\nmine\n"
             assert store.authenticate(text).sandbox == revived.sandbox_id
             assert directories(policy) == [revived.sandbox_id]
-            assert (await sessions.revive("x", caller=ADA)).sandbox_id == revived.sandbox_id, "nothing is done twice"
-            rows = await sessions.audit().aquery(sandbox=revived.sandbox_id, kind="lifecycle")
+            assert (await service.revive("x", caller=ADA)).sandbox_id == revived.sandbox_id, "nothing is done twice"
+            rows = await service.registry.audit().aquery(sandbox=revived.sandbox_id, kind="lifecycle")
             assert [row.detail["before"] for row in rows if row.detail["event"] == "revived"] == [made.sandbox_id]
             # And once more.
-            await run_out_of_memory(sessions)
-            await sessions.revive("x", caller=ADA)
-            assert (await bash(sessions, "cat file")).stdout == b"precious\n"
+            await run_out_of_memory(service)
+            await service.revive("x", caller=ADA)
+            assert (await bash(service, "cat file")).stdout == b"precious\n"
         assert directories(policy) == []
 
     run(test)
@@ -167,46 +166,46 @@ def test_one_out_of_memory_is_revived_with_its_files(policy: Policy) -> None:
 
 def test_asking_again_in_the_same_words_revives_it(policy: Policy) -> None:
     async def test() -> None:
-        async with opened(policy) as sessions:
-            made, _ = await sessions.create(SMALL, caller=ADA)
-            await bash(sessions, "echo precious > file")
+        async with opened(policy) as service:
+            made, _ = await service.create(SMALL, caller=ADA)
+            await bash(service, "echo precious > file")
             kill(policy, made.sandbox_id)
-            info = await ended(sessions)
+            info = await ended(service)
             assert info.end is not None
             assert info.end.cause in ("killed", "crashed")
             with pytest.raises(Conflict, match=r"ended with its files kept.*delete it"):
-                await sessions.create(SandboxRequest(id="x"), caller=ADA)
-            _, is_new = await sessions.create(SMALL, caller=ADA)
+                await service.create(SandboxRequest(id="x"), caller=ADA)
+            _, is_new = await service.create(SMALL, caller=ADA)
             assert not is_new
-            assert (await bash(sessions, "cat file")).stdout == b"precious\n"
+            assert (await bash(service, "cat file")).stdout == b"precious\n"
 
     run(test)
 
 
 def test_a_full_disk_keeps_nobody_from_making_room(policy: Policy) -> None:
     async def test() -> None:
-        async with opened(policy) as sessions:
-            await sessions.create(SMALL, caller=ADA)
+        async with opened(policy) as service:
+            await service.create(SMALL, caller=ADA)
             with pytest.raises(AgentboxError):
-                await bash(sessions, "for n in $(seq 9); do head -c 16000000 /dev/zero > large-$n; done; sleep 60")
-            info = await ended(sessions)
+                await bash(service, "for n in $(seq 9); do head -c 16000000 /dev/zero > large-$n; done; sleep 60")
+            info = await ended(service)
             assert info.end is not None
             assert info.end.cause == "disk_full"
-            await sessions.revive("x", caller=ADA)
-            session = sessions._sessions["ada", "x"]
+            await service.revive("x", caller=ADA)
+            managed = service.registry.sandboxes["ada", "x"]
             # It is looked at several times meanwhile.
-            assert (await bash(sessions, "sleep 6; ls | wc -l")).exit_code == 0
-            await bash(sessions, "rm large-[2-9]")
+            assert (await bash(service, "sleep 6; ls | wc -l")).exit_code == 0
+            await bash(service, "rm large-[2-9]")
 
             async def is_measured() -> bool:
-                measured = session.running().measured
+                measured = managed.running().measured
                 return measured is not None and measured[1].disk < 64 * 1024**2
 
             await until(is_measured, "it is not seen that there is room")
             # From then on its limit holds.
             with pytest.raises(AgentboxError):
-                await bash(sessions, "for n in $(seq 9); do head -c 16000000 /dev/zero > large-$n; done; sleep 60")
-            info = await ended(sessions)
+                await bash(service, "for n in $(seq 9); do head -c 16000000 /dev/zero > large-$n; done; sleep 60")
+            info = await ended(service)
             assert info.end is not None
             assert info.end.cause == "disk_full"
 
@@ -215,16 +214,16 @@ def test_a_full_disk_keeps_nobody_from_making_room(policy: Policy) -> None:
 
 def test_one_that_is_revived_full_may_write_little(policy: Policy) -> None:
     async def test() -> None:
-        async with opened(policy) as sessions:
-            await sessions.create(SMALL, caller=ADA)
+        async with opened(policy) as service:
+            await service.create(SMALL, caller=ADA)
             fill = "for n in $(seq {}); do head -c 16000000 /dev/zero > {}-$n; done; sleep 60"
             for round in ("one", "two"):
                 with pytest.raises(AgentboxError):
-                    await bash(sessions, fill.format(6, round))
-                info = await ended(sessions)
+                    await bash(service, fill.format(6, round))
+                info = await ended(service)
                 assert info.end is not None
                 assert info.end.cause == "disk_full"
-                await sessions.revive("x", caller=ADA)
+                await service.revive("x", caller=ADA)
 
     run(test)
 
@@ -233,31 +232,31 @@ def test_what_is_kept_counts_and_goes_with_a_delete_or_its_time(policy: Policy) 
     policy.keep_ended_for = 8.0
 
     async def test() -> None:
-        async with opened(policy) as sessions:
-            made, _ = await sessions.create(SMALL, caller=ADA)
+        async with opened(policy) as service:
+            made, _ = await service.create(SMALL, caller=ADA)
             kill(policy, made.sandbox_id)
-            await ended(sessions)
-            await sessions.create(SandboxRequest(id="y"), caller=ADA)
+            await ended(service)
+            await service.create(SandboxRequest(id="y"), caller=ADA)
             with pytest.raises(LimitReached, match="2 sandboxes, 1 of which have ended with their files kept"):
-                await sessions.create(SandboxRequest(id="z"), caller=ADA)
-            await sessions.delete("x", caller=ADA)
+                await service.create(SandboxRequest(id="z"), caller=ADA)
+            await service.delete("x", caller=ADA)
             assert str(made.sandbox_id) not in directories(policy)
             with pytest.raises(NotFound):
-                await sessions.revive("x", caller=ADA)
-            made, _ = await sessions.create(SMALL, caller=ADA)
+                await service.revive("x", caller=ADA)
+            made, _ = await service.create(SMALL, caller=ADA)
             kill(policy, made.sandbox_id)
-            await ended(sessions)
+            await ended(service)
 
             async def is_gone() -> bool:
                 return str(made.sandbox_id) not in directories(policy)
 
             await until(is_gone, "its time is over")
-            info = await sessions.get("x", caller=ADA)
+            info = await service.registry.get("x", caller=ADA)
             assert info.end is not None
             assert (info.state, info.end.cause, info.end.kept_until) == ("ended", "killed", None)
             with pytest.raises(SandboxEnded):
-                await sessions.revive("x", caller=ADA)
-            assert (await sessions.create(SandboxRequest(id="x"), caller=ADA))[1], "its name is free"
+                await service.revive("x", caller=ADA)
+            assert (await service.create(SandboxRequest(id="x"), caller=ADA))[1], "its name is free"
 
     run(test)
 
@@ -267,20 +266,20 @@ def test_what_was_meant_to_end_is_not_kept(tmp_path: Path, how: str) -> None:
     policy = make_policy(tmp_path, keep_ended_for=0.0 if how == "nothing is kept" else 3600.0)
 
     async def test() -> None:
-        async with opened(policy) as sessions:
+        async with opened(policy) as service:
             idle = 1.0 if how == "idle" else None
-            made, _ = await sessions.create(msgspec.structs.replace(SMALL, idle_timeout=idle), caller=ADA)
+            made, _ = await service.create(msgspec.structs.replace(SMALL, idle_timeout=idle), caller=ADA)
             if how == "nothing is kept":
                 kill(policy, made.sandbox_id)
             elif how == "deleted":
-                await sessions.delete("x", caller=ADA)
+                await service.delete("x", caller=ADA)
 
             async def is_gone() -> bool:
                 return directories(policy) == []
 
             await until(is_gone, "it is not gone")
             with pytest.raises((NotFound, SandboxEnded)):
-                await sessions.revive("x", caller=ADA)
+                await service.revive("x", caller=ADA)
 
     run(test)
 
@@ -293,12 +292,12 @@ def test_a_successor_has_what_was_kept(policy: Policy) -> None:
         sweep(policy.state_path)
         async with opened(policy, is_ended=False) as second:
             await second.recover()
-            info = await second.get("x", caller=ADA)
+            info = await second.registry.get("x", caller=ADA)
             assert info.end is not None
             assert before.end is not None
             assert (info.state, info.end.cause, info.end.message) == ("ended", "out_of_memory", before.end.message)
             assert info.end.kept_until == pytest.approx(before.end.kept_until, abs=30)
-            rows = await second.audit().aquery(sandbox=made.sandbox_id, kind="lifecycle")
+            rows = await second.registry.audit().aquery(sandbox=made.sandbox_id, kind="lifecycle")
             assert sum(row.detail["event"] == "ended" for row in rows) == 1
         async with opened(policy) as third:
             await third.recover()
@@ -328,7 +327,7 @@ def test_one_that_dies_while_no_server_is_there_is_kept(policy: Policy, is_swept
             info = await ended(second)
             assert info.end is not None
             assert info.end.cause in ("killed", "crashed")
-            rows = await second.audit().aquery(sandbox=made.sandbox_id, kind="lifecycle")
+            rows = await second.registry.audit().aquery(sandbox=made.sandbox_id, kind="lifecycle")
             assert sum(row.detail["event"] == "ended" for row in rows) == 1
             await second.revive("x", caller=ADA)
             assert (await bash(second, "cat file")).stdout == b"precious\n"
@@ -365,7 +364,7 @@ def test_a_server_killed_in_the_midst_of_a_revival_loses_no_files(
             await bash(first, "echo precious > file")
             kill(policy, made.sandbox_id)
             await ended(first)
-            old = first._sessions["ada", "x"].sandbox
+            old = first.registry.sandboxes["ada", "x"].sandbox
             loop, begun, never = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 
             async def hang(*_: Any) -> None:
@@ -382,11 +381,11 @@ def test_a_server_killed_in_the_midst_of_a_revival_loses_no_files(
             # As the end of its process does.
             manager = first._manager_of(old)
             new = next(sandbox for sandbox in manager.sandboxes.values() if sandbox.id != made.sandbox_id)
-            first._sessions.clear()
-            await first.on_thread(_let_go(new, old))
+            first.registry.sandboxes.clear()
+            await LinkThread.instance().run(_let_go(new, old))
         async with opened(policy) as second:
             await second.recover()
-            info = await second.get("x", caller=ADA)
+            info = await second.registry.get("x", caller=ADA)
             if info.state == "ended":
                 await second.revive("x", caller=ADA)
             assert (await bash(second, "cat file")).stdout == b"precious\n"
@@ -403,19 +402,19 @@ def test_a_server_killed_in_the_midst_of_a_revival_loses_no_files(
 
 def test_one_that_is_not_revived_is_kept_still(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        async with opened(policy) as sessions:
-            made, _ = await sessions.create(SMALL, caller=ADA)
-            await bash(sessions, "echo precious > file")
+        async with opened(policy) as service:
+            made, _ = await service.create(SMALL, caller=ADA)
+            await bash(service, "echo precious > file")
             kill(policy, made.sandbox_id)
-            await ended(sessions)
-            session = sessions._sessions["ada", "x"]
-            kept = session.sandbox
+            await ended(service)
+            managed = service.registry.sandboxes["ada", "x"]
+            kept = managed.sandbox
             assert kept is not None
             spec = kept.spec
             kept.record.spec = replace(spec, init=("exit 3",))
             with pytest.raises(RuntimeFailed, match="init script 1 of 1"):
-                await sessions.revive("x", caller=ADA)
-            assert session.sandbox is kept
+                await service.revive("x", caller=ADA)
+            assert managed.sandbox is kept
             kept.record.spec = spec
             with monkeypatch.context() as patched:
 
@@ -424,16 +423,16 @@ def test_one_that_is_not_revived_is_kept_still(policy: Policy, monkeypatch: pyte
 
                 patched.setattr(SandboxService, "_install", fail)
                 with pytest.raises(Conflict, match="packages"):
-                    await sessions.revive("x", caller=ADA)
-                patched.setattr(module, "renew", _refuse)
+                    await service.revive("x", caller=ADA)
+                patched.setattr(module, "reapply_policy", _refuse)
                 with pytest.raises(PolicyRefused):
-                    await sessions.revive("x", caller=ADA)
-            info = await ended(sessions)
+                    await service.revive("x", caller=ADA)
+            info = await ended(service)
             assert info.end is not None
             assert (info.state, info.end.cause) == ("ended", "killed")
             assert len(directories(policy)) == 1
-            await sessions.revive("x", caller=ADA)
-            assert (await bash(sessions, "cat file")).stdout == b"precious\n"
+            await service.revive("x", caller=ADA)
+            assert (await bash(service, "cat file")).stdout == b"precious\n"
 
     def _refuse(*_: Any, **__: Any) -> None:
         raise PolicyRefused("it is not allowed any more")
@@ -443,14 +442,14 @@ def test_one_that_is_not_revived_is_kept_still(policy: Policy, monkeypatch: pyte
 
 def test_policy_of_today_holds_for_what_is_revived(policy: Policy) -> None:
     async def test() -> None:
-        async with opened(policy) as sessions:
-            await sessions.create(msgspec.structs.replace(SMALL, limits=LimitsRequest(memory="600 MiB")), caller=ADA)
-            info = await sessions.get("x", caller=ADA)
+        async with opened(policy) as service:
+            await service.create(msgspec.structs.replace(SMALL, limits=LimitsRequest(memory="600 MiB")), caller=ADA)
+            info = await service.registry.get("x", caller=ADA)
             kill(policy, info.sandbox_id)
-            await ended(sessions)
+            await ended(service)
             policy.max_memory = 400 * 1024**2
             policy.allowed_hosts = ["pypi"]
-            revived = await sessions.revive("x", caller=ADA)
+            revived = await service.revive("x", caller=ADA)
             assert revived.limits is not None
             assert revived.limits.memory == 400 * 1024**2
             assert "github.com" in info.allowed_hosts

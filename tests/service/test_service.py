@@ -48,11 +48,11 @@ def policy(tmp_path: Path) -> Policy:
 
 @asynccontextmanager
 async def opened(policy: Policy) -> AsyncIterator[SandboxService]:
-    sessions = SandboxService(policy)
+    service = SandboxService(policy)
     try:
-        yield sessions
+        yield service
     finally:
-        await sessions.aclose()
+        await service.aclose()
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -61,25 +61,25 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def test_another_owners_is_not_found_by_any_call(policy: Policy) -> None:
     async def test() -> None:
-        async with opened(policy) as sessions:
-            made, _ = await sessions.create(SandboxRequest(id="adas-own"), caller=ADA)
+        async with opened(policy) as service:
+            made, _ = await service.create(SandboxRequest(id="adas-own"), caller=ADA)
             assert made.sandbox_id is not None
 
             async def use(name: str) -> None:
-                async with sessions.use(name, "bash", caller=BOB):
+                async with service.registry.use(name, "bash", caller=BOB):
                     raise AssertionError("it was let in")
 
             for name in ("adas-own", made.sandbox_id):
                 calls: list[Callable[[str], Coroutine[Any, Any, Any]]] = [
-                    lambda name: sessions.get(name, caller=BOB),
-                    lambda name: sessions.delete(name, caller=BOB),
-                    lambda name: sessions.patch(name, SandboxPatch(idle_timeout=5), caller=BOB),
-                    lambda name: sessions.grant(name, caller=BOB),
-                    lambda name: sessions.ask(name, "pypi", "", caller=BOB),
-                    lambda name: sessions.asks(name, caller=BOB),
-                    lambda name: sessions.get_ask(name, "a", caller=BOB),
-                    lambda name: sessions.decide(name, "a", is_allowed=True, caller=BOB),
-                    lambda name: sessions.look(name, caller=BOB),
+                    lambda name: service.registry.get(name, caller=BOB),
+                    lambda name: service.delete(name, caller=BOB),
+                    lambda name: service.patch(name, SandboxPatch(idle_timeout=5), caller=BOB),
+                    lambda name: service.grants.get(name, caller=BOB),
+                    lambda name: service.grants.ask(name, "pypi", "", caller=BOB),
+                    lambda name: service.grants.asks(name, caller=BOB),
+                    lambda name: service.grants.get_ask(name, "a", caller=BOB),
+                    lambda name: service.grants.decide(name, "a", is_allowed=True, caller=BOB),
+                    lambda name: service.registry.look(name, caller=BOB),
                     use,
                 ]
                 for call in calls:
@@ -89,30 +89,30 @@ def test_another_owners_is_not_found_by_any_call(policy: Policy) -> None:
                     with pytest.raises(NotFound) as never:
                         await call("0" * len(name))
                     assert str(caught.value).replace(name, "0" * len(name)) == str(never.value)
-            assert await sessions.list(caller=BOB) == []
+            assert await service.registry.list(caller=BOB) == []
             # His own of that name is another, and no conflict tells that there is one.
-            own, is_new = await sessions.create(SandboxRequest(id="adas-own", labels={"a": "b"}), caller=BOB)
+            own, is_new = await service.create(SandboxRequest(id="adas-own", labels={"a": "b"}), caller=BOB)
             assert (is_new, own.owner) == (True, "bob")
-            assert (await sessions.get("adas-own", caller=ADA)).sandbox_id == made.sandbox_id
-            assert {info.owner for info in await sessions.list(caller=ROOT)} == {"ada", "bob"}
-            assert len(await sessions.list(SandboxFilters(owner="ada"), caller=ROOT)) == 1
-            assert (await sessions.get(made.sandbox_id, caller=ROOT)).owner == "ada"
+            assert (await service.registry.get("adas-own", caller=ADA)).sandbox_id == made.sandbox_id
+            assert {info.owner for info in await service.registry.list(caller=ROOT)} == {"ada", "bob"}
+            assert len(await service.registry.list(SandboxFilters(owner="ada"), caller=ROOT)) == 1
+            assert (await service.registry.get(made.sandbox_id, caller=ROOT)).owner == "ada"
 
     run(test)
 
 
 def test_there_are_no_more_than_may_be(policy: Policy) -> None:
     async def test() -> None:
-        async with opened(policy) as sessions:
+        async with opened(policy) as service:
             found = await asyncio.gather(
-                *(sessions.create(SandboxRequest(), caller=ADA) for _ in range(4)), return_exceptions=True
+                *(service.create(SandboxRequest(), caller=ADA) for _ in range(4)), return_exceptions=True
             )
             refused = [item for item in found if isinstance(item, LimitReached)]
             assert len(refused) == 2
             assert refused[0].setting == "Policy.max_sandboxes_per_owner"
-            await sessions.create(SandboxRequest(), caller=BOB)
+            await service.create(SandboxRequest(), caller=BOB)
             with pytest.raises(LimitReached) as caught:
-                await sessions.create(SandboxRequest(), caller=Caller("eve"))
+                await service.create(SandboxRequest(), caller=Caller("eve"))
             assert caught.value.setting == "Policy.max_sandboxes"
 
     run(test)
@@ -120,29 +120,29 @@ def test_there_are_no_more_than_may_be(policy: Policy) -> None:
 
 def test_what_is_parked_wakes_only_where_there_is_room(policy: Policy) -> None:
     async def test() -> None:
-        async with opened(policy) as sessions:
-            Parker(sessions, LiveSnapshots(sessions))
-            parked = [(await sessions.create(SandboxRequest(), caller=ADA))[0].id for _ in range(2)]
-            async with sessions.use(parked[0], caller=ADA) as session:
-                await session.running().processes.run(Command("echo kept > kept"))
+        async with opened(policy) as service:
+            Parker(service, LiveSnapshots(service))
+            parked = [(await service.create(SandboxRequest(), caller=ADA))[0].id for _ in range(2)]
+            async with service.registry.use(parked[0], caller=ADA) as managed:
+                await managed.running().processes.run(Command("echo kept > kept"))
             for name in parked:
-                assert (await sessions.park(name, caller=ADA)).state == "parked"
-            others = [(await sessions.create(SandboxRequest(), caller=who))[0].id for who in (ADA, BOB)]
-            found = await asyncio.gather(*(sessions.wake(name, caller=ADA) for name in parked), return_exceptions=True)
+                assert (await service.park(name, caller=ADA)).state == "parked"
+            others = [(await service.create(SandboxRequest(), caller=who))[0].id for who in (ADA, BOB)]
+            found = await asyncio.gather(*(service.wake(name, caller=ADA) for name in parked), return_exceptions=True)
             refused = [item for item in found if isinstance(item, LimitReached)]
             assert [item.setting for item in refused] == ["Policy.max_sandboxes_per_owner"], "one of them has room"
-            await sessions.delete(others[0], caller=ADA)
-            await sessions.create(SandboxRequest(), caller=BOB)
-            states = {name: (await sessions.get(name, caller=ADA)).state for name in parked}
+            await service.delete(others[0], caller=ADA)
+            await service.create(SandboxRequest(), caller=BOB)
+            states = {name: (await service.registry.get(name, caller=ADA)).state for name in parked}
             assert sorted(states.values()) == ["parked", "running"], "nothing is lost"
             last = next(name for name, state in states.items() if state == "parked")
             with pytest.raises(LimitReached) as caught:
-                await sessions.wake(last, caller=ADA)
+                await service.wake(last, caller=ADA)
             assert caught.value.setting == "Policy.max_sandboxes"
-            await sessions.delete(others[1], caller=BOB)
-            assert (await sessions.wake(last, caller=ADA)).state == "running"
-            async with sessions.use(parked[0], caller=ADA) as session:
-                assert (await session.running().processes.run(Command("cat kept"))).stdout == b"kept\n"
+            await service.delete(others[1], caller=BOB)
+            assert (await service.wake(last, caller=ADA)).state == "running"
+            async with service.registry.use(parked[0], caller=ADA) as managed:
+                assert (await managed.running().processes.run(Command("cat kept"))).stdout == b"kept\n"
 
     run(test)
 
@@ -151,10 +151,10 @@ def test_what_a_call_does_while_it_is_saved_to_be_parked_is_not_lost(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test() -> None:
-        async with opened(policy) as sessions:
-            snapshots = LiveSnapshots(sessions)
-            Parker(sessions, snapshots)
-            await sessions.create(SandboxRequest(id="x"), caller=ADA)
+        async with opened(policy) as service:
+            snapshots = LiveSnapshots(service)
+            Parker(service, snapshots)
+            await service.create(SandboxRequest(id="x"), caller=ADA)
             saved, is_used, commit = threading.Event(), threading.Event(), snapshots.store.commit
 
             def commit_late(*arguments: Any) -> Any:
@@ -163,13 +163,13 @@ def test_what_a_call_does_while_it_is_saved_to_be_parked_is_not_lost(
                 return commit(*arguments)
 
             async def bash(line: str) -> bytes:
-                async with sessions.use("x", caller=ADA) as session:
-                    return (await session.running().processes.run(Command(line))).stdout
+                async with service.registry.use("x", caller=ADA) as managed:
+                    return (await managed.running().processes.run(Command(line))).stdout
 
             async def park(meanwhile: Coroutine[Any, Any, Any]) -> None:
                 saved.clear()
                 is_used.clear()
-                parking = asyncio.ensure_future(sessions.park("x", caller=ADA))
+                parking = asyncio.ensure_future(service.park("x", caller=ADA))
                 assert await asyncio.to_thread(saved.wait, 60)
                 await meanwhile
                 is_used.set()
@@ -178,11 +178,11 @@ def test_what_a_call_does_while_it_is_saved_to_be_parked_is_not_lost(
 
             monkeypatch.setattr(snapshots.store, "commit", commit_late)
             await park(bash("echo kept > kept"))
-            await park(sessions.patch("x", SandboxPatch(allowed_hosts=[]), caller=ADA))
+            await park(service.patch("x", SandboxPatch(allowed_hosts=[]), caller=ADA))
             assert snapshots.store.list() == []
-            assert (await sessions.park("x", caller=ADA)).state == "parked"
+            assert (await service.park("x", caller=ADA)).state == "parked"
             assert await bash("cat kept") == b"kept\n"
-            assert (await sessions.get("x", caller=ADA)).allowed_hosts == []
+            assert (await service.registry.get("x", caller=ADA)).allowed_hosts == []
 
     run(test)
 
@@ -198,19 +198,19 @@ def test_one_that_is_deleted_while_it_starts_is_gone(policy: Policy, monkeypatch
     monkeypatch.setattr(RunscRuntime, "start", start_late)
 
     async def test() -> None:
-        async with opened(policy) as sessions:
-            making = asyncio.ensure_future(sessions.create(SandboxRequest(id="x"), caller=ADA))
+        async with opened(policy) as service:
+            making = asyncio.ensure_future(service.create(SandboxRequest(id="x"), caller=ADA))
             assert await asyncio.to_thread(begun.wait, 60)
-            waiting = asyncio.ensure_future(sessions.create(SandboxRequest(id="x"), caller=ADA))
+            waiting = asyncio.ensure_future(service.create(SandboxRequest(id="x"), caller=ADA))
             with pytest.raises(Conflict):
-                await sessions.create(SandboxRequest(id="x", profile="default"), caller=ADA)
-            await sessions.delete("x", caller=ADA)
+                await service.create(SandboxRequest(id="x", profile="default"), caller=ADA)
+            await service.delete("x", caller=ADA)
             is_deleted.set()
             for task in (making, waiting):
                 with pytest.raises((AgentboxError, asyncio.CancelledError)):
                     await task
             with pytest.raises(NotFound):
-                await sessions.get("x", caller=ADA)
+                await service.registry.get("x", caller=ADA)
             for _ in range(600):
                 if not (left := list((policy.state_path / "sandboxes").glob("*"))):
                     break
@@ -222,11 +222,11 @@ def test_one_that_is_deleted_while_it_starts_is_gone(policy: Policy, monkeypatch
 
 def test_a_failed_preparation_leaves_nothing(policy: Policy) -> None:
     async def test() -> None:
-        async with opened(policy) as sessions:
+        async with opened(policy) as service:
             with pytest.raises(AgentboxError) as caught:
-                await sessions.create(SandboxRequest(id="x", files={"a/../../b": "x"}), caller=ADA)
+                await service.create(SandboxRequest(id="x", files={"a/../../b": "x"}), caller=ADA)
             assert caught.value.field == "files"
-            assert await sessions.list(caller=ADA) == []
+            assert await service.registry.list(caller=ADA) == []
             assert not list((policy.state_path / "sandboxes").glob("*"))
 
     run(test)
@@ -239,34 +239,34 @@ def test_a_successor_takes_them_back(policy: Policy) -> None:
         tools = ["bash", "ask_host"]
         request = SandboxRequest(id="x", labels={"a": "b"}, tools=tools, idle_timeout=77, files=files, allowed_hosts=[])
         made, _ = await first.create(request, caller=ADA)
-        asks = [await first.ask("x", host, "why", caller=ADA) for host in ("github.com", "codeload.github.com")]
-        await first.decide("x", asks[1].id, is_allowed=False, caller=ADA)
+        asks = [await first.grants.ask("x", host, "why", caller=ADA) for host in ("github.com", "codeload.github.com")]
+        await first.grants.decide("x", asks[1].id, is_allowed=False, caller=ADA)
         await first.patch("x", SandboxPatch(allowed_hosts=["pypi"], labels={"c": "d"}), caller=ADA)
-        async with first.use("x", "bash", caller=ADA) as session:
-            await session.running().processes.run(Command(line="echo kept > file"))
+        async with first.registry.use("x", "bash", caller=ADA) as managed:
+            await managed.running().processes.run(Command(line="echo kept > file"))
         await first.aclose(is_ended=False)
         SandboxManager._shared.clear()
         async with opened(policy) as second:
             assert await second.recover() == ["x"]
-            info = await second.get("x", caller=ADA)
+            info = await second.registry.get("x", caller=ADA)
             assert (info.sandbox_id, info.labels, info.idle_timeout, info.tools) == (
                 made.sandbox_id, {"c": "d"}, 77, tools,
             )  # fmt: skip
             assert info.allowed_hosts == (await first_hosts(policy))
-            async with second.use("x", "bash", caller=ADA) as session:
-                ran = await session.running().processes.run(Command(line="cat file"))
+            async with second.registry.use("x", "bash", caller=ADA) as managed:
+                ran = await managed.running().processes.run(Command(line="cat file"))
             assert ran.stdout == b"kept\n"
             with pytest.raises(PolicyRefused):
-                async with second.use("x", "write", caller=ADA):
+                async with second.registry.use("x", "write", caller=ADA):
                     pass
             assert (await second.create(request, caller=ADA))[1] is False
             for changes in ({"files": {**files, "seed": "y"}}, {"files": {}}, {"idle_timeout": 78}):
                 with pytest.raises(Conflict):
                     await second.create(msgspec.structs.replace(request, **changes), caller=ADA)
-            kept = await second.asks("x", caller=ADA)
+            kept = await second.grants.asks("x", caller=ADA)
             assert [(item.id, item.state) for item in kept] == [(asks[0].id, "pending"), (asks[1].id, "denied")]
-            await second.decide("x", asks[0].id, is_allowed=True, caller=ADA)
-            assert "github.com" in (await second.get("x", caller=ADA)).allowed_hosts
+            await second.grants.decide("x", asks[0].id, is_allowed=True, caller=ADA)
+            assert "github.com" in (await second.registry.get("x", caller=ADA)).allowed_hosts
             await second.delete("x", caller=ADA)
 
     async def first_hosts(policy: Policy) -> list[str]:
@@ -291,14 +291,14 @@ def test_a_successor_tells_of_those_whose_lease_was_over(policy: Policy) -> None
         for _ in range(2):
             async with opened(policy) as second:
                 assert await second.recover() == []
-                if (found := await second.list(caller=ADA)) == []:
+                if (found := await second.registry.list(caller=ADA)) == []:
                     break
                 (info,) = found
                 assert (info.id, info.state, info.end and info.end.cause) == ("x", "ended", "lease_over")
                 with pytest.raises(SandboxEnded, match="its lease was over"):
-                    async with second.use("x", "bash", caller=ADA):
+                    async with second.registry.use("x", "bash", caller=ADA):
                         pass
-                rows = await second.audit().aquery(sandbox=made.sandbox_id, kind="lifecycle")
+                rows = await second.registry.audit().aquery(sandbox=made.sandbox_id, kind="lifecycle")
                 assert [row.detail["cause"] for row in rows if row.detail["event"] == "ended"] == ["lease_over"]
         else:
             raise AssertionError("it is told once more")
@@ -309,14 +309,14 @@ def test_a_successor_tells_of_those_whose_lease_was_over(policy: Policy) -> None
 
 def test_an_ended_one_says_why(policy: Policy) -> None:
     async def test() -> None:
-        async with opened(policy) as sessions:
-            made, _ = await sessions.create(SandboxRequest(id="x", max_life=1), caller=ADA)
+        async with opened(policy) as service:
+            made, _ = await service.create(SandboxRequest(id="x", max_life=1), caller=ADA)
             for _ in range(1200):
-                if (await sessions.get("x", caller=ADA)).state == "ended":
+                if (await service.registry.get("x", caller=ADA)).state == "ended":
                     break
                 await asyncio.sleep(0.05)
             with pytest.raises(SandboxEnded, match="its life of 1 s is over"):
-                async with sessions.use("x", "bash", caller=ADA):
+                async with service.registry.use("x", "bash", caller=ADA):
                     pass
             assert made.state == "running"
 
@@ -327,12 +327,12 @@ def test_a_tenant_that_keeps_too_much_ends_its_sandboxes(policy: Policy) -> None
     policy.max_tenant_disk = 20 * 1024 * 1024
 
     async def test() -> None:
-        async with opened(policy) as sessions:
-            await sessions.create(SandboxRequest(id="hog", tenant="acme"), caller=ADA)
-            async with sessions.use("hog", "bash", caller=ADA) as session:
-                await session.running().processes.run(Command("head -c 40000000 /dev/zero > /workspace/big"))
+        async with opened(policy) as service:
+            await service.create(SandboxRequest(id="hog", tenant="acme"), caller=ADA)
+            async with service.registry.use("hog", "bash", caller=ADA) as managed:
+                await managed.running().processes.run(Command("head -c 40000000 /dev/zero > /workspace/big"))
             for _ in range(1000):
-                info = await sessions.get("hog", caller=ADA)
+                info = await service.registry.get("hog", caller=ADA)
                 if info.state == "ended":
                     break
                 await asyncio.sleep(0.1)

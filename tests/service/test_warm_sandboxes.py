@@ -35,20 +35,20 @@ class Server:
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self.sessions = SandboxService(place.policy)
-        self.snapshots = LiveSnapshots(self.sessions)
-        self.parker = Parker(self.sessions, self.snapshots)
+        self.service = SandboxService(place.policy)
+        self.snapshots = LiveSnapshots(self.service)
+        self.parker = Parker(self.service, self.snapshots)
 
     async def make(self, **request: Any) -> Sandbox:
         """Start a sandbox."""
-        info, is_new = await self.sessions.create(SandboxRequest(**request), caller=ADA)
+        info, is_new = await self.service.create(SandboxRequest(**request), caller=ADA)
         assert is_new
         return await self.sandbox(info)
 
     async def sandbox(self, info: SandboxInfo) -> Sandbox:
         """Have what it is at hand, awake."""
-        async with self.sessions.use(info.id, caller=ADA) as session:
-            return session.running()
+        async with self.service.registry.use(info.id, caller=ADA) as managed:
+            return managed.running()
 
     async def say(self, sandbox: Sandbox, code: str) -> str:
         """Run code, and return what it printed."""
@@ -87,7 +87,7 @@ def run(place: Place, test: Callable[[Server], Awaitable[None]]) -> None:
         try:
             yield server
         finally:
-            await server.sessions.aclose()
+            await server.service.aclose()
             server.parker.close()
 
     async def work() -> None:
@@ -152,14 +152,14 @@ def test_its_context_can_be_made_anew_and_removed_before_it_was_used(place: Plac
 def test_it_is_parked_woken_saved_and_forked_as_any_other(place: Place) -> None:
     async def test(server: Server) -> None:
         box = await server.make(id="kept", files={"f": "private"})
-        await server.sessions.park("kept", caller=ADA)  # nothing was ever run in it
-        info = await server.sessions.wake("kept", caller=ADA)
+        await server.service.park("kept", caller=ADA)  # nothing was ever run in it
+        info = await server.service.wake("kept", caller=ADA)
         box = await server.sandbox(info)
         assert await server.say(box, "x = 1; print(open('f').read())") == "private"
         saved = await server.snapshots.take("kept", SnapshotRequest(), caller=ADA)
         await server.say(box, "x = 2; open('f', 'w').write('changed')")
-        await server.sessions.park("kept", caller=ADA)
-        box = await server.sandbox(await server.sessions.wake("kept", caller=ADA))
+        await server.service.park("kept", caller=ADA)
+        box = await server.sandbox(await server.service.wake("kept", caller=ADA))
         assert await server.say(box, "print(x, open('f').read())") == "2 changed"
         box = await server.sandbox(await server.snapshots.restore("kept", saved.id, caller=ADA))
         assert await server.say(box, "print(x, open('f').read())") == "1 private"
@@ -257,13 +257,13 @@ def test_an_encrypted_store_keeps_templates_and_what_is_parked(has_runsc: None, 
         box = await server.make(id="secret")
         assert await server.started(box, "template")
         assert await server.say(box, "word = 'mark' + 'word-' * 5; print(word)") == "markword-word-word-word-word-"
-        await server.sessions.park("secret", caller=ADA)
+        await server.service.park("secret", caller=ADA)
         files = [path for path in (place.policy.state_path / "snapshots").rglob("*") if path.is_file()]
         assert sum(path.stat().st_size for path in files) > 20_000_000
         assert not [
             path for path in files if b"markword-word" in path.read_bytes() or b"ipykernel" in path.read_bytes()
         ]
-        box = await server.sandbox(await server.sessions.wake("secret", caller=ADA))
+        box = await server.sandbox(await server.service.wake("secret", caller=ADA))
         assert await server.say(box, "print(word[:5])") == "markw"
 
     run(place, test)

@@ -129,7 +129,7 @@ async def usable(access: Access) -> list[Tool]:
     if not verbs or (scope := (await access.caller(verbs[0])).scope) is None:
         return found
     try:
-        info = await access.service.sessions.get(scope.sandbox, caller=await access.caller(verbs[0]))
+        info = await access.service.sandboxes.registry.get(scope.sandbox, caller=await access.caller(verbs[0]))
     except AgentboxError:
         return []
     return [

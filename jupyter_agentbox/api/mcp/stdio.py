@@ -19,7 +19,7 @@ async def serve(service: Service) -> None:
     """Serve the user who runs this process, until standard input ends."""
 
     async def caller(verb: Verb) -> Caller:
-        return Caller(service.sessions.server_owner).acting(verb)
+        return Caller(service.sandboxes.registry.server_owner).acting(verb)
 
     async def is_allowed(action: str) -> bool:
         return True

@@ -111,7 +111,7 @@ class Turn:
             query=query,
             body=body,
             caller=caller,
-            sessions=self.access.service.sessions,
+            sandboxes=self.access.service.sandboxes,
             headers={},
             chunks=Chunks(),
             service=self.access.service,
@@ -137,7 +137,7 @@ class Turn:
     async def _only_one(self, caller: Caller) -> str:
         if caller.scope is not None:
             return caller.scope.sandbox
-        found = await self.access.service.sessions.list(SandboxFilters(owner=caller.name), caller=caller)
+        found = await self.access.service.sandboxes.registry.list(SandboxFilters(owner=caller.name), caller=caller)
         own = [info.id for info in found if info.kind == "session" and _is_usable(info)]
         if len(own) == 1:
             return own[0]

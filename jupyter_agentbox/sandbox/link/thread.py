@@ -1,21 +1,24 @@
 """The one thread, with an event loop of its own, that serves all links of this process.
 
 Jupyter calls from several event loops, some of which stop between two calls; so nothing of ours belongs to a loop of a
-caller's, and callers reach this one by :meth:`LinkThread.run`.
+caller's, and callers reach this one by :meth:`LinkThread.run`
+or by a coroutine function that is decorated with :func:`on_link_thread`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from jupyter_agentbox.errors import AgentboxError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -77,6 +80,16 @@ class LinkThread:
         if error is not None:
             is_known = isinstance(error, AgentboxError)
             log.error("a task of the link failed: %s", error, exc_info=None if is_known else error)
+
+
+def on_link_thread(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Run a coroutine function on the link's thread, whichever event loop awaits it."""
+
+    @functools.wraps(function)
+    async def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await LinkThread.instance().run(function(*args, **kwargs))
+
+    return run
 
 
 async def finished(work: Awaitable[T]) -> T:

@@ -36,12 +36,12 @@ class Exchange:
 
     Parameters
     ----------
-    sessions : SandboxService
+    service : SandboxService
     snapshots : LiveSnapshots
     """
 
-    def __init__(self, sessions: SandboxService, snapshots: LiveSnapshots) -> None:
-        self._policy = sessions.policy
+    def __init__(self, service: SandboxService, snapshots: LiveSnapshots) -> None:
+        self._policy = service.policy
         self._snapshots = snapshots
         self._moves: Counter[str] = Counter()
         self._lock = threading.Lock()

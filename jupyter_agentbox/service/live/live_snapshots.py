@@ -51,12 +51,12 @@ class LiveSnapshots:
 
     Parameters
     ----------
-    sessions : SandboxService
+    service : SandboxService
     """
 
-    def __init__(self, sessions: SandboxService) -> None:
-        policy = sessions.policy
-        self._sessions = sessions
+    def __init__(self, service: SandboxService) -> None:
+        policy = service.policy
+        self._service = service
         self._policy = policy
         self._thread = LinkThread.instance()
         self._latest: dict[tuple[str, str], str] = {}
@@ -73,7 +73,7 @@ class LiveSnapshots:
 
     # -- taking ----------------------------------------------------------------------------------
 
-    async def take(self, session_id: str, request: SnapshotRequest, *, caller: Caller) -> SnapshotInfo:
+    async def take(self, sandbox_id: str, request: SnapshotRequest, *, caller: Caller) -> SnapshotInfo:
         """Save a sandbox as it is, while it goes on.
 
         Raises
@@ -90,29 +90,29 @@ class LiveSnapshots:
         """
 
         async def take() -> SnapshotInfo:
-            async with self._sessions.use(session_id, "snapshot", caller=caller) as session:
-                return describe(await self.save(session, request))
+            async with self._service.registry.use(sandbox_id, "snapshot", caller=caller) as managed:
+                return describe(await self.save(managed, request))
 
         return await finished(take())
 
-    async def save(self, session: ManagedSandbox, request: SnapshotRequest, kind: Kind = "user") -> Snapshot:
-        """Save a session's sandbox; see :meth:`take`. Not to be cancelled."""
-        sandbox = session.running()
+    async def save(self, managed: ManagedSandbox, request: SnapshotRequest, kind: Kind = "user") -> Snapshot:
+        """Save a sandbox; see :meth:`take`. Not to be cancelled."""
+        sandbox = managed.running()
         staged = await asyncio.to_thread(self.store.stage)
         try:
             fingerprint = await asyncio.to_thread(self.manager_of(sandbox.spec).runtime.fingerprint, sandbox.spec)
             record = await self._checkpoint(sandbox, staged)
             meta = SnapshotMeta(
-                sandbox=_label(session.info()),
+                sandbox=_label(managed.info()),
                 name=request.name,
                 note=request.note,
-                parent=await self._find_parent(session),
-                owner=session.owner,
+                parent=await self._find_parent(managed),
+                owner=managed.owner,
                 created=time.time(),
                 fingerprint=fingerprint,
                 record=msgspec.json.encode(
                     _Written(
-                        msgspec.Raw(record), session.request, session.record if session.kind == "session" else None
+                        msgspec.Raw(record), managed.request, managed.record if managed.kind == "session" else None
                     )
                 ),
                 kind=kind,
@@ -125,9 +125,9 @@ class LiveSnapshots:
         await self.note(sandbox, "snapshot", snapshot)
         return snapshot
 
-    async def _find_parent(self, session: ManagedSandbox) -> str | None:
+    async def _find_parent(self, managed: ManagedSandbox) -> str | None:
         """Return the snapshot that it came from: the one that was taken or restored last."""
-        key = (session.owner, _label(session.info()))
+        key = (managed.owner, _label(managed.info()))
         own = {
             item.id: item for item in await asyncio.to_thread(self.store.list, key[0]) if item.meta.sandbox == key[1]
         }
@@ -148,7 +148,7 @@ class LiveSnapshots:
 
     async def note(self, sandbox: Sandbox, event: str, snapshot: Snapshot) -> None:
         """Tell the audit log."""
-        await self._sessions.audit().arecord(
+        await self._service.registry.audit().arecord(
             "lifecycle", sandbox.id, detail={"event": event, "snapshot": snapshot.id, "name": snapshot.meta.name}
         )
 
@@ -163,17 +163,17 @@ class LiveSnapshots:
         with suppress(RuntimeFailed):  # of another release
             sandbox = read_saved(snapshot).record.id
         detail = {"event": event, "snapshot": snapshot.id, "name": snapshot.meta.name, **caller.to_detail()}
-        await self._sessions.audit().arecord("lifecycle", sandbox, detail=detail)
+        await self._service.registry.audit().arecord("lifecycle", sandbox, detail=detail)
 
     # -- the list --------------------------------------------------------------------------------
 
-    async def list(self, session_id: str | None = None, *, caller: Caller) -> Infos:
+    async def list(self, sandbox_id: str | None = None, *, caller: Caller) -> Infos:
         """List the snapshots of a sandbox, or all that are the caller's; oldest first."""
-        if session_id is None:
+        if sandbox_id is None:
             caller.check_unscoped("list all snapshots")
             found = await asyncio.to_thread(self.store.list, None if caller.is_admin else caller.name)
         else:
-            info = await self._sessions.get(session_id, caller=caller)
+            info = await self._service.registry.get(sandbox_id, caller=caller)
             found = [i for i in await asyncio.to_thread(self.store.list, info.owner) if i.meta.sandbox == _label(info)]
         return [
             describe(item) for item in sorted(found, key=lambda item: item.meta.created) if item.meta.kind == "user"
@@ -207,7 +207,7 @@ class LiveSnapshots:
                 if caller.scope is None and (caller.is_admin or item.meta.owner == caller.name):
                     return item
                 with suppress(NotFound):
-                    info = await self._sessions.get(item.meta.sandbox, caller=caller)
+                    info = await self._service.registry.get(item.meta.sandbox, caller=caller)
                     if (info.owner, _label(info)) == (item.meta.owner, item.meta.sandbox):
                         return item
         if caller.scope is None:
@@ -218,7 +218,7 @@ class LiveSnapshots:
 
     # -- going back ------------------------------------------------------------------------------
 
-    async def restore(self, session_id: str, snapshot_id: str, *, caller: Caller) -> SandboxInfo:
+    async def restore(self, sandbox_id: str, snapshot_id: str, *, caller: Caller) -> SandboxInfo:
         """Take a sandbox back to one of its snapshots: same ids, same endpoints. What it was doing is dropped.
 
         Raises
@@ -234,30 +234,30 @@ class LiveSnapshots:
         Damaged
             It was changed on the disk, or cannot be read. The sandbox goes on as it was.
         """
-        return await finished(self._restore(session_id, snapshot_id, caller))
+        return await finished(self._restore(sandbox_id, snapshot_id, caller))
 
-    async def _restore(self, session_id: str, snapshot_id: str, caller: Caller) -> SandboxInfo:
-        async with self._sessions.use(session_id, "restore", caller=caller) as session:
+    async def _restore(self, sandbox_id: str, snapshot_id: str, caller: Caller) -> SandboxInfo:
+        async with self._service.registry.use(sandbox_id, "restore", caller=caller) as managed:
             snapshot = await self.find(snapshot_id, caller)
-            if (snapshot.meta.owner, snapshot.meta.sandbox) != (session.owner, _label(session.info())):
+            if (snapshot.meta.owner, snapshot.meta.sandbox) != (managed.owner, _label(managed.info())):
                 raise Conflict(
                     f"{snapshot.id} is a snapshot of another sandbox; fork a new one off it instead", field="snapshot"
                 )
             saved = read_saved(snapshot)
-            old = session.running()
-            spec = await self.renew(session, snapshot, saved)
+            old = managed.running()
+            spec = await self.renew(managed, snapshot, saved)
             spec = replace(spec, grant=intersect_grants(spec.grant, old.gate.grant))
             async with self.checked_out(snapshot) as files:
-                slot = SandboxedKernel.find(sandbox_id=old.id) if session.kind == "notebook" else None
+                slot = SandboxedKernel.find(sandbox_id=old.id) if managed.kind == "notebook" else None
                 if slot is not None:
                     sandbox = await self._thread.run(self._restore_kernel(slot, spec, saved.record, files))
                 else:
                     manager = self.manager_of(spec)
                     sandbox = await manager.restore(spec, saved.record, files)
-                    await self._sessions.swap(session, sandbox)
+                    await self._service.swap(managed, sandbox)
             self._latest[snapshot.meta.owner, snapshot.meta.sandbox] = snapshot.id
             await self.note(sandbox, "restored", snapshot)
-            return await self._sessions.get(sandbox.id if slot is not None else session.id, caller=caller)
+            return await self._service.registry.get(sandbox.id if slot is not None else managed.id, caller=caller)
 
     async def _restore_kernel(self, slot: SandboxedKernel, spec: SandboxSpec, record: Record, files: Path) -> Sandbox:
         old = slot.sandbox
@@ -265,18 +265,18 @@ class LiveSnapshots:
             raise Conflict("the kernel was parked or shut down meanwhile")
 
         def moved(sandbox: Sandbox) -> None:
-            self._sessions.inherit_grant(sandbox, old)
-            self._sessions.moved(old.id, sandbox)
+            self._service.grants.inherit_grant(sandbox, old)
+            self._service.move_kernel(old.id, sandbox)
 
         await slot.restore(Restoration(replace(spec, kernel_id=old.spec.kernel_id), record, files), moved)
         assert slot.sandbox is not None
         await asyncio.to_thread(slot.sandbox.record.save, slot.sandbox.directory)
         return slot.sandbox
 
-    async def renew(self, session: ManagedSandbox, snapshot: Snapshot, saved: Saved) -> SandboxSpec:
+    async def renew(self, managed: ManagedSandbox, snapshot: Snapshot, saved: Saved) -> SandboxSpec:
         """Decide about the sandbox that goes on from a snapshot. Raises Conflict, PolicyRefused."""
         await self._check_same(snapshot, saved.record.spec)
-        return await self._renew(session, saved)
+        return await self._renew(managed, saved)
 
     async def _check_same(self, snapshot: Snapshot, spec: SandboxSpec) -> None:
         runtime = self.manager_of(spec).runtime
@@ -288,12 +288,12 @@ class LiveSnapshots:
                 f"the snapshot can't be restored here, since not all is as it was ({said})", field="snapshot"
             )
 
-    async def _renew(self, session: ManagedSandbox, saved: Saved) -> SandboxSpec:
+    async def _renew(self, managed: ManagedSandbox, saved: Saved) -> SandboxSpec:
         spec = saved.record.spec
         is_tenants = saved.request.tenant is not None
         if saved.request.tenant is not None:
             # The folders are the snapshot's own words, and it may be the file that another owner has exported.
-            tenant = await asyncio.to_thread(Tenant.open, self._policy.state_path, session.owner, saved.request.tenant)
+            tenant = await asyncio.to_thread(Tenant.open, self._policy.state_path, managed.owner, saved.request.tenant)
             if spec.workspace != tenant.workspace or not set(tenant.mounts) <= set(spec.mounts):
                 raise Conflict("the snapshot shows the folders of another owner's tenant", field="snapshot")
             others = set(spec.mounts) - set(tenant.mounts)
@@ -301,7 +301,7 @@ class LiveSnapshots:
             others = set(spec.mounts)
         if any(mount.is_writable for mount in others):
             raise Conflict("the snapshot shows a folder to write in that is nobody's here", field="snapshot")
-        return await asyncio.to_thread(reapply_policy, self._policy, spec, owner=session.owner, is_tenants=is_tenants)
+        return await asyncio.to_thread(reapply_policy, self._policy, spec, owner=managed.owner, is_tenants=is_tenants)
 
     @contextlib.asynccontextmanager
     async def checked_out(self, snapshot: Snapshot) -> AsyncIterator[Path]:
@@ -316,7 +316,7 @@ class LiveSnapshots:
 
     # -- forks -----------------------------------------------------------------------------------
 
-    async def fork(self, session_id: str, request: ForkRequest, *, caller: Caller) -> SandboxInfo:
+    async def fork(self, sandbox_id: str, request: ForkRequest, *, caller: Caller) -> SandboxInfo:
         """Start another sandbox off a snapshot, or off a sandbox as it is now. It has its own id, grant and audit.
 
         Raises
@@ -330,30 +330,30 @@ class LiveSnapshots:
             raise NotAuthorized("you may not use kernels here")
         if request.as_kernel and request.id is not None:
             raise InvalidRequest("a kernel's id is Jupyter's to choose", field="id")
-        return await finished(self._take_and_fork(session_id, request, caller))
+        return await finished(self._take_and_fork(sandbox_id, request, caller))
 
-    async def _take_and_fork(self, session_id: str, request: ForkRequest, caller: Caller) -> SandboxInfo:
-        async with self._sessions.use(session_id, "fork", caller=caller) as session:
+    async def _take_and_fork(self, sandbox_id: str, request: ForkRequest, caller: Caller) -> SandboxInfo:
+        async with self._service.registry.use(sandbox_id, "fork", caller=caller) as managed:
             fork = self._fork_kernel if request.as_kernel else self._fork
             if request.snapshot is None:
-                async with self._captured(session) as origin:
+                async with self._captured(managed) as origin:
                     return await fork(origin, request, caller)
             snapshot = await self.find(request.snapshot, caller)
             saved = read_saved(snapshot)
             await self._check_same(snapshot, saved.record.spec)
             files = functools.partial(self.checked_out, snapshot)
-            is_its_own = (snapshot.meta.owner, snapshot.meta.sandbox) == (session.owner, _label(session.info()))
-            now = session.running().gate.grant if is_its_own else saved.record.spec.grant
+            is_its_own = (snapshot.meta.owner, snapshot.meta.sandbox) == (managed.owner, _label(managed.info()))
+            now = managed.running().gate.grant if is_its_own else saved.record.spec.grant
             return await fork(_Origin(saved, files, {"snapshot": snapshot.id}, now), request, caller)
 
     @contextlib.asynccontextmanager
-    async def _captured(self, session: ManagedSandbox) -> AsyncIterator[_Origin]:
+    async def _captured(self, managed: ManagedSandbox) -> AsyncIterator[_Origin]:
         """Have a sandbox at hand as it is now. It is no snapshot, and gone with this process at the latest."""
-        sandbox = session.running()
+        sandbox = managed.running()
         staged = await asyncio.to_thread(self.store.stage)
         try:
             record = Record.from_bytes(await self._checkpoint(sandbox, staged))
-            saved = Saved(record, session.request, None)
+            saved = Saved(record, managed.request, None)
             yield _Origin(saved, lambda: contextlib.nullcontext(staged), {"sandbox": sandbox.id}, sandbox.gate.grant)
         finally:
             await asyncio.to_thread(self.store.discard, staged)
@@ -382,23 +382,23 @@ class LiveSnapshots:
                 raise
             return sandbox
 
-        info = await self._sessions.add(made, start, caller=caller)
+        info = await self._service.add(made, start, caller=caller)
         assert made.sandbox is not None
         await self._note_fork(made.sandbox, origin)
         return info
 
     async def _note_fork(self, sandbox: Sandbox, origin: _Origin) -> None:
         detail = {"event": "forked", "snapshot": "", "name": "", **origin.detail}
-        await self._sessions.audit().arecord("lifecycle", sandbox.id, detail=detail)
+        await self._service.registry.audit().arecord("lifecycle", sandbox.id, detail=detail)
 
     async def _fork_kernel(self, origin: _Origin, request: ForkRequest, caller: Caller) -> SandboxInfo:
         saved = origin.saved
         if self.start_kernel is None or saved.record.main_kernel is None:
             raise Conflict("only a kernel of a notebook of this server can be forked into a kernel", field="as_kernel")
-        made = ManagedSandbox("", self._sessions.server_owner, saved.request, kind="notebook")
+        made = ManagedSandbox("", self._service.registry.server_owner, saved.request, kind="notebook")
         spec = await self._renew(made, saved)
         spec = replace(spec, grant=intersect_grants(spec.grant, origin.now))
-        async with self._sessions.room_for_kernel(), origin.files() as files:
+        async with self._service.quotas.room_for_kernel(), origin.files() as files:
             kernel_id = await self.start_kernel(Restoration(spec, saved.record, files))
         slot = SandboxedKernel.find(kernel_id=kernel_id)
         if slot is None or slot.sandbox is None:
@@ -406,7 +406,7 @@ class LiveSnapshots:
         await self._note_fork(slot.sandbox, origin)
         if not request.keep_seeds:
             await reseed(slot.sandbox)
-        return await self._sessions.get(kernel_id, caller=caller)
+        return await self._service.registry.get(kernel_id, caller=caller)
 
 
 class _Written(msgspec.Struct):

@@ -43,11 +43,11 @@ class Magics:
     _shared: ClassVar[dict[Path, Magics]] = {}
 
     def __init__(
-        self, snapshots: LiveSnapshots, sessions: SandboxService, loop: asyncio.AbstractEventLoop | None = None
+        self, snapshots: LiveSnapshots, service: SandboxService, loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
         self._snapshots = snapshots
         self._loop = loop
-        self._caller = Caller(sessions.server_owner, has_kernels=True)
+        self._caller = Caller(service.registry.server_owner, has_kernels=True)
 
     @classmethod
     def share(cls, policy: Policy, magics: Magics) -> None:
@@ -59,8 +59,8 @@ class Magics:
         """The one of a state directory: its server's, or in a program without one an own."""
         found = cls._shared.get(policy.state_path)
         if found is None:
-            sessions = SandboxService(policy)
-            found = cls._shared[policy.state_path] = cls(LiveSnapshots(sessions), sessions)
+            service = SandboxService(policy)
+            found = cls._shared[policy.state_path] = cls(LiveSnapshots(service), service)
         return found
 
     async def run(self, slot: SandboxedKernel, name: str, argument: str) -> str:

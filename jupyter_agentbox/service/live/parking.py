@@ -4,7 +4,7 @@ What is parked is a snapshot of kind ``park``, and a lock in the state directory
 the next server takes over those whose lock is free. It is saved before the sandbox ends, and removed after the woken
 one was written down: there is one of the two at every moment, and where there are both, the living one wins.
 
-SandboxService are woken by calls. A notebook's kernel is woken by whatever a client sends it as well: its
+Sandboxes are woken by calls. A notebook's kernel is woken by whatever a client sends it as well: its
 ``kernels.sandboxed_kernel`` keeps the endpoints meanwhile. All on the link's thread.
 """
 
@@ -24,6 +24,7 @@ from jupyter_agentbox.errors import AgentboxError, Conflict
 from jupyter_agentbox.kernels.sandboxed_kernel import Parked, Restoration, SandboxedKernel
 from jupyter_agentbox.models import SnapshotRequest
 from jupyter_agentbox.policy.policy import Policy
+from jupyter_agentbox.sandbox.link.thread import LinkThread, on_link_thread
 from jupyter_agentbox.sandbox.manager import MAX_STARTING, Listed, SandboxManager
 from jupyter_agentbox.sandbox.record import KernelRecord, Lock, is_owned
 from jupyter_agentbox.sandbox.sandbox import Sandbox
@@ -53,7 +54,7 @@ class Parker:
 
     Parameters
     ----------
-    sessions : SandboxService
+    service : SandboxService
     snapshots : LiveSnapshots
 
     Attributes
@@ -64,97 +65,97 @@ class Parker:
         Told the id of each kernel that goes on, before it says a word, on the link's thread.
     """
 
-    def __init__(self, sessions: SandboxService, snapshots: LiveSnapshots) -> None:
+    def __init__(self, service: SandboxService, snapshots: LiveSnapshots) -> None:
         self.on_parked: Callable[[str], object] = lambda kernel_id: None
         self.on_woken: Callable[[str], object] = lambda kernel_id: None
-        self.sessions = sessions
+        self.service = service
         self.snapshots = snapshots
-        self._directory = sessions.policy.state_path / "parked"
-        self._tokens = TokenStore(sessions.policy.state_path)
+        self._directory = service.policy.state_path / "parked"
+        self._tokens = TokenStore(service.policy.state_path)
         self._locks: dict[str, Lock] = {}
         self._watching: list[asyncio.Future[None]] = []
         # Somebody may ask for what policy is just doing, or the other way round.
         self._turns: WeakKeyDictionary[ManagedSandbox, asyncio.Lock] = WeakKeyDictionary()
         #: Held by each that is woken: to decompress more than can start only takes time from those that do.
         self.opening = asyncio.Semaphore(MAX_STARTING)
-        sessions.parking = self
+        service.parker = self
 
-    # -- sessions, and kernels by their sessions -------------------------------------------------
+    # -- sandboxes, of kernels too ----------------------------------------------------------------
 
-    async def park(self, session: ManagedSandbox) -> None:
+    async def park(self, managed: ManagedSandbox) -> None:
         """Save it to the disk and free what it uses. Raises Conflict while it is in use."""
-        async with self._turns.setdefault(session, asyncio.Lock()):
-            if session.parked is None:
-                await self._park(session)
+        async with self._turns.setdefault(managed, asyncio.Lock()):
+            if managed.parked is None:
+                await self._park(managed)
 
-    async def _park(self, session: ManagedSandbox) -> None:
-        sandbox = session.running()
-        _check_unused(session)
-        if session.kind == "notebook":
+    async def _park(self, managed: ManagedSandbox) -> None:
+        sandbox = managed.running()
+        _check_unused(managed)
+        if managed.kind == "notebook":
             slot = SandboxedKernel.find(sandbox_id=sandbox.id)
             if slot is None:
                 raise Conflict("its kernel is none of this server's")
-            await slot.park(lambda sandbox: self._save_kernel(session, sandbox))
-            session.mark_parked(slot.parked)
+            await slot.park(lambda sandbox: self._save_kernel(managed, sandbox))
+            managed.mark_parked(slot.parked)
             self.on_parked(sandbox.spec.kernel_id)
             return
-        snapshot = await self._save(session, sandbox)
-        session.close()
-        session.sandbox, session.parked = None, snapshot.id
+        snapshot = await self._save(managed, sandbox)
+        managed.close()
+        managed.sandbox, managed.parked = None, snapshot.id
         manager = self.snapshots.manager_of(sandbox.spec)
         await manager.stop(sandbox, End(Cause.STOPPED, 0, "it was parked"))
 
-    async def _save(self, session: ManagedSandbox, sandbox: Sandbox) -> Snapshot:
-        used = session.last_used
-        snapshot = await self.snapshots.save(session, SnapshotRequest(), kind="park")
+    async def _save(self, managed: ManagedSandbox, sandbox: Sandbox) -> Snapshot:
+        used = managed.last_used
+        snapshot = await self.snapshots.save(managed, SnapshotRequest(), kind="park")
         try:
             if not self._take_lock(snapshot.id):
-                raise Conflict(f"sandbox {session.id!r} was parked by another server at the same moment")
+                raise Conflict(f"sandbox {managed.id!r} was parked by another server at the same moment")
             await self._carry(sandbox.id, snapshot.id)
-            # Nothing is waited for after this until a session is parked: a call that came before keeps it awake, and so
+            # Nothing is waited for after this until a sandbox is parked: a call that came before keeps it awake, and so
             # does one that is over already, as what it did may not be saved.
-            _check_unused(session, used)
-            session.running()
+            _check_unused(managed, used)
+            managed.running()
         except AgentboxError:
             await self._carry(snapshot.id, sandbox.id)
-            await self.remove(snapshot.id, session.owner)
+            await self.remove(snapshot.id, managed.owner)
             raise
         return snapshot
 
-    async def _save_kernel(self, session: ManagedSandbox, sandbox: Sandbox) -> Parked:
-        snapshot = await self._save(session, sandbox)
+    async def _save_kernel(self, managed: ManagedSandbox, sandbox: Sandbox) -> Parked:
+        snapshot = await self._save(managed, sandbox)
         return self._parked(snapshot, read_saved(snapshot))
 
-    async def wake(self, session: ManagedSandbox) -> None:
+    async def wake(self, managed: ManagedSandbox) -> None:
         """Start it again where it was, with its own ids. It stays parked when that fails."""
-        assert session.parked is not None
-        if session.kind == "notebook":
-            slot = SandboxedKernel.find(sandbox_id=session.id)
+        assert managed.parked is not None
+        if managed.kind == "notebook":
+            slot = SandboxedKernel.find(sandbox_id=managed.id)
             if slot is None:
                 raise Conflict("the kernel was shut down")
             await slot.wake()
-            session.running()
+            managed.running()
             return
-        snapshot = await asyncio.to_thread(self.snapshots.store.get, session.parked, session.owner)
+        snapshot = await asyncio.to_thread(self.snapshots.store.get, managed.parked, managed.owner)
         saved = read_saved(snapshot)
-        spec = await self.snapshots.renew(session, snapshot, saved)
+        spec = await self.snapshots.renew(managed, snapshot, saved)
         manager = self.snapshots.manager_of(spec)
         async with self.opening, self.snapshots.checked_out(snapshot) as files, manager.starting:
             sandbox = await manager.restore(spec, saved.record, files)
-        session.attach(sandbox)
-        await asyncio.to_thread(session.save)
+        managed.attach(sandbox)
+        await asyncio.to_thread(managed.save)
         await self.snapshots.note(sandbox, "woken", snapshot)
         await self._carry(snapshot.id, sandbox.id)
-        await self.forget(session)
-        session.touch()
+        await self.forget(managed)
+        managed.touch()
 
-    async def forget(self, session: ManagedSandbox) -> None:
+    async def forget(self, managed: ManagedSandbox) -> None:
         """Remove what was saved."""
-        snapshot_id, session.parked = session.parked, None
+        snapshot_id, managed.parked = managed.parked, None
         if snapshot_id is not None:
-            if session.sandbox is not None:
-                await self._carry(snapshot_id, session.sandbox.id)
-            await self.remove(snapshot_id, session.owner)
+            if managed.sandbox is not None:
+                await self._carry(snapshot_id, managed.sandbox.id)
+            await self.remove(snapshot_id, managed.owner)
 
     async def remove(self, snapshot_id: str, owner: str) -> None:
         """Remove what was saved, and the tokens for it."""
@@ -167,20 +168,18 @@ class Parker:
     # -- what an earlier server left -------------------------------------------------------------
 
     async def recover(self) -> Found:
-        """Make the sessions again that an earlier server has parked, and clear away what it left half done."""
+        """Return the sandboxes that an earlier server has parked, and clear away what it left half done."""
         found = []
         for snapshot, saved in await self._find_left():
             if saved.session is not None and await self._take(snapshot, saved):
-                session = ManagedSandbox.of(saved.session)
-                session.parked = snapshot.id
-                found.append(session)
+                managed = ManagedSandbox.of(saved.session)
+                managed.parked = snapshot.id
+                found.append(managed)
         return found
 
+    @on_link_thread
     async def recover_kernels(self, origin: str) -> Kernels:
         """Take over the kernels that an earlier server of a root directory has parked. From any event loop."""
-        return await self.sessions.on_thread(self._recover_kernels(origin))
-
-    async def _recover_kernels(self, origin: str) -> Kernels:
         found: dict[str, _ParkedKernel] = {}
         for snapshot, saved in await self._find_left():
             record = saved.record
@@ -210,7 +209,7 @@ class Parker:
 
     async def _take(self, snapshot: Snapshot, saved: Saved) -> bool:
         """Take over what is parked, unless another server has it, or is just parking it and will have it."""
-        origin, own = saved.record.id, SandboxManager.all_shared(self.sessions.policy.state_path)
+        origin, own = saved.record.id, SandboxManager.all_shared(self.service.policy.state_path)
         for _ in range(int(PARKING_TIMEOUT / PARKING_INTERVAL)):
             # Where this process has it that one lives, and wins.
             is_own = any(origin in manager.sandboxes for manager in own)
@@ -240,28 +239,28 @@ class Parker:
 
     def start(self) -> None:
         """Park kernels in which nothing runs, and remove old snapshots, if policy says so. From any thread."""
-        asyncio.run_coroutine_threadsafe(self._start(), self.sessions.loop)
+        asyncio.run_coroutine_threadsafe(self._start(), LinkThread.instance().loop)
 
     async def _start(self) -> None:
-        policy = self.sessions.policy
+        policy = self.service.policy
         if policy.park_kernels_after:
             self._watching.append(asyncio.ensure_future(self._watch()))
         if policy.snapshot_max_age:
             self._watching.append(asyncio.ensure_future(keep_removing(self.snapshots, policy.snapshot_max_age)))
 
     async def _watch(self) -> None:
-        after = self.sessions.policy.park_kernels_after
+        after = self.service.policy.park_kernels_after
         while True:
             await asyncio.sleep(min(LOOK_INTERVAL, after / 4))
-            for session in self.sessions.notebooks():
-                if session.state != "running" or session.uses or session.sandbox is None:
+            for managed in self.service.registry.notebooks():
+                if managed.state != "running" or managed.uses or managed.sandbox is None:
                     continue
                 try:
-                    if await session.sandbox.is_quiet_for(after):
-                        await self.park(session)
+                    if await managed.sandbox.is_quiet_for(after):
+                        await self.park(managed)
                 except (AgentboxError, OSError) as error:
                     # Better alive than lost; it is tried again when it has been quiet for as long once more.
-                    log.warning("kernel of sandbox %s was not parked, and lives on: %s", session.id, error)
+                    log.warning("kernel of sandbox %s was not parked, and lives on: %s", managed.id, error)
 
     # -- locks -----------------------------------------------------------------------------------
 
@@ -286,7 +285,7 @@ class Parker:
     def close(self) -> None:
         """Let go of those that are parked, for a successor to take over. From any thread."""
         for task in self._watching:
-            self.sessions.loop.call_soon_threadsafe(task.cancel)
+            LinkThread.instance().loop.call_soon_threadsafe(task.cancel)
         locks, self._locks = self._locks, {}
         for lock in locks.values():
             lock.release()
@@ -305,7 +304,7 @@ class _ParkedKernel:
     asks: list[dict[str, Any]]
 
     def waking(self) -> AbstractContextManager[None]:
-        return self.parker.sessions.waking(self.spec.kernel_id)
+        return self.parker.service.quotas.waking(self.spec.kernel_id)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Restoration]:
@@ -317,9 +316,9 @@ class _ParkedKernel:
         snapshots = self.parker.snapshots
         snapshot = await asyncio.to_thread(snapshots.store.get, self.snapshot_id, self.owner)
         saved = read_saved(snapshot)
-        session = ManagedSandbox("", self.owner, saved.request, kind="notebook")
+        managed = ManagedSandbox("", self.owner, saved.request, kind="notebook")
         # Package clients are asked, and all bytes verified, at the same time.
-        renewal = asyncio.ensure_future(snapshots.renew(session, snapshot, saved))
+        renewal = asyncio.ensure_future(snapshots.renew(managed, snapshot, saved))
         try:
             async with snapshots.checked_out(snapshot) as files:
                 yield Restoration(await renewal, saved.record, files)
@@ -330,14 +329,14 @@ class _ParkedKernel:
                 renewal.exception()  # looked at: where the checkout failed, nobody else will
 
     def moved(self, sandbox: Sandbox) -> None:
-        self.parker.sessions.moved(self.sandbox_id, sandbox)
+        self.parker.service.move_kernel(self.sandbox_id, sandbox)
         self.parker.on_woken(self.spec.kernel_id)
 
     async def woken(self, sandbox: Sandbox) -> None:
-        await asyncio.to_thread(TokenStore(self.parker.sessions.policy.state_path).carry, self.snapshot_id, sandbox.id)
+        await asyncio.to_thread(TokenStore(self.parker.service.policy.state_path).carry, self.snapshot_id, sandbox.id)
         detail = {"event": "woken", "snapshot": self.snapshot_id, "name": ""}
         with suppress(AgentboxError):
-            await self.parker.sessions.audit().arecord("lifecycle", sandbox.id, detail=detail)
+            await self.parker.service.registry.audit().arecord("lifecycle", sandbox.id, detail=detail)
         await self.forget()
 
     async def forget(self) -> None:
@@ -373,6 +372,6 @@ def _remove_unheld(directory: Path) -> None:
         lock.release()
 
 
-def _check_unused(session: ManagedSandbox, since: float | None = None) -> None:
-    if session.uses or since not in (None, session.last_used):
-        raise Conflict(f"sandbox {session.id!r} is in use; wait for the calls on it to end")
+def _check_unused(managed: ManagedSandbox, since: float | None = None) -> None:
+    if managed.uses or since not in (None, managed.last_used):
+        raise Conflict(f"sandbox {managed.id!r} is in use; wait for the calls on it to end")

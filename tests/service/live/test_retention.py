@@ -15,8 +15,8 @@ from jupyter_agentbox.service.service import SandboxService
 
 
 def test_only_snapshots_go_and_only_old_ones(tmp_path: Path) -> None:
-    sessions = SandboxService(Policy(state_dir=str(tmp_path / "state"), snapshot_max_age=100.0))
-    snapshots = LiveSnapshots(sessions)
+    service = SandboxService(Policy(state_dir=str(tmp_path / "state"), snapshot_max_age=100.0))
+    snapshots = LiveSnapshots(service)
     old, pages = time.time() - 101, make_pages(4)
     parked = put(snapshots.store, pages, created=old, kind="park")
     template = put(snapshots.store, pages, created=old, kind="template")
@@ -28,6 +28,6 @@ def test_only_snapshots_go_and_only_old_ones(tmp_path: Path) -> None:
     assert asyncio.run(remove_old(snapshots, 100.0)) == 0
     with snapshots.store.checkout(fresh.id, "ada") as path:
         assert (path / "image" / "pages.img").read_bytes() == pages, "what shared with the old ones is whole"
-    rows = sessions.audit().query(kind="lifecycle")
+    rows = service.registry.audit().query(kind="lifecycle")
     assert {row.detail["snapshot"] for row in rows} == {first.id, others.id}
     assert {row.detail["event"] for row in rows} == {"snapshot_expired"}
