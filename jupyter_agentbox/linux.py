@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import select
 import signal
@@ -210,6 +211,22 @@ def _unlink_files(handle: int) -> list[bytes]:
     return folders
 
 
+def remove_unowned(folder: Path) -> list[str]:
+    """Remove the directories in a folder whose file ``lock`` no process holds, and return their names.
+
+    A directory is there before its lock is, so the caller has to see to it that none is made meanwhile.
+    """
+    removed = []
+    for path in sorted(folder.iterdir()):
+        with contextlib.suppress(OSError):
+            if path.is_symlink() or not path.is_dir():
+                continue
+            if not is_locked(path / "lock"):
+                remove_tree(path)
+                removed.append(path.name)
+    return removed
+
+
 def get_runtime_directories() -> list[Path]:
     """Return the directories for short-lived sockets of this user, of which some may not exist."""
     found = [Path(f"/tmp/agentbox-{os.geteuid()}")]
@@ -220,20 +237,54 @@ def get_runtime_directories() -> list[Path]:
 
 # Locks
 
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+
+
+def acquire_lock(handle: int, timeout: float = 0.0, *, is_shared: bool = False) -> bool:
+    """Take the lock on an open file or folder, waiting for it if need be; return whether it is held."""
+    kind = (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | (0 if timeout == math.inf else fcntl.LOCK_NB)
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            fcntl.flock(handle, kind)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.005)
+        else:
+            return True
+
+
+def open_locked(path: Path, timeout: float = 0.0, flags: int = _LOCK_FLAGS) -> int | None:
+    """Open a file or folder and take its lock, which lasts until the descriptor is closed; None if it is not free."""
+    handle = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    is_held = False
+    try:
+        is_held = acquire_lock(handle, timeout)
+    finally:
+        if not is_held:
+            os.close(handle)
+    return handle if is_held else None
+
 
 @contextlib.contextmanager
-def try_lock(path: Path, flags: int = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) -> Iterator[bool]:
-    """Hold the lock on a file or folder inside the block, if it can be had at once; yields whether it is held."""
-    handle = os.open(path, flags | os.O_CLOEXEC, 0o600)
+def try_lock(path: Path, flags: int = _LOCK_FLAGS, *, timeout: float = 0.0) -> Iterator[bool]:
+    """Hold the lock on a file or folder inside the block, if it is free in time; yields whether it is held."""
+    handle = open_locked(path, timeout, flags)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        yield handle is not None
     finally:
-        os.close(handle)
+        if handle is not None:
+            os.close(handle)
+
+
+def is_locked(path: Path) -> bool:
+    """Tell whether some process holds the lock on a file; false where there is no such file."""
+    try:
+        with try_lock(path, os.O_RDWR | os.O_NOFOLLOW) as is_free:
+            return not is_free
+    except FileNotFoundError:
+        return False
 
 
 # Bare programs

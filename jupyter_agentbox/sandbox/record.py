@@ -6,10 +6,8 @@ it, and ``sandbox.sweep`` judges by it (with the standard library alone, so the 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +16,13 @@ from typing import Any
 import msgspec
 
 from jupyter_agentbox.errors import AgentboxError, NotFound
+from jupyter_agentbox.linux import acquire_lock, open_locked
 from jupyter_agentbox.spec import SandboxSpec
 
 from .sweep import STATE_FILE
 
+#: Seconds to wait for the lock of a sandbox: a sweep holds it for a moment, to look.
+LOCK_TIMEOUT = 0.1
 _saving = threading.Lock()
 
 
@@ -169,9 +170,8 @@ class Lock:
 
     def acquire(self) -> bool:
         """Become the owner; false when there is another."""
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        if not _try_lock(fd, fcntl.LOCK_EX):
-            os.close(fd)
+        fd = open_locked(self._path, LOCK_TIMEOUT)
+        if fd is None:
             return False
         self._fd = fd
         if self._is_over:
@@ -212,7 +212,7 @@ def is_owned(directory: Path) -> bool:
     """Whether some process owns the sandbox of this directory."""
     try:
         with open(directory / "lock", "rb") as lock:
-            return not _try_lock(lock.fileno(), fcntl.LOCK_SH)
+            return not acquire_lock(lock.fileno(), LOCK_TIMEOUT, is_shared=True)
     except OSError:
         return False
 
@@ -223,17 +223,6 @@ def was_told_to_end(directory: Path) -> bool:
         return (directory / "lock").stat().st_mtime == 0
     except OSError:
         return False
-
-
-def _try_lock(fd: int, kind: int) -> bool:
-    for _ in range(20):
-        try:
-            fcntl.flock(fd, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(0.005)  # a sweep holds it for a moment, to look
-        else:
-            return True
-    return False
 
 
 def _encode(value: Any) -> Any:

@@ -43,6 +43,7 @@ from jupyter_agentbox.linux import (
     make_bare_command,
     remove_cgroups,
     remove_tree,
+    remove_unowned,
     try_lock,
 )
 
@@ -310,10 +311,8 @@ def sweep_directories(state_dir: Path) -> list[str]:
 def _sweep_staged(store: Path) -> None:
     """Remove what killed processes were saving or laying out in the store of snapshots."""
     with contextlib.suppress(OSError), try_lock(store / "lock") as is_quiet:  # nothing gets its own lock meanwhile
-        for path in (store / "live").iterdir() if is_quiet else ():
-            with contextlib.suppress(OSError), try_lock(path / "lock") as is_left:
-                if is_left:
-                    remove_tree(path)
+        if is_quiet:
+            remove_unowned(store / "live")
 
 
 # The sweeper process

@@ -6,16 +6,15 @@ is told from what is in use, and goes when the next front is made, or a server s
 
 from __future__ import annotations
 
-import fcntl
+import math
 import os
-import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from jupyter_agentbox.errors import AgentboxError
+from jupyter_agentbox.linux import open_locked, remove_unowned, try_lock
 
 #: Addresses of UNIX sockets are short; this leaves room for what Jupyter and libzmq add.
 MAX_PATH = 100
@@ -45,16 +44,6 @@ def runtime_directory() -> Path:
     return path
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def make_directory() -> tuple[Path, int]:
     """Make one front's directory, and remove those whose owner is gone.
 
@@ -69,33 +58,16 @@ def make_directory() -> tuple[Path, int]:
         As :func:`runtime_directory`.
     """
     base = runtime_directory()
-    with _locked(base / "lock"):
-        _clear(base)
+    with try_lock(base / "lock", timeout=math.inf):
+        remove_unowned(base)
         directory = Path(tempfile.mkdtemp(prefix="", dir=base))
-        lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock = open_locked(directory / "lock", math.inf)
+        assert lock is not None
     return directory, lock
 
 
 def clear() -> None:
     """Remove the directories of fronts whose owner is gone. Raises AgentboxError, as :func:`runtime_directory`."""
     base = runtime_directory()
-    with _locked(base / "lock"):
-        _clear(base)
-
-
-def _clear(base: Path) -> None:
-    for old in base.iterdir():
-        if not old.is_dir() or old.is_symlink():
-            continue
-        try:
-            descriptor = os.open(old / "lock", os.O_RDWR | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            finally:
-                os.close(descriptor)
-        except BlockingIOError:
-            continue
-        except OSError:
-            pass
-        shutil.rmtree(old, ignore_errors=True)
+    with try_lock(base / "lock", timeout=math.inf):
+        remove_unowned(base)

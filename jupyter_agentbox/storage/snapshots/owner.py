@@ -15,7 +15,6 @@ has no name yet or no more is cleared away by whoever holds the lock next.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import re
 import time
@@ -29,7 +28,7 @@ from typing import NamedTuple
 import msgspec
 
 from jupyter_agentbox.errors import Conflict, Damaged, LimitReached, NotFound
-from jupyter_agentbox.linux import remove_tree
+from jupyter_agentbox.linux import remove_tree, try_lock
 
 from .keys import Keys, read_regular, write_new
 from .pages import PAGE, Table, open_regular
@@ -78,20 +77,10 @@ def folder_name(owner: str) -> str:
 @contextmanager
 def locked(path: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
     """Hold a file lock inside the block. Raises Conflict after `timeout` seconds."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        deadline = time.monotonic() + timeout
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise Conflict("another snapshot of this owner's is being made or removed; try again") from None
-                time.sleep(0.01)
+    with try_lock(path, timeout=timeout) as is_held:
+        if not is_held:
+            raise Conflict("another snapshot of this owner's is being made or removed; try again")
         yield
-    finally:
-        os.close(handle)
 
 
 class OwnerFolder:

@@ -5,7 +5,7 @@ It knows no event loop: its methods block, and are called in worker threads. Any
 
 from __future__ import annotations
 
-import fcntl
+import math
 import os
 import re
 import secrets
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from jupyter_agentbox.errors import AgentboxError, Damaged, InvalidRequest, NotFound
-from jupyter_agentbox.linux import remove_tree
+from jupyter_agentbox.linux import open_locked, remove_tree, remove_unowned
 
 from . import transfer
 from .compression import pack as pack_file
@@ -82,8 +82,8 @@ class SnapshotStore:
         # Nobody sweeps it between its making and its lock.
         with locked(self._base / "lock"):
             path.mkdir(mode=0o700)
-            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock = open_locked(path / "lock", math.inf)
+            assert lock is not None
         with self._mutex:
             self._locks[path] = lock
         for name in ("image", "work"):
@@ -211,13 +211,8 @@ class SnapshotStore:
         list of str
             Names of staged and laid out directories that were removed.
         """
-        removed = []
         with locked(self._base / "lock"):
-            for path in sorted(self._live.iterdir()):
-                with suppress(OSError):
-                    if not _is_held(path / "lock"):
-                        remove_tree(path)
-                        removed.append(path.name)
+            removed = remove_unowned(self._live)
         for folder in self._folders():
             with suppress(AgentboxError, OSError), folder.locked(timeout=0.0):
                 folder.tidy()
@@ -473,18 +468,3 @@ def _keep(source: Path, target: Path) -> None:
 
 def _part(name: str) -> str:
     return "the snapshot's memory" if name.startswith("pages") else "the snapshot's kernel state"
-
-
-def _is_held(path: Path) -> bool:
-    """Whether somebody holds that file lock."""
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(handle)
-    return False
