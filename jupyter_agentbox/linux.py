@@ -23,6 +23,8 @@ PACKAGE = Path(__file__).resolve().parent
 GUEST = PACKAGE / "guest"
 #: Prefix of what :func:`remove_tree` moves up, and of a sandbox's directory that is being removed.
 GONE = ".gone-"
+#: Prefix of a file or folder that gets its name when it is whole.
+NEW = ".new-"
 
 
 # Processes
@@ -233,6 +235,46 @@ def get_runtime_directories() -> list[Path]:
     if base := os.environ.get("XDG_RUNTIME_DIR"):
         found.insert(0, Path(base) / "agentbox")
     return found
+
+
+# Files
+
+
+def write_atomically(
+    path: Path, data: bytes, mode: int = 0o600, *, is_durable: bool = False, is_new: bool = False
+) -> None:
+    """Write a file whole or not at all, in a folder that no hostile code can write to.
+
+    Parameters
+    ----------
+    path : Path
+    data : bytes
+    mode : int
+        The file's permissions, whatever the umask.
+    is_durable : bool
+        Have the data on the disk before the file gets its name.
+    is_new : bool
+        Leave a file alone that is there already. Of several that write at once, the first one makes it.
+    """
+    fresh = path.with_name(f"{NEW}{path.name}-{os.urandom(8).hex()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    handle = os.open(fresh, flags, 0o600)
+    try:
+        with open(handle, "wb") as file:
+            file.write(data)
+            os.fchmod(handle, mode)
+            if is_durable:
+                file.flush()
+                os.fsync(handle)
+        if not is_new:
+            fresh.replace(path)
+            return
+        with contextlib.suppress(FileExistsError):
+            os.link(fresh, path)
+        fresh.unlink()
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 # Locks

@@ -13,13 +13,13 @@ import platform
 import re
 import shutil
 import subprocess
-import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jupyter_agentbox.errors import RuntimeUnavailable
+from jupyter_agentbox.linux import write_atomically
 from jupyter_agentbox.runtimes.runsc.runtime import MIN_VERSION
 
 RELEASES = "https://storage.googleapis.com/gvisor/releases/release/latest"
@@ -302,15 +302,7 @@ class Setup:
         data = _fetch(address, _MAX_DOWNLOAD)
         if hashlib.sha512(data).hexdigest() != words[0]:
             raise RuntimeUnavailable(f"{address} does not match its checksum; nothing was installed")
-        descriptor, partial = tempfile.mkstemp(dir=target.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-            os.chmod(partial, 0o755)
-            os.replace(partial, target)
-        except BaseException:
-            os.unlink(partial)
-            raise
+        write_atomically(target, data, 0o755)
 
     def _date_of(self, program: str) -> int:
         try:

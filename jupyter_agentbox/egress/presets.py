@@ -23,6 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from jupyter_agentbox.errors import InvalidRequest
+from jupyter_agentbox.linux import write_atomically
 
 from .rules import DEFAULT_PORTS, normal_name
 
@@ -257,10 +258,7 @@ def _write_npm_answer(key: str, answer: _Npm) -> None:
     path = _npm_file()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh = path.with_suffix(".new")  # of two at once what comes out is nonsense at worst, and passed over
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump({"key": key, **asdict(answer)}, file)
-        fresh.replace(path)
+        write_atomically(path, json.dumps({"key": key, **asdict(answer)}).encode())
     except (OSError, RuntimeError):
         pass  # it will be asked again
 

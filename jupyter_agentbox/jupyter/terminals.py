@@ -22,6 +22,7 @@ from tornado import web
 from traitlets import Unicode
 
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, PolicyRefused
+from jupyter_agentbox.linux import write_atomically
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.sandbox.manager import load_runtime
 
@@ -110,10 +111,7 @@ def write_settings(policy: Policy, runtime_name: str) -> Path:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     policy.state_path.chmod(0o700)
     path = directory / f"settings-{hashlib.sha256(text).hexdigest()[:16]}.json"
-    fresh = directory / f"{path.name}.{os.getpid()}"
-    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
-        file.write(text)
-    fresh.replace(path)
+    write_atomically(path, text)
     return path
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from jupyter_agentbox.errors import AgentboxError, NotFound
-from jupyter_agentbox.linux import acquire_lock, open_locked
+from jupyter_agentbox.linux import acquire_lock, open_locked, write_atomically
 from jupyter_agentbox.spec import SandboxSpec
 
 from .sweep import STATE_FILE
@@ -133,11 +133,8 @@ class Record:
 
     def save(self, directory: Path) -> None:
         """Write it, whole or not at all. From any thread."""
-        fresh = directory / "state.new"
-        with _saving:  # two at once would write to one file
-            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.write(self.to_bytes())
-            fresh.replace(directory / STATE_FILE)
+        with _saving:  # of two at once, the one that is written last is the newer
+            write_atomically(directory / STATE_FILE, self.to_bytes())
 
     @classmethod
     def load(cls, directory: Path) -> Record:

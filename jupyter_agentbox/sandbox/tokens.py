@@ -33,6 +33,7 @@ from jupyter_agentbox.errors import (
     NotFound,
     PolicyRefused,
 )
+from jupyter_agentbox.linux import write_atomically
 from jupyter_agentbox.models.redaction import PREFIX
 
 Verb = Literal["read", "write", "execute", "restore"]
@@ -129,8 +130,7 @@ class TokenStore:
         path = self._path(sandbox, record.id)
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            _write_new(path.with_suffix(".new"), msgspec.json.encode(record))
-            path.with_suffix(".new").replace(path)
+            write_atomically(path, msgspec.json.encode(record), is_durable=True)
         except FileNotFoundError:
             raise NotFound(f"sandbox {sandbox} has ended") from None
         return text, record
@@ -259,13 +259,7 @@ class TokenStore:
         key = self._read_key()
         if key is not None:
             return key
-        fresh = self._state_dir / f".token.key.{secrets.token_hex(8)}"
-        _write_new(fresh, secrets.token_bytes(_KEY_SIZE))
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.link(fresh, self._key_path)
-        finally:
-            fresh.unlink()
+        write_atomically(self._key_path, secrets.token_bytes(_KEY_SIZE), is_durable=True, is_new=True)
         key = self._read_key()
         if key is None:
             raise AgentboxError("the key of tokens was removed while it was made")
@@ -294,14 +288,6 @@ def _read(path: Path) -> TokenRecord | None:
         raise
     except ValueError:
         return None
-
-
-def _write_new(path: Path, data: bytes) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    with open(os.open(path, flags, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _sign(key: bytes, payload: str) -> str:

@@ -23,6 +23,7 @@ import msgspec
 
 from jupyter_agentbox.errors import AgentboxError, Conflict, InvalidRequest, NotFound, PolicyRefused, SandboxEnded
 from jupyter_agentbox.kernels.saved import Parked
+from jupyter_agentbox.linux import write_atomically
 from jupyter_agentbox.models import TOOLS, AskInfo, EndInfo, KernelInfo, LimitsInfo, SandboxInfo, SandboxRequest, State
 from jupyter_agentbox.models.base import SandboxState
 from jupyter_agentbox.models.sandboxes import CallInfo, UsageInfo
@@ -435,10 +436,7 @@ class ManagedSandbox:
             assert self.sandbox is not None
             directory = self.sandbox.directory
         self._digest = self._digest or digest_of(self.request)
-        fresh = directory / f"{SESSION_FILE}.new"
-        fresh.write_bytes(msgspec.json.encode(self.record))
-        fresh.chmod(0o600)
-        fresh.replace(directory / SESSION_FILE)
+        write_atomically(directory / SESSION_FILE, msgspec.json.encode(self.record))
 
     @classmethod
     def load(cls, directory: Path) -> ManagedSandbox:

@@ -15,6 +15,7 @@ from subprocess import SubprocessError
 
 from jupyter_agentbox.errors import AgentboxError
 from jupyter_agentbox.kernels.front import endpoints
+from jupyter_agentbox.linux import NEW
 from jupyter_agentbox.runtimes.runsc import import_cache
 from jupyter_agentbox.runtimes.runsc.checks import clear_left
 from jupyter_agentbox.sandbox.sweep import ensure_sweeper, has_left
@@ -22,16 +23,16 @@ from jupyter_agentbox.storage.images import ImageStore
 
 log = logging.getLogger(__name__)
 
-#: Files that have another name, or none, a moment after they were made: of keys, settings, and a downloaded runsc.
-FRESH = (".token.key.*", ".snapshots.key.*", "servers/settings-*.json.*", "bin/tmp*")
+#: Folders of files that get their name when they are whole: keys, settings, and a downloaded runsc.
+FOLDERS = ("", "servers", "bin")
 #: Seconds after which whoever made one was killed.
 MAX_AGE = 60.0
 
 
 def clear(state_dir: Path) -> None:
     """Clear away what is nobody's any more, and nothing that a living process is at. Blocks; never fails."""
-    for pattern in FRESH:
-        for path in state_dir.glob(pattern):
+    for folder in FOLDERS:
+        for path in (state_dir / folder).glob(f"{NEW}*"):
             with suppress(OSError):
                 if time.time() - path.lstat().st_mtime > MAX_AGE:
                     path.unlink()

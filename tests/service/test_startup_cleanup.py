@@ -82,7 +82,7 @@ def test_what_a_killed_process_was_at_goes_and_what_a_living_one_is_at_stays(
 
 
 @pytest.mark.parametrize(
-    "name", [".token.key.ab", ".snapshots.key.ab", "servers/settings-ab.json.77", "bin/tmpab", "imports/.new-ab/x"]
+    "name", [".new-token.key-ab", "servers/.new-settings-ab.json-77", "bin/.new-runsc-ab", "imports/.new-ab/x"]
 )
 def test_what_was_not_given_its_name_goes_once_it_is_old(name: str, state_dir: Path, runtime_dir: Path) -> None:
     fresh = state_dir / name

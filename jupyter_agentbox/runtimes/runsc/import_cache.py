@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jupyter_agentbox.linux import GUEST, PACKAGE
+from jupyter_agentbox.linux import GUEST, NEW, PACKAGE
 from jupyter_agentbox.spec import SandboxSpec
 
 from .import_gather import make_stamp
@@ -91,7 +91,7 @@ def make(state_dir: Path) -> bool:
         return True
     target = _find(state_dir)
     target.parent.mkdir(mode=0o700, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".new-", dir=target.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=NEW, dir=target.parent) as folder:
         made = Path(folder) / NAME
         command = [sys.executable, "-I", "-B", str(_GATHER), str(GUEST / "ipykernel"), str(made)]
         # Nothing of the server's: what is imported then is what is imported inside.
@@ -112,7 +112,7 @@ def make(state_dir: Path) -> bool:
 
 def clear(state_dir: Path) -> None:
     """Remove what those that were killed as they made one have left."""
-    for left in (state_dir / FOLDER).glob(".new-*"):
+    for left in (state_dir / FOLDER).glob(f"{NEW}*"):
         with contextlib.suppress(OSError):
             if left.stat().st_mtime < time.time() - 2 * MAKE_TIMEOUT:
                 shutil.rmtree(left)

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from jupyter_agentbox.errors import Conflict, Damaged, InvalidRequest, NotFound
-from jupyter_agentbox.linux import try_lock
+from jupyter_agentbox.linux import GONE, NEW, try_lock, write_atomically
 
 from . import tree
 from .values import MAX_TEXT, Image, Recipe
@@ -103,7 +103,7 @@ class ImageStore:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.chmod(self.state_dir, 0o700)
         self.clear()
-        folder = Path(tempfile.mkdtemp(prefix=".new-", dir=self.directory))
+        folder = Path(tempfile.mkdtemp(prefix=NEW, dir=self.directory))
         with _held(folder):
             try:
                 yield folder
@@ -171,9 +171,7 @@ class ImageStore:
             # The same image is there already. Built last, it is the one that its name means.
             with contextlib.suppress(OSError, InvalidRequest, Damaged):
                 self._read(image.address)
-                fresh = target / "image.json.new"
-                fresh.write_bytes(image.to_bytes())
-                fresh.replace(target / "image.json")
+                write_atomically(target / "image.json", image.to_bytes())
                 return image
             raise
         target.chmod(0o700)
@@ -192,7 +190,7 @@ class ImageStore:
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
                 if json.loads(path.read_bytes())["spec"]["root"] == root:
                     raise Conflict(f"sandbox {path.parent.name} runs on image {image.short}; end it first")
-        gone = self.directory / f".gone-{image.address[:16]}-{os.getpid()}"
+        gone = self.directory / f"{GONE}{image.address[:16]}-{os.getpid()}"
         with _held(self.directory / image.address):
             (self.directory / image.address).rename(gone)
             remove_folder(gone)

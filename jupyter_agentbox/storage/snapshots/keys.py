@@ -6,7 +6,6 @@ a key of its own derived from it, so that nothing made for one can pass for anot
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import os
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from jupyter_agentbox.errors import AgentboxError, Damaged, InvalidConfig
+from jupyter_agentbox.linux import write_atomically
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -116,14 +116,7 @@ def load_keys(state_dir: Path, secret: bytes | None) -> Keys:
     path = state_dir / "snapshots.key"
     key = _read_key(path)
     if key is None:
-        fresh = state_dir / f".snapshots.key.{secrets.token_hex(8)}"
-        write_new(fresh, secrets.token_bytes(KEY_SIZE), is_durable=True)
-        try:
-            # Whoever comes first makes it, and all others find it whole.
-            with contextlib.suppress(FileExistsError):
-                os.link(fresh, path)
-        finally:
-            fresh.unlink()
+        write_atomically(path, secrets.token_bytes(KEY_SIZE), is_durable=True, is_new=True)
         key = _read_key(path)
     if key is None:
         raise AgentboxError("the key of snapshots was removed while it was made")
@@ -146,14 +139,11 @@ def _read_key(path: Path) -> bytes | None:
     return key
 
 
-def write_new(path: Path, data: bytes, *, is_durable: bool = False) -> None:
+def write_new(path: Path, data: bytes) -> None:
     """Write a file, 0600, that is not there yet."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     with open(os.open(path, flags, 0o600), "wb") as file:
         file.write(data)
-        if is_durable:
-            file.flush()
-            os.fsync(file.fileno())
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:

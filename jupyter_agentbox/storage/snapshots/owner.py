@@ -28,7 +28,7 @@ from typing import NamedTuple
 import msgspec
 
 from jupyter_agentbox.errors import Conflict, Damaged, LimitReached, NotFound
-from jupyter_agentbox.linux import remove_tree, try_lock
+from jupyter_agentbox.linux import GONE, NEW, remove_tree, try_lock, write_atomically
 
 from .keys import Keys, read_regular, write_new
 from .pages import PAGE, Table, open_regular
@@ -41,7 +41,6 @@ MAX_RELATIVES = 4
 _MAX_HEAD = 16 * 1024 * 1024
 _MAX_TABLE = 2 * 1024 * 1024 * 1024
 _PUNCH_HOLE = 0x02 | 0x01  # and keep the file's size
-_NEW, _GONE = ".new-", ".gone-"
 #: Nanoseconds after which a file that changes once more has another time of change, on every kernel.
 _SETTLED = 100_000_000
 
@@ -102,9 +101,7 @@ class OwnerFolder:
         if not (self.path / "owner").exists():
             # With the lock, as whoever holds it clears away what has no name yet.
             with self.locked():
-                fresh = self.path / f"{_NEW}owner-{os.urandom(4).hex()}"
-                write_new(fresh, self.owner.encode("utf-8", "surrogatepass"))
-                fresh.replace(self.path / "owner")
+                write_atomically(self.path / "owner", self.owner.encode("utf-8", "surrogatepass"))
 
     @contextmanager
     def locked(self, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
@@ -226,7 +223,7 @@ class OwnerFolder:
         """End snapshots, and free what no other one needs. Raises NotFound."""
         for snapshot_id in snapshot_ids:
             try:
-                (self.snapshots / check_id(snapshot_id)).rename(self.snapshots / f"{_GONE}{snapshot_id}")
+                (self.snapshots / check_id(snapshot_id)).rename(self.snapshots / f"{GONE}{snapshot_id}")
             except FileNotFoundError:
                 raise NotFound(f"there is no snapshot {snapshot_id!r}") from None
         self.tidy()
@@ -241,19 +238,19 @@ class OwnerFolder:
             # Else nobody knows what that one needs. When it is deleted, this comes again.
             for name in strays:
                 (self.packs / name).unlink()
-            if any(name.startswith(_GONE) for name in leftovers):
+            if any(name.startswith(GONE) for name in leftovers):
                 live = _live_blocks(self.table(head.id) for head in heads if head.packs)
                 for pack, blocks in live.items():
                     _free(self.packs / pack, blocks)
         for name in leftovers:
             remove_tree(self.snapshots / name)
-        for path in self.path.glob(f"{_NEW}owner-*"):
+        for path in self.path.glob(f"{NEW}owner-*"):
             path.unlink(missing_ok=True)
         return bool(leftovers or (strays and not damaged))
 
     def new_folder(self, snapshot_id: str) -> Path:
         """Make the directory of a snapshot that is none yet."""
-        path = self.snapshots / f"{_NEW}{snapshot_id}"
+        path = self.snapshots / f"{NEW}{snapshot_id}"
         path.mkdir(mode=0o700)
         return path
 
@@ -264,7 +261,7 @@ class OwnerFolder:
 
     def publish(self, snapshot_id: str, *, is_durable: bool) -> None:
         """Make the snapshot one; a durable one when all of it is on the disk, and its name then, too."""
-        new, pack = self.snapshots / f"{_NEW}{snapshot_id}", self.packs / snapshot_id
+        new, pack = self.snapshots / f"{NEW}{snapshot_id}", self.packs / snapshot_id
         if is_durable:
             sync(*new.rglob("*"), new, *filter(Path.exists, [pack]), self.packs, self.path / "owner", self.path)
             sync(self.path.parent)
