@@ -1,4 +1,4 @@
-"""What Linux does for the package: process handles, control groups, file locks and safe removal.
+"""What Linux does for the package: process handles, control groups, hostile trees, files and locks.
 
 Standard library only and light to import, because the sweeper runs by itself, in a bare interpreter: see
 :func:`make_bare_command`.
@@ -15,7 +15,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 #: The folder of this package, and of the program that is PID 1 inside.
@@ -211,6 +211,42 @@ def _unlink_files(handle: int) -> list[bytes]:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=handle)
     return folders
+
+
+def measure_tree(path: str | os.PathLike[str], max_entries: int = 100_000, max_time: float = 1.0) -> tuple[int, bool]:
+    """Return the allocated bytes beneath a folder that hostile code fills, and whether all of it was seen.
+
+    No link is followed, not even one that replaces a folder meanwhile. Bounded in entries and seconds.
+    """
+    total, seen, deadline = 0, 0, time.monotonic() + max_time
+    folders: list[tuple[str, ...]] = [()]
+    while folders:
+        parts = folders.pop()
+        with contextlib.suppress(OSError), _opened_below(path, parts) as handle, os.scandir(handle) as entries:
+            for entry in entries:
+                seen += 1
+                if seen > max_entries or time.monotonic() > deadline:
+                    return total, False
+                with contextlib.suppress(OSError):
+                    total += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append((*parts, entry.name))
+    return total, True
+
+
+@contextlib.contextmanager
+def _opened_below(top: str | os.PathLike[str], parts: Sequence[str]) -> Iterator[int]:
+    """Open a folder component by component, following no link."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(top, flags)
+    try:
+        for part in parts:
+            below = os.open(part, flags, dir_fd=handle)
+            os.close(handle)
+            handle = below
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def remove_unowned(folder: Path) -> list[str]:

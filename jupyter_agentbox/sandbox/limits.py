@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jupyter_agentbox.errors import DiskFull
+from jupyter_agentbox.linux import measure_tree
 from jupyter_agentbox.runtimes import Usage, cgroups
-from jupyter_agentbox.runtimes.runsc.open_files import measure_tree
 from jupyter_agentbox.spec import GIB, MIB, Cause, End, SandboxSpec, format_size
 from jupyter_agentbox.storage.files.atomic import Room
 

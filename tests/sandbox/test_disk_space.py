@@ -16,6 +16,7 @@ from support.harness import Env
 from support.serving import Serving
 
 from jupyter_agentbox.client import ApiError, Client
+from jupyter_agentbox.linux import measure_tree
 from jupyter_agentbox.runtimes.runsc import open_files
 from jupyter_agentbox.sandbox.link.link import LinkThread
 from jupyter_agentbox.sandbox.manager import SandboxManager
@@ -51,7 +52,7 @@ def free(path: Path) -> int:
 def kept(path: Path) -> int:
     """Return the bytes in use on a file system that no file has which can be seen."""
     found = os.statvfs(path)
-    return (found.f_blocks - found.f_bfree) * found.f_frsize - open_files.measure_tree(path, 1_000_000, 60)[0]
+    return (found.f_blocks - found.f_bfree) * found.f_frsize - measure_tree(path, 1_000_000, 60)[0]
 
 
 def held(sandbox: Sandbox) -> int:

@@ -1,15 +1,13 @@
-"""Measure what a sandbox holds on the disk: the deleted files that its processes keep open, and folders.
+"""Find the deleted files that a sandbox's processes keep open, which take up the disk.
 
-Run as ``python -I -S -B measure.py pid...`` it prints the first. An ordinary user's sandbox runs under a subordinate
+Run as ``python -I -S -B open_files.py pid...`` it prints them. An ordinary user's sandbox runs under a subordinate
 id, whose open files not even that user may see; but whoever made its user namespace may join it, and sees them from
 there. That takes a process with one thread, so it cannot be done in the server.
 """
 
-import contextlib
 import ctypes
 import os
 import sys
-import time
 from typing import NamedTuple
 
 CLONE_NEWUSER = 0x10000000
@@ -17,7 +15,7 @@ _DELETED = " (deleted)"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
 
 class OpenFile(NamedTuple):
@@ -43,44 +41,6 @@ def list_open_files(pids: "Iterable[int]") -> "list[OpenFile]":
             except OSError:
                 continue  # closed meanwhile
     return list(found.values())
-
-
-def measure_tree(
-    path: "str | os.PathLike[str]", max_entries: int = 100_000, max_time: float = 1.0
-) -> "tuple[int, bool]":
-    """Return the allocated bytes beneath a folder that hostile code fills, and whether all of it was seen.
-
-    No link is followed, not even one that replaces a folder meanwhile. Bounded in entries and seconds.
-    """
-    total, seen, deadline = 0, 0, time.monotonic() + max_time
-    folders: list[tuple[str, ...]] = [()]
-    while folders:
-        parts = folders.pop()
-        with contextlib.suppress(OSError), _opened_below(path, parts) as handle, os.scandir(handle) as entries:
-            for entry in entries:
-                seen += 1
-                if seen > max_entries or time.monotonic() > deadline:
-                    return total, False
-                with contextlib.suppress(OSError):
-                    total += entry.stat(follow_symlinks=False).st_blocks * 512
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append((*parts, entry.name))
-    return total, True
-
-
-@contextlib.contextmanager
-def _opened_below(top: "str | os.PathLike[str]", parts: "Sequence[str]") -> "Iterator[int]":
-    """Open a folder component by component, following no link."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    handle = os.open(top, flags)
-    try:
-        for part in parts:
-            below = os.open(part, flags, dir_fd=handle)
-            os.close(handle)
-            handle = below
-        yield handle
-    finally:
-        os.close(handle)
 
 
 def parse(output: bytes) -> "list[OpenFile]":

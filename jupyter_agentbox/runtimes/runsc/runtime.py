@@ -31,6 +31,7 @@ from jupyter_agentbox.linux import (
     find_processes,
     get_runtime_directories,
     kill_processes,
+    measure_tree,
     remove_cgroups,
     remove_tree,
     send_signal,
@@ -39,7 +40,7 @@ from jupyter_agentbox.runtimes import Check, Handle, Runtime, Usage, cgroups, na
 from jupyter_agentbox.spec import CLAIM_DIR, GIB, MIB, WORKSPACE, Cause, End, Limits, SandboxSpec, out_of_memory
 
 from . import import_cache, open_files
-from .open_files import OpenFile, list_open_files, measure_tree
+from .open_files import OpenFile, list_open_files
 from .runsc_errors import explain_restore, explain_save
 
 #: First release with the systrap platform as default and FIFOs of the host.

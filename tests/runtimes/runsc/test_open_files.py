@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_agentbox.linux import measure_tree
 from jupyter_agentbox.runtimes.runsc import import_cache
-from jupyter_agentbox.runtimes.runsc.open_files import measure_tree
 from jupyter_agentbox.runtimes.runsc.runtime import measure_shared
 from jupyter_agentbox.spec import KIB, MIB
 
