@@ -249,6 +249,17 @@ def _opened_below(top: str | os.PathLike[str], parts: Sequence[str]) -> Iterator
         os.close(handle)
 
 
+def remove_unfinished(folder: Path, min_age: float) -> None:
+    """Remove the files and directories of a folder that are not whole yet, if they are older than some seconds.
+
+    Whoever made one was killed before it got its name: see :data:`NEW`.
+    """
+    for path in folder.glob(f"{NEW}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.lstat().st_mtime > min_age:
+                remove_tree(path)
+
+
 def remove_unowned(folder: Path) -> list[str]:
     """Remove the directories in a folder whose file ``lock`` no process holds, and return their names.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_agentbox.linux import is_locked, open_locked, remove_unowned, try_lock, write_atomically
+from jupyter_agentbox.linux import is_locked, open_locked, remove_unfinished, remove_unowned, try_lock, write_atomically
 
 
 def test_a_file_is_replaced_whole_with_the_mode_that_was_asked_for(tmp_path: Path) -> None:
@@ -81,3 +81,16 @@ def test_only_folders_whose_lock_nobody_holds_are_removed(tmp_path: Path) -> Non
     with try_lock(tmp_path / "held" / "lock"):
         assert remove_unowned(tmp_path) == ["bare", "left"]
     assert sorted(os.listdir(tmp_path)) == ["file", "held", "link", "odd"]
+
+
+def test_only_what_is_unfinished_and_old_is_removed(tmp_path: Path) -> None:
+    for name in (".new-old", ".new-young", "old"):
+        (tmp_path / name / "folder").mkdir(parents=True)
+    (tmp_path / ".new-file").touch()
+    (tmp_path / ".new-link").symlink_to("old")
+    for name in (".new-old", "old", ".new-file", ".new-link"):
+        os.utime(tmp_path / name, (0, 0), follow_symlinks=False)
+    remove_unfinished(tmp_path, 60)
+    assert sorted(os.listdir(tmp_path)) == [".new-young", "old"]
+    assert (tmp_path / "old" / "folder").is_dir()
+    remove_unfinished(tmp_path / "gone", 60)

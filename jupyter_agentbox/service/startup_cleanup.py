@@ -7,15 +7,13 @@ What was parked goes on: see ``service.live.parking``.
 from __future__ import annotations
 
 import logging
-import time
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from subprocess import SubprocessError
 
 from jupyter_agentbox.errors import AgentboxError
 from jupyter_agentbox.kernels.front import endpoints
-from jupyter_agentbox.linux import NEW
+from jupyter_agentbox.linux import remove_unfinished
 from jupyter_agentbox.runtimes.runsc import import_cache
 from jupyter_agentbox.runtimes.runsc.checks import clear_left
 from jupyter_agentbox.sandbox.sweep import ensure_sweeper, has_left
@@ -32,10 +30,7 @@ MAX_AGE = 60.0
 def clear(state_dir: Path) -> None:
     """Clear away what is nobody's any more, and nothing that a living process is at. Blocks; never fails."""
     for folder in FOLDERS:
-        for path in (state_dir / folder).glob(f"{NEW}*"):
-            with suppress(OSError):
-                if time.time() - path.lstat().st_mtime > MAX_AGE:
-                    path.unlink()
+        remove_unfinished(state_dir / folder, MAX_AGE)
     for work in (clear_left, partial(import_cache.clear, state_dir), ImageStore(state_dir).clear, endpoints.clear):
         try:
             work()

@@ -32,7 +32,7 @@ PROGRAM = """
     endpoints.make_directory()
     with ImageStore(state).staging() as folder:
         (folder / "rootfs" / "usr").mkdir(parents=True)
-        store.remove_folder = killed
+        store.remove_tree = killed
         ImageStore(state).remove(ImageStore(state).list()[0])
 """
 IMAGE = '{"address": "%s", "name": "old", "recipe": {}, "created": 1, "size": 1, "env": {}, "packages": {}}'

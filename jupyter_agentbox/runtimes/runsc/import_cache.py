@@ -10,20 +10,17 @@ theirs.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import marshal
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-from jupyter_agentbox.linux import GUEST, NEW, PACKAGE
+from jupyter_agentbox.linux import GUEST, NEW, PACKAGE, remove_unfinished
 from jupyter_agentbox.spec import SandboxSpec
 
 from .import_gather import make_stamp
@@ -112,10 +109,7 @@ def make(state_dir: Path) -> bool:
 
 def clear(state_dir: Path) -> None:
     """Remove what those that were killed as they made one have left."""
-    for left in (state_dir / FOLDER).glob(f"{NEW}*"):
-        with contextlib.suppress(OSError):
-            if left.stat().st_mtime < time.time() - 2 * MAKE_TIMEOUT:
-                shutil.rmtree(left)
+    remove_unfinished(state_dir / FOLDER, 2 * MAKE_TIMEOUT)
 
 
 @functools.lru_cache(maxsize=16)

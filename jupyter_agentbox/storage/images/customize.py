@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from jupyter_agentbox.errors import InvalidRequest, RuntimeFailed
+from jupyter_agentbox.linux import remove_tree
 
 from . import tree
 from .chroot_exec import LENT
@@ -217,7 +218,5 @@ def make_link(root: Path, name: str, target: str) -> None:
 
 def remove(place: Path) -> None:
     """Remove a file, a link or a folder with all in it; does nothing where there is none."""
-    if place.is_dir() and not place.is_symlink():
-        shutil.rmtree(place)
-    elif os.path.lexists(place):
-        place.unlink()
+    if os.path.lexists(place):
+        remove_tree(place)

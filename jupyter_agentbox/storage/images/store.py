@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from typing import Any
 import msgspec
 
 from jupyter_agentbox.errors import Conflict, Damaged, InvalidRequest, NotFound
-from jupyter_agentbox.linux import GONE, NEW, try_lock, write_atomically
+from jupyter_agentbox.linux import GONE, NEW, remove_tree, try_lock, write_atomically
 
 from . import tree
 from .values import MAX_TEXT, Image, Recipe
@@ -108,7 +107,7 @@ class ImageStore:
             try:
                 yield folder
             finally:
-                remove_folder(folder)
+                remove_tree(folder)
 
     def add(
         self,
@@ -193,7 +192,7 @@ class ImageStore:
         gone = self.directory / f"{GONE}{image.address[:16]}-{os.getpid()}"
         with _held(self.directory / image.address):
             (self.directory / image.address).rename(gone)
-            remove_folder(gone)
+            remove_tree(gone)
 
     def clear(self) -> None:
         """Remove what builds and removals that were killed have left, and nothing that one is at."""
@@ -203,7 +202,7 @@ class ImageStore:
                 if any(path.iterdir()) or time.time() - path.stat().st_mtime > _FRESH:
                     with _held(path) as is_left:
                         if is_left:
-                            remove_folder(path)
+                            remove_tree(path)
 
 
 def _held(folder: Path) -> contextlib.AbstractContextManager[bool]:
@@ -215,9 +214,3 @@ def describe(recipe: Recipe) -> dict[str, Any]:
     """Return a recipe as plain values, without what is not set."""
     values = {name: value for name, value in msgspec.to_builtins(recipe).items() if value}
     return dict(values)
-
-
-def remove_folder(path: Path) -> None:
-    """Remove a folder and all in it; does nothing if it is not there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from jupyter_agentbox.errors import Damaged, InvalidRequest, TooLarge
+from jupyter_agentbox.linux import remove_tree
 from jupyter_agentbox.spec import GIB, format_size
 
 MAX_ENTRIES = 2_000_000
@@ -211,7 +212,7 @@ class Unpacker:
             return
         mode = _mode(self.top / path)
         if stat.S_ISDIR(mode):
-            shutil.rmtree(self.top / path)
+            remove_tree(self.top / path)
             for link in [link for link in self._links if link.startswith(path + "/")]:
                 del self._links[link]
         elif mode:
@@ -222,7 +223,7 @@ class Unpacker:
             for other in [link for link in self._links if link.startswith(parent + "/")]:
                 del self._links[other]
             if parent and stat.S_ISDIR(_mode(self.top / parent)):
-                shutil.rmtree(self.top / parent)
+                remove_tree(self.top / parent)
                 os.mkdir(self.top / parent, 0o755)
         elif not name.startswith(".wh..wh."):
             hidden = name.removeprefix(".wh.")
@@ -258,10 +259,7 @@ def clean(top: Path) -> None:
         folder = top / name
         if is_inner_folder(top, folder):
             for entry in os.scandir(folder):
-                if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path)
-                else:
-                    os.unlink(entry.path)
+                remove_tree(Path(entry.path))
     for name in _REMOVED:
         if is_inner_folder(top, (top / name).parent) and _mode(top / name):
             (top / name).unlink()
@@ -291,13 +289,21 @@ def is_inner_folder(top: Path, folder: Path) -> bool:
 
 def walk(top: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Yield everything beneath a folder in one fixed order, no link followed; a folder before what is in it."""
-    with os.scandir(top) as entries:
-        found = sorted(entries, key=lambda entry: os.fsencode(entry.name))
-    for entry in found:
+    pending = [_list(top)]
+    while pending:
+        entry = next(pending[-1], None)
+        if entry is None:
+            pending.pop()
+            continue
         info = entry.stat(follow_symlinks=False)
         yield Path(entry.path), info
         if stat.S_ISDIR(info.st_mode):
-            yield from walk(Path(entry.path))
+            pending.append(_list(entry.path))
+
+
+def _list(folder: str | Path) -> Iterator[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return iter(sorted(entries, key=lambda entry: os.fsencode(entry.name)))
 
 
 def measure(top: Path) -> int:

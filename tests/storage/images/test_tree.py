@@ -283,3 +283,24 @@ def test_what_a_recipe_adds_stays_in_the_tree(unpack: Callable[..., Path], victi
         with pytest.raises(InvalidRequest, match="leads nowhere"):
             customize.write_file(top, name, "theirs")
     tree.clean(top)
+
+
+def test_a_tree_deeper_than_python_can_recurse_is_walked_in_order_and_removed(tmp_path: Path) -> None:
+    top = tmp_path / "tmp"
+    deepest = top.joinpath(*["d"] * 1200)
+    handle = os.open(tmp_path, os.O_RDONLY)
+    try:
+        for name in ("tmp", *["d"] * 1200):
+            os.mkdir(name, dir_fd=handle)
+            below = os.open(name, os.O_RDONLY, dir_fd=handle)
+            os.close(handle)
+            handle = below
+    finally:
+        os.close(handle)
+    (top / "a").touch()
+    (top / "d" / "a").touch()
+    names = [path.relative_to(top).as_posix() for path, _ in tree.walk(top)]
+    assert names[:4] == ["a", "d", "d/a", "d/d"]
+    assert names[-1] == deepest.relative_to(top).as_posix()
+    tree.clean(tmp_path)
+    assert os.listdir(top) == []
