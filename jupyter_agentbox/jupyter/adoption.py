@@ -29,7 +29,8 @@ from jupyter_server.serverapp import ServerApp
 
 from jupyter_agentbox.errors import AgentboxError, Conflict
 from jupyter_agentbox.kernels.front.reconnect import BoundedBuffer
-from jupyter_agentbox.kernels.sandboxed_kernel import Restoration, SandboxedKernel
+from jupyter_agentbox.kernels.parked_kernel import Restoration
+from jupyter_agentbox.kernels.sandboxed_kernel import SandboxedKernel
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.sandbox.link.link import LinkThread
 from jupyter_agentbox.sandbox.manager import SandboxManager

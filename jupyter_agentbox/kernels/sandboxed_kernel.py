@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from jupyter_agentbox.errors import AgentboxError, LinkClosed, RuntimeFailed
+from jupyter_agentbox.errors import AgentboxError, Conflict, LinkClosed, RuntimeFailed
 from jupyter_agentbox.sandbox.drivers import Kernel
 from jupyter_agentbox.sandbox.link.link import LinkThread
 from jupyter_agentbox.sandbox.manager import SandboxManager
@@ -28,10 +28,8 @@ from jupyter_agentbox.sandbox.sandbox import Sandbox
 from jupyter_agentbox.sandbox.tokens import TokenStore
 from jupyter_agentbox.spec import WORKSPACE, Cause, End, SandboxSpec
 
-from .front.front import Front, OnCommand, end_notice
-from .parkable import Parkable
-from .saved import Parked as Parked
-from .saved import Restoration as Restoration
+from .front.front import Front, OnCommand, WakeHandlers, end_notice
+from .parked_kernel import ParkedKernel, Restoration
 from .warm.starts import WarmStarts
 from .warm.templates import KernelRequest
 
@@ -39,6 +37,9 @@ from .warm.templates import KernelRequest
 SIGNAL_TIMEOUT = 5.0
 #: Seconds that a kernel may take to be ready before the start of others goes on; between two looks at it.
 READY_TIMEOUT, READY_INTERVAL = 20.0, 0.02
+#: Seconds that a kernel which is to be parked has to come to an end with what it does: its last word comes after the
+#: reply.
+IDLE_GRACE = 1.0
 #: Seconds that a process that ends waits for its sandboxes to be gone. What is left then, the sweeper takes.
 EXIT_TIMEOUT = 8.0
 
@@ -73,8 +74,8 @@ class KeptKernel:
             await self.manager.stop(self.sandbox)
 
 
-class SandboxedKernel(Parkable):
-    """Holds a kernel id's front and its present sandbox.
+class SandboxedKernel:
+    """Holds a kernel id's front and its present sandbox, or what the kernel was parked as.
 
     Parameters
     ----------
@@ -98,7 +99,7 @@ class SandboxedKernel(Parkable):
     #: By ids of kernels that go on from a snapshot when Jupyter starts them, which is taken out then.
     restorations: ClassVar[dict[str, Restoration]] = {}
     #: By ids of kernels that an earlier server parked, until Jupyter starts them.
-    waiting: ClassVar[dict[str, Parked]] = {}
+    waiting: ClassVar[dict[str, ParkedKernel]] = {}
     #: By ids of kernels that Jupyter has given up, until somebody starts them again, or their time is over.
     kept: ClassVar[dict[str, KeptKernel]] = {}
     _all: ClassVar[weakref.WeakSet[SandboxedKernel]] = weakref.WeakSet()
@@ -127,7 +128,8 @@ class SandboxedKernel(Parkable):
         self.first_notice = ""
         self._sandbox: Sandbox | None = None
         self._kernel: Kernel | None = None
-        self._parked = self._waking = None
+        self._parked: ParkedKernel | None = None
+        self._waking: asyncio.Task[None] | None = None
         self._revived: KeptKernel | None = None
         self._meant = End(Cause.STOPPED, 137, "it was stopped")
         # One start, stop or release at a time: Jupyter's calls overlap when a user is impatient.
@@ -175,6 +177,11 @@ class SandboxedKernel(Parkable):
     def sandbox(self) -> Sandbox | None:
         """The present sandbox, or the ended one whose workspace the next will have."""
         return self._sandbox
+
+    @property
+    def parked(self) -> ParkedKernel | None:
+        """What the kernel was saved as, while it is parked. From any thread."""
+        return self._parked if self.end is None else None
 
     @property
     def spec(self) -> SandboxSpec | None:
@@ -376,6 +383,108 @@ class SandboxedKernel(Parkable):
             if sandbox is not None:
                 await self.manager.leave(sandbox)
             self.end = self.end or End(Cause.STOPPED, 0, "it was left to the next server")
+
+    async def park(self, save: Callable[[Sandbox], Awaitable[ParkedKernel]]) -> None:
+        """Have the kernel saved, and end it with its sandbox. The endpoints stay, and what is sent there wakes it.
+
+        Raises
+        ------
+        Conflict
+            Something runs, or there is no kernel.
+        AgentboxError
+            It was not saved, and goes on.
+        """
+        async with self._lock:
+            kernel, front, sandbox = self._kernel, self._front, self._sandbox
+            if kernel is None or front is None or sandbox is None or kernel.end is not None:
+                raise Conflict("there is no kernel that could be parked")
+            deadline = time.monotonic() + IDLE_GRACE
+            while any(other.is_busy() for other in sandbox.kernels.values() if other.end is None):
+                if time.monotonic() > deadline:
+                    raise Conflict("code runs in the sandbox: wait for its end, or interrupt it")
+                await asyncio.sleep(IDLE_GRACE / 20)
+            front.hold()
+            try:
+                parked = await save(sandbox)
+            except BaseException:
+                front.resume()
+                raise
+            if self._kernel is None or self._kernel.end is not None:
+                await parked.forget()
+                raise Conflict("the kernel ended while it was saved")
+            self._parked, self._kernel, self._sandbox = parked, None, None
+            front.park(self._wake_handlers)
+            await self.manager.stop(sandbox, End(Cause.STOPPED, 0, "it was parked"))
+
+    async def take_over(self, parked: ParkedKernel) -> dict[str, Any]:
+        """Put a kernel that an earlier process parked behind new endpoints; see :meth:`adopt`."""
+        async with self._lock:
+            known = parked.kernel
+            self._key, self._signature_scheme = known.key.encode(), known.signature_scheme
+            front = await self._open_front(self._key, self._signature_scheme)
+            self._front, self._parked, self.end = front, parked, None
+            front.park(self._wake_handlers)
+            return self._connection_info(front)
+
+    async def wake(self) -> None:
+        """Let a parked kernel go on, and hand it what waits for it. Does nothing to one that is not parked.
+
+        Raises
+        ------
+        LimitReached
+            There are as many sandboxes as there may be.
+        AgentboxError
+            It did not start. It is parked still.
+        """
+        async with self._lock:
+            parked = self.parked
+            if parked is None:
+                return
+            with parked.waking():
+                async with parked.opened() as found:
+                    await self._restore(found, lambda sandbox: self._moved(parked, sandbox))
+            assert self._sandbox is not None
+            await parked.woken(self._sandbox)
+
+    def _moved(self, parked: ParkedKernel, sandbox: Sandbox) -> None:
+        self._parked = None
+        parked.moved(sandbox)
+
+    @property
+    def _wake_handlers(self) -> WakeHandlers:
+        return WakeHandlers(self._wanted, self._shut_down)
+
+    def _wanted(self) -> None:
+        if self._waking is None and self.parked is not None:
+            self._waking = LinkThread.instance().spawn(self._wake_for_clients())
+
+    async def _wake_for_clients(self) -> None:
+        try:
+            await self.wake()
+        except Exception as error:
+            self._log.error("a parked kernel was not woken: %s", error, exc_info=not isinstance(error, AgentboxError))
+            if self._front is not None and self.parked is not None:
+                self._front.refuse_waiting(f"the kernel is parked, and could not be woken: {error}")
+        finally:
+            self._waking = None
+
+    def _shut_down(self) -> None:
+        if self.parked is not None:
+            self.end = End(Cause.EXITED, 0, "the kernel was shut down")
+            if self._front is not None:
+                self._front.detach()
+
+    async def _take_files_back(self) -> None:
+        """A restart keeps a private workspace: of a parked kernel it is with what was saved. Otherwise forget that."""
+        parked = self._parked
+        if parked is None:
+            return
+        if parked.spec.workspace is None:
+            async with parked.opened() as found, self.manager.starting:
+                self._sandbox = await self.manager.restore(found.spec, found.record, found.saved)
+            await self.manager.stop(self._sandbox, is_kept=True)
+        self._parked = None
+        await parked.forget()
 
     def _hold(self, kernel: Kernel, front: Front, sandbox: Sandbox) -> None:
         sandbox.clean_up_with(front.directory)

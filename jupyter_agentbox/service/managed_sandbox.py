@@ -22,7 +22,7 @@ from typing import Any, Literal
 import msgspec
 
 from jupyter_agentbox.errors import AgentboxError, Conflict, InvalidRequest, NotFound, PolicyRefused, SandboxEnded
-from jupyter_agentbox.kernels.saved import Parked
+from jupyter_agentbox.kernels.parked_kernel import ParkedKernel
 from jupyter_agentbox.linux import write_atomically
 from jupyter_agentbox.models import TOOLS, AskInfo, EndInfo, KernelInfo, LimitsInfo, SandboxInfo, SandboxRequest, State
 from jupyter_agentbox.models.base import SandboxState
@@ -352,7 +352,7 @@ class ManagedSandbox:
 
         sandbox.gate.on_refusal = on_refusal
 
-    def mark_parked(self, parked: Parked | None) -> None:
+    def mark_parked(self, parked: ParkedKernel | None) -> None:
         """A notebook's: its kernel was parked, if it is not awake again already."""
         if parked is not None:
             self.close()

@@ -66,8 +66,8 @@ class Kernel(Protocol):
 
 
 @dataclass(frozen=True)
-class Parking:
-    """Whom a front tells what clients want of a kernel that was saved to the disk.
+class WakeHandlers:
+    """What a front calls when clients want something of a parked kernel.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ class Front:
         self._channels = {name: Channel(self, name, port, kind) for name, port, kind in CHANNELS}
         self._kernel: Kernel | None = None
         self._pumps: list[asyncio.Task[None]] = []
-        self._parking: Parking | None = None
+        self._wake_handlers: WakeHandlers | None = None
         self._refusals: set[str] = set()
         self._refusals_of: bytes | None = None
         self._is_closed = False
@@ -263,7 +263,7 @@ class Front:
 
     def detach(self) -> None:
         """Take the kernel away. What clients send from here on waits for the next one."""
-        self._kernel = self._parking = None
+        self._kernel = self._wake_handlers = None
         self._stop_pumps()
 
     def hold(self) -> None:
@@ -283,17 +283,17 @@ class Front:
     @property
     def is_parked(self) -> bool:
         """Whether the kernel is saved to the disk, and lives for all that clients see."""
-        return self._parking is not None
+        return self._wake_handlers is not None
 
-    def park(self, parking: Parking) -> None:
+    def park(self, handlers: WakeHandlers) -> None:
         """Take the kernel away until a client wants it. Meanwhile heartbeats are answered, and it is idle."""
         self.detach()
         self.is_alive = True
-        self._parking = parking
+        self._wake_handlers = handlers
         for channel in self._channels.values():
             channel.see_again()
         if any(channel.waiting for channel in self._channels.values()):
-            parking.on_wanted()
+            handlers.on_wanted()
 
     def answer_parked(self, channel: str, peer: Peer | LocalPeer, frames: list[bytes]) -> bool:
         """Look at what a client sends to a parked kernel. What would end or interrupt it does not wake it.
@@ -303,12 +303,12 @@ class Front:
         bool
             Whether it is answered; else it is to wait for the kernel.
         """
-        if self._parking is None or channel == "stdin":
+        if self._wake_handlers is None or channel == "stdin":
             return False
         index = header_index(frames)
         kind = parse(frames[index]).get("msg_type") if index is not None else None
         if index is None or kind not in ("shutdown_request", "interrupt_request") or not isinstance(peer, Peer):
-            self._parking.on_wanted()
+            self._wake_handlers.on_wanted()
             return False
         if self.signer.is_signed(frames, index):
             content: dict[str, Any] = {"status": "ok"}
@@ -317,7 +317,7 @@ class Front:
             reply = self.signer.message(b"", str(kind).replace("request", "reply"), content, frames[index])
             peer.write(zmtp.encode([*frames[: index - 2], *reply[1:]]))
             if kind == "shutdown_request":
-                self._parking.on_shutdown()
+                self._wake_handlers.on_shutdown()
         return True
 
     def refuse_all(self, sentence: str) -> None:
@@ -325,15 +325,15 @@ class Front:
         loop = asyncio.get_running_loop()
 
         def refuse() -> None:
-            if self._parking is parking:
+            if self._wake_handlers is handlers:
                 self.refuse_waiting(sentence)
 
         def on_wanted() -> None:
             loop.call_soon(refuse)  # it does not wait yet
 
-        parking = Parking(on_wanted, lambda: None)
+        handlers = WakeHandlers(on_wanted, lambda: None)
         self.notice(sentence)
-        self.park(parking)
+        self.park(handlers)
         self.is_alive = False
 
     def refuse_waiting(self, sentence: str) -> None:
@@ -355,7 +355,7 @@ class Front:
     def restarting(self) -> None:
         """A new kernel is on its way: heartbeats are answered, and the addresses are there again."""
         self.is_alive = True
-        self._parking = None
+        self._wake_handlers = None
         self.link()
 
     def link(self) -> None:

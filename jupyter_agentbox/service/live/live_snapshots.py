@@ -22,7 +22,8 @@ from pathlib import Path
 import msgspec
 
 from jupyter_agentbox.errors import Conflict, Damaged, InvalidRequest, NotAuthorized, NotFound, RuntimeFailed
-from jupyter_agentbox.kernels.sandboxed_kernel import Restoration, SandboxedKernel
+from jupyter_agentbox.kernels.parked_kernel import Restoration
+from jupyter_agentbox.kernels.sandboxed_kernel import SandboxedKernel
 from jupyter_agentbox.models import ForkRequest, SandboxInfo, SandboxRequest, SnapshotInfo, SnapshotRequest
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.policy.renewal import intersect_grants, reapply_policy

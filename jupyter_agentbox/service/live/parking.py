@@ -21,7 +21,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from jupyter_agentbox.errors import AgentboxError, Conflict
-from jupyter_agentbox.kernels.sandboxed_kernel import Parked, Restoration, SandboxedKernel
+from jupyter_agentbox.kernels.parked_kernel import ParkedKernel, Restoration
+from jupyter_agentbox.kernels.sandboxed_kernel import SandboxedKernel
 from jupyter_agentbox.models import SnapshotRequest
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.sandbox.link.thread import LinkThread, on_link_thread
@@ -46,7 +47,7 @@ PARKING_TIMEOUT, PARKING_INTERVAL = 15.0, 0.1
 
 # A method of the store is called `list`.
 Found = list[ManagedSandbox]
-Kernels = list[Parked]
+Kernels = list[ParkedKernel]
 
 
 class Parker:
@@ -122,7 +123,7 @@ class Parker:
             raise
         return snapshot
 
-    async def _save_kernel(self, managed: ManagedSandbox, sandbox: Sandbox) -> Parked:
+    async def _save_kernel(self, managed: ManagedSandbox, sandbox: Sandbox) -> ParkedKernel:
         snapshot = await self._save(managed, sandbox)
         return self._parked(snapshot, read_saved(snapshot))
 
@@ -180,7 +181,7 @@ class Parker:
     @on_link_thread
     async def recover_kernels(self, origin: str) -> Kernels:
         """Take over the kernels that an earlier server of a root directory has parked. From any event loop."""
-        found: dict[str, _ParkedKernel] = {}
+        found: dict[str, _SavedKernel] = {}
         for snapshot, saved in await self._find_left():
             record = saved.record
             is_kernel = saved.session is None and record.main_kernel is not None
@@ -229,11 +230,11 @@ class Parker:
                 if directory.name not in self._locks and not self.snapshots.store.exists(directory.name):
                     _remove_unheld(directory)
 
-    def _parked(self, snapshot: Snapshot, saved: Saved) -> _ParkedKernel:
+    def _parked(self, snapshot: Snapshot, saved: Saved) -> _SavedKernel:
         kernel = saved.record.main_kernel
         assert kernel is not None
         record = saved.record
-        return _ParkedKernel(self, snapshot.id, snapshot.meta.owner, record.id, record.spec, kernel, record.asks)
+        return _SavedKernel(self, snapshot.id, snapshot.meta.owner, record.id, record.spec, kernel, record.asks)
 
     # -- idle kernels ----------------------------------------------------------------------------
 
@@ -292,8 +293,8 @@ class Parker:
 
 
 @dataclass(frozen=True)
-class _ParkedKernel:
-    """See :class:`~jupyter_agentbox.kernels.saved.Parked`."""
+class _SavedKernel:
+    """See :class:`~jupyter_agentbox.kernels.parked_kernel.ParkedKernel`."""
 
     parker: Parker
     snapshot_id: str

@@ -1,4 +1,4 @@
-"""Kernels that are saved: what one is that lies parked, and what one goes on from."""
+"""What a parked kernel is, and what a kernel goes on from."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Restoration:
     saved: Path
 
 
-class Parked(Protocol):
+class ParkedKernel(Protocol):
     """A kernel that was saved to the disk, and ended; ``service.live.parking`` makes them.
 
     Parameters
