@@ -17,46 +17,45 @@ from jupyter_agentbox.storage.images import Image, ImageStore, archive, values
 
 from .base import ALIASES, FLAGS, Command, CommandGroup, format_age, printable, write_table
 
-_NO_KERNELSPEC = "Install no kernelspecs for its kernels."
+_NO_KERNELSPEC = "Do not install kernelspecs for the image's kernels."
 _BUILD_ALIASES = {**ALIASES, "cache": "BuildCommand.cache", "name": "BuildCommand.title"}
 _BUILD_FLAGS = {
     **FLAGS,
-    "docker": ({"BuildCommand": {"is_docker": True}}, "Build with Docker, from the recipe's `docker` image."),
     "no-kernelspec": ({"BuildCommand": {"is_plain": True}}, _NO_KERNELSPEC),
 }
 _LIST_FLAGS = {
     **FLAGS,
     "json": ({"ListImagesCommand": {"is_json": True}}, "Print a JSON list instead of a table."),
 }
-_IMPORT_ALIASES = {**ALIASES, "name": "ImportImageCommand.title", "recipe": "ImportImageCommand.recipe"}
 _IMPORT_FLAGS = {**FLAGS, "no-kernelspec": ({"ImportImageCommand": {"is_plain": True}}, _NO_KERNELSPEC)}
 
 
 class _ImageCommand(Command):
-    """What they share: the store of the state directory."""
+    """Base of the commands on images: the store of the state directory."""
 
     def store(self) -> ImageStore:
-        """Return it."""
+        """Return the store."""
         return ImageStore(Policy(parent=self).state_path)
 
     def offer(self, image: Image) -> None:
-        """Install kernelspecs for the image's kernels, and say so."""
+        """Install kernelspecs for the image's kernels, and print each."""
         from jupyter_agentbox.jupyter import kernelspecs
 
         for entry in image.kernels:
             taken_by = kernelspecs.find_image_of(f"agentbox-{entry.name}")
             if taken_by not in (None, image.name):
                 again = f"jupyter agentbox kernelspec --image={image.name} {entry.name}"
-                print(f"kernelspec agentbox-{entry.name} stays with image {taken_by}; `{again}` takes it over")
+                print(f"kernelspec agentbox-{entry.name} stays with image {taken_by}; to replace it, run `{again}`")
             else:
                 print(f"kernelspec {kernelspecs.install_for_image(image.name, entry)}")
 
 
 class BuildCommand(_ImageCommand):
-    """Build an image from a recipe, the name of one that comes with agentbox or a file of your own, or a Dockerfile.
+    """Build an image from a recipe or a Dockerfile.
 
-    A recipe from the packages that apt is set up with on this machine, or with Docker. A Dockerfile, which is a file
-    whose name begins so, takes --name and builds with Docker. The steps are told on standard error.
+    RECIPE is the name of a recipe that comes with agentbox, your own .toml file, or a file whose name begins with
+    "Dockerfile". Recipes are built from the package sources of this machine's apt. Dockerfiles are built with Docker,
+    and need --name. Progress goes to standard error.
     """
 
     name = "jupyter agentbox image build"
@@ -66,25 +65,22 @@ class BuildCommand(_ImageCommand):
         "jupyter agentbox image build ./Dockerfile --name=mine"
     )
     argument = "RECIPE"
-    wanted = "name one recipe; `jupyter agentbox image list` lists those that come with agentbox"
+    wanted = "name one recipe or Dockerfile; `jupyter agentbox image list` lists the recipes that come with agentbox"
     aliases = _BUILD_ALIASES
     flags = _BUILD_FLAGS
-    cache = Unicode(help="Where downloads are kept; agentbox/images in your cache directory unless given.").tag(
-        config=True
-    )
-    is_docker = Bool(False, help="Build with Docker.").tag(config=True)
-    title = Unicode(help="What to call the image of a Dockerfile.").tag(config=True)
+    cache = Unicode(help="Cache for downloads; by default agentbox/images in your cache directory.").tag(config=True)
+    title = Unicode(help="Name of the image, if it is built from a Dockerfile.").tag(config=True)
     is_plain = Bool(False, help=_NO_KERNELSPEC).tag(config=True)
 
     def run(self) -> int:
-        """Build it."""
+        """Build the image."""
         from jupyter_agentbox.egress import presets
-        from jupyter_agentbox.storage.images import build, docker
+        from jupyter_agentbox.storage.images import build, dockerfile
 
         wanted = self.extra_args[0]
         store = self.store()
         for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, _leave)  # so that what builds ends as well, and takes its mounts away
+            signal.signal(number, _leave)  # so that the build's programs end too, and remove their mounts
         began = time.monotonic()
 
         def tell(line: str) -> None:
@@ -95,14 +91,15 @@ class BuildCommand(_ImageCommand):
         file = Path(wanted).expanduser()
         if file.name.startswith("Dockerfile"):
             if not file.is_file():
-                raise NotFound(f"there is no file {file}")
+                raise NotFound(f"Cannot build {file}: no such file. Check the path")
             if not self.title:
-                raise InvalidRequest("give the image a name: --name=mine", field="name")
-            image = docker.build_file(store, file, values.make_recipe(self.title), tell)
+                raise InvalidRequest(
+                    "Cannot build from a Dockerfile: the image has no name. Add --name=NAME", field="name"
+                )
+            image = dockerfile.build_file(store, file, values.make_recipe(self.title), tell)
         else:
             recipe = values.read_recipe(values.find_recipe(wanted))
-            make = docker.build if self.is_docker else build.build
-            image = make(store, recipe, tell, pip_environment=presets.pip_environment(), cache=cache)
+            image = build.build(store, recipe, tell, pip_environment=presets.pip_environment(), cache=cache)
         print(f"{image.short}  {format_size(image.size)}  in {time.monotonic() - began:.0f} s")
         if not self.is_plain:
             self.offer(image)
@@ -114,7 +111,7 @@ def _leave(number: int, frame: object) -> None:
 
 
 class ListImagesCommand(_ImageCommand):
-    """List the images, the newest first, and the recipes that come with agentbox."""
+    """List the images, newest first, and the recipes that come with agentbox."""
 
     name = "jupyter agentbox image list"
     description = __doc__ or ""
@@ -138,7 +135,7 @@ class ListImagesCommand(_ImageCommand):
 
 
 class RemoveImageCommand(_ImageCommand):
-    """Remove images, by name or address. Snapshots of sandboxes that ran on them can't be restored then."""
+    """Remove images, by name or address. Snapshots taken on a removed image cannot be restored."""
 
     name = "jupyter agentbox image remove"
     description = __doc__ or ""
@@ -147,7 +144,7 @@ class RemoveImageCommand(_ImageCommand):
     wanted = "name the images to remove; `jupyter agentbox image list` lists them"
 
     def run(self) -> int:
-        """Remove them."""
+        """Remove the images."""
         store = self.store()
         for reference in self.extra_args:
             image = store.get(reference)
@@ -166,7 +163,7 @@ class ExportImageCommand(_ImageCommand):
     wanted = "name an image and a new file; `jupyter agentbox image list` lists images"
 
     def run(self) -> int:
-        """Write it."""
+        """Write the image."""
         reference, file = self.extra_args
         store = self.store()
         image = store.get(reference)
@@ -176,28 +173,18 @@ class ExportImageCommand(_ImageCommand):
 
 
 class ImportImageCommand(_ImageCommand):
-    """Read an image from a file: of `image export`, `docker export` or `docker save`.
-
-    Those of Docker need a name, or a recipe of yours with name, environment and kernels (its packages are not
-    installed).
-    """
+    """Read an image from a file that `image export` wrote."""
 
     name = "jupyter agentbox image import"
     description = __doc__ or ""
-    examples = "jupyter agentbox image import datascience.tar.gz\njupyter agentbox image import saved.tar --name=mine"
+    examples = "jupyter agentbox image import datascience.tar.gz"
     argument = "FILE"
-    aliases = _IMPORT_ALIASES
     flags = _IMPORT_FLAGS
-    title = Unicode(help="What to call one of Docker's.").tag(config=True)
-    recipe = Unicode(help="Recipe whose name, environment, services and kernels one of Docker's has.").tag(config=True)
     is_plain = Bool(False, help=_NO_KERNELSPEC).tag(config=True)
 
     def run(self) -> int:
-        """Read it."""
-        recipe = values.read_recipe(values.find_recipe(self.recipe)) if self.recipe else None
-        if recipe is None and self.title:
-            recipe = values.make_recipe(self.title)
-        image = archive.import_image(self.store(), Path(self.extra_args[0]).expanduser(), recipe)
+        """Import the image."""
+        image = archive.import_image(self.store(), Path(self.extra_args[0]).expanduser())
         print(f"imported {image.short}  {format_size(image.size)}")
         if not self.is_plain:
             self.offer(image)
@@ -205,14 +192,14 @@ class ImportImageCommand(_ImageCommand):
 
 
 class VerifyImageCommand(_ImageCommand):
-    """Check that images are what they were when they were made, by hashing all of their files."""
+    """Check that images are unchanged since they were built, by hashing all their files."""
 
     name = "jupyter agentbox image verify"
     description = __doc__ or ""
     argument = "[IMAGE...]"
 
     def run(self) -> int:
-        """Check those named, or all."""
+        """Check the named images, or all."""
         store = self.store()
         for image in [store.get(reference) for reference in self.extra_args] or store.list():
             store.verify(image)
@@ -221,7 +208,7 @@ class VerifyImageCommand(_ImageCommand):
 
 
 _IMAGE_COMMANDS = {
-    "build": (BuildCommand, "Build an image from a recipe."),
+    "build": (BuildCommand, "Build an image from a recipe or a Dockerfile."),
     "list": (ListImagesCommand, "List the images."),
     "remove": (RemoveImageCommand, "Remove images."),
     "export": (ExportImageCommand, "Write an image to a file."),

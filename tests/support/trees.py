@@ -6,10 +6,11 @@ import io
 import os
 import stat
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from jupyter_agentbox.storage.images import Image, ImageStore, tree
-from jupyter_agentbox.storage.images.values import make_recipe
+from jupyter_agentbox.storage.images.values import KernelEntry, Recipe
 
 Entry = tuple[str, str, object]
 
@@ -50,7 +51,7 @@ SYSTEM: tuple[Entry, ...] = (
 )
 
 
-def keep(store: ImageStore, name: str, *entries: Entry) -> Image:
+def keep(store: ImageStore, name: str, *entries: Entry, kernels: Sequence[KernelEntry] = ()) -> Image:
     """Make an image of a few files."""
     with store.staging() as folder:
         root = folder / "rootfs"
@@ -58,7 +59,7 @@ def keep(store: ImageStore, name: str, *entries: Entry) -> Image:
         unpacker = tree.Unpacker(root)
         unpacker.add(make_tar(*SYSTEM, *entries))
         unpacker.finish()
-        return store.add(folder, make_recipe(name))
+        return store.add(folder, Recipe(name=name, kernels=[*kernels]))
 
 
 def make_device(path: Path) -> bool:

@@ -5,8 +5,8 @@ of it in ``image.json``. Its *address* is a hash over the whole tree, so the sam
 wherever it is built, and whoever moves an image can check it. A *recipe* is a short TOML file that says what goes in.
 
 :mod:`.values` reads recipes and descriptions, :mod:`.tree` unpacks, cleans and hashes trees, :mod:`.store` keeps
-images, :mod:`.build` makes them of Debian's packages (:mod:`.customize` adds what is no Debian package), :mod:`.docker`
-makes them by Docker, :mod:`.archive` reads and writes them as one file. Nothing here knows a sandbox or Jupyter.
+images, :mod:`.build` builds them from Debian packages (:mod:`.customize` adds everything else), :mod:`.dockerfile`
+builds them from Dockerfiles, :mod:`.archive` exports and imports them. Nothing here knows a sandbox or Jupyter.
 """
 
 from .store import ImageStore

@@ -1,31 +1,23 @@
-"""Images as one file: written to be kept or moved to another machine, and read again; and those of Docker.
+"""Export and import images as single files, to keep them or to move them to another machine.
 
-The file is a tar archive, ``image.json`` first and then the tree in ``rootfs/``. Whoever reads one hashes what was
-unpacked, so it is used only if it is what its description says. What ``docker export`` and ``docker save`` write is
-taken as well; it has no address of its own to be checked.
+The file is a tar archive: ``image.json`` first, then the tree in ``rootfs/``. The import hashes what it has unpacked,
+and refuses an image that is not what its description says.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import stat
 import tarfile
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-import msgspec
-
-from jupyter_agentbox.errors import Conflict, Damaged, InvalidRequest, NotFound
+from jupyter_agentbox.errors import Conflict, Damaged, NotFound
 
 from . import tree
-from .kernelspecs import add_kernels
 from .store import ImageStore
 from .values import MAX_TEXT, Image, Recipe
-
-#: Layers of an image of Docker.
-MAX_LAYERS = 500
 
 
 def export_image(store: ImageStore, image: Image, target: Path) -> None:
@@ -42,7 +34,7 @@ def export_image(store: ImageStore, image: Image, target: Path) -> None:
     try:
         handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
-        raise Conflict(f"{target} is there already", field="file") from None
+        raise Conflict(f"Cannot write {target}: it exists. Choose another name, or remove it", field="file") from None
     try:
         with open(handle, "wb") as file:
             mode = "w|gz" if target.name.endswith(".gz") else "w|"
@@ -74,51 +66,37 @@ def write_tree(tar: tarfile.TarFile, root: Path, image: Image) -> None:
                 tar.addfile(member, file)
 
 
-def import_image(store: ImageStore, source: Path, recipe: Recipe | None = None) -> Image:
-    """Read an image from a file, and keep it.
+def import_image(store: ImageStore, source: Path) -> Image:
+    """Read an image from a file, and add it to the store.
 
     Parameters
     ----------
     store : ImageStore
     source : Path
-        Of :func:`export_image`, ``docker export`` or ``docker save``; compressed or not.
-    recipe : Recipe, optional
-        Name, environment and kernels of one of Docker's; required for those, and for those only.
+        A file that :func:`export_image` wrote.
 
     Raises
     ------
     Damaged
-        It is no such file, was changed or cut off.
+        The file is not an exported image, or was changed or cut off.
     InvalidRequest
-        It holds no system that a sandbox can run on.
+        The tree cannot be the root of a sandbox.
     TooLarge
     """
     try:
         file = source.open("rb")
     except OSError as error:
-        raise NotFound(f"{source} can't be read: {error.strerror}", field="file") from None
+        raise NotFound(f"Cannot read {source}: {error.strerror}. Check the path", field="file") from None
     with file, store.staging() as folder:
         root = folder / "rootfs"
         root.mkdir()
-        kind = _recognise(file)
+        image = _read_description(file)
         file.seek(0)
         unpacker = tree.Unpacker(root)
-        if isinstance(kind, Image):
-            if recipe is not None:
-                raise InvalidRequest(f"{source} has a name of its own, {kind.name}", field="name")
-            unpacker.add(file, prefix="rootfs")
-            unpacker.finish()
-            return store.add(folder, _settings_of(kind), origin=kind.recipe, packages=kind.packages,
-                             address=kind.address)  # fmt: skip
-        if recipe is None:
-            raise InvalidRequest(f"{source} is Docker's: give the image a name", field="name")
-        if kind == "save":
-            _unpack_layers(file, unpacker)
-        else:
-            unpacker.add(file)
+        unpacker.add(file, prefix="rootfs")
         unpacker.finish()
         return store.add(
-            folder, add_kernels(recipe, root), origin={"imported": source.name, "format": f"docker {kind}"}
+            folder, _settings_of(image), origin=image.recipe, packages=image.packages, address=image.address
         )
 
 
@@ -126,50 +104,20 @@ def _settings_of(image: Image) -> Recipe:
     return Recipe(name=image.name, env=image.env, init=image.init, services=image.services, kernels=image.kernels)
 
 
-def _recognise(file: IO[bytes]) -> Image | str:
-    """Tell whose archive it is: the description of one of ours, ``save`` or ``export``. Raises Damaged."""
-    with _archive_errors(), tarfile.open(fileobj=file, mode="r|*", tarinfo=tree.Member) as tar:
-        for number, member in enumerate(tar):
-            name = member.name.removeprefix("./")
-            if number == 0 and name == "image.json":
-                return Image.from_bytes(_read(tar, member))
-            if name in ("manifest.json", "oci-layout", "index.json", "repositories") or name.startswith("blobs/"):
-                return "save"
-            if name.startswith(("usr/", "etc/")):
-                return "export"
-    raise Damaged("the file holds neither an image of ours nor one of Docker's", field="image")
-
-
-def _unpack_layers(file: IO[bytes], unpacker: tree.Unpacker) -> None:
-    """Unpack what ``docker save`` wrote, layer by layer."""
-    with _archive_errors(), tarfile.open(fileobj=file, mode="r:*", tarinfo=tree.Member) as tar:
-        try:
-            manifest: Any = msgspec.json.decode(_read(tar, tar.getmember("manifest.json")))
-            (entry,) = manifest
-            layers = [tar.getmember(str(name)) for name in entry["Layers"]]
-        except (ValueError, TypeError, KeyError):
-            raise Damaged("the archive's manifest is malformed, or it holds several images", field="image") from None
-        if len(layers) > MAX_LAYERS:
-            raise Damaged(f"an image has {MAX_LAYERS} layers at most", field="image")
-        for layer in layers:
-            data = tar.extractfile(layer)
-            if data is None:
-                raise Damaged(f"{layer.name!r:.200} is no layer", field="image")
-            with data:
-                unpacker.add(data, has_whiteouts=True)
-
-
-def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    data = tar.extractfile(member) if member.isreg() and member.size <= MAX_TEXT else None
-    if data is None:
-        raise Damaged(f"{member.name!r:.200} is no description of an image", field="image")
-    with data:
-        return data.read()
-
-
-@contextlib.contextmanager
-def _archive_errors() -> Any:
+def _read_description(file: IO[bytes]) -> Image:
+    """Return the description that an archive begins with. Raises Damaged, InvalidRequest."""
     try:
-        yield
+        with tarfile.open(fileobj=file, mode="r|*", tarinfo=tree.Member) as tar:
+            member = tar.next()
+            if member and member.name == "image.json" and member.isreg() and member.size <= MAX_TEXT:
+                data = tar.extractfile(member)
+                assert data is not None
+                with data:
+                    return Image.from_bytes(data.read())
     except (tarfile.TarError, EOFError, UnicodeError) as error:
-        raise Damaged(f"the archive can't be read: {error}", field="image") from None
+        raise Damaged(f"Cannot read the archive: {error}. Copy or export it again", field="image") from None
+    raise Damaged(
+        "Cannot import the file: it was not written by `jupyter agentbox image export`. Build an image instead, from a"
+        " recipe or a Dockerfile",
+        field="image",
+    )

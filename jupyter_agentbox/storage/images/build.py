@@ -32,12 +32,11 @@ _LEFT_OUT = ("man", "doc", "info", "locale", "lintian", "linda", "gnome", "help"
 #: Files of whoever installed the packages, by folder, which say nothing of the system.
 _SETTINGS = {
     "etc": ("mtab",),
-    "etc/dpkg/dpkg.cfg.d": ("99mmdebstrap", "docker*"),
-    "etc/apt/apt.conf.d": ("99mmdebstrap", "docker-*"),
+    "etc/dpkg/dpkg.cfg.d": ("99mmdebstrap",),
+    "etc/apt/apt.conf.d": ("99mmdebstrap",),
     "etc/apt": ("sources.list",),
     "etc/apt/sources.list.d": ("debian.sources", "ubuntu.sources", "0000sources.list"),
 }
-_SOURCES = ("etc/apt", "etc/apt/sources.list.d")
 _APT_SETTINGS = 'Acquire::Languages "none";\nAPT::Install-Recommends "false";\n'
 #: Seconds that all of a build's parts may take, each.
 TIMEOUT = 3600.0
@@ -101,7 +100,7 @@ def build(
         unpacker.finish()
         settle(root, release)
         packages = read_packages(root)
-        customize.dress(root, recipe, tell, pip_environment=pip_environment, cache=cache, timeout=timeout)
+        customize.customize(root, recipe, tell, pip_environment=pip_environment, cache=cache, timeout=timeout)
         tell("hashing")
         image = store.add(folder, add_kernels(recipe, root), origin=describe(recipe), packages=packages)
     tell(f"image {image.short}")
@@ -148,8 +147,8 @@ def find_release() -> str:
         found = {}
     if "debian" not in (found.get("ID", ""), *found.get("ID_LIKE", "").split()) or "VERSION_CODENAME" not in found:
         raise RuntimeUnavailable(
-            "images are built from the packages of Debian or Ubuntu, and this machine is neither; build with Docker, "
-            "or import an image"
+            "Cannot build from a recipe: its packages are Debian's or Ubuntu's, and this machine runs neither. Build "
+            "from a Dockerfile, or import an image that was built elsewhere"
         )
     return found["VERSION_CODENAME"]
 
@@ -186,29 +185,27 @@ def find_sources(release: str) -> list[str]:
     return sorted(found)
 
 
-def settle(root: Path, release: str | None) -> None:
-    """Make a tree of the distribution's packages what it is, whichever program has installed them.
+def settle(root: Path, release: str) -> None:
+    """Remove what mmdebstrap and packages leave that sandboxes do not need, and write apt's settings.
 
     Parameters
     ----------
     root : Path
-    release : str, optional
-        Code name of this machine's; a tree of the same gets its sources. Without, it keeps its own.
+    release : str
+        Code name of this machine's release, whose package sources the tree gets.
     """
     for name in _LEFT_OUT:
         if tree.is_inner_folder(root, root / "usr/share" / name):
             _leave_out(root / "usr/share" / name)
-    has_own_release = release is not None and read_release(root) == release
     for folder, patterns in _SETTINGS.items():
         place = root / folder
-        if tree.is_inner_folder(root, place) and (has_own_release or folder not in _SOURCES):
+        if tree.is_inner_folder(root, place):
             for path in sorted(place.iterdir()):
                 if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in patterns):
                     customize.remove(path)
     if tree.is_inner_folder(root, root / "etc/apt"):
         customize.write_file(root, "/etc/apt/apt.conf.d/99agentbox", _APT_SETTINGS)
-        if release is not None and has_own_release:
-            customize.write_file(root, "/etc/apt/sources.list", "".join(f"{line}\n" for line in find_sources(release)))
+        customize.write_file(root, "/etc/apt/sources.list", "".join(f"{line}\n" for line in find_sources(release)))
 
 
 def _leave_out(folder: Path) -> None:
@@ -219,17 +216,6 @@ def _leave_out(folder: Path) -> None:
                 path.unlink()
         elif not os.listdir(path):
             path.rmdir()
-
-
-def read_release(root: Path) -> str | None:
-    """Return the code name of a tree's release; None where it says none."""
-    file = tree.find_inside(root, "/etc/os-release")
-    try:
-        text = file.read_text(encoding="utf-8", errors="replace") if file is not None else ""
-    except OSError:
-        return None
-    found = re.search(r"^VERSION_CODENAME=[\"']?([a-z0-9._-]+)", text, re.MULTILINE)
-    return found[1] if found else None
 
 
 def read_packages(root: Path) -> dict[str, str]:

@@ -27,10 +27,10 @@ _ENTER = Path(__file__).with_name("chroot_exec.py")
 _PYTHON = "/usr/bin/python3"
 
 
-def dress(
+def customize(
     root: Path, recipe: Recipe, tell: Tell, *, pip_environment: Mapping[str, str], cache: Path, timeout: float
 ) -> None:
-    """Put into a tree all of a recipe but its distribution packages.
+    """Add to a tree everything in a recipe except the distribution's packages.
 
     Raises
     ------

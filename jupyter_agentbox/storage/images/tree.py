@@ -74,7 +74,7 @@ class Member(tarfile.TarInfo):
 
 
 class Unpacker:
-    """Unpacks one archive after another, each above those before, into a folder that is empty at first.
+    """Unpacks an archive into an empty folder.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ class Unpacker:
         self._entries = 0
         self._max_bytes = max_bytes
 
-    def add(self, archive: IO[bytes], *, prefix: str = "", has_whiteouts: bool = False) -> None:
+    def add(self, archive: IO[bytes], *, prefix: str = "") -> None:
         """Unpack a tar archive, compressed or not.
 
         Parameters
@@ -99,8 +99,6 @@ class Unpacker:
             Read from where it is to its end, once.
         prefix : str
             Name of the folder of the archive that is unpacked; all else in it is passed over.
-        has_whiteouts : bool
-            Names that begin with ``.wh.`` remove what archives before have brought, as in layers of Docker.
 
         Raises
         ------
@@ -113,7 +111,7 @@ class Unpacker:
                 for member in tar:
                     tar.members = []  # type: ignore[attr-defined]  # it would keep all of them
                     if not prefix or member.name.startswith(prefix + "/"):
-                        self._add(tar, member, prefix, has_whiteouts)
+                        self._add(tar, member, prefix)
         except (tarfile.TarError, EOFError, UnicodeError, ValueError, RecursionError) as error:
             raise Damaged(f"the archive can't be read: {error}", field="image") from None
 
@@ -125,7 +123,7 @@ class Unpacker:
             os.symlink(target, place)
         self._links = {}
 
-    def _add(self, tar: tarfile.TarFile, member: tarfile.TarInfo, prefix: str, has_whiteouts: bool) -> None:
+    def _add(self, tar: tarfile.TarFile, member: tarfile.TarInfo, prefix: str) -> None:
         self._entries += 1
         if self._entries > MAX_ENTRIES:
             raise TooLarge(f"an image has {MAX_ENTRIES} files at most", field="image")
@@ -134,9 +132,6 @@ class Unpacker:
             return
         parent = self._resolve("/".join(parts[:-1]))
         name = parts[-1]
-        if has_whiteouts and name.startswith(".wh."):
-            self._white_out(parent, name)
-            return
         path = f"{parent}/{name}" if parent else name
         if member.isdir():
             # A folder above a link is the link's: so systems with /bin in /usr are updated.
@@ -217,19 +212,6 @@ class Unpacker:
                 del self._links[link]
         elif mode:
             os.unlink(self.top / path)
-
-    def _white_out(self, parent: str, name: str) -> None:
-        if name == ".wh..wh..opq":
-            for other in [link for link in self._links if link.startswith(parent + "/")]:
-                del self._links[other]
-            if parent and stat.S_ISDIR(_mode(self.top / parent)):
-                remove_tree(self.top / parent)
-                os.mkdir(self.top / parent, 0o755)
-        elif not name.startswith(".wh..wh."):
-            hidden = name.removeprefix(".wh.")
-            if hidden in ("", ".", ".."):
-                raise Damaged(f"{name!r} removes nothing", field="image")
-            self._remove(f"{parent}/{hidden}" if parent else hidden)
 
 
 def _split(name: str) -> list[str]:

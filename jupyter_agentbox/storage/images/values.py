@@ -108,8 +108,6 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"p
         Lines for the shell that run before the first kernel, in order; if one fails, the sandbox does not start.
     services : list of Service
     kernels : list of KernelEntry
-    docker : str, optional
-        With Docker, the image to begin with, instead of the distribution's packages.
     """
 
     name: Name
@@ -123,7 +121,6 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"p
     init: Annotated[list[Line], Meta(max_length=100)] = []
     services: Annotated[list[Service], Meta(max_length=50)] = []
     kernels: Annotated[list[KernelEntry], Meta(max_length=50)] = []
-    docker: Annotated[str, Meta(pattern=r"^[a-z0-9][A-Za-z0-9./:@_-]*$", max_length=300)] | None = None
 
 
 class Image(msgspec.Struct, frozen=True):
@@ -259,7 +256,6 @@ def _join(first: Recipe, then: Recipe) -> Recipe:
         init=list(dict.fromkeys((*first.init, *then.init))),
         services=list({item.name: item for item in (*first.services, *then.services)}.values()),
         kernels=list({item.name: item for item in (*first.kernels, *then.kernels)}.values()),
-        docker=then.docker or first.docker,
     )
 
 

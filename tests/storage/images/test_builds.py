@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 from contract.serving import Serving
 from support import images
 from support.dockerd import Dockerd
 
 from jupyter_agentbox.egress.presets import pip_environment
-from jupyter_agentbox.storage.images import ImageStore, build, docker, values
+from jupyter_agentbox.storage.images import ImageStore, build, values
 from jupyter_agentbox.storage.images.values import Recipe
 
 pytestmark = pytest.mark.timeout(3600)
@@ -94,30 +92,3 @@ if os.environ.get("AGENTBOX_IMAGES") == "all":
                 assert {*info.languages} == {"python", "bash", *(LANGUAGES if name == "all" else ())}
         finally:
             serving.close()
-
-    def test_docker_builds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """From a bare system of the same release, as there is no registry here."""
-        release = build.find_release()
-        sources = tmp_path / "sources.list"
-        sources.write_text("".join(f"{line}\n" for line in build.find_sources(release)))
-        (tmp_path / "archives").mkdir()
-        bare = build.make_command("mmdebstrap", Recipe(name="bare"), release, sources, tmp_path / "archives")
-        dockerd = Dockerd(Path(tempfile.mkdtemp(prefix="ab-d")))
-        try:
-            dockerd.start()
-            monkeypatch.setenv("DOCKER_HOST", dockerd.host)
-            with (tmp_path / "bare.tar").open("wb") as file:
-                subprocess.run(bare, stdout=file, check=True, timeout=1200)
-            subprocess.run(["docker", "import", tmp_path / "bare.tar", "local/bare:1"], check=True, timeout=600)
-            recipe = read("base")
-            ours = msgspec.structs.replace(recipe, docker="local/bare:1")
-            made = docker.build(
-                ImageStore(tmp_path / "docker"),
-                ours,
-                print,
-                pip_environment=pip_environment(),
-                cache=images.CACHE / "downloads",
-            )
-            assert made.address == make(recipe, tmp_path / "apt")
-        finally:
-            dockerd.close()

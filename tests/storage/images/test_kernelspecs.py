@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.trees import SYSTEM, make_tar
 
-from jupyter_agentbox.storage.images import ImageStore, archive
 from jupyter_agentbox.storage.images.kernelspecs import add_kernels
 from jupyter_agentbox.storage.images.values import KernelEntry, Recipe, make_recipe
 
@@ -76,13 +74,3 @@ def test_no_link_leads_out_of_the_tree(tmp_path: Path) -> None:
         file.unlink()
         file.symlink_to(target)
     assert add_kernels(make_recipe("mine"), root).kernels == []
-
-
-def test_an_import_from_docker_has_its_kernels_and_moves_as_any_image(tmp_path: Path) -> None:
-    entries = [*SYSTEM, ("file", "usr/share/jupyter/kernels/ir/kernel.json", json.dumps(R))]
-    (tmp_path / "saved.tar").write_bytes(make_tar(*entries).getvalue())
-    store, other = ImageStore(tmp_path / "one"), ImageStore(tmp_path / "two")
-    image = archive.import_image(store, tmp_path / "saved.tar", make_recipe("mine"))
-    assert [(kernel.name, kernel.languages) for kernel in image.kernels] == [("ir", ["R"])]
-    archive.export_image(store, image, tmp_path / "moved.tar.gz")
-    assert archive.import_image(other, tmp_path / "moved.tar.gz").kernels == image.kernels

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_agentbox.errors import InvalidRequest, NotFound
-from jupyter_agentbox.storage.images import build, docker, values
+from jupyter_agentbox.storage.images import build, values
 
 
 def write(folder: Path, name: str, text: str) -> Path:
@@ -93,11 +93,3 @@ def test_the_sources_are_the_machines_own() -> None:
     lines = build.find_sources(release)
     assert lines
     assert all(line.startswith("deb http") and f" {release}" in line for line in lines)
-
-
-def test_docker_gets_the_distributions_packages(tmp_path: Path) -> None:
-    recipe = values.read_recipe(write(tmp_path, "x", 'docker = "debian:x"\ndebian = ["git", "less"]\npip = ["a==1"]'))
-    text = docker.make_dockerfile(recipe)
-    assert text.startswith("FROM debian:x\nRUN [")
-    assert "install -y --no-install-recommends git less &&" in text
-    assert "a==1" not in text

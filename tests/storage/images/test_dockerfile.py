@@ -1,4 +1,4 @@
-"""Images that a real Docker engine builds, each from an image that it has already, as there is no registry here."""
+"""Images built from Dockerfiles on a real Docker engine, from an image that it already has: there is no registry."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from support.trees import SYSTEM, make_tar
 from traitlets.config import Config
 
 from jupyter_agentbox.cli.image import BuildCommand
-from jupyter_agentbox.egress.presets import pip_environment
 from jupyter_agentbox.errors import InvalidRequest, NotFound, RuntimeFailed
-from jupyter_agentbox.storage.images import ImageStore, docker
-from jupyter_agentbox.storage.images.values import Recipe, make_recipe
+from jupyter_agentbox.storage.images import ImageStore, dockerfile
+from jupyter_agentbox.storage.images.values import make_recipe
 
 #: An image that takes no program to build on.
 FROM = "local/system:1"
@@ -100,7 +99,9 @@ def test_a_dockerfile_becomes_an_image_that_a_sandbox_and_docker_can_use(
     assert os.access(store.root(image) / "usr/local/bin/hello", os.X_OK)
     assert not (store.root(image) / "etc/machine-id").exists()
     store.verify(image)
-    assert docker.build_file(store, file, make_recipe("mine"), print).address == image.address, "again, it is the same"
+    assert dockerfile.build_file(store, file, make_recipe("mine"), print).address == image.address, (
+        "again, it is the same"
+    )
     (inspected,) = json.loads(call(engine, "image", "inspect", "jupyter-agentbox/build:mine"))
     assert "WHERE=there" in inspected["Config"]["Env"]
     assert call(engine, "ps", "--all", "--quiet") == "", "no container is left"
@@ -113,19 +114,10 @@ def test_a_container_of_a_build_that_was_killed_goes_with_the_next_and_another_o
         call(engine, "create", f"--label=jupyter-agentbox.build={folder}", FROM, "/bin/true").strip()
         for folder in (tmp_path / "gone", tmp_path)
     )
-    docker.build_file(store, write(tmp_path, f"FROM {FROM}\n"), make_recipe("next"), print)
+    dockerfile.build_file(store, write(tmp_path, f"FROM {FROM}\n"), make_recipe("next"), print)
     left = call(engine, "ps", "--all", "--quiet", "--no-trunc").split()
     call(engine, "rm", "--force", *left)
     assert left == [living] != [killed]
-
-
-def test_a_recipe_begins_with_the_image_that_it_names(store: ImageStore, tmp_path: Path) -> None:
-    recipe = Recipe(name="x", docker=FROM, files={"/etc/here": "yes\n"}, env={"A": "1"})
-    image = docker.build(store, recipe, print, pip_environment=pip_environment(), cache=tmp_path)
-    assert (store.root(image) / "etc/here").read_text() == "yes\n"
-    assert (image.env, image.recipe["built"], image.recipe["docker"]) == ({"A": "1"}, "docker", FROM)
-    with pytest.raises(InvalidRequest, match="which image of Docker"):
-        docker.build(store, Recipe(name="x"), print, pip_environment=pip_environment(), cache=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +132,7 @@ def test_what_fails_leaves_no_image(
     store: ImageStore, engine: str, tmp_path: Path, text: str, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        docker.build_file(store, write(tmp_path, text), make_recipe("bad"), print)
+        dockerfile.build_file(store, write(tmp_path, text), make_recipe("bad"), print)
     assert not list(store.directory.iterdir())
     assert call(engine, "ps", "--all", "--quiet") == ""
 
@@ -165,7 +157,7 @@ def test_a_build_that_is_ended_leaves_no_program_and_no_folder(tmp_path: Path) -
 
 
 def test_a_dockerfile_must_be_there_and_be_given_a_name(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="no file"):
+    with pytest.raises(NotFound, match="no such file"):
         BuildCommand(title="x", extra_args=[str(tmp_path / "Dockerfile")]).run()
     with pytest.raises(InvalidRequest, match="--name"):
         BuildCommand(extra_args=[str(write(tmp_path, "FROM x", "Dockerfile.dev"))]).run()

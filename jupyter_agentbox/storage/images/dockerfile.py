@@ -1,0 +1,110 @@
+"""Build images from Dockerfiles: what Docker has built is exported, unpacked and hashed as any other image."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from jupyter_agentbox.errors import RuntimeFailed
+
+from . import tree
+from .build import TIMEOUT, read_packages
+from .commands import Tell, find_program, piped, run
+from .kernelspecs import add_kernels
+from .store import ImageStore
+from .values import Image, Recipe, read_environment
+
+#: Seconds for the engine's short answers.
+_SHORT_TIMEOUT = 60.0
+#: Label of a container whose tree is exported; its value is the folder that the tree goes to.
+_BUILD = "jupyter-agentbox.build"
+#: Variables that Docker sets itself; sandboxes have their own.
+_OWN_VARIABLES = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=")
+
+
+def build_file(store: ImageStore, file: Path, recipe: Recipe, tell: Tell, *, timeout: float = TIMEOUT) -> Image:
+    """Build an image from a Dockerfile, with its folder as the context, and add it to the store.
+
+    Parameters
+    ----------
+    store : ImageStore
+    file : Path
+    recipe : Recipe
+        The image's name, and settings that a Dockerfile cannot express. Its packages are not installed.
+    tell : callable
+        Called with each line of progress.
+    timeout : float
+        Seconds for each step.
+
+    Raises
+    ------
+    InvalidRequest
+        The tree cannot be the root of a sandbox.
+    RuntimeUnavailable, RuntimeFailed
+        As for :func:`.build.build`.
+    """
+    with store.staging() as folder:
+        tell(f"{recipe.name}: docker build --file {file}")
+        root, variables = _build(folder, recipe.name, file, tell, timeout)
+        recipe = add_kernels(msgspec.structs.replace(recipe, env={**variables, **recipe.env}), root)
+        tell("hashing")
+        origin = {"dockerfile": file.name, "built": "docker"}
+        image = store.add(folder, recipe, origin=origin, packages=read_packages(root))
+    tell(f"image {image.short}")
+    return image
+
+
+def _build(folder: Path, name: str, file: Path, tell: Tell, timeout: float) -> tuple[Path, dict[str, str]]:
+    """Build with Docker, and unpack the result; return the tree, and the variables that the image sets."""
+    docker = find_program("docker", "apt-get install docker.io")
+    tag = f"jupyter-agentbox/build:{name}"
+    command = [docker, "build", "--network=host", "--tag", tag, "--file", str(file), str(file.parent)]
+    run(command, tell, timeout=timeout, what="docker build")
+    root = folder / "rootfs"
+    root.mkdir()
+    unpacker = tree.Unpacker(root)
+    with (
+        _container(docker, tag, folder, tell) as container,
+        piped([docker, "export", container], tell, timeout=timeout, what="docker export") as (data, _),
+    ):
+        unpacker.add(data)
+        data.read()
+    unpacker.finish()
+    found = _ask(docker, "image", "inspect", "--format={{json .Config.Env}}", tag, tell=tell)
+    variables = [item for item in found or () if not item.startswith(_OWN_VARIABLES)]
+    return root, read_environment(variables)
+
+
+@contextlib.contextmanager
+def _container(docker: str, tag: str, folder: Path, tell: Tell) -> Iterator[str]:
+    """Create a container that never runs, and yield its name. Also removes those of builds that were killed."""
+
+    def call(*words: str, tell: Tell = lambda line: None) -> list[str]:
+        return run([docker, *words], tell, timeout=_SHORT_TIMEOUT, what=f"docker {words[0]}")
+
+    filters = f"--filter=label={_BUILD}"
+    for left in call("ps", "--all", filters, f'--format={{{{.ID}}}} {{{{.Label "{_BUILD}"}}}}'):
+        if not Path(left.partition(" ")[2]).is_dir():
+            call("rm", "--force", left.partition(" ")[0])
+    name = call("create", f"--label={_BUILD}={folder}", tag, "/bin/true", tell=tell)[-1]
+    try:
+        yield name
+    finally:
+        call("rm", "--force", name)
+
+
+def _ask(*command: str, tell: Tell) -> Any:
+    with piped(command, tell, timeout=_SHORT_TIMEOUT) as (data, _):
+        output = data.read(1 << 20)
+    try:
+        return json.loads(output)
+    except ValueError:
+        raise RuntimeFailed(
+            f"docker {' '.join(command[1:3])} failed: its output is not JSON. Check that {command[0]} is Docker's own"
+            " client"
+        ) from None
