@@ -379,7 +379,7 @@ def is_locked(path: Path) -> bool:
 # Bare programs
 
 
-def make_bare_command(program: str | Path, *arguments: str) -> list[str]:
+def make_bare_command(program: str | Path, *arguments: str, python: str = "") -> list[str]:
     """Return the command that runs a file of the package in a bare interpreter.
 
     It has the standard library, ``jupyter_agentbox.linux``, and nothing of the environment: no site-packages that are
@@ -389,13 +389,16 @@ def make_bare_command(program: str | Path, *arguments: str) -> list[str]:
     ----------
     program : str or Path
         The file. It imports the standard library and this module alone.
+    python : str, optional
+        An interpreter of an environment whose packages the program needs; it is run instead, and sees them as well.
     """
     # The package's folder comes last, so that nothing there takes the place of a module of the standard library.
     code = (
         "import runpy, sys; del sys.argv[0]; sys.path.append(sys.argv.pop(0)); "
         "runpy.run_path(sys.argv[0], None, '__main__')"
     )
-    return [find_python(), "-I", "-S", "-B", "-c", code, str(PACKAGE.parent), os.path.abspath(program), *arguments]
+    interpreter = [python, "-I"] if python else [find_python(), "-I", "-S"]
+    return [*interpreter, "-B", "-c", code, str(PACKAGE.parent), os.path.abspath(program), *arguments]
 
 
 def find_python() -> str:

@@ -13,8 +13,8 @@ on ``lock`` in it for as long as it lives, and touches that file as the heartbea
 
 What a killed process was saving, or laying out to be started, goes as well: whoever is at it holds a lock on that too.
 
-A container whose sandbox has no directory any more is removed by ``runtimes.containers``, a program of its own that is
-given a bounded time, since an engine may hang.
+A container whose sandbox has no directory any more is removed by ``runtimes.docker.orphans``, a program that runs in
+the server's environment for a bounded time, since an engine may hang.
 
 Standard library only and light to import, because it also runs by itself: :func:`ensure_sweeper` starts one small
 process per state directory that does this every few seconds until nothing is left to watch. It is what ends a sandbox
@@ -67,7 +67,7 @@ STATE_FILE, LOST = "state.json", "lost"
 #: What is kept of a sandbox whose record is damaged.
 _KEPT = ("work", STATE_FILE, SESSION_FILE, "log", "lock")
 #: The program that removes containers.
-_CONTAINERS = PACKAGE / "runtimes" / "containers.py"
+_ORPHANS = PACKAGE / "runtimes" / "docker" / "orphans.py"
 
 
 # Registry
@@ -220,10 +220,12 @@ class ContainerSweep:
     ----------
     state_dir : Path
         Its file ``engines`` names the engines; without it there is nothing to do.
+    python : str, optional
+        The interpreter of the server's environment, which has Docker's client; by default the one that runs.
     """
 
-    def __init__(self, state_dir: Path) -> None:
-        self._state_dir = state_dir
+    def __init__(self, state_dir: Path, python: str = sys.executable) -> None:
+        self._state_dir, self._python = state_dir, python
         self._process: subprocess.Popen[str] | None = None
         self._started, self._is_due, self._was_done = 0.0, True, True
 
@@ -242,15 +244,18 @@ class ContainerSweep:
             return
         self._started, self._is_due = time.monotonic(), False
         if (self._state_dir / "engines").exists():
-            self._process = subprocess.Popen(
-                make_bare_command(_CONTAINERS, str(self._state_dir)),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                env={},
-                text=True,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    make_bare_command(_ORPHANS, str(self._state_dir), python=self._python),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    cwd="/",
+                    env={},
+                    text=True,
+                )
+            except OSError:  # the environment was removed
+                self._was_done = False
 
     def wait(self) -> list[str]:
         """Look once to the end, and return the ids of the sandboxes whose containers were removed."""
@@ -326,7 +331,7 @@ def ensure_sweeper(state_dir: Path) -> bool:
     env = {name: os.environ[name] for name in ("XDG_RUNTIME_DIR",) if name in os.environ}
     # It forks and ends at once, so that the sweeper is nobody's child to reap.
     subprocess.run(
-        make_bare_command(__file__, str(state_dir)),
+        make_bare_command(__file__, str(state_dir), sys.executable),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -339,13 +344,19 @@ def ensure_sweeper(state_dir: Path) -> bool:
     return True
 
 
-def run_sweeper(state_dir: Path, *, interval: float = ROUND_INTERVAL, idle_timeout: float = IDLE_TIMEOUT) -> None:
+def run_sweeper(
+    state_dir: Path,
+    python: str = sys.executable,
+    *,
+    interval: float = ROUND_INTERVAL,
+    idle_timeout: float = IDLE_TIMEOUT,
+) -> None:
     """Sweep again and again until no sandbox has been there for ``idle_timeout`` seconds.
 
     It stays longer, but not for ever, where an engine does not say that none of its containers is left.
     """
     base = state_dir / "sandboxes"
-    containers = ContainerSweep(state_dir)
+    containers = ContainerSweep(state_dir, python)
     while True:
         with try_lock(state_dir / "sweeper.lock") as is_mine:
             if not is_mine:
@@ -375,4 +386,4 @@ def _has_entries(directory: Path) -> bool:
 if __name__ == "__main__":
     if os.fork():
         os._exit(0)
-    run_sweeper(Path(sys.argv[1]))
+    run_sweeper(Path(sys.argv[1]), sys.argv[2])

@@ -9,14 +9,9 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from socketserver import UnixStreamServer
-from tempfile import TemporaryDirectory
-from types import ModuleType
 
 import pytest
 
@@ -30,7 +25,8 @@ from jupyter_agentbox.linux import (
     remove_tree,
     try_lock,
 )
-from jupyter_agentbox.runtimes import cgroups, containers
+from jupyter_agentbox.runtimes import cgroups
+from jupyter_agentbox.runtimes.docker import orphans
 from jupyter_agentbox.sandbox import sweep as module
 from jupyter_agentbox.sandbox.sweep import ensure_sweeper, remove_lost, run_sweeper, sweep
 from jupyter_agentbox.spec import Limits
@@ -301,10 +297,9 @@ def test_the_sweeper_ends_when_nothing_is_left(state_dir: Path) -> None:
     assert not list((state_dir / "sandboxes").iterdir())
 
 
-@pytest.mark.parametrize("alone", [module, containers], ids=lambda found: found.__name__.rpartition(".")[2])
-def test_it_stands_alone(alone: ModuleType, tmp_path: Path) -> None:
+def test_it_stands_alone(tmp_path: Path) -> None:
     """It ends at once where it has nothing to do, which it would not if it could not be imported."""
-    command = make_bare_command(str(alone.__file__), str(tmp_path))
+    command = make_bare_command(str(module.__file__), str(tmp_path), sys.executable)
     (tmp_path / "sweeper.lock").touch()
     with try_lock(tmp_path / "sweeper.lock"):
         answer = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
@@ -315,51 +310,19 @@ def test_an_engine_that_is_away_is_no_obstacle(state_dir: Path, tmp_path: Path) 
     make_sandbox(state_dir)
     address = f"unix://{tmp_path}/none.sock"
     for _ in range(2):
-        containers.note_engine(state_dir, address)
+        orphans.note_engine(state_dir, address)
     with (state_dir / "engines").open("a") as file:
         file.write("tcp://elsewhere:1\n\n")
-    assert containers.read_engines(state_dir) == [address]
+    assert orphans.read_engines(state_dir) == [address]
     assert sweep(state_dir) == ["one"]
     look = module.ContainerSweep(state_dir)
     assert look.wait() == []
     assert not look.is_done
 
 
-def test_an_engines_lies_remove_nothing_else(state_dir: Path) -> None:
-    make_sandbox(state_dir, "mine")
-    label = containers.LABEL
-    names = ("mine", "gone", "", "../../etc", "refused")
-    listed = [{"Id": f"id-{name}", "Labels": {f"{label}.sandbox": name}} for name in names]
-    asked = []
-
-    class Engine(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.answer(200, json.dumps(listed).encode())
-
-        def do_DELETE(self) -> None:
-            asked.append(self.path)
-            self.answer(409 if "refused" in self.path else 204, b"")
-
-        def answer(self, status: int, body: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def address_string(self) -> str:
-            return "a socket"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with TemporaryDirectory(prefix="ab") as short, UnixStreamServer(f"{short}/s", Engine) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            assert containers.remove_orphans(f"unix://{short}/s", state_dir) == (["gone"], False)
-            assert [path.partition("?")[0] for path in asked] == ["/containers/id-gone", "/containers/id-refused"]
-            listed[:] = [{"what": "ever"}]
-            assert containers.remove_orphans(f"unix://{short}/s", state_dir) == ([], False)
-        finally:
-            server.shutdown()
-            thread.join()
+def test_without_the_servers_environment_containers_are_left_for_later(state_dir: Path, tmp_path: Path) -> None:
+    (state_dir / "engines").write_text(f"unix://{tmp_path}/none.sock\n")
+    for python in (str(tmp_path / "uninstalled/bin/python"), ""):  # the latter has no package at all
+        look = module.ContainerSweep(state_dir, python)
+        assert look.wait() == []
+        assert not look.is_done

@@ -11,6 +11,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from jupyter_agentbox.errors import AgentboxError
 from jupyter_agentbox.runtimes.docker.engine import RUNTIME_NAME, Engine
 from jupyter_agentbox.runtimes.docker.setup import make_runtime
 
@@ -58,7 +59,10 @@ class Dockerd:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         engine, deadline = Engine(self.host, 5.0), time.monotonic() + START_TIMEOUT
-        while not engine.ping(2.0):
+        while True:
+            with contextlib.suppress(AgentboxError):
+                engine.ping(2.0)
+                return
             assert self.process.poll() is None, f"dockerd ended:\n{self.log}"
             assert time.monotonic() < deadline, f"dockerd does not answer:\n{self.log}"
             time.sleep(0.1)

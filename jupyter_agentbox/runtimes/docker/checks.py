@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from jupyter_agentbox.errors import AgentboxError, RuntimeFailed, RuntimeUnavailable
 from jupyter_agentbox.runtimes import Check
-from jupyter_agentbox.runtimes.containers import LABEL
 from jupyter_agentbox.runtimes.linkdir import share_fifo
 from jupyter_agentbox.runtimes.runsc.checks import PREFIX, PROBE, PROBE_LIFE, PROBE_TIMEOUT, _wait_for_hello, clear_left
 from jupyter_agentbox.spec import MIB, Limits, SandboxSpec
 
+from .config import LABEL
 from .engine import SETUP_REMEDY
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def check_docker(runtime: DockerRuntime) -> list[Check]:
     """Return what was found, in an order in which each needs the ones before it."""
     name = "docker engine"
     try:
-        about = runtime.engine.get("/version")
+        about = runtime.engine.version()
         checks = [Check(name, True, f"{runtime.engine.host}, Docker {about.get('Version', 'of unknown version')}")]
     except RuntimeFailed as error:
         return [Check(name, False, str(error), "systemctl restart docker")]
@@ -54,7 +54,7 @@ def check_docker(runtime: DockerRuntime) -> list[Check]:
 
 
 def _check_live_restore(runtime: DockerRuntime) -> Iterator[Check]:
-    if not runtime.engine.get("/info").get("LiveRestoreEnabled"):
+    if not runtime.engine.info().get("LiveRestoreEnabled"):
         message = "is off, so sandboxes end when Docker's engine is restarted; set it in /etc/docker/daemon.json"
         yield Check("docker live-restore", True, message)
 

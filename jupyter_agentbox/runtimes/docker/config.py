@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
 import struct
 import tarfile
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,6 @@ from jupyter_agentbox.errors import InvalidRequest, RuntimeUnavailable
 from jupyter_agentbox.guest import covers
 from jupyter_agentbox.guest.processes import _FIRST_MARK as FIRST_MARK
 from jupyter_agentbox.runtimes import cgroups, oci
-from jupyter_agentbox.runtimes.containers import LABEL, name_state_dir
 from jupyter_agentbox.runtimes.launcher import CLONE_NEWUSER
 from jupyter_agentbox.runtimes.namespaces import IdMaps
 from jupyter_agentbox.runtimes.oci import COVERS
@@ -29,6 +29,8 @@ from jupyter_agentbox.runtimes.rootfs import HOSTNAME, Step
 from jupyter_agentbox.spec import GUEST_DIR, HOME, MIB, WORKSPACE, Limits, SandboxSpec
 
 REPOSITORY = "jupyter-agentbox"
+#: Label of all our containers, and prefix of the others.
+LABEL = "jupyter-agentbox"
 #: Numbers of the capabilities that the guest keeps inside of its user namespace.
 CAPABILITIES = {
     "CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_FSETID": 4, "CAP_KILL": 5, "CAP_SETGID": 6,
@@ -278,6 +280,11 @@ def make_namespace_filter(machine: str) -> bytes:
             step(end, 0, 0, allow),
         ]
     )
+
+
+def name_state_dir(state_dir: str | Path) -> str:
+    """Return the value of the label that names a state directory: the same, however its path is written."""
+    return os.path.realpath(state_dir)
 
 
 def make_labels(sandbox_id: str, spec: SandboxSpec, state_dir: str) -> dict[str, str]:

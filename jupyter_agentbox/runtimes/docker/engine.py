@@ -1,33 +1,33 @@
-"""Ask Docker's engine, never longer than a set time, and turn what it answers into our own errors.
+"""Call Docker's engine through its Python client, within a set time, and raise this package's errors.
 
-A dozen calls over a UNIX socket, by the standard library: each has a connection of its own, so that nothing is shared
-between threads, and nothing is left open by a call that fails.
+Each call has a client and a connection of its own: threads share nothing, and no socket outlives a call.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
-import http.client
-import json
 import os
 import socket
-import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
-from urllib.parse import quote, urlencode
+from typing import Any, NoReturn
+
+from docker import APIClient
+from docker.errors import APIError, DockerException
+from docker.transport.unixconn import UnixHTTPAdapter, UnixHTTPConnection, UnixHTTPConnectionPool
 
 from jupyter_agentbox.errors import NotFound, RuntimeFailed, RuntimeUnavailable
 
 from .config import LABEL, REPOSITORY
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
-#: The version of the API that this speaks, that of Docker 20.10; a later one where the engine knows that no more.
+#: Version of the API that this module uses, that of Docker 20.10. Engines that have dropped it get their oldest one.
 API = "1.41"
-#: Bytes of the longest answer that is read.
+#: Longest answer in bytes.
 MAX_ANSWER = 32 * 1024 * 1024
 SETUP_REMEDY = "jupyter agentbox setup --docker --reload"
 #: Name of the runtime that setup registers.
@@ -72,14 +72,17 @@ def read_flags(arguments: list[str]) -> dict[str, str]:
 
 
 def choose_version(about: Mapping[str, Any]) -> str:
-    """Return the version to speak with an engine that says so of itself. Raises RuntimeUnavailable."""
+    """Return the version of the API to use with an engine, by what its ``/version`` says. Raises RuntimeUnavailable."""
 
     def number(version: str) -> tuple[int, ...]:
         return tuple(int(part) for part in version.split(".") if part.isdigit())
 
     newest, oldest = str(about.get("ApiVersion", "")), str(about.get("MinAPIVersion") or API)
     if number(newest) < number(API):
-        raise RuntimeUnavailable(f"Docker's engine speaks version {newest} of its API, and Docker 20.10 is needed")
+        raise RuntimeUnavailable(
+            f"Docker's engine is too old: it has version {newest} of the API, and sandboxes need {API}. Install Docker"
+            " 20.10 or later"
+        )
     return max(API, oldest, key=number)
 
 
@@ -92,7 +95,7 @@ class Engine:
         Its address; empty takes ``DOCKER_HOST``, or Docker's own default. Only a UNIX socket of this machine will do:
         sandboxes share files with this process.
     timeout : float
-        Seconds that it may take to answer, unless a call is given another time.
+        Seconds for a call, unless it is given another time.
     """
 
     def __init__(self, host: str = "", timeout: float = 10.0) -> None:
@@ -101,112 +104,104 @@ class Engine:
         self._version = ""
         self._images: set[str] = set()
 
-    def call(
-        self, method: str, path: str, body: Any = None, *, timeout: float = 0.0, **query: str | list[str]
-    ) -> bytes:
-        """Make one call of the API, and return its answer's body.
+    @contextlib.contextmanager
+    def connect(self, timeout: float = 0.0) -> Iterator[APIClient]:
+        """Yield Docker's client for the calls in the block, and close it.
 
         Parameters
         ----------
-        method, path : str
-            As in Docker's reference, without the version.
-        body : bytes or what JSON can hold, optional
         timeout : float
-            Seconds for all of it; the engine's own unless given.
+            Seconds for all of them together; the engine's own unless given.
 
         Raises
         ------
         RuntimeUnavailable
-            The engine is not there, or too old.
+            The engine cannot be reached, or is too old.
         RuntimeFailed
-            It refused, or did not answer in time.
+            It refused, gave a malformed answer, or did not answer in time.
         NotFound
-            It knows no such thing.
+            It has no such object.
         """
-        deadline = time.monotonic() + (timeout or self.timeout)
-        if not self._version:
-            about = json.loads(self._exchange("GET", "/version", None, deadline))
-            self._version = choose_version(about)
-        asked = f"/v{self._version}{path}" + ("?" + urlencode(query, doseq=True) if query else "")
-        return self._exchange(method, asked, body, deadline)
-
-    def get(self, path: str, *, timeout: float = 0.0, **query: str) -> Any:
-        """Make a call whose answer is JSON; see :meth:`call`."""
-        return json.loads(self.call("GET", path, timeout=timeout, **query))
-
-    def _exchange(self, method: str, path: str, body: Any, deadline: float) -> bytes:
         if not self.host.startswith("unix://"):
             raise RuntimeUnavailable(
-                f"the engine {self.host} is not reached by a UNIX socket; it must be one on this machine, since its"
-                " containers share files with this process",
+                f"Cannot use Docker's engine at {self.host}: it is not reached by a UNIX socket, and containers share"
+                " files with this process. Name an engine on this machine, such as unix:///var/run/docker.sock",
                 setting="DockerRuntime.host",
             )
-        connection = _Connection(self.host.removeprefix("unix://"), deadline)
-        kind = "application/x-tar" if isinstance(body, bytes) else "application/json"
-        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        try:
-            connection.request(method, path, data, {"Content-Type": kind, "Connection": "close"})
-            with connection.getresponse() as answer:
-                parts = []
-                while part := answer.read1(1 << 16):
-                    parts.append(part)
-                    connection.limit()
-                    if len(parts) * (1 << 16) > MAX_ANSWER:
-                        raise RuntimeFailed("Docker's engine answered with more than is read")
-        except TimeoutError:
-            raise RuntimeFailed(f"Docker's engine at {self.host} did not answer in time") from None
-        except (OSError, http.client.HTTPException) as error:
-            raise self._unreachable(error) from error
-        finally:
-            connection.close()
-        said = b"".join(parts)
-        if answer.status >= 400:
-            words = _read_message(said)
-            if answer.status == 404:
-                raise NotFound(f"Docker's engine knows no such thing: {words}")
-            raise RuntimeFailed(f"Docker's engine refused: {words}")
-        return said
+        seconds = timeout or self.timeout
+        make_socket = functools.partial(_Socket, self.host, seconds, time.monotonic() + seconds)
+        if not self._version:
+            with self._open(make_socket, API) as client:
+                self._version = choose_version(client.version(api_version=False))
+        with self._open(make_socket, self._version) as client:
+            yield client
 
-    def _unreachable(self, error: Exception) -> RuntimeUnavailable:
-        if isinstance(error, PermissionError):
-            reason = "this user may not use its socket; being in the group docker is being root of this machine"
-        elif isinstance(error, FileNotFoundError):
-            reason = "there is no such socket; is Docker installed and running?"
-        elif isinstance(error, ConnectionRefusedError):
-            reason = "nobody listens there; is Docker running?"
-        else:
-            reason = f"{type(error).__name__}: {error}"
-        return RuntimeUnavailable(
-            f"Docker's engine at {self.host} can't be reached: {reason}", setting="DockerRuntime.host"
-        )
-
-    def ping(self, timeout: float) -> bool:
-        """Tell whether it answers within ``timeout`` seconds."""
+    @contextlib.contextmanager
+    def _open(self, make_socket: Callable[[], _Socket], version: str) -> Iterator[APIClient]:
         try:
-            self.call("GET", "/_ping", timeout=timeout)
-        except (RuntimeUnavailable, RuntimeFailed, NotFound):
-            return False
-        return True
+            client = APIClient(base_url=self.host, version=version)
+        except Exception as error:  # whatever a malformed file leads to
+            raise RuntimeUnavailable(
+                f"Cannot make a client for Docker's engine at {self.host}: {type(error).__name__}: {error}. Check the"
+                " address, and Docker's settings of this user: ~/.docker/config.json",
+                setting="DockerRuntime.host",
+            ) from error
+        try:
+            with client:
+                client.trust_env = False  # no proxies and no .netrc
+                client.max_redirects = 0  # it would follow them by another transport, without our deadline
+                client.mount("http+docker://", _Transport(make_socket))
+                yield client
+        except APIError as error:
+            reason = str(error.explanation)[:1000]
+            if error.status_code == 404:
+                raise NotFound(f"Docker's engine has no such object: {reason}") from None
+            raise RuntimeFailed(f"Docker's engine refused: {reason}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise RuntimeFailed(
+                f"Docker's engine at {self.host} gave a malformed answer: {type(error).__name__}: {error!s:.200}. Check"
+                " that Docker listens there"
+            ) from error
+        except (OSError, DockerException) as error:  # those of requests are OSErrors
+            raise RuntimeUnavailable(
+                f"Cannot reach Docker's engine at {self.host}: {error!s:.500}. Check that Docker runs",
+                setting="DockerRuntime.host",
+            ) from error
+
+    def version(self) -> dict[str, Any]:
+        """Return what the engine says of its version."""
+        with self.connect() as client:
+            return dict(client.version())
+
+    def info(self) -> dict[str, Any]:
+        """Return what the engine says of itself and its settings."""
+        with self.connect() as client:
+            return dict(client.info())
+
+    def ping(self, timeout: float = 0.0) -> None:
+        """Make sure that the engine answers within ``timeout`` seconds; see :meth:`connect` for what is raised."""
+        with self.connect(timeout) as client:
+            client.ping()
 
     def runtimes(self) -> list[EngineRuntime]:
-        """Return the runtimes that it knows."""
-        found = self.get("/info").get("Runtimes") or {}
-        return [
-            EngineRuntime(
-                name,
-                str(item.get("path") or item.get("runtimeType") or ""),
-                read_flags([str(argument) for argument in item.get("runtimeArgs") or ()]),
-            )
-            for name, item in sorted(found.items())
-        ]
+        """Return the runtimes that are registered in the engine."""
+        with self.connect() as client:
+            return [
+                EngineRuntime(
+                    name,
+                    str(item.get("path") or item.get("runtimeType") or ""),
+                    read_flags([str(argument) for argument in item.get("runtimeArgs") or ()]),
+                )
+                for name, item in sorted((client.info().get("Runtimes") or {}).items())
+            ]
 
     def find_gvisor(self, name: str = "") -> EngineRuntime:
-        """Return the runtime that is gVisor with all that it needs.
+        """Return the runtime that is gVisor with all the flags that sandboxes need.
 
         Parameters
         ----------
         name : str
-            The administrator's choice; empty takes ours, or else the first that will do.
+            The administrator's choice; empty takes ours, or else the first that qualifies.
 
         Raises
         ------
@@ -219,127 +214,202 @@ class Engine:
         if name and not chosen:
             names = ", ".join(item.name for item in known)
             raise RuntimeUnavailable(
-                f"Docker's engine knows no runtime {name!r}, only {names}; {SETUP_REMEDY}", setting=setting
+                f"Docker's engine has no runtime {name!r}, only {names}. Register gVisor: {SETUP_REMEDY}",
+                setting=setting,
             )
         gvisor = [item for item in chosen if item.is_gvisor]
         if not gvisor:
-            said = f"the runtime {name!r} of Docker's engine is" if name else "none of Docker's engine's runtimes is"
-            raise RuntimeUnavailable(f"{said} gVisor's runsc; register it by: {SETUP_REMEDY}", setting=setting)
+            which = f"the runtime {name!r} of Docker's engine is not" if name else "no runtime of Docker's engine is"
+            raise RuntimeUnavailable(
+                f"Cannot isolate sandboxes: {which} gVisor's runsc. Register gVisor: {SETUP_REMEDY}", setting=setting
+            )
         good = [item for item in gvisor if not item.missing]
         if not good:
-            said = "; ".join(f"{item.name} lacks {', '.join(item.missing)}" for item in gvisor)
+            lacking = "; ".join(f"{item.name} lacks {', '.join(item.missing)}" for item in gvisor)
             raise RuntimeUnavailable(
-                f"no gVisor runtime of Docker's engine has the flags that sandboxes need: {said}. Register one by:"
-                f" {SETUP_REMEDY}",
+                "Cannot isolate sandboxes: no gVisor runtime of Docker's engine has the flags that sandboxes need:"
+                f" {lacking}. Register one: {SETUP_REMEDY}",
                 setting=setting,
             )
         return next((item for item in good if item.name == RUNTIME_NAME), good[0])
 
+    def inspect_image(self, name: str) -> dict[str, Any]:
+        """Return what the engine says of an image. Raises NotFound."""
+        with self.connect() as client:
+            return dict(client.inspect_image(name))
+
     def ensure_image(self, content: bytes, address: str = "") -> str:
-        """Have the engine hold an image of that content, and return its name: its content's hash is its tag.
+        """Have the engine hold an image with that content, and return its name, whose tag is the content's hash.
 
         Parameters
         ----------
         content : bytes
             The tar archive.
         address : str
-            Of the image of ours whose tree is mounted on it, for its label; empty for none.
+            Address of the :mod:`image <jupyter_agentbox.storage.images>` whose tree is mounted on it, for its label;
+            empty for none.
         """
         tag = hashlib.sha256(content + address.encode()).hexdigest()[:32]
         name = f"{REPOSITORY}:{tag}"
         if name not in self._images:
             try:
-                self.get(f"/images/{name}/json")
+                self.inspect_image(name)
             except NotFound:
                 label = f"LABEL {LABEL}=root" + (f" {LABEL}.image={address}" if address else "")
-                query = {"fromSrc": "-", "repo": REPOSITORY, "tag": tag, "changes": label}
-                said = self.call("POST", "/images/create", content, timeout=60.0, **query)
-                if b'"error"' in said:
-                    raise RuntimeFailed(f"Docker's engine did not take the image: {_read_message(said)}") from None
+                with self.connect(60.0) as client:
+                    answer = client.import_image_from_data(content, REPOSITORY, tag, changes=label)
+                if '"error"' in answer:
+                    raise RuntimeFailed(f"Docker's engine did not take the image: {answer[:1000]}") from None
             self._images.add(name)
         return name
 
     def forget_images(self) -> None:
-        """Look again at the next start whether images are there: somebody may have pruned them."""
+        """Have the next start check which images the engine holds: someone may have pruned them."""
         self._images.clear()
 
     def create(self, name: str, body: Mapping[str, Any], timeout: float = 0.0) -> str:
-        """Make a container, and return its id."""
-        said = self.call("POST", "/containers/create", dict(body), timeout=timeout, name=name)
-        return str(json.loads(said)["Id"])
+        """Create a container, and return its id."""
+        with self.connect(timeout) as client:
+            return str(client.create_container_from_config(dict(body), name)["Id"])
 
     def start(self, container: str, timeout: float) -> None:
         """Start a container."""
-        self.call("POST", f"/containers/{quote(container)}/start", timeout=timeout)
+        with self.connect(timeout) as client:
+            client.start(container)
 
     def inspect(self, container: str) -> dict[str, Any] | None:
-        """Return what it tells of a container; None where there is none."""
+        """Return what the engine says of a container; None if there is none."""
         try:
-            found: dict[str, Any] = self.get(f"/containers/{quote(container)}/json")
-            return found
+            with self.connect() as client:
+                return dict(client.inspect_container(container))
         except NotFound:
             return None
 
     def list(self, *labels: str) -> list[dict[str, Any]]:
         """Return the containers that have all of these labels, whether they run or not."""
-        found: list[dict[str, Any]] = self.get("/containers/json", all="1", filters=json.dumps({"label": labels}))
-        return found
+        with self.connect() as client:
+            return [dict(item) for item in client.containers(all=True, filters={"label": [*labels]})]
 
     def kill(self, container: str) -> None:
         """Send SIGKILL to a container's PID 1."""
-        self.call("POST", f"/containers/{quote(container)}/kill")
+        with self.connect() as client:
+            client.kill(container)
 
     def remove(self, container: str, *, is_over: bool = False) -> None:
-        """Remove a container with all that is its own, ending it first. Does nothing to one that is gone, or going.
+        """End and remove a container with its volumes. Does nothing if it is gone, or being removed.
 
-        Of one that is over the engine is left time to notice: else it would try to end it, and take ten seconds.
+        Parameters
+        ----------
+        is_over : bool
+            Its process has ended. The engine then gets time to notice: else it tries to end it, which takes 10 s.
         """
-        path = f"/containers/{quote(container)}"
         with contextlib.suppress(NotFound):
             if is_over:
-                with contextlib.suppress(RuntimeFailed):
-                    self.call("POST", path + "/wait")
+                with contextlib.suppress(RuntimeFailed), self.connect() as client:
+                    client.wait(container)
             try:
-                self.call("DELETE", path, timeout=2 * self.timeout, force="1", v="1")
+                with self.connect(2 * self.timeout) as client:
+                    client.remove_container(container, v=True, force=True)
             except RuntimeFailed as error:
                 if "is already in progress" not in str(error):
                     raise
 
     def read_log(self, container: str, lines: int = 200) -> bytes:
-        """Return the end of what its PID 1 has printed."""
-        path = f"/containers/{quote(container)}/logs"
-        data = self.call("GET", path, stdout="1", stderr="1", tail=str(lines))
-        parts, place = [], 0
-        while place + 8 <= len(data):  # each part behind eight bytes, of which the last four are its length
-            (size,) = struct.unpack(">I", data[place + 4 : place + 8])
-            parts.append(data[place + 8 : place + 8 + size])
-            place += 8 + size
-        return b"".join(parts)[-64_000:]
+        """Return the end of what a container's PID 1 has printed."""
+        with self.connect() as client:
+            return bytes(client.logs(container, tail=lines))[-64_000:]
 
 
-class _Connection(http.client.HTTPConnection):
-    """A connection to a UNIX socket that is over at a deadline."""
+class _Transport(UnixHTTPAdapter):
+    """Docker's transport over sockets of our own making, of which one is used."""
 
-    def __init__(self, path: str, deadline: float) -> None:
-        super().__init__("localhost")
-        self._path, self._deadline = path, deadline
+    def __init__(self, make_socket: Callable[[], _Socket]) -> None:
+        super().__init__("")
+        self.pools["engine"] = _Pool(make_socket)
+
+    def get_connection(self, url: bytes | str, proxies: object = None) -> UnixHTTPConnectionPool:
+        pool: UnixHTTPConnectionPool = self.pools["engine"]
+        return pool
+
+    def build_response(self, req: Any, resp: Any) -> Any:
+        resp.headers.pop("Content-Encoding", None)  # nothing is unpacked, so an answer is no longer than its bytes
+        return super().build_response(req, resp)
+
+
+class _Pool(UnixHTTPConnectionPool):
+    def __init__(self, make_socket: Callable[[], _Socket]) -> None:
+        super().__init__("", "", maxsize=1)
+        self._make_socket = make_socket
+
+    def _new_conn(self) -> UnixHTTPConnection:  # type: ignore[override]  # as docker does
+        return _Connection(self._make_socket)
+
+
+class _Connection(UnixHTTPConnection):
+    def __init__(self, make_socket: Callable[[], _Socket]) -> None:
+        super().__init__("", "")
+        self._make_socket = make_socket
 
     def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.limit()
-        self.sock.connect(self._path)
+        self.sock = sock = self._make_socket()
+        sock.open()
 
-    def limit(self) -> None:
-        """Let the next step take what is left of the time."""
+
+class _Socket(socket.socket):
+    """A socket that fails at a deadline, however slowly bytes arrive, and after :data:`MAX_ANSWER` bytes.
+
+    The errors that it raises are ours, which neither urllib3 nor requests handles.
+    """
+
+    def __init__(self, host: str, seconds: float, deadline: float) -> None:
+        super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._host, self._seconds, self._deadline = host, seconds, deadline
+        self._left = MAX_ANSWER
+
+    def open(self) -> None:
+        """Connect."""
+        try:
+            with self._limit():
+                self.connect(self._host.removeprefix("unix://"))
+        except PermissionError as error:
+            self._refuse("this user may not use its socket. Add the user to the group docker, which makes it root of"
+                         " this machine", error)  # fmt: skip
+        except FileNotFoundError as error:
+            self._refuse("there is no such socket; is Docker installed and running?", error)
+        except ConnectionRefusedError as error:
+            self._refuse("nothing listens there; is Docker running?", error)
+
+    def _refuse(self, reason: str, error: OSError) -> NoReturn:
+        raise RuntimeUnavailable(
+            f"Cannot reach Docker's engine at {self._host}: {reason}", setting="DockerRuntime.host"
+        ) from error
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        with self._limit():
+            super().sendall(data, flags)
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        with self._limit():
+            count = super().recv_into(buffer, nbytes, flags)
+        self._left -= count
+        if self._left < 0:
+            raise RuntimeFailed(
+                f"Docker's engine at {self._host} sent more than {MAX_ANSWER >> 20} MiB, which is not read. Check that"
+                " Docker listens there"
+            )
+        return count
+
+    @contextlib.contextmanager
+    def _limit(self) -> Iterator[None]:
+        """Give one operation the time that is left."""
         left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        if self.sock is not None:
-            self.sock.settimeout(left)
-
-
-def _read_message(said: bytes) -> str:
-    try:
-        return str(json.loads(said)["message"])[:1000]
-    except (ValueError, KeyError, TypeError):
-        return said.decode(errors="replace")[:1000]
+        try:
+            if left <= 0:
+                raise TimeoutError
+            self.settimeout(left)
+            yield
+        except TimeoutError:
+            raise RuntimeFailed(
+                f"Docker's engine at {self._host} did not answer within {self._seconds:g} s. Check whether it hangs:"
+                " docker info"
+            ) from None

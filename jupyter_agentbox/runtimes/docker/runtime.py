@@ -33,12 +33,12 @@ from jupyter_agentbox.linux import (
     remove_tree,
     send_signal,
 )
-from jupyter_agentbox.runtimes import Check, Handle, Runtime, Usage, cgroups, containers, namespaces, rootfs
+from jupyter_agentbox.runtimes import Check, Handle, Runtime, Usage, cgroups, namespaces, rootfs
 from jupyter_agentbox.runtimes.launcher import Refused, find_hidden, make_matcher
 from jupyter_agentbox.runtimes.runsc.runtime import measure_shared
 from jupyter_agentbox.spec import USER_ID, Cause, End, Limits, SandboxSpec, out_of_memory
 
-from . import config
+from . import config, orphans
 from .engine import Engine, EngineRuntime
 
 _ENTER = Path(__file__).with_name("container_start.py")
@@ -87,7 +87,7 @@ class DockerRuntime(Runtime):
         """Start a sandbox; see :meth:`.Runtime.start`."""
         workspace = self._find_workspace(spec, directory)
         deadline = time.monotonic() + self.start_timeout
-        self.engine.call("GET", "/_ping")  # one that hangs is not waited for as long as a start may take
+        self.engine.ping()  # one that hangs is not waited for as long as a start may take
         kind = self.find_engine_runtime()
         (directory / "log").touch(0o600)
         own = directory / "docker"
@@ -95,7 +95,7 @@ class DockerRuntime(Runtime):
         try:
             body = self._make_container(sandbox_id, spec, directory, workspace, kind)
             if self.state_dir:
-                containers.note_engine(Path(self.state_dir), self.engine.host)
+                orphans.note_engine(Path(self.state_dir), self.engine.host)
             container = self.engine.create(f"agentbox-{sandbox_id}", body, self.start_timeout)
             self._kills_before[container] = cgroups.read_all_oom_kills()
             self.engine.start(container, max(1.0, deadline - time.monotonic()))
@@ -321,7 +321,11 @@ class DockerRuntime(Runtime):
         if time.monotonic() - self._pinged < PING_INTERVAL or not self._pinging.acquire(blocking=False):
             return
         try:
-            is_answering = self.engine.ping(PING_TIMEOUT)
+            try:
+                self.engine.ping(PING_TIMEOUT)
+                is_answering = True
+            except AgentboxError:
+                is_answering = False
             if is_answering != self._is_answering:
                 said = "answers again" if is_answering else "does not answer; its sandboxes go on"
                 self.log.warning("Docker's engine at %s %s", self.engine.host, said)

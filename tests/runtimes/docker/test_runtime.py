@@ -5,12 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -109,7 +106,7 @@ class TestEngine:
         assert labels["jupyter-agentbox.sandbox"] == box.id
         assert labels["jupyter-agentbox.owner"] == "somebody"
         assert labels["jupyter-agentbox.lease"] == "60"
-        image = runtime.engine.get(f"/images/{found['Image']}/json")
+        image = runtime.engine.inspect_image(found["Image"])
         assert image["Config"]["Labels"] == {"jupyter-agentbox": "root"}
 
     def test_a_root_of_our_own_is_the_tree_with_that_address(self, runtime: DockerRuntime, tmp_path: Path) -> None:
@@ -126,7 +123,7 @@ class TestEngine:
             assert box.run("echo x > /opt/tool; cat /opt/tool", "root") == "x\n"
             (found,) = runtime.engine.list(f"jupyter-agentbox.image={address}")
             assert found["Id"] == box.handle.container
-            image = runtime.engine.get(f"/images/{found['ImageID']}/json")
+            image = runtime.engine.inspect_image(found["ImageID"])
             assert image["Config"]["Labels"] == {"jupyter-agentbox": "root", "jupyter-agentbox.image": address}
             assert image["Size"] < 100_000  # folders and links: no tree is kept twice
         assert (tree / "opt/tool").read_text() == "as it was\n"
@@ -156,7 +153,7 @@ class TestEngine:
             assert box.run("echo fine") == "fine\n"
             hasty = DockerRuntime(host=dockerd.host, engine_timeout=1.0, start_timeout=1.0)
             with pytest.raises(RuntimeFailed, match="did not answer"):
-                hasty.engine.get("/info")
+                hasty.engine.info()
             assert [check.is_ok for check in hasty.check()] == [False]
             runtime.start_timeout, runtime.engine.timeout = 3600.0, 1.0
             with pytest.raises(RuntimeFailed, match="did not answer"):
@@ -176,7 +173,7 @@ class TestEngine:
             assert not runtime.is_reachable()
             assert runtime.is_alive(box.handle)
             assert box.run("echo fine") == "fine\n"
-            with pytest.raises(RuntimeUnavailable, match="can't be reached"):
+            with pytest.raises(RuntimeUnavailable, match="Cannot reach"):
                 Box(DockerRuntime(host=dockerd.host), tmp_path / "state", "none", SPEC)
         finally:
             dockerd.start()
@@ -281,32 +278,19 @@ class TestEngine:
         assert engine.find_gvisor().name == RUNTIME_NAME
         with pytest.raises(RuntimeUnavailable, match="bare-runsc lacks --host-uds=none, --host-fifo=open"):
             engine.find_gvisor("bare-runsc")
-        with pytest.raises(RuntimeUnavailable, match="is gVisor's runsc; register it by: jupyter agentbox setup"):
+        with pytest.raises(RuntimeUnavailable, match=r"is not gVisor's runsc\. Register gVisor: jupyter agentbox"):
             engine.find_gvisor("runc")
-        with pytest.raises(RuntimeUnavailable, match=r"knows no runtime 'crun', only .*runc"):
+        with pytest.raises(RuntimeUnavailable, match=r"has no runtime 'crun', only .*runc"):
             engine.find_gvisor("crun")
 
     def test_an_engine_that_is_away_is_explained(self, tmp_path: Path) -> None:
         with pytest.raises(RuntimeUnavailable, match="there is no such socket; is Docker installed"):
-            Engine(f"unix://{tmp_path}/none").get("/info")
+            Engine(f"unix://{tmp_path}/none").info()
         with pytest.raises(RuntimeUnavailable, match="not reached by a UNIX socket"):
-            Engine("tcp://127.0.0.1:2375").get("/info")
+            Engine("tcp://127.0.0.1:2375").info()
         (check,) = DockerRuntime(host=f"unix://{tmp_path}/none").check()
         assert not check.is_ok
         assert "docker.io" in check.remedy
-
-    def test_one_that_never_answers_is_given_up(self) -> None:
-        base = tempfile.mkdtemp(prefix="abd")
-        try:
-            with socket.socket(socket.AF_UNIX) as silent:
-                silent.bind(f"{base}/s")
-                silent.listen()
-                started = time.monotonic()
-                with pytest.raises(RuntimeFailed, match="did not answer in time"):
-                    Engine(f"unix://{base}/s", 0.5).get("/info")
-                assert time.monotonic() - started < 20
-        finally:
-            shutil.rmtree(base)
 
     def test_the_doctor_tries_it_all(self, runtime: DockerRuntime) -> None:
         checks = {check.name: check for check in runtime.check()}
