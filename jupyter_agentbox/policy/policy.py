@@ -28,16 +28,18 @@ from typing import Any
 
 from jupyter_core.paths import jupyter_data_dir
 from traitlets import Bool, Dict, Enum, Float, Int, List, TraitError, Unicode
-from traitlets.config import Config
+from traitlets.config import Config, LoggingConfigurable
 
 from jupyter_agentbox.egress import PROXY_ENV, presets
 from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, PolicyRefused
 from jupyter_agentbox.spec import GIB, LIMIT_NAMES, OWN_HOSTS, Grant, Limits, Mount, SandboxSpec, WarmStart
+from jupyter_agentbox.storage.images import ImageStore
 
 from .configfiles import file_config
 from .environment import bin_dirs, environment_mounts, is_visible, kernel_environment, user_packages
 from .folders import check_mount, check_workspace, is_beneath, private_directories
-from .imagesettings import ImageSettings
+from .images import check_python, use_image
+from .languages import find_kernels
 from .profiles import (
     PROFILE_KEYS,
     REQUEST_KEYS,
@@ -49,12 +51,10 @@ from .profiles import (
     read_mounts,
     show,
 )
-from .snapshotsettings import SnapshotSettings
 from .traits import ByteSize, HostPatterns
-from .warmsettings import WarmSettings
 
 
-class Policy(WarmSettings, SnapshotSettings, ImageSettings):
+class Policy(LoggingConfigurable):
     """What sandboxes may use and reach at most, and the profiles to choose from.
 
     Parameters
@@ -229,6 +229,43 @@ class Policy(WarmSettings, SnapshotSettings, ImageSettings):
         86_400.0, help="Seconds that a token for one sandbox may live; a request gets an hour unless it asks otherwise."
     ).tag(config=True)
 
+    allowed_images = List(
+        Unicode(),
+        ["*"],
+        help="""Shell patterns of the names of images that profiles and requests may choose: of those that were built or
+        imported here, see `jupyter agentbox image list`. ``[]`` for none.""",
+    ).tag(config=True)
+
+    max_snapshots = Int(100, help="Snapshots that one owner may keep.").tag(config=True)
+    max_snapshot_bytes = ByteSize(20 * GIB, help="Most disk space of one owner's snapshots.").tag(config=True)
+    snapshot_max_age = Float(
+        0.0,
+        min=0,
+        help="""Seconds after which a server removes a snapshot; 0 keeps all until they are deleted. What is parked, and
+        templates, are none of those.""",
+    ).tag(config=True)
+    snapshot_key_file = Unicode(
+        help="""File that holds a key, 32 bytes or more, for snapshots to be encrypted with; only this user may read it.
+        Without it they are authenticated, and readable by this user."""
+    ).tag(config=True)
+
+    templates = Bool(
+        True,
+        help="""Start Python kernels off templates where there are any: saved right after their start, one for each
+        environment and profile, before any code ran in them. `jupyter agentbox warm` makes them, and so does a server
+        in the background, after the first start that had none.""",
+    ).tag(config=True)
+    pool_size = Int(
+        0,
+        min=0,
+        max=100,
+        help="""Python kernels of each profile in use that a server has waiting, for the next starts to take; profiles
+        may set their own number. Each takes the memory of an idle kernel, and no processor.""",
+    ).tag(config=True)
+    pool_max_memory = ByteSize(
+        1 * GIB, help="Most memory of all that wait in one server's pool; none is added beyond it."
+    ).tag(config=True)
+
     state_dir = Unicode(
         help="""Where sandboxes, the audit log and downloaded programs are kept; ``agentbox`` in Jupyter's data
         directory unless set. Only this user can enter it, and no sandbox ever sees it."""
@@ -279,6 +316,21 @@ class Policy(WarmSettings, SnapshotSettings, ImageSettings):
     def state_path(self) -> Path:
         """The state directory, absolute."""
         return Path(os.path.abspath(os.path.expanduser(self.state_dir or os.path.join(jupyter_data_dir(), "agentbox"))))
+
+    def snapshot_secret(self) -> bytes | None:
+        """Return the key of ``snapshot_key_file``; None where there is none. Raises InvalidConfig."""
+        if not self.snapshot_key_file:
+            return None
+        try:
+            found = Path(self.snapshot_key_file).expanduser()
+            if found.stat().st_mode & 0o077:
+                raise ValueError("others than this user may read it")
+            secret = found.read_bytes().strip()
+            if len(secret) < 32:
+                raise ValueError("it has less than 32 bytes")
+        except (OSError, ValueError) as error:
+            raise InvalidConfig(f"Policy.snapshot_key_file: {error}", setting="Policy.snapshot_key_file") from None
+        return secret
 
     def profile_names(self) -> tuple[str, ...]:
         """List the profiles; ``default`` is always one."""
@@ -348,6 +400,53 @@ class Policy(WarmSettings, SnapshotSettings, ImageSettings):
                 f"{setting}[{key!r}] has {entry!r}, which Policy.{key} does not cover", setting=f"Policy.{key}"
             )
         return entries
+
+    def choose(self, profile: Profile, asked: Mapping[str, Any]) -> Profile:
+        """Fill in what a sandbox of a profile is made of: root, Python, kernels, environment, and what runs before.
+
+        Parameters
+        ----------
+        profile : Profile
+        asked : mapping
+            The request.
+
+        Raises
+        ------
+        InvalidConfig, InvalidRequest, NotFound
+            The image is not there, or the choice contradicts itself.
+        PolicyRefused
+            The image may not be used, whether or not it is there.
+        """
+        setting = f"Policy.profiles[{profile.name!r}]"
+        if profile.image is not None and profile.root is not None:
+            raise InvalidConfig(f"{setting} has both 'image' and 'root'; leave one out", setting=setting)
+        image = asked.get("image", profile.image)
+        if image not in (None, profile.image) and (profile.root is not None or profile.image is not None):
+            raise PolicyRefused(
+                f"profile {profile.name!r} has a root of its own, so image {image!r} can't be chosen",
+                field="image",
+                setting=f"{setting}['image']",
+            )
+        python = asked.get("python", profile.python)
+        if python is not None and (image is not None or profile.root is not None):
+            error: type[InvalidRequest | InvalidConfig] = InvalidRequest if "python" in asked else InvalidConfig
+            raise error(
+                "'python' is an environment of the host's, and an image has its own: choose one", field="python"
+            )
+        if image is not None:
+            return use_image(profile, image, ImageStore(self.state_path), self.allowed_images)
+        if profile.root is not None:
+            return replace(profile, python="python3")
+        path = str(python) if python is not None else sys.executable
+        if python is not None:
+            check_python(path)
+        return replace(profile, python=path, kernels=find_kernels(path))
+
+    def chosen_profile(self, name: str, image: str) -> Profile:
+        """Return a profile as it is now, with the image that a sandbox of it has. Errors as for :meth:`choose`."""
+        profile = self.profile(name)
+        is_free = profile.image is None and profile.root is None
+        return self.choose(profile, {"image": image} if image and is_free else {})
 
     def resolve(
         self,

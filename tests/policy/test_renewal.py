@@ -15,7 +15,7 @@ from support.snapshot_images import meta
 from jupyter_agentbox.errors import AgentboxError, Conflict, InvalidRequest, PolicyRefused
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.policy.renewal import intersect_grants, reapply_policy
-from jupyter_agentbox.service.live.live_snapshots import Snapshots
+from jupyter_agentbox.service.live.live_snapshots import LiveSnapshots
 from jupyter_agentbox.service.service import SandboxService
 from jupyter_agentbox.service.tenants import Tenant
 from jupyter_agentbox.spec import MIB, Grant, Mount, SandboxSpec
@@ -134,7 +134,7 @@ def test_of_two_grants_there_is_what_both_allow(then_hosts: list[str], now_hosts
 
 
 def test_another_machine_release_or_image_is_told_plainly(has_runsc: None, tmp_path: Path, then: SandboxSpec) -> None:
-    snapshots = Snapshots(SandboxService(policy_of(tmp_path)))
+    snapshots = LiveSnapshots(SandboxService(policy_of(tmp_path)))
     now = snapshots.manager_of(then).runtime.fingerprint(then)
 
     def check(fingerprint: dict[str, str]) -> None:

@@ -1,0 +1,72 @@
+"""What a sandbox is made of: an image or the host, and whose Python.
+
+An image changes what is seen inside and nothing of what a sandbox may do, so any image of the state directory may be
+chosen unless the administrator says otherwise: it is there because somebody who may write there put it there.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jupyter_agentbox.errors import InvalidRequest, NotFound, PolicyRefused
+from jupyter_agentbox.spec import KernelCommand, Service
+from jupyter_agentbox.storage.images import ImageStore
+
+from .folders import SYSTEM_DIRS, is_beneath
+from .languages import find_module, has_module
+from .profiles import Profile
+
+
+def use_image(profile: Profile, reference: str, store: ImageStore, allowed: Sequence[str]) -> Profile:
+    """Fill in what a profile has from an image. Raises NotFound, PolicyRefused."""
+
+    def is_allowed(name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed)
+
+    try:
+        image = store.get(reference, lambda image: is_allowed(image.name))
+    except NotFound:
+        if is_allowed(reference.partition("@")[0]):
+            raise
+        # Whether there is one of that name is not for who may not use it.
+        raise PolicyRefused(
+            f"image {reference!r} is not among those that may be used",
+            field="image",
+            setting="Policy.allowed_images",
+        ) from None
+    services = (Service(item.name, item.line, item.ready or "", item.timeout) for item in image.services)
+    kernels = (
+        KernelCommand(item.name, tuple(item.argv), tuple(item.languages), item.interrupt_mode) for item in image.kernels
+    )
+    return replace(
+        profile,
+        image=image.address,
+        root=store.root(image),
+        python="python3",
+        env={**image.env, **profile.env},
+        init=(*image.init, *profile.init),
+        services=(*services, *profile.services),
+        kernels=tuple(kernels),
+    )
+
+
+def check_python(path: str) -> None:
+    """Refuse an environment of the host's that a sandbox can't use. Blocks for a moment. Raises InvalidRequest."""
+    if shutil.which(path) is None:
+        raise InvalidRequest(f"{path} is no Python interpreter on this machine", field="python")
+    environment = os.path.dirname(os.path.dirname(path))
+    shown = [os.path.realpath(environment), *SYSTEM_DIRS]
+    if any(not is_beneath(os.path.realpath(file), shown) for file in find_module(environment, "ipykernel")):
+        raise InvalidRequest(
+            f"the packages of {environment} are links to files outside of it, which a sandbox is not shown: install "
+            "them as copies or hard links (uv: --link-mode=copy)",
+            field="python",
+        )
+    if not has_module(path, "ipykernel"):
+        raise InvalidRequest(
+            f"the environment {environment} has no ipykernel, which its kernels need: install it there", field="python"
+        )
