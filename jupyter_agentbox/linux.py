@@ -382,15 +382,15 @@ def is_locked(path: Path) -> bool:
 def make_bare_command(program: str | Path, *arguments: str, python: str = "") -> list[str]:
     """Return the command that runs a file of the package in a bare interpreter.
 
-    It has the standard library, ``jupyter_agentbox.linux``, and nothing of the environment: no site-packages that are
-    looked at first, no variables of Python, no user site.
+    It has the standard library, then the package, and nothing of the environment: no site-packages, no variables of
+    Python, no user site.
 
     Parameters
     ----------
     program : str or Path
-        The file. It imports the standard library and this module alone.
+        The file. It imports the standard library and this module alone, unless `python` is given.
     python : str, optional
-        An interpreter of an environment whose packages the program needs; it is run instead, and sees them as well.
+        The interpreter of an environment whose packages the program needs as well; it is run instead.
     """
     # The package's folder comes last, so that nothing there takes the place of a module of the standard library.
     code = (

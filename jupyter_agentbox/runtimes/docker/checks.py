@@ -1,4 +1,4 @@
-"""What ``jupyter agentbox doctor`` tries of the Docker runtime: the engine, its runtimes, and a real sandbox."""
+"""Check the Docker runtime for ``jupyter agentbox doctor``: the engine, its runtimes, and a real sandbox."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from .runtime import DockerRuntime
 
 START_REMEDY = "apt-get install docker.io, and start it: systemctl start docker"
-GROUP_REMEDY = 'usermod -aG docker "$USER" as root, and log in anew'
+GROUP_REMEDY = 'usermod -aG docker "$USER" as root, then log in again'
 
 
 def check_docker(runtime: DockerRuntime) -> list[Check]:
-    """Return what was found, in an order in which each needs the ones before it."""
+    """Run the checks in order, as each needs those before it, and return their results."""
     name = "docker engine"
     try:
         about = runtime.engine.version()
@@ -62,7 +62,7 @@ def _check_live_restore(runtime: DockerRuntime) -> Iterator[Check]:
 @contextmanager
 def _probe(runtime: DockerRuntime) -> Iterator[tuple[DockerRuntime, Path]]:
     clear_left()
-    with suppress(AgentboxError):  # what an engine does not answer is told by what follows
+    with suppress(AgentboxError):  # the checks that follow report an engine that does not respond
         for item in runtime.engine.list(f"{LABEL}=sandbox", f"{LABEL}.state-dir="):
             is_old = time.time() - item.get("Created", 0) > 2 * PROBE_LIFE
             if is_old and item["Labels"][f"{LABEL}.sandbox"].startswith("check-"):

@@ -1,4 +1,4 @@
-"""Turn a decided sandbox into what Docker's API takes: pure functions, tested by comparing whole results.
+"""Turn a sandbox's specification into what Docker's API takes: pure functions, tested by comparing whole results.
 
 What ``runtimes.rootfs`` plans becomes an image of folders, links and made files (:func:`make_image`), which is the same
 for all sandboxes that look alike, and read-only binds (:func:`make_mounts`). What can be written is the work folder,
@@ -142,8 +142,9 @@ def make_mounts(
         files += not is_folder
         if files > MAX_HIDDEN_FILES:
             raise InvalidRequest(
-                f"the work folder has more than {MAX_HIDDEN_FILES} hidden files, which the runtime docker-runc"
-                " cannot cover; put the notebook into a folder of its own, or use the runtime runsc or docker",
+                f"Cannot cover the work folder's hidden entries: it has more than {MAX_HIDDEN_FILES} hidden files, the"
+                " limit of the runtime docker-runc. Put the notebook into a folder of its own, or use the runtime runsc"
+                " or docker",
                 field="workspace",
             )
         target = f"{WORKSPACE}/{name}"
@@ -255,7 +256,10 @@ def make_namespace_filter(machine: str) -> bytes:
     Where the machine is not known there is none.
     """
     if machine not in _NAMESPACE_CALLS:
-        raise RuntimeUnavailable(f"no filter of system calls is known for {machine}; use a runtime with gVisor")
+        raise RuntimeUnavailable(
+            f"Cannot start a plain container: there is no system call filter for {machine}. Use the runtime runsc or"
+            " docker"
+        )
     audit, unshare, clone, clone3 = _NAMESPACE_CALLS[machine]
 
     def step(code: int, yes: int, no: int, value: int) -> bytes:
@@ -288,7 +292,7 @@ def name_state_dir(state_dir: str | Path) -> str:
 
 
 def make_labels(sandbox_id: str, spec: SandboxSpec, state_dir: str) -> dict[str, str]:
-    """Return the labels of a container: whose it is, and for how long it may outlive that."""
+    """Return the labels of a container: its sandbox, its owner, and for how long it may outlive the owner."""
     return {
         LABEL: "sandbox",
         f"{LABEL}.sandbox": sandbox_id,

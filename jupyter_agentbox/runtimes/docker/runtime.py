@@ -53,7 +53,7 @@ MAX_KERNEL_LOG = 100_000
 
 
 class DockerRuntime(Runtime):
-    """Runs sandboxes as containers of Docker under gVisor."""
+    """Run sandboxes as Docker containers under gVisor."""
 
     name: ClassVar[str] = "docker"
 
@@ -124,7 +124,7 @@ class DockerRuntime(Runtime):
         return True
 
     def is_reachable(self) -> bool:
-        """Tell whether the engine answered when it was last asked."""
+        """Tell whether the engine responded to the last ping."""
         return self._is_answering
 
     def usage(self, handle: Handle, directory: Path) -> Usage:
@@ -181,7 +181,10 @@ class DockerRuntime(Runtime):
             kill_processes(handle.processes, timeout)
         while is_running(handle.pid, handle.start_time):
             if time.monotonic() > deadline:
-                raise RuntimeFailed(f"process {handle.pid} of the sandbox is still there {timeout:g} s after its end")
+                raise RuntimeFailed(
+                    f"Cannot end the sandbox: its process {handle.pid} still runs {timeout:g} s after SIGKILL. See its"
+                    f" state in /proc/{handle.pid}/status"
+                )
             time.sleep(0.01)
 
     def remove(self, handle: Handle, directory: Path) -> None:
@@ -223,7 +226,7 @@ class DockerRuntime(Runtime):
     def _make_container(
         self, sandbox_id: str, spec: SandboxSpec, directory: Path, workspace: Path, kind: EngineRuntime
     ) -> dict[str, Any]:
-        """Decide all that is asked of the engine, and have it hold the image."""
+        """Return the container's settings, and have the engine hold its image."""
         found = workspace.stat()
         spare = (namespaces.NOBODY, namespaces.NOBODY)
         uid, owner = os.geteuid(), (found.st_uid, found.st_gid)
@@ -279,7 +282,7 @@ class DockerRuntime(Runtime):
         if start_time is None:
             self._keep_log(container, directory)
             words = namespaces.read_tail(directory / "log")
-            raise RuntimeFailed(f"the sandbox ended at once: {words or 'its log is empty'}")
+            raise RuntimeFailed(f"Cannot start the sandbox: it ended at once. Its log: {words or 'empty'}")
         return Handle(
             self.name,
             pid,
@@ -291,7 +294,7 @@ class DockerRuntime(Runtime):
         )
 
     def _inspect_ended(self, container: str) -> dict[str, Any] | None:
-        """Return what the engine tells of one that has ended, once it has noticed that itself."""
+        """Return what the engine says of an ended container, once it has noticed the end."""
         deadline = time.monotonic() + (0.0 if container in self._out_of_memory else NOTICE_TIMEOUT)
         while True:
             found = self.engine.inspect(container)
@@ -317,7 +320,7 @@ class DockerRuntime(Runtime):
             file.write(self.engine.read_log(container))
 
     def _ping(self) -> None:
-        """Ask the engine whether it is there, now and then, and never twice at a time."""
+        """Ping the engine now and then, and never twice at a time."""
         if time.monotonic() - self._pinged < PING_INTERVAL or not self._pinging.acquire(blocking=False):
             return
         try:
@@ -327,7 +330,7 @@ class DockerRuntime(Runtime):
             except AgentboxError:
                 is_answering = False
             if is_answering != self._is_answering:
-                said = "answers again" if is_answering else "does not answer; its sandboxes go on"
+                said = "responds again" if is_answering else "does not respond; its sandboxes keep running"
                 self.log.warning("Docker's engine at %s %s", self.engine.host, said)
             self._is_answering = is_answering
             self._pinged = time.monotonic()
@@ -336,20 +339,20 @@ class DockerRuntime(Runtime):
 
 
 class DockerRuncRuntime(DockerRuntime):
-    """Runs sandboxes as plain containers: **not isolated by gVisor**, for where policy names it, and never instead.
+    """Run sandboxes as plain containers, **not isolated by gVisor**: only if policy names it, never as a fallback.
 
-    The host's own kernel serves the code inside. It says so at each start, and in everything that tells of a sandbox.
+    The host's own kernel serves the code inside. Each start is logged, and every description of a sandbox says so.
     """
 
     name: ClassVar[str] = "docker-runc"
     isolation = "none"
 
     def start(self, sandbox_id: str, spec: SandboxSpec, directory: Path) -> Handle:
-        """Start one, and say what it is not."""
+        """Start a sandbox, and log that gVisor does not isolate it."""
         if spec.is_root:
             raise RuntimeUnavailable(
-                "code cannot be root in a plain container, where what is shown read-only cannot be written to at all;"
-                " use the runtime runsc or docker",
+                "Cannot start the sandbox: code cannot be root in a plain container, where no layer lies over read-only"
+                " files. Use the runtime runsc or docker",
                 setting="Policy.profiles",
             )
         self.log.warning("sandbox %s is NOT isolated by gVisor: policy has the runtime %s", sandbox_id, self.name)
@@ -366,7 +369,8 @@ class DockerRuncRuntime(DockerRuntime):
             if found.name == wanted:
                 return found
         raise RuntimeUnavailable(
-            f"Docker's engine knows no runtime {wanted!r}", setting=f"{type(self).__name__}.engine_runtime"
+            f"Docker's engine has no runtime {wanted!r}. Name one that it has",
+            setting=f"{type(self).__name__}.engine_runtime",
         )
 
     def _make_filter(self) -> bytes:
@@ -406,7 +410,7 @@ def _find_in_kernel_log(container: str) -> bool | None:
 
 
 def _find_hidden(workspace: Path, spec: SandboxSpec) -> Iterator[tuple[str, bool]]:
-    """List what is to be covered.
+    """Yield the hidden entries to cover, and whether each is a folder.
 
     A symbolic link is left: nothing can be mounted on it, and it leads nowhere but inside. On a FIFO gVisor would wait
     for ever for its other end.
@@ -424,8 +428,8 @@ def _find_hidden(workspace: Path, spec: SandboxSpec) -> Iterator[tuple[str, bool
             yield name, stat.S_ISDIR(mode)
         elif not stat.S_ISLNK(mode):
             raise InvalidRequest(
-                f"the hidden entry {name!r} of the work folder is neither a file nor a folder, and the runtime docker"
-                " cannot cover it; remove it, or use the runtime runsc",
+                f"Cannot cover the hidden entry {name!r} of the work folder: it is neither a file nor a folder, and the"
+                " runtime docker covers only those. Remove it, or use the runtime runsc",
                 field="workspace",
             )
 

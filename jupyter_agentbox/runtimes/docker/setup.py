@@ -1,4 +1,4 @@
-"""``jupyter agentbox setup --docker``: register gVisor in Docker's engine, keeping all else of its settings."""
+"""Register gVisor in Docker's engine, and keep all its other settings: ``jupyter agentbox setup --docker``."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from jupyter_agentbox.errors import AgentboxError, InvalidConfig, RuntimeUnavail
 
 from .engine import REQUIRED_FLAGS, RUNTIME_NAME, Engine
 
-#: Docker's settings.
+#: The engine's settings.
 DAEMON_FILE = Path("/etc/docker/daemon.json")
-#: Seconds in which an engine has read its settings.
+#: Seconds that an engine may take to read its settings.
 RELOAD_TIMEOUT = 30.0
 
 
 def make_runtime(runsc: str) -> dict[str, Any]:
-    """Return the engine's setting of a runtime: gVisor without a network, that opens FIFOs and no socket."""
+    """Return the setting that registers gVisor, without a network, and with FIFOs but no sockets of the host."""
     flags = [f"--{name}={value}" for name, value in REQUIRED_FLAGS.items()]
     return {"path": runsc, "runtimeArgs": ["--platform=systrap", *flags]}
 
 
 def add_runtime(text: str, runsc: str) -> str | None:
-    """Return the text of ``daemon.json`` with our runtime in it; None where it is there already.
+    """Return the text of ``daemon.json`` with our runtime added; None if it is there already.
 
     Raises
     ------
     InvalidConfig
-        It is no JSON object.
+        The text is not a JSON object.
     """
     try:
         settings = json.loads(text) if text.strip() else {}
@@ -45,12 +45,15 @@ def add_runtime(text: str, runsc: str) -> str | None:
             return None
         runtimes[RUNTIME_NAME] = wanted
     except (ValueError, AttributeError, TypeError) as error:
-        raise InvalidConfig(f"Docker's settings are no JSON object, and were left as they are: {error}") from error
+        raise InvalidConfig(
+            f"Cannot add the runtime: Docker's settings are not a JSON object ({error}), and were left as they are."
+            " Correct that file first"
+        ) from error
     return json.dumps(settings, indent=2) + "\n"
 
 
 def find_engines(path: Path, proc: Path = Path("/proc")) -> dict[int, list[str]]:
-    """Return the command lines of the engines that run here and have these settings, by their pids."""
+    """Return the command lines of the running engines that use these settings, by pid."""
     found = {}
     for entry in proc.iterdir():
         if not entry.name.isdigit():
@@ -85,18 +88,18 @@ def register(
     path: Path = DAEMON_FILE,
     host: str = "",
 ) -> None:
-    """Add our runtime to Docker's settings, and have a running engine read them. Says each step before it is done.
+    """Add our runtime to Docker's settings, and have a running engine read them. Announce each step first.
 
     Parameters
     ----------
     runsc : str
         The program.
     say : callable
-        Told each step in a sentence.
+        Called with a sentence for each step.
     is_dry : bool
-        Say only.
+        Only announce the steps.
     may_reload : bool
-        Have the engine read its settings now; otherwise the command for that is said.
+        Have the engine read its settings now; otherwise print the command for that.
     path : Path
         The settings.
     host : str
@@ -118,8 +121,9 @@ def register(
     else:
         if any(_read_option(arguments, "--add-runtime") for arguments in engines.values()):
             raise InvalidConfig(
-                f"Docker's engine was started with --add-runtime, and would forget those runtimes when it reads {path}"
-                " anew, which was left as it is. Move them from its command line to that file first"
+                f"Cannot add the runtime to {path}: Docker's engine was started with --add-runtime, and would forget"
+                " those runtimes when it reads the file again. Nothing was changed. Move them from its command line to"
+                " that file first"
             )
         say(f"Docker: adding the runtime {RUNTIME_NAME}, {runsc}, to {path}; all else in that file stays as it is")
         if not is_dry:
@@ -154,9 +158,7 @@ def _write(path: Path, text: str) -> None:
                 os.unlink(file.name)
                 raise
     except OSError as error:
-        raise RuntimeUnavailable(
-            f"{path} cannot be written: {error}. Run `sudo jupyter agentbox setup --docker`"
-        ) from error
+        raise RuntimeUnavailable(f"Cannot write {path}: {error}. Run `sudo jupyter agentbox setup --docker`") from error
 
 
 def _reload(engines: Iterable[int], host: str) -> None:
@@ -166,13 +168,15 @@ def _reload(engines: Iterable[int], host: str) -> None:
         except ProcessLookupError:
             continue
         except PermissionError as error:
-            raise RuntimeUnavailable(f"this user may not signal Docker's engine: run `sudo kill -HUP {pid}`") from error
+            raise RuntimeUnavailable(
+                f"Cannot reload Docker's engine: this user may not signal it. Run `sudo kill -HUP {pid}`"
+            ) from error
     deadline = time.monotonic() + RELOAD_TIMEOUT
     while not _knows_runtime(host):
         if time.monotonic() > deadline:
             raise RuntimeUnavailable(
-                f"Docker's engine at {Engine(host).host} does not know the runtime {RUNTIME_NAME} after"
-                f" {RELOAD_TIMEOUT:g} s: its log says why. If it is another engine, name it by DockerRuntime.host",
+                f"Docker's engine at {Engine(host).host} has not registered the runtime {RUNTIME_NAME} within"
+                f" {RELOAD_TIMEOUT:g} s. See its log. If sandboxes use another engine, set DockerRuntime.host",
                 setting="DockerRuntime.host",
             )
         time.sleep(0.1)
