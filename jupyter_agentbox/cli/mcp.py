@@ -60,15 +60,15 @@ class MCPCommand(Command):
         from jupyter_agentbox.policy.policy import Policy
         from jupyter_agentbox.service.service import SandboxService
 
-        sessions = SandboxService(Policy(parent=self))
+        service = SandboxService(Policy(parent=self))
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        serving = asyncio.ensure_future(serve(Service(sessions)))
+        serving = asyncio.ensure_future(serve(Service(service)))
         stopping = asyncio.ensure_future(stop.wait())
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         await Runner.shared().aclose()
-        await sessions.aclose()
+        await service.aclose()
         if not serving.done():
             # A thread of the SDK's waits for standard input, and can't be told to stop.
             sys.stderr.flush()

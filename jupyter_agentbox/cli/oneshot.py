@@ -145,27 +145,27 @@ class RunCommand(ProgramCommand):
         # It needs no kernel, so it takes one that waits, if any does, for the sandbox around it.
         sandbox = await LinkThread.instance().run(WarmStarts.shared(manager, policy).create(spec, has_code=False))
         logging.getLogger("jupyter_agentbox.sandbox.sandbox").setLevel(logging.CRITICAL)  # how it ends is told below
-        session = ManagedSandbox("run", spec.owner, SandboxRequest())
+        managed = ManagedSandbox("run", spec.owner, SandboxRequest())
         try:
-            session.attach(sandbox)
+            managed.attach(sandbox)
             if script and not self.mount:
                 name = Path(self.rest[0]).name
-                await asyncio.to_thread(lambda: session.folder().write(name, script))
+                await asyncio.to_thread(lambda: managed.folder().write(name, script))
             if self.package:
-                done = await install_all(session, InstallRequest(packages=list(self.package)))
+                done = await install_all(managed, InstallRequest(packages=list(self.package)))
                 if not done.is_ok:
                     raise AgentboxError(f"the packages were not installed: {done.message}", field="package")
-            return await self._script(session, command, stdin)
+            return await self._script(managed, command, stdin)
         except SandboxEnded as error:
             self.complain(error)
             return error.end.exit_code or 1
         finally:
-            session.close()
+            managed.close()
             await manager.stop(sandbox)
 
-    async def _script(self, session: ManagedSandbox, command: Program, stdin: bytes) -> int:
-        processes = session.running().processes
-        before = session.refusal_count
+    async def _script(self, managed: ManagedSandbox, command: Program, stdin: bytes) -> int:
+        processes = managed.running().processes
+        before = managed.refusal_count
         async with await processes.stream(command, stdin=stdin, timeout=self.timeout or None) as events:
             async for event in events:
                 if isinstance(event, Exit):
@@ -174,7 +174,7 @@ class RunCommand(ProgramCommand):
                     await asyncio.to_thread(write_out, event.data, 2 if event.stream == "stderr" else 1)
                 except OSError:
                     return BROKEN_PIPE
-        for item in session.refusals(before):
+        for item in managed.refusals(before):
             print(f"{self.name}: {printable(item.sentence)}", file=sys.stderr)
         assert isinstance(event, Exit)
         if event.timed_out:

@@ -169,12 +169,12 @@ def _find(manager: SandboxManager, name: str) -> _Place:
     for listed in manager.list():
         directory = manager.state_dir / "sandboxes" / listed.id
         try:
-            session = ManagedSandbox.load(directory) if (directory / SESSION_FILE).exists() else None
+            managed = ManagedSandbox.load(directory) if (directory / SESSION_FILE).exists() else None
         except AgentboxError:
             continue
-        names = {listed.id, listed.kernel_id} | ({session.id} if session is not None else set())
+        names = {listed.id, listed.kernel_id} | ({managed.id} if managed is not None else set())
         if name and name in names and listed.state != "ended":
-            found.append(_Place(listed.id, session.owner if session is not None else _user()))
+            found.append(_Place(listed.id, managed.owner if managed is not None else _user()))
     if not found:
         raise AgentboxError(f"there is no sandbox {printable(name)!r}; `jupyter agentbox list` shows them")
     if len(found) > 1:
