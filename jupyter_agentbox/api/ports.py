@@ -110,7 +110,7 @@ class PortHandler(TokenMixin, JupyterHandler):
             sandbox_id, number = self.path_kwargs["id"], int(self.path_kwargs["port"])
             grant = self._grants.find(self._word[1:], sandbox_id, number)
             if grant is None:
-                raise web.HTTPError(403, "this address is good no more: open that of the port itself anew")
+                raise web.HTTPError(403, "this link has expired; reopen the port")
             self._managed, who = grant.managed, {**grant.who, "is_shared": True}
             if self.request.method == "OPTIONS" and "Access-Control-Request-Method" in self.request.headers:
                 self._answer_preflight()

@@ -1,4 +1,4 @@
-"""What all commands of ``jupyter agentbox`` share: options, arguments, help, errors and the exit status."""
+"""The base of all ``jupyter agentbox`` commands: options, arguments, help, errors and exit status."""
 
 from __future__ import annotations
 
@@ -15,63 +15,80 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from jupyter_core.application import JupyterApp, base_aliases, base_flags
-from traitlets import Float, Int, List, TraitError
+from traitlets import Bool, Float, Int, List, TraitError, TraitType
 
 from jupyter_agentbox import __version__
 from jupyter_agentbox.errors import AgentboxError, TooLarge
 
 ALIASES = {name: base_aliases[name] for name in ("config", "log-level")}
-FLAGS = {"debug": (base_flags["debug"][0], "Log all there is to tell.")}
-#: Bytes of a program's input, which is read before it starts.
+FLAGS = {"debug": (base_flags["debug"][0], "Log at level DEBUG.")}
+#: Most bytes of standard input passed to a program.
 MAX_INPUT = 32 * 1024 * 1024
-#: Exit statuses: a fault; options or arguments that are none; after Ctrl-C; when nobody reads the output.
+#: Exit statuses: an error; a usage error; Ctrl-C; the reader of the output has gone.
 FAULT, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
-#: What settings may be given for on the command line, beside runtimes; a name that is none of these is a slip.
+#: Classes, besides runtimes, whose settings the command line accepts.
 _SETTINGS = ("Policy", "Application", "JupyterApp")
 _ALWAYS = ("help", "help-all", "version", "h", "V")
 
 
 class UsageError(AgentboxError):
-    """An option or argument that the command does not have, or cannot take so."""
+    """The command line has an unknown or invalid option or argument."""
 
 
 class Command(JupyterApp):
-    """What the commands share: options, arguments, help, errors and the exit status.
+    """Parse options and arguments, print help and errors, and set the exit status.
 
-    Settings of files are read by :class:`~jupyter_agentbox.policy.policy.Policy`, as for kernels, so that a command
-    sees what a kernel would; here only ``--config`` and the command line are.
+    Each configurable trait of a command is an option: ``token_file`` is ``--token-file``, and a ``Bool`` is a flag. The
+    metadata ``option`` names another one, or none if it is empty.
+
+    Configuration files are read by :class:`~jupyter_agentbox.policy.policy.Policy`, as for kernels, so that a command
+    sees the settings of a kernel. Only ``--config`` and the command line are read here.
     """
 
     version = __version__
     aliases = ALIASES
     flags = FLAGS
-    #: The positional arguments, as help shows them: ``ID [PROCESS]``, ``ID...``. Their number is checked by it.
+    #: Positional arguments as in the help, such as ``ID [PROCESS]`` or ``ID...``. Their number is checked against it.
     argument: ClassVar[str] = ""
-    #: What to say when there are too few of them, or too many.
+    #: Error message for a wrong number of arguments.
     wanted: ClassVar[str] = ""
-    #: Whether settings of any class are its own affair, as those of Jupyter's server.
+    #: Whether it accepts settings of any class, such as those of Jupyter's server.
     takes_all_settings: ClassVar[bool] = False
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Make an option of each configurable trait."""
+        super().__init_subclass__(**options)
+        cls.flags, cls.aliases = dict(FLAGS), dict(ALIASES)
+        for base in reversed([base for base in cls.__mro__ if issubclass(base, Command)]):
+            for name, trait in vars(base).items():
+                if not isinstance(trait, TraitType) or not trait.metadata.get("config"):
+                    continue
+                option = trait.metadata.get("option", name.replace("_", "-"))
+                if option and isinstance(trait, Bool):
+                    cls.flags[option] = ({cls.__name__: {name: True}}, trait.help)
+                elif option:
+                    cls.aliases[option] = f"{cls.__name__}.{name}"
+
     def migrate_config(self) -> None:
-        """Do nothing: what Jupyter's other commands do here has no part in this."""
+        """Do nothing; Jupyter's migration does not apply."""
 
     def load_config_file(self, suppress_errors: bool = True) -> None:  # type: ignore[override]
-        """Load ``--config`` alone, strictly. Never from the current directory, where sandboxes may write."""
+        """Load only ``--config``, and fail on any error. Never read the current directory; sandboxes may write it."""
         if self.config_file:
             self.raise_config_file_errors = True
             path = Path(self.config_file)
             try:
                 if path.suffix not in (".py", ".json"):
-                    raise ValueError("its name ends neither with .py nor with .json")
-                path.open("rb").close()  # one that is missing would be passed over
+                    raise ValueError("its name must end with .py or .json")
+                path.open("rb").close()  # traitlets ignores a missing file
                 super().load_config_file(suppress_errors=False)
             except Exception as error:
                 reason = error.strerror if isinstance(error, OSError) else repr(error)
-                self.complain(f"the configuration file {self.config_file} can't be read: {reason}")
+                self.complain(f"the configuration file {self.config_file} cannot be read: {reason}")
                 self.exit(FAULT)
 
     def parse_command_line(self, argv: list[str] | None = None) -> None:
-        """Read the options. One that does not exist is an error: half of what was asked for is never done."""
+        """Parse the options. An unknown or invalid one is an error; traitlets would only warn."""
         words = list(sys.argv[1:] if argv is None else argv)
         if words[:1] and words[0] not in (*self.subcommands, "help"):
             try:
@@ -94,21 +111,16 @@ class Command(JupyterApp):
             option = word.partition("=")[0]
             if name in self.flags or name in _ALWAYS:
                 if equals:
-                    raise UsageError(f"{option} takes no value, and got {value!r}; see --help")
+                    raise UsageError(f"{option} takes no value, got {value!r}; see --help")
                 continue
             if name not in self.aliases and "." not in name:
                 known = [f"--{one}" for one in (*self.flags, *self.aliases, "help")]
-                raise UsageError(f"there is no option {option}{did_you_mean(option, known)}; see --help")
+                raise UsageError(f"unknown option {option}{did_you_mean(option, known)}; see --help")
             if not equals:
                 value = next(rest, "--")
                 if value.startswith("-") and value != "-":
                     raise UsageError(f"{option} needs a value; see --help")
-            self._check_value(option, self._target(name), value)
-
-    def _target(self, name: str) -> str:
-        """Return the setting, ``Class.name``, that an option stands for."""
-        target = self.aliases.get(name, name)
-        return target if isinstance(target, str) else str(target[0])
+            self._check_value(option, str(self.aliases.get(name, name)), value)
 
     def _check_value(self, option: str, target: str, value: str) -> None:
         from jupyter_agentbox.policy.profiles import did_you_mean
@@ -117,21 +129,21 @@ class Command(JupyterApp):
         if owner not in (cls.__name__ for cls in type(self).__mro__):
             known = {*_SETTINGS, *(entry.attr for entry in entry_points(group="jupyter_agentbox.runtimes"))}
             if owner not in known and not self.takes_all_settings:
-                raise UsageError(f"there are no settings {owner}{did_you_mean(owner, known)}; see --help-all")
+                raise UsageError(f"unknown settings class {owner}{did_you_mean(owner, known)}; see --help-all")
             return
         traits = type(self).class_traits(config=True)
         if name not in traits:
-            raise UsageError(f"there is no option {option}{did_you_mean(name, traits)}; see --help-all")
+            raise UsageError(f"unknown option {option}{did_you_mean(name, traits)}; see --help-all")
         trait: Any = traits[name]
         if isinstance(trait, List):
             return
         try:
             trait._validate(self, trait.from_string(value))
         except (TraitError, ValueError, TypeError):
-            raise UsageError(f"{option} is {value!r}, and takes {_describe(trait)}; see --help") from None
+            raise UsageError(f"{option} must be {_describe(trait)}, got {value!r}; see --help") from None
 
     def start(self) -> None:
-        """Run, and exit with the command's status."""
+        """Run the command and exit with its status."""
         super().start()
         try:
             self._check_arguments()
@@ -143,7 +155,7 @@ class Command(JupyterApp):
         except KeyboardInterrupt:
             status = INTERRUPTED
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed goes nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discard what is flushed at exit
             status = BROKEN_PIPE
         except OSError as error:
             if self.log.isEnabledFor(logging.DEBUG):
@@ -162,22 +174,22 @@ class Command(JupyterApp):
         if least <= len(given) and ("..." in self.argument or len(given) <= len(words)):
             return
         if not words:
-            raise UsageError(f"this command takes no argument, and got {' '.join(given)!r}; see --help")
-        raise UsageError(self.wanted or f"this command takes {self.argument}, and got {len(given)} of it; see --help")
+            raise UsageError(f"this command takes no arguments, got {' '.join(given)!r}; see --help")
+        raise UsageError(self.wanted or f"this command takes {self.argument}, got {len(given)} arguments; see --help")
 
     def run(self) -> int:
-        """Do the work and return the exit status."""
+        """Run the command and return the exit status."""
         raise NotImplementedError
 
     def complain(self, error: Exception | str) -> None:
-        """Say what is wrong, and the setting that changes it. The sentence may hold what code in a sandbox chose."""
+        """Print an error and the setting that changes it. Text chosen by code in a sandbox is made printable."""
         text, setting = str(error), getattr(error, "setting", None)
         if setting and setting not in text:
             text += f" (setting: {setting})"
         print(f"{self.name}: " + "\n".join(map(printable, text.splitlines())), file=sys.stderr)
 
     def emit_help(self, classes: bool = False) -> Iterator[str]:  # type: ignore[override]
-        """Yield the lines of the help; with `classes` all settings that options can be given for."""
+        """Yield the lines of the help; with `classes`, also of all settings."""
         width = min(100, shutil.get_terminal_size().columns)
         yield f"Usage: {self.name} [OPTIONS]{' ' if self.argument else ''}{self.argument}"
         yield ""
@@ -186,7 +198,7 @@ class Command(JupyterApp):
         yield "Options:"
         names = sorted((*self.flags, *self.aliases), key=lambda name: name in {**FLAGS, **ALIASES})  # ours at the end
         rows = [self._describe_option(name) for name in names]
-        rows.append(("--help", "Show this; --help-all the settings as well, each an option --Policy.NAME=VALUE."))
+        rows.append(("--help", "Print this help. --help-all also lists settings, such as --Policy.NAME=VALUE."))
         yield from _columns(rows, width)
         yield ""
         if self.examples:
@@ -201,47 +213,45 @@ class Command(JupyterApp):
     def _describe_option(self, name: str) -> tuple[str, str]:
         if name in self.flags:
             return f"--{name}", str(self.flags[name][1])
-        trait_name = self._target(name).rpartition(".")[2]
+        trait_name = str(self.aliases[name]).rpartition(".")[2]
         word = (trait_name if len(name) == 1 else name).upper().replace("-", "_")
         option = f"-{name} {word}" if len(name) == 1 else f"--{name} {word}"
         if name == "config":
-            return option, "A file of settings, .py or .json, beside those in Jupyter's directories."
+            return option, "Read this .py or .json file in addition to those in Jupyter's directories."
         if name == "log-level":
             return option, "DEBUG, INFO, WARN, ERROR or CRITICAL."
         trait: Any = type(self).class_traits()[trait_name]
         default = trait.default_value
-        shown = f" ({default:g} unless given)" if isinstance(default, (int, float)) and default else ""
+        shown = f" Default: {default:g}." if isinstance(default, (int, float)) and default else ""
         return option, f"{trait.help}{shown}"
 
     def emit_subcommands_help(self) -> Iterator[str]:  # type: ignore[override]
-        """Yield nothing: a command that has others beside what it does tells of them in its description."""
+        """Yield nothing; a command with subcommands lists them in its description."""
         yield from ()
 
 
 class CommandGroup(Command):
-    """A command that is nothing but its subcommands."""
+    """A command that only has subcommands."""
 
     argument = "COMMAND"
-    #: Headings of the help, each by the first command below it.
+    #: Headings of the help, by the first command below each.
     headings: ClassVar[dict[str, str]] = {}
 
     def _check_arguments(self) -> None:
         return
 
     def run(self) -> int:
-        """Say what there is: a command was missing or is unknown."""
+        """Report a missing or unknown command."""
         from jupyter_agentbox.policy.profiles import did_you_mean
 
         if not self.extra_args:
             self.print_help()
             return USAGE
         word = self.extra_args[0]
-        raise UsageError(
-            f"there is no command {printable(word)!r}{did_you_mean(word, self.subcommands)}; --help lists them"
-        )
+        raise UsageError(f"unknown command {printable(word)!r}{did_you_mean(word, self.subcommands)}; see --help")
 
     def emit_subcommands_help(self) -> Iterator[str]:  # type: ignore[override]
-        """Yield the commands, each with what it does."""
+        """Yield the commands and their descriptions."""
         width = max(map(len, self.subcommands))
         headings = self.headings or {next(iter(self.subcommands)): "Commands"}
         for name, (_, text) in self.subcommands.items():
@@ -250,22 +260,22 @@ class CommandGroup(Command):
                 yield f"{headings[name]}:"
             yield f"  {name:{width}}  {text}"
         yield ""
-        yield f"`{self.name} COMMAND --help` tells of each."
+        yield f"`{self.name} COMMAND --help` describes a command."
         yield ""
 
 
 class ProgramCommand(Command):
-    """A command whose arguments end with a program and what it takes, none of which are options of ours.
+    """A command whose last arguments are a program and the program's own options.
 
-    Our own stand before the first argument; :attr:`rest` has all that follows.
+    Options of the command come before the first argument; :attr:`rest` is all that follows.
     """
 
-    #: How many arguments come before the program's own.
+    #: Number of arguments before the program.
     own_count: ClassVar[int] = 0
     rest: list[str]
 
     def parse_command_line(self, argv: list[str] | None = None) -> None:
-        """Read options up to the first argument."""
+        """Parse options up to the first argument."""
         words = list(sys.argv[1:] if argv is None else argv)
         flags = {*self.flags, *_ALWAYS}
         index = 0
@@ -281,23 +291,23 @@ class ProgramCommand(Command):
             del self.rest[self.own_count]
 
     def arguments(self) -> Sequence[str]:
-        """Return the positional arguments, the program among them."""
+        """Return the positional arguments, including the program."""
         return self.rest
 
 
 def _describe(trait: Any) -> str:
-    """Write what an option takes, for a person."""
+    """Describe the values of an option."""
     if not isinstance(trait, (Int, Float)):
         return str(trait.info())
     kind = "a whole number" if isinstance(trait, Int) else "a number"
     low, high = trait.min, trait.max
     if low in (None, float("-inf")):
         return kind
-    return f"{kind} from {low:g} to {high:g}" if high not in (None, float("inf")) else f"{kind} from {low:g} on"
+    return f"{kind} from {low:g} to {high:g}" if high not in (None, float("inf")) else f"{kind} of at least {low:g}"
 
 
 def _columns(rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
-    """Yield rows of an option and its text, which is broken into lines."""
+    """Yield rows of an option and its wrapped description."""
     left = max(len(option) for option, _ in rows) + 4
     for option, text in rows:
         yield from textwrap.wrap(
@@ -306,7 +316,7 @@ def _columns(rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
 
 
 def write_table(rows: list[tuple[str, ...]]) -> None:
-    """Print rows in columns; the first is the heading."""
+    """Print rows in columns; the first row is the heading."""
     rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -314,20 +324,20 @@ def write_table(rows: list[tuple[str, ...]]) -> None:
 
 
 def write_out(data: bytes, descriptor: int = 1) -> None:
-    """Write bytes as they are. Raises BrokenPipeError when nobody reads."""
+    """Write all bytes. Raises BrokenPipeError if the reader has gone."""
     view = memoryview(data)
     while len(view):
         view = view[os.write(descriptor, view) :]
 
 
 async def until_signal(work: Coroutine[Any, Any, int]) -> int:
-    """Await `work`, and return its status; 128 + n if signal n, one that ends programs, has cancelled it first."""
+    """Await `work` and return its status, or 128 + n if SIGHUP, SIGINT or SIGTERM (n) cancels it."""
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work)
     ended_by: list[int] = []
 
     def end(number: int) -> None:
-        if not ended_by:  # the first alone: what is being cleared up goes on
+        if not ended_by:  # further signals must not interrupt the cleanup
             ended_by.append(number)
             task.cancel()
 
@@ -343,12 +353,12 @@ def read_input(limit: int = MAX_INPUT) -> bytes:
     """Read standard input to its end. Raises TooLarge."""
     data = sys.stdin.buffer.read(limit + 1)
     if len(data) > limit:
-        raise TooLarge(f"the standard input is more than the {limit} bytes that are taken", field="stdin")
+        raise TooLarge(f"standard input is larger than {limit} bytes", field="stdin")
     return data
 
 
 def format_age(seconds: float) -> str:
-    """Write a duration for a person: ``42 s``, ``5 min``, ``3 h``, ``2 d``."""
+    """Format a duration: ``42 s``, ``5 min``, ``3 h``, ``2 d``."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
@@ -356,5 +366,5 @@ def format_age(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Keep a terminal safe from the names of other people's folders."""
+    """Replace characters that a terminal could interpret."""
     return "".join(char if char.isprintable() else "?" for char in text)

@@ -1,7 +1,7 @@
-"""``jupyter agentbox doctor``: whether sandboxes start here, and if not, the command that mends it.
+"""``jupyter agentbox doctor``: check whether sandboxes start here, with a fix for each problem.
 
-The runtime checks itself, by real sandboxes; here are the checks of what lies around it: settings, state directory,
-kernelspecs and what may be reached. What a Jupyter server uses is not read from files: a server is started and asked.
+The runtime checks itself with real sandboxes. The checks here cover settings, state directory, kernelspecs and egress.
+The settings of Jupyter servers are not read from files: a server is started and asked.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from jupyter_agentbox.runtimes.namespaces import find_spare_ids
 from jupyter_agentbox.sandbox.manager import SandboxManager, load_runtime
 from jupyter_agentbox.spec import SandboxSpec
 
-#: Seconds that a server which is started to be asked has to listen, to answer, and to end.
+#: Seconds for the started server to listen, to answer, and to stop.
 START_TIMEOUT, ANSWER_TIMEOUT, STOP_TIMEOUT = 30.0, 10.0, 5.0
 
 
 def examine(parent: Configurable | None = None, *, runtimes: Sequence[str] = ()) -> list[Check]:
-    """Run every check. A check that fails unexpectedly is a finding itself, never an exception.
+    """Run every check and return the results. An exception in a check is reported as a failed check.
 
     Parameters
     ----------
     parent : Configurable, optional
-        The application that asks, whose settings go above those of the files.
+        The command, whose settings override those of the files.
     runtimes : list of str
-        Runtimes to try beside those that policy and its profiles name.
+        Runtimes to check besides those of policy and its profiles.
     """
     try:
         policy = Policy(parent=parent)
@@ -82,7 +82,10 @@ def _safely(name: str, check: Callable[[], Iterator[Check]]) -> list[Check]:
     except Exception as error:
         return [
             Check(
-                name, False, f"the check itself failed: {error!r}", "report it, with `jupyter agentbox doctor --json`"
+                name,
+                False,
+                f"the check itself failed: {error!r}",
+                "report this, with `jupyter agentbox doctor --json`",
             )
         ]
 
@@ -91,19 +94,19 @@ def find_runtimes(policy: Policy, wanted: Sequence[str]) -> list[str]:
     """Return the names of the runtimes in use, policy's own first."""
     names = [policy.runtime]
     for profile in policy.profile_names():
-        with contextlib.suppress(AgentboxError):  # said where profiles are checked
+        with contextlib.suppress(AgentboxError):  # reported by the check of profiles
             names.append(policy.profile(profile).runtime)
     return list(dict.fromkeys([*names, *wanted]))
 
 
 def check_runtime(policy: Policy, name: str) -> Iterator[Check]:
-    """Ask a runtime."""
+    """Yield the checks of a runtime."""
     runtime = load_runtime(name, config=policy.config)
     if hasattr(runtime, "state_dir"):
         runtime.state_dir = str(policy.state_path)
     accepted = frozenset(policy.accept_unenforced)
     for check in runtime.check():
-        # A limit that policy gives up by name is no fault of the machine's.
+        # Policy may accept that a limit is not enforced.
         if not check.is_ok and check.name.removeprefix("limit on ") in accepted:
             yield Check(check.name, True, f"{check.message} (accepted by Policy.accept_unenforced)")
         else:
@@ -111,28 +114,28 @@ def check_runtime(policy: Policy, name: str) -> Iterator[Check]:
 
 
 def check_state(path: Path) -> Iterator[Check]:
-    """Check that the state directory is this user's alone, on a file system that holds sandboxes."""
+    """Check that the state directory is private and has free space."""
     name = "state directory"
     if not path.exists():
-        yield Check(name, True, f"{path} will be made at the first start")
+        yield Check(name, True, f"{path} will be created at the first start")
         return
     status = path.stat()
     if status.st_uid != os.geteuid():
         yield Check(name, False, f"{path} belongs to uid {status.st_uid}", f"chown -R {os.geteuid()} {path}")
     elif stat.S_IMODE(status.st_mode) & 0o077:
-        yield Check(name, False, f"other users can enter {path}", f"chmod 700 {path}")
+        yield Check(name, False, f"other users can access {path}", f"chmod 700 {path}")
     else:
         free = shutil.disk_usage(path).free >> 20
         yield Check(name, free >= 512, f"{path}, {free} MiB free", "free some space, or set Policy.state_dir")
 
 
 def check_kernelspecs() -> Iterator[Check]:
-    """Tell which kernelspecs are sandboxed, and which of them are shadowed by one that is not."""
+    """Report the sandboxed kernelspecs, and unsandboxed ones that shadow them."""
     for shadowed in find_shadowed():
         if shadowed.is_unboxed:
-            message = f"{shadowed.name!r} in {shadowed.winner} runs outside of a sandbox and hides a sandboxed one"
+            message = f"{shadowed.name!r} in {shadowed.winner} is not sandboxed and shadows a sandboxed kernelspec"
             yield Check("kernelspecs", False, message, f"rm -r {shlex.quote(str(shadowed.winner))}")
-    # Jupyter's own manager: what is there, not what a server was told to show.
+    # Jupyter's own manager lists all installed kernelspecs, not only those that a server offers.
     specs = KernelSpecManager().get_all_specs()
     boxed = sorted(name for name, found in specs.items() if is_sandboxed(KernelSpec(**found["spec"])))
     if boxed:
@@ -142,13 +145,13 @@ def check_kernelspecs() -> Iterator[Check]:
 
 
 def check_server(timeout: float = START_TIMEOUT) -> Iterator[Check]:
-    """Ask a Jupyter server, started for it with this user's configuration, what it uses; and those that run already."""
+    """Start a Jupyter server with this user's configuration and ask for its settings; also ask running servers."""
     name, enforcing = "server", find_enforcing_files()
     try:
         with _started_server(timeout) as server:
             yield from _judge(name, "a server started now", ask_server(server), enforcing)
     except AgentboxError as error:
-        yield Check(name, False, str(error), "correct what it names; `jupyter server` shows the whole log")
+        yield Check(name, False, str(error), "correct the named setting; `jupyter server` shows the whole log")
     for running in list_running_servers():
         where = f"the running server {running['url']}"
         try:
@@ -165,11 +168,11 @@ def _judge(name: str, where: str, info: ServerInfo | None, enforcing: Sequence[s
             yield Check(name, False, f"{message}{', '.join(enforcing)} has no effect on it", remedy)
         elif name == "server":
             yield Check(name, False, f"{where} has not loaded the extension jupyter_agentbox", remedy)
-        else:  # it may be another environment's
+        else:  # it may belong to another environment
             yield Check(name, True, f"{where} has not loaded the extension jupyter_agentbox")
         return
     offer = (
-        f"kernels on the host, too ({', '.join(info.host_kernels)})" if info.host_kernels else "sandboxed kernels only"
+        f"also kernels on the host ({', '.join(info.host_kernels)})" if info.host_kernels else "sandboxed kernels only"
     )
     lines = [
         f"{where} offers {offer}",
@@ -189,12 +192,12 @@ def _judge(name: str, where: str, info: ServerInfo | None, enforcing: Sequence[s
 
 
 def ask_server(server: Mapping[str, Any]) -> ServerInfo | None:
-    """Ask a server what it uses.
+    """Return the settings that a server reports.
 
     Parameters
     ----------
     server : dict
-        Its ``url`` and ``token``, as Jupyter writes them down.
+        Its ``url`` and ``token``, as in Jupyter's server file.
 
     Returns
     -------
@@ -204,7 +207,7 @@ def ask_server(server: Mapping[str, Any]) -> ServerInfo | None:
     Raises
     ------
     RuntimeUnavailable
-        It does not answer, or not this user.
+        It does not answer, or rejects the token.
     """
     try:
         answer = httpx.get(
@@ -217,18 +220,18 @@ def ask_server(server: Mapping[str, Any]) -> ServerInfo | None:
         if answer.status_code == 404:
             return None
         if answer.status_code != 200:
-            raise RuntimeUnavailable(f"it answered {answer.status_code} to its own token")
+            raise RuntimeUnavailable(f"it rejected its own token with status {answer.status_code}")
         return msgspec.json.decode(answer.content, type=ServerInfo)
     except (httpx.HTTPError, ValueError, KeyError) as error:
-        raise RuntimeUnavailable(f"it gave no answer: {error!r}") from None
+        raise RuntimeUnavailable(f"no valid answer: {error!r}") from None
 
 
 @contextlib.contextmanager
 def _started_server(timeout: float) -> Iterator[dict[str, Any]]:
-    """Run a Jupyter server as this user's configuration has it; give its address and token.
+    """Run a Jupyter server with this user's configuration; yield its URL and token.
 
-    It has a root directory, a state directory and a runtime directory of its own, so that it takes back no sandbox,
-    makes none, and no program takes it for a server to use.
+    Its root, state and runtime directories are temporary: it must not adopt or create sandboxes, and no other program
+    should find it.
     """
     with tempfile.TemporaryDirectory(prefix="agentbox-doctor-") as name:
         folder = Path(name)
@@ -261,7 +264,7 @@ def _started_server(timeout: float) -> Iterator[dict[str, Any]]:
 
 
 def _wait_for_server(process: subprocess.Popen[bytes], folder: Path, timeout: float) -> dict[str, Any]:
-    """Return what a started server writes down of itself, once it listens."""
+    """Return the server file of a started server once it listens."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline and process.poll() is None:
         for info in list_running_servers(str(folder / "runtime")):
@@ -270,35 +273,35 @@ def _wait_for_server(process: subprocess.Popen[bytes], folder: Path, timeout: fl
         time.sleep(0.05)
     said = (folder / "log").read_text(errors="replace").strip().splitlines()
     reason = next(
-        (line for line in said if "the server does not start" in line), said[-1] if said else "it said nothing"
+        (line for line in said if "the server does not start" in line), said[-1] if said else "it logged nothing"
     )
     what = f"does not answer within {timeout:g} s" if process.poll() is None else "does not start"
     raise RuntimeUnavailable(f"a Jupyter server {what}: {reason}")
 
 
 def check_warm(policy: Policy) -> Iterator[Check]:
-    """Tell whether kernels start off templates and out of a pool, and if not, why they start cold."""
+    """Report whether kernels start warm, from templates or a pool, and if not, why."""
     name, sizes = "warm starts", {profile: policy.profile(profile).warm.pool_size for profile in policy.profile_names()}
     pools = ", ".join(f"{size} of {profile!r}" for profile, size in sizes.items() if size) or "none"
     if not policy.templates:
-        yield Check(name, True, f"no templates, by Policy.templates; servers keep in their pools: {pools}")
+        yield Check(name, True, f"Policy.templates is off; pools: {pools}")
         return
     manager = SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config)
     try:
         manager.runtime.fingerprint(SandboxSpec(runtime=policy.runtime))
     except AgentboxError as error:
-        yield Check(name, True, f"kernels start cold, and none wait in pools: {error}")
+        yield Check(name, True, f"kernels start cold, without pools: {error}")
         return
     if policy.runtime == "runsc" and find_spare_ids(os.geteuid()) is None:
         yield Check(name, True, "kernels start cold: this user has no subordinate ids; see `subordinate ids`")
         return
     count = len(Templates(manager, policy).list())
-    made = f"{count} templates" if count else "no template yet: a server makes them, or `jupyter agentbox warm`"
-    yield Check(name, True, f"{made}; servers keep in their pools: {pools}")
+    made = f"{count} templates" if count else "no template yet: a server creates them, or `jupyter agentbox warm`"
+    yield Check(name, True, f"{made}; pools: {pools}")
 
 
 def check_hosts(policy: Policy) -> Iterator[Check]:
-    """Tell what may be reached, which presets are empty, and warn of hosts that anybody can put files on."""
+    """Report the allowed hosts and empty presets, and warn of hosts that serve files of many owners."""
     for name in policy.profile_names():
         entries = policy.profile(name).hosts
         hosts = expand(entries)
@@ -308,7 +311,7 @@ def check_hosts(policy: Policy) -> Iterator[Check]:
                 lines.append(f"note: the preset {preset.name!r} is empty: {preset.note}")
         if shared := [pattern for pattern in hosts if rules.shared_host_note(pattern)]:
             lines.append(
-                f"note: {', '.join(shared)} serve many owners, which a name cannot tell apart: code inside can fetch "
-                "anybody's files there, and send data to an account of its own"
+                f"note: {', '.join(shared)} serve files of many owners, so code in a sandbox can fetch "
+                "anyone's files from them, and can send data to an account of its own"
             )
         yield Check(f"egress of {name!r}", True, "\n".join(lines))

@@ -15,19 +15,9 @@ from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.spec import format_size
 from jupyter_agentbox.storage.images import Image, ImageStore, archive, values
 
-from .base import ALIASES, FLAGS, Command, CommandGroup, format_age, printable, write_table
+from .base import Command, CommandGroup, format_age, printable, write_table
 
 _NO_KERNELSPEC = "Do not install kernelspecs for the image's kernels."
-_BUILD_ALIASES = {**ALIASES, "cache": "BuildCommand.cache", "name": "BuildCommand.title"}
-_BUILD_FLAGS = {
-    **FLAGS,
-    "no-kernelspec": ({"BuildCommand": {"is_plain": True}}, _NO_KERNELSPEC),
-}
-_LIST_FLAGS = {
-    **FLAGS,
-    "json": ({"ListImagesCommand": {"is_json": True}}, "Print a JSON list instead of a table."),
-}
-_IMPORT_FLAGS = {**FLAGS, "no-kernelspec": ({"ImportImageCommand": {"is_plain": True}}, _NO_KERNELSPEC)}
 
 
 class _ImageCommand(Command):
@@ -66,11 +56,9 @@ class BuildCommand(_ImageCommand):
     )
     argument = "RECIPE"
     wanted = "name one recipe or Dockerfile; `jupyter agentbox image list` lists the recipes that come with agentbox"
-    aliases = _BUILD_ALIASES
-    flags = _BUILD_FLAGS
     cache = Unicode(help="Cache for downloads; by default agentbox/images in your cache directory.").tag(config=True)
-    title = Unicode(help="Name of the image, if it is built from a Dockerfile.").tag(config=True)
-    is_plain = Bool(False, help=_NO_KERNELSPEC).tag(config=True)
+    title = Unicode(help="Name of the image, if it is built from a Dockerfile.").tag(config=True, option="name")
+    no_kernelspec = Bool(False, help=_NO_KERNELSPEC).tag(config=True)
 
     def run(self) -> int:
         """Build the image."""
@@ -101,7 +89,7 @@ class BuildCommand(_ImageCommand):
             recipe = values.read_recipe(values.find_recipe(wanted))
             image = build.build(store, recipe, tell, pip_environment=presets.pip_environment(), cache=cache)
         print(f"{image.short}  {format_size(image.size)}  in {time.monotonic() - began:.0f} s")
-        if not self.is_plain:
+        if not self.no_kernelspec:
             self.offer(image)
         return 0
 
@@ -115,13 +103,12 @@ class ListImagesCommand(_ImageCommand):
 
     name = "jupyter agentbox image list"
     description = __doc__ or ""
-    flags = _LIST_FLAGS
-    is_json = Bool(False, help="Print a JSON list.").tag(config=True)
+    json = Bool(False, help="Print a JSON list instead of a table.").tag(config=True)
 
     def run(self) -> int:
         """Print the list."""
         found = self.store().list()
-        if self.is_json:
+        if self.json:
             print(json.dumps(msgspec.to_builtins(found), indent=2))
             return 0
         rows: list[tuple[str, ...]] = [("NAME", "ADDRESS", "AGE", "SIZE", "KERNELS")]
@@ -179,14 +166,13 @@ class ImportImageCommand(_ImageCommand):
     description = __doc__ or ""
     examples = "jupyter agentbox image import datascience.tar.gz"
     argument = "FILE"
-    flags = _IMPORT_FLAGS
-    is_plain = Bool(False, help=_NO_KERNELSPEC).tag(config=True)
+    no_kernelspec = Bool(False, help=_NO_KERNELSPEC).tag(config=True)
 
     def run(self) -> int:
         """Import the image."""
         image = archive.import_image(self.store(), Path(self.extra_args[0]).expanduser())
         print(f"imported {image.short}  {format_size(image.size)}")
-        if not self.is_plain:
+        if not self.no_kernelspec:
             self.offer(image)
         return 0
 

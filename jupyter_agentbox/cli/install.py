@@ -1,8 +1,8 @@
-"""``jupyter agentbox setup``: get runsc, and what else a machine needs, once.
+"""``jupyter agentbox setup``: install runsc and other requirements.
 
-In this order: what is configured, what lies on PATH, the distribution's package, the official release with its checksum
-verified. Nothing is asked, each step is said before it is done, and a second run does nothing. Packages need root or
-``sudo`` without a password; the official release goes into the state directory and needs neither.
+runsc is looked for in this order: the configured path, PATH, the distribution's package, the official release after its
+checksum is verified. The command never prompts, prints each step before it runs it, and can be repeated. Packages need
+root or passwordless ``sudo``; the official release goes into the state directory and needs neither.
 """
 
 from __future__ import annotations
@@ -164,16 +164,16 @@ class Setup:
         found = find_runsc(self.configured, self.state_dir)
         date = self._date_of(found) if found else 0
         if date >= MIN_VERSION:
-            self.say(f"gVisor: {found}, release {date}, is here")
+            self.say(f"gVisor: {found}, release {date}, is already installed")
             return
         if self.configured:
-            what = f"release {date or 'unknown'}, older than {MIN_VERSION}" if found else "no program that can be run"
+            what = f"release {date or 'unknown'}, older than {MIN_VERSION}" if found else "not an executable program"
             raise RuntimeUnavailable(
                 f"the configured runsc {self.configured} is {what}; correct the path, or remove the setting",
                 setting="RunscRuntime.runsc",
             )
         self.say(
-            f"gVisor: {found} is too old (release {date or 'unknown'})" if found else "gVisor: no runsc on this machine"
+            f"gVisor: {found} is too old (release {date or 'unknown'})" if found else "gVisor: runsc is not installed"
         )
         problems = []
         for way in (self._get_package, self._get_release):
@@ -186,12 +186,12 @@ class Setup:
                 if date >= MIN_VERSION:
                     self.say(f"gVisor: {found}, release {date}, is installed")
                     return
-                problems.append(f"got {found}, of release {date or 'unknown'}")
+                problems.append(f"installed {found}, release {date or 'unknown'}, is too old")
             except (RuntimeUnavailable, OSError, subprocess.SubprocessError) as error:
                 problems.append(str(error))
-                self.say(f"  that did not work: {error}")
+                self.say(f"  failed: {error}")
         raise RuntimeUnavailable(
-            f"runsc can't be had: {'; '.join(problems)}. Put a runsc of {MIN_VERSION} or later on PATH by hand"
+            f"runsc cannot be installed: {'; '.join(problems)}. Put runsc {MIN_VERSION} or later on PATH yourself"
         )
 
     def get_uidmap(self) -> None:
@@ -200,10 +200,10 @@ class Setup:
             return
         try:
             self._need_apt()
-            self.say("uidmap: installing the package, so that code inside need not be uid 0 there")
+            self.say("uidmap: installing the package, so that code in sandboxes does not run as uid 0")
             self._install("uidmap")
         except (RuntimeUnavailable, OSError, subprocess.SubprocessError) as error:
-            self.say(f"uidmap: not installed ({error}); user code is then uid 0 inside; see `doctor`")
+            self.say(f"uidmap: not installed ({error}); code runs as uid 0 in its sandbox; see `doctor`")
 
     def register_in_docker(self, settings: str = "", host: str = "", *, may_reload: bool = False) -> None:
         """Add gVisor to the runtimes of Docker's engine, whose settings are there. Raises as :func:`.register`."""
@@ -234,14 +234,14 @@ class Setup:
 
     def _need_apt(self) -> None:
         if not shutil.which("apt-get"):
-            raise RuntimeUnavailable("no apt-get here")
+            raise RuntimeUnavailable("there is no apt-get")
         if self._sudo is None:
             if os.geteuid() == 0:
                 self._sudo = []
             elif shutil.which("sudo") and self._command(["sudo", "-n", "true"], is_checked=False).returncode == 0:
                 self._sudo = ["sudo", "-n"]
             else:
-                raise RuntimeUnavailable("installing packages needs root, or sudo without a password")
+                raise RuntimeUnavailable("installing packages needs root or passwordless sudo")
 
     def _package_version(self) -> str | None:
         """Return the newest version of the package that apt could install, if it is new enough."""
@@ -267,12 +267,12 @@ class Setup:
         sources = (derive_source(file.read_text(), codename) for file in files if file.is_file())
         source = next(filter(None, sources), None)
         if source is None:
-            raise RuntimeUnavailable(f"found no source of {codename} in /etc/apt to derive one of {DEBIAN_SUITE} from")
+            raise RuntimeUnavailable(f"/etc/apt has no source of {codename} to derive one of {DEBIAN_SUITE} from")
         self.say(
-            f"  adding {DEBIAN_SUITE}, from this machine's own mirror, as a source for runsc alone: /{_SOURCE}, and "
-            f"/{_PIN}, which keeps every other package from it"
+            f"  adding {DEBIAN_SUITE}, from this machine's mirror, as a source for runsc only: /{_SOURCE}, with "
+            f"/{_PIN}, which excludes all other packages"
         )
-        # The pin first: at no moment may an upgrade see the new source without it.
+        # Write the pin first: an upgrade must never see the source without it.
         self._write(_PIN, f"Package: *\nPin: release n={DEBIAN_SUITE}\nPin-Priority: -10\n")
         self._write(_SOURCE, source)
         self._as_root(["apt-get", "update", "-q"])
@@ -285,7 +285,7 @@ class Setup:
         self._as_root([*env, "apt-get", "install", "-qy", "--no-install-recommends", package])
 
     def _get_release(self) -> None:
-        """Download the official release, verify its checksum, and only then give it its name."""
+        """Download the official release, verify its checksum, then move it into place."""
         machine = platform.machine()
         address = f"{self.releases}/{machine}/runsc"
         target = self.state_dir / "bin" / "runsc"
@@ -298,7 +298,7 @@ class Setup:
         target.parent.mkdir(mode=0o700, exist_ok=True)
         words = _fetch(f"{address}.sha512", 4096).decode("ascii", "replace").split()
         if not words or not re.fullmatch(r"[0-9a-f]{128}", words[0]):
-            raise RuntimeUnavailable(f"{address}.sha512 holds no checksum")
+            raise RuntimeUnavailable(f"{address}.sha512 contains no checksum")
         data = _fetch(address, _MAX_DOWNLOAD)
         if hashlib.sha512(data).hexdigest() != words[0]:
             raise RuntimeUnavailable(f"{address} does not match its checksum; nothing was installed")

@@ -1,6 +1,6 @@
 """Commands for the machine: setup, doctor, kernelspec, list and prune.
 
-Thin over the modules that do the work; each imports what it needs when it runs.
+They are thin wrappers; each imports the modules that do the work when it runs.
 """
 
 from __future__ import annotations
@@ -13,64 +13,37 @@ from traitlets import Bool, Unicode
 
 from jupyter_agentbox.errors import AgentboxError
 
-from .base import ALIASES, FLAGS, Command, UsageError, format_age, printable, write_table
-
-_SETUP_FLAGS = {
-    **FLAGS,
-    "dry-run": ({"SetupCommand": {"is_dry": True}}, "Say what would be done, and do nothing."),
-    "enforce": ({"SetupCommand": {"is_enforcing": True}}, "Make Jupyter servers offer sandboxed kernels only."),
-    "docker": ({"SetupCommand": {"has_docker": True}}, "Register gVisor in Docker's engine, for the runtime docker."),
-    "reload": ({"SetupCommand": {"may_reload": True}}, "With --docker: have the engine read its settings now."),
-    "no-template": ({"SetupCommand": {"has_template": False}}, "Make no template, off which kernels start."),
-    "yes": ({}, "Accepted for scripts; nothing is ever asked."),
-}
-_SETUP_ALIASES = {
-    **ALIASES,
-    "config-dir": "SetupCommand.config_dir",
-    "docker-settings": "SetupCommand.docker_settings",
-}
-_DOCTOR_FLAGS = {
-    **FLAGS,
-    "json": ({"DoctorCommand": {"is_json": True}}, "Print a JSON list instead of lines."),
-    "docker": ({"DoctorCommand": {"has_docker": True}}, "Try the runtime docker too, whether policy names it or not."),
-}
-_LIST_FLAGS = {**FLAGS, "json": ({"ListCommand": {"is_json": True}}, "Print a JSON list instead of a table.")}
-_KERNELSPEC_ALIASES = {
-    **ALIASES,
-    "profile": "KernelspecCommand.profile",
-    "name": "KernelspecCommand.twin",
-    "prefix": "KernelspecCommand.prefix",
-    "image": "KernelspecCommand.image",
-}
+from .base import Command, UsageError, format_age, printable, write_table
 
 
 class SetupCommand(Command):
-    """Get what sandboxes need: gVisor's runsc and a kernelspec.
+    """Install what sandboxes need: gVisor's runsc and a kernelspec.
 
-    runsc is taken from the configured path, PATH, the distribution's packages, or the official release with its
-    checksum verified. Nothing is asked. Each step is said before it is done; a second run does nothing.
+    runsc is taken from the configured path, PATH, the distribution's packages, or the official release after its
+    checksum is verified. The command never prompts, prints each step before it runs it, and can be repeated.
     """
 
     name = "jupyter agentbox setup"
     description = __doc__ or ""
     examples = "jupyter agentbox setup --dry-run"
-    flags = _SETUP_FLAGS
-    aliases = _SETUP_ALIASES
-    is_dry = Bool(False, help="Say what would be done, and do nothing.").tag(config=True)
-    is_enforcing = Bool(False, help="Make Jupyter servers of this environment offer sandboxed kernels only.").tag(
+    dry_run = Bool(False, help="Print the steps without running them.").tag(config=True)
+    enforce = Bool(False, help="Make the Jupyter servers of this environment offer sandboxed kernels only.").tag(
         config=True
     )
     config_dir = Unicode(
-        help="""With --enforce: the directory of Jupyter's configuration to write to, such as /etc/jupyter for all
-        users; the environment's own unless given."""
+        help="With --enforce: write to this Jupyter configuration directory, such as /etc/jupyter for all users. "
+        "Default: that of this environment."
     ).tag(config=True)
-    releases = Unicode(help="Address of gVisor's releases, for a mirror of them.").tag(config=True)
-    has_template = Bool(True, help="Make the template of the default profile.").tag(config=True)
-    has_docker = Bool(False, help="Add gVisor to the runtimes of Docker's engine, and keep all else.").tag(config=True)
-    may_reload = Bool(False, help="Have Docker's engine read its settings now, where it runs.").tag(config=True)
-    docker_settings = Unicode(help="Settings of Docker's engine; /etc/docker/daemon.json unless given.").tag(
+    releases = Unicode(help="URL of gVisor's releases or of a mirror.").tag(config=True, option="")
+    no_template = Bool(False, help="Do not create the template for warm starts.").tag(config=True)
+    docker = Bool(False, help="Register gVisor as a runtime of Docker's engine; its other settings are kept.").tag(
         config=True
     )
+    reload = Bool(False, help="With --docker: make a running engine reload its settings.").tag(config=True)
+    docker_settings = Unicode(help="Settings file of Docker's engine. Default: /etc/docker/daemon.json.").tag(
+        config=True
+    )
+    yes = Bool(False, help="Accepted for scripts; the command never prompts.").tag(config=True)
 
     def run(self) -> int:
         """Set the machine up."""
@@ -84,84 +57,81 @@ class SetupCommand(Command):
         setup = Setup(
             policy.state_path,
             configured=str(policy.config.RunscRuntime.get("runsc", "")),
-            is_dry=self.is_dry,
+            is_dry=self.dry_run,
             releases=self.releases or RELEASES,
         )
         setup.get_runsc()
         setup.get_uidmap()
-        if self.has_docker:
+        if self.docker:
             host = str(policy.config.DockerRuntime.get("host", ""))
-            setup.register_in_docker(self.docker_settings, host, may_reload=self.may_reload)
-        if self.is_enforcing:
-            print("server: sandboxed kernels only, in every Jupyter server that starts from now on")
-            if not self.is_dry:
+            setup.register_in_docker(self.docker_settings, host, may_reload=self.reload)
+        if self.enforce:
+            print("server: every Jupyter server started from now on offers sandboxed kernels only")
+            if not self.dry_run:
                 written = kernelspecs.enforce(Path(self.config_dir).absolute() if self.config_dir else None)
                 print(f"  AgentboxExtension.enforce is set in {written}; remove it there to undo this")
-        if self.is_dry:
-            print("kernelspec: would install the sandboxed kernelspec, unless it is there")
+        if self.dry_run:
+            print("kernelspec: would install the sandboxed kernelspec if it is missing")
         else:
             print(f"kernelspec: {kernelspecs.ensure_installed()}")
-        if self.has_template:
-            set_up_template(policy, kernelspecs.OWN_NAME, is_dry=self.is_dry)
-        if not self.is_dry:
-            print("ready; `jupyter agentbox doctor` examines it all")
+        if not self.no_template:
+            set_up_template(policy, kernelspecs.OWN_NAME, is_dry=self.dry_run)
+        if not self.dry_run:
+            print("ready; run `jupyter agentbox doctor` to check it")
         return 0
 
 
 class DoctorCommand(Command):
-    """Examine whether sandboxes start here. Prints for each finding: ok, or what is wrong and what mends it.
+    """Check whether sandboxes start on this machine, and print a fix for each problem.
 
-    A note is about something that works, and that can be made better by the command beneath it.
-
-    The exit status is 0 if all is well and 1 if not.
+    Each check prints ok or FAIL, or note if it passes and can be improved by the command below it. The exit status
+    is 0 if no check fails, else 1.
     """
 
     name = "jupyter agentbox doctor"
     description = __doc__ or ""
     examples = "jupyter agentbox doctor --json"
-    flags = _DOCTOR_FLAGS
-    is_json = Bool(False, help="Print a JSON list.").tag(config=True)
-    has_docker = Bool(False, help="Try the runtime docker too.").tag(config=True)
+    json = Bool(False, help="Print a JSON list instead of lines.").tag(config=True)
+    docker = Bool(False, help="Also check the docker runtime, even if no profile uses it.").tag(config=True)
 
     def run(self) -> int:
-        """Examine and print."""
+        """Run the checks and print the results."""
         from dataclasses import asdict
 
         from .doctor import examine
 
-        found = examine(self, runtimes=("docker",) if self.has_docker else ())
-        if self.is_json:
+        found = examine(self, runtimes=("docker",) if self.docker else ())
+        if self.json:
             print(json.dumps([asdict(check) for check in found], indent=2))
         else:
             for check in found:
                 first, *more = check.message.splitlines() or [""]
-                state = "WRONG" if not check.is_ok else "note " if check.remedy else "ok   "
+                state = "FAIL " if not check.is_ok else "note " if check.remedy else "ok   "
                 print(f"{state}  {check.name}: {first}")
                 for line in more:
                     print(f"       {line}")
                 if check.remedy:
-                    print(f"       mend it: {check.remedy}")
+                    print(f"       fix: {check.remedy}")
         return 0 if all(check.is_ok for check in found) else 1
 
 
 class KernelspecCommand(Command):
-    """Make a sandboxed twin of an installed kernelspec: `jupyter agentbox kernelspec python3`.
+    """Create a sandboxed copy of an installed kernelspec: `jupyter agentbox kernelspec python3`.
 
-    With --image, make one for a kernel of that image; without NAME, for each of them.
+    With --image, create kernelspecs for the named kernels of that image; without NAME, for all of them.
     """
 
     name = "jupyter agentbox kernelspec"
     description = __doc__ or ""
     examples = "jupyter agentbox kernelspec ir --profile=small\njupyter agentbox kernelspec --image=r"
     argument = "[NAME...]"
-    aliases = _KERNELSPEC_ALIASES
-    profile = Unicode(help="Profile of its sandboxes; the default one unless given.").tag(config=True)
-    twin = Unicode(help="Name of the twin; NAME with -agentbox behind it unless given.").tag(config=True)
-    prefix = Unicode(help="Where to install: a prefix such as sys.prefix; for this user unless given.").tag(config=True)
-    image = Unicode(help="Image whose kernels get kernelspecs.").tag(config=True)
+    profile = Unicode(help="Profile of its sandboxes. Default: Policy.default_profile.").tag(config=True)
+    new_name = Unicode(help="Name of the copy. Default: NAME-agentbox.").tag(config=True, option="name")
+    prefix = Unicode(help="Install below this prefix, such as sys.prefix. Default: for this user.").tag(config=True)
+    image = Unicode(help="Create kernelspecs for the kernels of this image.").tag(config=True)
 
     def run(self) -> int:
-        """Make the twin."""
+        """Create the kernelspec."""
         from jupyter_agentbox.jupyter import kernelspecs
         from jupyter_agentbox.policy.policy import Policy
 
@@ -173,7 +143,7 @@ class KernelspecCommand(Command):
         if self.profile:
             policy.profile(self.profile)
         made = kernelspecs.install_twin(
-            self.extra_args[0], name=self.twin or None, profile=self.profile or None, prefix=self.prefix or None
+            self.extra_args[0], name=self.new_name or None, profile=self.profile or None, prefix=self.prefix or None
         )
         print(f"installed {made}")
         return 0
@@ -185,25 +155,26 @@ class KernelspecCommand(Command):
         image = ImageStore(state).get(self.image)
         wanted = self.extra_args or [entry.name for entry in image.kernels]
         entries = [entry for entry in image.kernels if entry.name in wanted]
-        if len(entries) != len(wanted) or (self.twin and len(entries) != 1):
+        if len(entries) != len(wanted) or (self.new_name and len(entries) != 1):
             known = ", ".join(entry.name for entry in image.kernels) or "none"
             raise AgentboxError(f"name kernels of image {image.name}, one of them with --name; there are: {known}")
         for entry in entries:
-            made = kernelspecs.install_for_image(image.name, entry, name=self.twin or None, prefix=self.prefix or None)
+            made = kernelspecs.install_for_image(
+                image.name, entry, name=self.new_name or None, prefix=self.prefix or None
+            )
             print(f"installed {made}")
         return 0
 
 
 class ListCommand(Command):
-    """List the sandboxes of this user, whichever process owns them."""
+    """List all sandboxes of this user, whichever process owns them."""
 
     name = "jupyter agentbox list"
     description = __doc__ or ""
-    flags = _LIST_FLAGS
-    is_json = Bool(False, help="Print a JSON list.").tag(config=True)
+    json = Bool(False, help="Print a JSON list instead of a table.").tag(config=True)
 
     def run(self) -> int:
-        """Print the registry."""
+        """Print the list."""
         from dataclasses import asdict
 
         from jupyter_agentbox.policy.policy import Policy
@@ -217,7 +188,7 @@ class ListCommand(Command):
         is_there = (policy.state_path / "sandboxes").is_dir()
         manager = SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config) if is_there else None
         found = [*(manager.list() if manager is not None else []), *list_parked(policy)]
-        if self.is_json:
+        if self.json:
             print(json.dumps([asdict(item) for item in found], indent=2))
             return 0
         rows: list[tuple[str, ...]] = [("ID", "STATE", "PROFILE", "AGE", "MEMORY", "KERNEL", "WORK FOLDER")]
@@ -237,10 +208,9 @@ class ListCommand(Command):
 
 
 class PruneCommand(Command):
-    """Remove what is left of sandboxes whose owner is gone and whose lease is over. Others are never touched.
+    """Remove what remains of sandboxes whose owner is gone and whose lease has expired. Others are never touched.
 
-    And the templates off which no kernel starts any more, as not all is as it was when they were made; and what killed
-    processes have half made.
+    Also remove outdated templates, and incomplete files of killed processes.
     """
 
     name = "jupyter agentbox prune"

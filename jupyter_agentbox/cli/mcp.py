@@ -1,4 +1,4 @@
-"""The command that serves MCP on standard input and output, for an AI client to start."""
+"""``jupyter agentbox mcp``: serve MCP on standard input and output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from traitlets import Unicode
 
 from jupyter_agentbox.errors import AgentboxError
 
-from .base import ALIASES, Command
+from .base import Command
 
 TOKEN = "JUPYTER_AGENTBOX_TOKEN"
 
@@ -19,19 +19,18 @@ TOKEN = "JUPYTER_AGENTBOX_TOKEN"
 class MCPCommand(Command):
     """Serve MCP on standard input and output, for an AI client that starts this command.
 
-    Sandboxes are this process's own and end with it. With --url all goes to a Jupyter server instead, whose sandboxes
-    and notebooks' kernels are then there; its token, or one for a single sandbox, is taken from the environment
-    variable JUPYTER_AGENTBOX_TOKEN.
+    Sandboxes belong to this process and end with it. With --url, calls are forwarded to a Jupyter server, and act on
+    its sandboxes and its notebooks' kernels. Set the environment variable JUPYTER_AGENTBOX_TOKEN to the server's token
+    or to a token for one sandbox.
     """
 
     name = "jupyter agentbox mcp"
     description = __doc__ or ""
     examples = "jupyter agentbox mcp\nJUPYTER_AGENTBOX_TOKEN=... jupyter agentbox mcp --url http://localhost:8888"
-    aliases = {**ALIASES, "url": "MCPCommand.url"}  # noqa: RUF012
-    url = Unicode(help="Address of a Jupyter server whose sandboxes to use.").tag(config=True)
+    url = Unicode(help="Use the sandboxes of the Jupyter server at this URL.").tag(config=True)
 
     def run(self) -> int:
-        """Serve until standard input ends, or a signal comes."""
+        """Serve until standard input ends or a signal arrives."""
         from jupyter_agentbox.api.mcp import MISSING, is_available
 
         if not is_available():
@@ -49,7 +48,7 @@ class MCPCommand(Command):
         if self.url.startswith("http://") and not self.url.startswith(
             ("http://localhost", "http://127.", "http://[::1]")
         ):
-            print(f"{self.name}: the token goes to {self.url} without encryption", file=sys.stderr)
+            print(f"{self.name}: the token is sent to {self.url} unencrypted", file=sys.stderr)
         await forward(self.url, token)
         return 0
 
@@ -70,7 +69,7 @@ class MCPCommand(Command):
         await Runner.shared().aclose()
         await service.aclose()
         if not serving.done():
-            # A thread of the SDK's waits for standard input, and can't be told to stop.
+            # A thread of the SDK reads standard input and cannot be stopped.
             sys.stderr.flush()
             os._exit(0)
         stopping.cancel()

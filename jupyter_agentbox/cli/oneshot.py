@@ -1,4 +1,4 @@
-"""``jupyter agentbox run``: a script in a sandbox of its own, owned by this process. No server is needed."""
+"""``jupyter agentbox run``: run a script in a new sandbox owned by this process. No server is needed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ from jupyter_agentbox.service.packages import check_names, install_all
 from jupyter_agentbox.spec import WORKSPACE, SandboxSpec
 
 from .base import (
-    ALIASES,
     BROKEN_PIPE,
-    FLAGS,
     ProgramCommand,
     UsageError,
     printable,
@@ -39,29 +37,15 @@ from .base import (
 LEASE = 5.0
 MAX_SCRIPT = 16 * 1024 * 1024
 TIMED_OUT = 124
-_ALIASES = {
-    **ALIASES,
-    "c": "RunCommand.code",
-    "profile": "RunCommand.profile",
-    "mount": "RunCommand.mount",
-    "timeout": "RunCommand.timeout",
-    "allow": "RunCommand.allow",
-    "package": "RunCommand.package",
-}
-_FLAGS = {
-    **FLAGS,
-    "offline": ({"RunCommand": {"is_offline": True}}, "Let it reach no host at all."),
-    "stdin": ({"RunCommand": {"is_fed": True}}, "Give the script this one's input, which is read first."),
-}
 
 
 class RunCommand(ProgramCommand):
-    """Run a script in a sandbox of its own: `jupyter agentbox run script.py ARGUMENTS`.
+    """Run a script in a new sandbox: `jupyter agentbox run script.py ARGUMENTS`.
 
-    Nothing but the script is put in: its work folder is an empty one that is gone at the end, unless --mount names a
-    folder, whose files it may change (dot-files are empty there). Options stand before the script. A .sh file is for
-    the shell, all else for Python; - is a program on standard input. Output and exit status are the script's own: 124
-    if its time was over, 128 + n after signal n. Ctrl-C ends it. What the gate refused is said at the end.
+    The sandbox contains the script and no other files of yours, and is deleted afterwards. With --mount, the script
+    can change the files of that folder; its dot-files appear empty. Put options before the script. A .sh file runs in
+    the shell, any other file in Python; - reads a Python program from standard input. The exit status is the script's,
+    124 after --timeout, or 128 + n after signal n. Ctrl-C ends the script. Refused connections are listed at the end.
     """
 
     name = "jupyter agentbox run"
@@ -72,26 +56,24 @@ class RunCommand(ProgramCommand):
         "jupyter agentbox run --mount=. --package=pandas --allow=pypi --allow=data.example.org report.py"
     )
     argument = "[SCRIPT] [ARGUMENTS...]"
-    aliases = _ALIASES
-    flags = _FLAGS
-    code = Unicode(help="Python code to run instead of a script.").tag(config=True)
-    profile = Unicode(help="Profile of the sandbox; the default one unless given.").tag(config=True)
-    mount = Unicode(help="Folder to be its work folder, which it may change.").tag(config=True)
-    timeout = Float(0.0, min=0.0, help="Seconds after which it is killed; 0 for never.").tag(config=True)
-    allow = List(
-        Unicode(), help="A host that it may reach, or a preset; may be repeated. The profile's hosts unless given."
-    ).tag(config=True)
-    package = List(Unicode(), help="A Python package to install first; may be repeated.").tag(config=True)
-    is_offline = Bool(False, help="Let it reach no host.").tag(config=True)
-    is_fed = Bool(False, help="Pass standard input on.").tag(config=True)
+    code = Unicode(help="Run this Python code instead of a script.").tag(config=True, option="c")
+    profile = Unicode(help="Profile of the sandbox. Default: Policy.default_profile.").tag(config=True)
+    mount = Unicode(help="Use this folder as the work folder. Changes to it persist.").tag(config=True)
+    timeout = Float(0.0, min=0.0, help="Kill the script after this many seconds. Default: never.").tag(config=True)
+    allow = List(Unicode(), help="Allow this host or preset instead of the profile's hosts. Can be repeated.").tag(
+        config=True
+    )
+    package = List(Unicode(), help="Install this Python package first. Can be repeated.").tag(config=True)
+    offline = Bool(False, help="Allow no host.").tag(config=True)
+    stdin = Bool(False, help="Pass standard input to the script; it is read to its end first.").tag(config=True)
 
     def run(self) -> int:
         """Start the sandbox, run the script to its end, end the sandbox."""
-        if self.is_offline and (self.allow or self.package):
-            raise UsageError("--offline goes neither with --allow nor with --package")
+        if self.offline and (self.allow or self.package):
+            raise UsageError("--offline cannot be combined with --allow or --package")
         check_names(self.package)
         script = self._read_script()
-        stdin = read_input() if self.is_fed or (self.rest[:1] == ["-"] and not self.code) else b""
+        stdin = read_input() if self.stdin or (self.rest[:1] == ["-"] and not self.code) else b""
         policy = Policy(parent=self)
         spec = self._resolve(policy)
         return asyncio.run(until_signal(self._run(policy, spec, script, self._command(spec.python), stdin)))
@@ -106,16 +88,16 @@ class RunCommand(ProgramCommand):
             return b""
         path = Path(self.rest[0])
         if path.suffix == ".ipynb":
-            raise InvalidRequest(f"{path} is a notebook: use `jupyter execute --kernel_name=agentbox {path}`")
+            raise InvalidRequest(f"{path} is a notebook; use `jupyter execute --kernel_name=agentbox {path}`")
         if self.mount and not path.resolve().is_relative_to(Path(self.mount).resolve()):
-            raise InvalidRequest(f"{path} lies outside of the folder that is mounted, {self.mount}", field="mount")
+            raise InvalidRequest(f"{path} is not in the mounted folder {self.mount}", field="mount")
         try:
             with path.open("rb") as file:
                 data = file.read(MAX_SCRIPT + 1)
         except OSError as error:
-            raise InvalidRequest(f"{path} can't be read: {error.strerror or error}") from None
+            raise InvalidRequest(f"{path} cannot be read: {error.strerror or error}") from None
         if len(data) > MAX_SCRIPT:
-            raise InvalidRequest(f"{path} is larger than a script may be")
+            raise InvalidRequest(f"{path} is larger than the {MAX_SCRIPT} bytes allowed for a script")
         return data
 
     def _command(self, python: str) -> Program:
@@ -132,12 +114,12 @@ class RunCommand(ProgramCommand):
     def _resolve(self, policy: Policy) -> SandboxSpec:
         profile = policy.profile(self.profile or policy.default_profile)
         request: dict[str, Any] = {"profile": profile.name, "lease_timeout": min(LEASE, profile.lease_timeout)}
-        if self.is_offline or self.allow:
+        if self.offline or self.allow:
             request["allowed_hosts"] = list(self.allow)
         folder = Path(self.mount).resolve() if self.mount else None
         spec = policy.resolve(request, workspace=folder, executable=sys.executable, owner=user_name())
         if folder is not None and spec.workspace is None:
-            raise InvalidRequest(f"profile {profile.name!r} mounts no folder", field="mount")
+            raise InvalidRequest(f"profile {profile.name!r} does not mount a folder", field="mount")
         return spec
 
     async def _run(self, policy: Policy, spec: SandboxSpec, script: bytes, command: Program, stdin: bytes) -> int:
@@ -178,6 +160,6 @@ class RunCommand(ProgramCommand):
             print(f"{self.name}: {printable(item.sentence)}", file=sys.stderr)
         assert isinstance(event, Exit)
         if event.timed_out:
-            print(f"{self.name}: it did not end within {self.timeout:g} s, and was killed", file=sys.stderr)
+            print(f"{self.name}: killed after {self.timeout:g} s", file=sys.stderr)
             return TIMED_OUT
         return event.exit_code

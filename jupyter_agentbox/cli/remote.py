@@ -1,4 +1,4 @@
-"""Commands that speak to a running server through the client: exec, cp, logs, ps and stop."""
+"""Commands that call a running server: exec, cp, logs, ps and stop."""
 
 from __future__ import annotations
 
@@ -19,37 +19,26 @@ from jupyter_agentbox.errors import AgentboxError, InvalidRequest, NotAuthentica
 from jupyter_agentbox.models import AuditItem, ExitEvent
 from jupyter_agentbox.storage.files import Copied, Folder, FolderView
 
-from .base import ALIASES, FLAGS, Command, ProgramCommand, format_age, printable, read_input, write_out, write_table
+from .base import Command, ProgramCommand, format_age, printable, read_input, write_out, write_table
 
-#: Exit status of a command whose time was over, as of ``timeout``.
+#: Exit status after ``--timeout``, as of ``timeout``.
 TIMED_OUT = 124
 _REMOTE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63}):(.+)", re.DOTALL)
-_ALIASES = {**ALIASES, "url": "RemoteCommand.url", "token-file": "RemoteCommand.token_file"}
-
-_EXEC_ALIASES = {**_ALIASES, "timeout": "ExecCommand.timeout", "workdir": "ExecCommand.workdir"}
-_EXEC_FLAGS = {**FLAGS, "stdin": ({"ExecCommand": {"is_fed": True}}, "Give the command this one's input, read first.")}
-_LOGS_FLAGS = {
-    **FLAGS,
-    "json": ({"LogsCommand": {"is_json": True}}, "Print the log's rows as JSON lines."),
-    "follow": ({"LogsCommand": {"is_following": True}}, "Show what a process prints until it ends."),
-}
-_PS_FLAGS = {**FLAGS, "json": ({"PsCommand": {"is_json": True}}, "Print a JSON list instead of a table.")}
 
 
 class RemoteCommand(Command):
-    """What the commands share that speak to a server."""
+    """Connect to a running server; the base of the commands below."""
 
-    aliases = _ALIASES
     url = Unicode(
-        help="Base URL of the server. Else JUPYTER_AGENTBOX_URL, else the newest of this user's on this machine."
+        help="Base URL of the server. Default: JUPYTER_AGENTBOX_URL, or your newest server on this machine."
     ).tag(config=True)
     token_file = Unicode(
-        help="File with the server's token; - for standard input. Else JUPYTER_AGENTBOX_TOKEN. The token itself is "
-        "never an option, as other users can see those."
+        help="Read the server's token from this file; - is standard input. Default: JUPYTER_AGENTBOX_TOKEN. There is "
+        "no option for the token itself, because other users can see a command's options."
     ).tag(config=True)
 
     def run(self) -> int:
-        """Connect, do it, hang up."""
+        """Connect to the server and run the command."""
         token = read_token(self.token_file) if self.token_file else None
         server = find_server(self.url or None, token)
         with Client(server.url, server.token) as client:
@@ -57,14 +46,14 @@ class RemoteCommand(Command):
                 return self.do(client)
             except ApiError as error:
                 if str(error) == "Forbidden":  # Jupyter's own word
-                    reason = "the token lacks the right"
+                    reason = "it does not grant this"
                 elif isinstance(error, NotAuthenticated):
                     reason = str(error)
                 else:
                     raise
                 raise AgentboxError(
-                    f"{server.url} refuses the token: {reason}. Name a file with another one by --token-file, or give "
-                    "it in JUPYTER_AGENTBOX_TOKEN"
+                    f"{server.url} refused the token: {reason}. Set another one by --token-file or "
+                    "JUPYTER_AGENTBOX_TOKEN"
                 ) from None
 
     def do(self, client: Client) -> int:
@@ -79,8 +68,8 @@ class RemoteCommand(Command):
 class ExecCommand(ProgramCommand, RemoteCommand):
     """Run a command in a sandbox: `jupyter agentbox exec ID -- ls -l`.
 
-    Options stand before ID. One word is a line for the shell; more are a program and its arguments. Output is passed on
-    as it comes, and the exit status is the command's; 124 if its time was over. Ctrl-C ends it.
+    Put options before ID. A single argument is a shell command; several are a program and its arguments. Output
+    appears as it is printed. The exit status is the command's, or 124 after --timeout. Ctrl-C ends the command.
     """
 
     name = "jupyter agentbox exec"
@@ -89,17 +78,15 @@ class ExecCommand(ProgramCommand, RemoteCommand):
     argument = "ID COMMAND..."
     wanted = "name a sandbox and a command: jupyter agentbox exec ID -- COMMAND"
     own_count = 1
-    aliases = _EXEC_ALIASES
-    flags = _EXEC_FLAGS
-    timeout = Float(3600.0, help="Seconds after which it is killed.").tag(config=True)
-    workdir = Unicode(help="Where it starts; the sandbox's own unless given.").tag(config=True)
-    is_fed = Bool(False, help="Pass standard input on.").tag(config=True)
+    timeout = Float(3600.0, help="Kill the command after this many seconds.").tag(config=True)
+    workdir = Unicode(help="Working directory. Default: the sandbox's.").tag(config=True)
+    stdin = Bool(False, help="Pass standard input to the command; it is read to its end first.").tag(config=True)
 
     def do(self, client: Client) -> int:
-        """Run it, and pass on what it prints."""
+        """Run the command and print its output."""
         name, *words = self.rest
         command: str | list[str] = words[0] if len(words) == 1 else words
-        stdin = read_input() if self.is_fed else b""
+        stdin = read_input() if self.stdin else b""
         box = self.sandbox(client, name)
         with box.stream(command, stdin=stdin, timeout=self.timeout, workdir=self.workdir or None) as events:
             for event in events:
@@ -112,17 +99,17 @@ class ExecCommand(ProgramCommand, RemoteCommand):
         for item in event.refused:
             print(f"{self.name}: {printable(item.message)}", file=sys.stderr)
         if event.timed_out:
-            print(f"{self.name}: it did not end within {self.timeout:g} s, and was killed", file=sys.stderr)
+            print(f"{self.name}: killed after {self.timeout:g} s", file=sys.stderr)
             return TIMED_OUT
         return event.exit_code
 
 
 class CopyCommand(RemoteCommand):
-    """Copy a file or a directory into a sandbox or out of it: `jupyter agentbox cp data.csv ID:data.csv`.
+    """Copy a file or directory into or out of a sandbox: `jupyter agentbox cp data.csv ID:data.csv`.
 
-    One of the two is in a sandbox and begins with its id and a colon; paths there are beneath /workspace. If the target
-    is a directory that is there, the copy goes into it. For the other side, - is standard input or output. What comes
-    appears whole, with its SHA-256 verified on the way in.
+    Prefix the path in the sandbox with its id and a colon; paths are relative to /workspace. If the target is an
+    existing directory, the copy goes into it. The other path can be - for standard input or output. A file appears at
+    the target only when it is complete; uploads are verified by SHA-256.
     """
 
     name = "jupyter agentbox cp"
@@ -135,9 +122,7 @@ class CopyCommand(RemoteCommand):
         """Copy."""
         source, target = (_REMOTE.fullmatch(text) for text in self.extra_args)
         if (source is None) == (target is None):
-            raise InvalidRequest(
-                "one of source and target is in a sandbox, such as demo:data.csv, and the other is not"
-            )
+            raise InvalidRequest("exactly one of source and target must be in a sandbox, such as demo:data.csv")
         if target is not None:
             return self._put(self.sandbox(client, target[1]), self.extra_args[0], target[2])
         assert source is not None
@@ -157,7 +142,7 @@ class CopyCommand(RemoteCommand):
             try:
                 box.files.upload(target, path)
             except OSError as error:
-                raise InvalidRequest(f"{source} can't be read: {error.strerror or error}") from None
+                raise InvalidRequest(f"{source} cannot be read: {error.strerror or error}") from None
         return 0
 
     def _get(self, box: Sandbox, source: str, target: str) -> int:
@@ -171,7 +156,7 @@ class CopyCommand(RemoteCommand):
         try:
             if entry.kind == "directory":
                 path.mkdir(exist_ok=True)
-                # The archive is a hostile one: what unpacks it is what unpacks those of other people.
+                # The archive is hostile; it is unpacked as any upload is.
                 with Folder(path) as folder:
                     assert isinstance(folder, Folder)
                     with folder.unpack(".") as upload:
@@ -181,18 +166,18 @@ class CopyCommand(RemoteCommand):
             else:
                 box.files.download(source, path)
         except OSError as error:
-            raise InvalidRequest(f"{target} can't be written: {error.strerror or error}") from None
+            raise InvalidRequest(f"{target} cannot be written: {error.strerror or error}") from None
         return 0
 
     def _tell(self, copied: Copied) -> None:
         for sentence in copied.skipped:
-            print(f"{self.name}: left out: {printable(sentence)}", file=sys.stderr)
+            print(f"{self.name}: skipped: {printable(sentence)}", file=sys.stderr)
         if copied.skipped_count > len(copied.skipped):
-            print(f"{self.name}: left out: {copied.skipped_count} entries in all", file=sys.stderr)
+            print(f"{self.name}: skipped: {copied.skipped_count} entries in total", file=sys.stderr)
 
 
 class LogsCommand(RemoteCommand):
-    """Show what the audit log has of a sandbox, or with PROCESS what a background process of it printed.
+    """Show the audit log of a sandbox, or the output of one of its background processes.
 
     `jupyter agentbox ps ID` lists the processes.
     """
@@ -202,19 +187,18 @@ class LogsCommand(RemoteCommand):
     examples = "jupyter agentbox logs demo\njupyter agentbox logs --follow demo 1f2e3d4c"
     argument = "ID [PROCESS]"
     wanted = "name a sandbox, and a process if you want its output"
-    flags = _LOGS_FLAGS
-    is_json = Bool(False, help="Print JSON lines.").tag(config=True)
-    is_following = Bool(False, help="Show more as it comes.").tag(config=True)
+    json = Bool(False, help="Print JSON lines.").tag(config=True)
+    follow = Bool(False, help="Print a process's output until it ends.").tag(config=True)
 
     def do(self, client: Client) -> int:
-        """Show it."""
+        """Print the rows or the output."""
         box = self.sandbox(client, self.extra_args[0])
         if len(self.extra_args) == 1:
             for row in box.audit():
-                print(json.dumps(msgspec.to_builtins(row)) if self.is_json else _line(row))
+                print(json.dumps(msgspec.to_builtins(row)) if self.json else _line(row))
             return 0
         process = box.process(self.extra_args[1])
-        if self.is_following:
+        if self.follow:
             with process.follow() as events:
                 for event in events:
                     if isinstance(event, Output):
@@ -232,15 +216,14 @@ class LogsCommand(RemoteCommand):
 
 
 class PsCommand(RemoteCommand):
-    """List the sandboxes of a running server, or with ID the background processes of one."""
+    """List the sandboxes of a running server, or the background processes of one sandbox."""
 
     name = "jupyter agentbox ps"
     description = __doc__ or ""
     examples = "jupyter agentbox ps --json"
     argument = "[ID]"
-    wanted = "name one sandbox at most"
-    flags = _PS_FLAGS
-    is_json = Bool(False, help="Print a JSON list.").tag(config=True)
+    wanted = "name at most one sandbox"
+    json = Bool(False, help="Print a JSON list instead of a table.").tag(config=True)
 
     def do(self, client: Client) -> int:
         """Print the list."""
@@ -258,7 +241,7 @@ class PsCommand(RemoteCommand):
             for item in items:
                 age = format_age(time.time() - item.created)
                 rows.append((item.id, item.kind, item.state, item.profile, age, item.owner))
-        if self.is_json:
+        if self.json:
             print(json.dumps(msgspec.to_builtins(items), indent=2))
         else:
             write_table(rows)
@@ -266,16 +249,16 @@ class PsCommand(RemoteCommand):
 
 
 class StopCommand(RemoteCommand):
-    """End sandboxes of a running server, and all that runs in them."""
+    """Stop sandboxes of a running server, and everything that runs in them."""
 
     name = "jupyter agentbox stop"
     description = __doc__ or ""
     examples = "jupyter agentbox stop demo"
     argument = "ID..."
-    wanted = "name the sandboxes to end; `jupyter agentbox ps` lists them"
+    wanted = "name the sandboxes to stop; `jupyter agentbox ps` lists them"
 
     def do(self, client: Client) -> int:
-        """End them."""
+        """Stop the sandboxes."""
         for name in self.extra_args:
             self.sandbox(client, name).delete()
             print(f"stopped {name}")
@@ -283,7 +266,7 @@ class StopCommand(RemoteCommand):
 
 
 def _line(row: AuditItem) -> str:
-    """Write a row of the log for a person."""
+    """Format a row of the log as text."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.time))
     verdict = "" if row.is_allowed is None else "allowed" if row.is_allowed else "REFUSED"
     place = "" if row.host is None else row.host if row.port is None else f"{row.host}:{row.port}"

@@ -1,7 +1,7 @@
-"""``jupyter agentbox serve``: the REST API alone, as a server for agents and programs.
+"""``jupyter agentbox serve``: serve the REST API alone, for agents and programs.
 
-It is a Jupyter server with this package's extension and no other: no JupyterLab, no pages of notebooks, no terminals,
-no files of the host. Kernels are sandboxed ones only. What keeps it narrow stands above configuration files.
+This is a Jupyter server with this package's extension and no other: no JupyterLab, no notebook pages, no terminals, no
+host files. All kernels are sandboxed. Configuration files cannot override these restrictions.
 """
 
 from __future__ import annotations
@@ -27,55 +27,34 @@ from jupyter_agentbox.errors import AgentboxError, InvalidRequest
 from jupyter_agentbox.jupyter.kernelspecs import AgentboxKernelSpecManager
 from jupyter_agentbox.policy.policy import Policy
 
-from .base import ALIASES, FLAGS, Command, printable
+from .base import Command, printable
 
 EXTENSION = "jupyter_agentbox"
-#: Seconds that the API has to answer before the command says that it serves.
+#: Seconds for the API to answer the test call at start.
 ANSWER_TIMEOUT = 120.0
 #: Jupyter's own services beside ours: none of them opens a file of the host.
 _SERVICES = ("api", "events", "kernels", "kernelspecs", "shutdown")
-_ALIASES = {
-    **ALIASES,
-    "ip": "ServeCommand.ip",
-    "port": "ServeCommand.port",
-    "token-file": "ServeCommand.token_file",
-}
-_FLAGS = {
-    **FLAGS,
-    "remote": ({"ServeCommand": {"is_remote": True}}, "Let --ip be an address that other machines can reach."),
-    "keep-sandboxes": (
-        {"ServeCommand": {"keep_sandboxes": True}},
-        "Keep the sandboxes for their lease when the server is told to stop.",
-    ),
-    "json": ({"ServeCommand": {"is_json": True}}, "Print address and token as one line of JSON."),
-}
 
 
 class ServeCommand(Command):
     """Serve sandboxes over REST, without JupyterLab or a browser, until Ctrl-C or SIGTERM.
 
-    A new token is made and printed once, on the standard output; logs go to the standard error and hold no token.
+    A new token is printed once, to standard output. Logs go to standard error and never contain the token.
     """
 
     name = "jupyter agentbox serve"
     description = __doc__ or ""
     examples = "jupyter agentbox serve\njupyter agentbox serve --port=8899 --token-file=token --keep-sandboxes"
-    aliases = _ALIASES
     takes_all_settings = True
-    flags = _FLAGS
-    ip = Unicode("127.0.0.1", help="Address to listen at, in numbers.").tag(config=True)
-    port = Int(0, min=0, max=65535, help="Port to listen at; a free one unless given.").tag(config=True)
-    token_file = Unicode(help="Write the token to this file, which must not be there yet, and do not print it.").tag(
-        config=True
-    )
-    is_remote = Bool(False, help="Let other machines reach it.").tag(config=True)
-    keep_sandboxes = Bool(False, help="Keep the sandboxes for their lease when the server is told to stop.").tag(
-        config=True
-    )
-    is_json = Bool(False, help="Print JSON.").tag(config=True)
+    ip = Unicode("127.0.0.1", help="Numeric address to listen on. Default: 127.0.0.1.").tag(config=True)
+    port = Int(0, min=0, max=65535, help="Port to listen on. Default: a free one.").tag(config=True)
+    token_file = Unicode(help="Write the token to this new file instead of printing it.").tag(config=True)
+    remote = Bool(False, help="Permit an --ip that other machines can reach.").tag(config=True)
+    keep_sandboxes = Bool(False, help="Keep sandboxes for Policy.lease_timeout when the server stops.").tag(config=True)
+    json = Bool(False, help="Print the URL and token as one line of JSON.").tag(config=True)
 
     def run(self) -> int:
-        """Serve until a signal."""
+        """Serve until a signal arrives."""
         self._failure: AgentboxError | None = None
         self._check_address()
         policy = Policy(parent=self)
@@ -153,17 +132,17 @@ class ServeCommand(Command):
         return dict(content)
 
     def _check_address(self) -> None:
-        # No name is looked up: what it means is known here, or it is none.
+        # Only numeric addresses and localhost: names are not resolved.
         flags = 0 if self.ip == "localhost" else socket.AI_NUMERICHOST
         try:
             found = socket.getaddrinfo(self.ip, None, type=socket.SOCK_STREAM, flags=flags)
         except OSError:
-            raise InvalidRequest(f"{self.ip!r:.100} is no address, such as 127.0.0.1", field="ip") from None
+            raise InvalidRequest(f"{self.ip!r:.100} is not an IP address such as 127.0.0.1", field="ip") from None
         is_local = all(ipaddress.ip_address(str(item[4][0]).partition("%")[0]).is_loopback for item in found)
-        if not (is_local or self.is_remote):
+        if not (is_local or self.remote):
             raise InvalidRequest(
-                f"{self.ip} can be reached from other machines, and who has the token runs code here; say --remote "
-                "if that is meant, and put TLS before it",
+                f"other machines can reach {self.ip}, and anyone with the token can run code here. Add --remote to "
+                "permit this, and use a TLS proxy",
                 field="ip",
             )
 
@@ -203,7 +182,7 @@ class ServeCommand(Command):
         return f"http://{host}:{server.port}{server.base_url}"
 
     def _tell(self, url: str, token: str) -> None:
-        if self.is_json:
+        if self.json:
             print(json.dumps({"url": url, **({} if self.token_file else {"token": token})}))
         else:
             print(f"serving {url}api/agentbox")
@@ -250,4 +229,4 @@ def _write_token(path: Path, token: str) -> None:
         with open(fd, "w") as file:
             file.write(token + "\n")
     except OSError as error:
-        raise InvalidRequest(f"the token can't be written to {path}: {error.strerror}", field="token_file") from None
+        raise InvalidRequest(f"the token cannot be written to {path}: {error.strerror}", field="token_file") from None

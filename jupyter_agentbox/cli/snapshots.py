@@ -1,4 +1,4 @@
-"""Commands on saved sandboxes of a running server: snapshot and its like, restore, fork, park, wake."""
+"""Commands that save and restore sandboxes of a running server: snapshots, fork, park and revive."""
 
 from __future__ import annotations
 
@@ -14,18 +14,14 @@ from jupyter_agentbox.client import Client, Sandbox
 from jupyter_agentbox.errors import Conflict, NotFound
 from jupyter_agentbox.spec import format_size
 
-from .base import FLAGS, format_age, write_table
+from .base import format_age, write_table
 from .remote import RemoteCommand
-
-_TAKE_ALIASES = {**RemoteCommand.aliases, "name": "SnapshotCommand.title", "note": "SnapshotCommand.note"}
-_FORK_ALIASES = {**RemoteCommand.aliases, "snapshot": "ForkCommand.snapshot", "id": "ForkCommand.fork_id"}
-_LIST_FLAGS = {**FLAGS, "json": ({"SnapshotsCommand": {"is_json": True}}, "Print a JSON list instead of a table.")}
 
 
 class ExportSnapshotCommand(RemoteCommand):
-    """Write a snapshot to a new file, to be kept elsewhere or imported again.
+    """Export a snapshot to a new file, for `snapshot import`.
 
-    It holds all that the sandbox had in memory, secrets too: keep it private.
+    The file contains the sandbox's memory, including secrets: keep it private.
     """
 
     name = "jupyter agentbox snapshot export"
@@ -35,11 +31,11 @@ class ExportSnapshotCommand(RemoteCommand):
     wanted = "name a snapshot and a new file; `jupyter agentbox snapshots` lists them"
 
     def do(self, client: Client) -> int:
-        """Fetch it."""
+        """Export the snapshot."""
         snapshot, name = self.extra_args
         target = Path(name)
         if target.exists():
-            raise Conflict(f"{name} is there already")
+            raise Conflict(f"{name} already exists")
         made = client.export_snapshot(snapshot, target)
         print(f"exported {snapshot}: {format_size(made.size)}")
         return 0
@@ -48,33 +44,33 @@ class ExportSnapshotCommand(RemoteCommand):
 class ImportSnapshotCommand(RemoteCommand):
     """Import an exported snapshot, and print its id.
 
-    One of another machine's is taken if both have the same Policy.snapshot_key_file.
+    A snapshot of another machine is accepted if both machines have the same Policy.snapshot_key_file.
     """
 
     name = "jupyter agentbox snapshot import"
     description = __doc__ or ""
     examples = "jupyter agentbox snapshot import demo.snapshot"
     argument = "FILE"
-    wanted = "name one file that was exported"
+    wanted = "name one exported file"
 
     def do(self, client: Client) -> int:
-        """Send it."""
+        """Import the file."""
         try:
             with open(self.extra_args[0], "rb") as file:
                 print(client.import_snapshot(file).id)
         except OSError as error:
-            raise NotFound(f"{self.extra_args[0]} can't be read: {error.strerror}") from None
+            raise NotFound(f"{self.extra_args[0]} cannot be read: {error.strerror}") from None
         return 0
 
 
 class SnapshotCommand(RemoteCommand):
-    """Save a sandbox as it is, while it goes on: variables, running programs and files. Prints the snapshot's id.
+    """Take a snapshot of a running sandbox: variables, processes and files. Print the snapshot's id.
 
-    ID is that of a sandbox, or of a notebook's kernel. `export` and `import` move snapshots as files.
+    ID is the id of a sandbox or of a notebook's kernel. `export` and `import` move snapshots as files.
     """
 
     subcommands = {  # noqa: RUF012  # as in traitlets' own class
-        "export": (ExportSnapshotCommand, "Write a snapshot to a file."),
+        "export": (ExportSnapshotCommand, "Export a snapshot to a file."),
         "import": (ImportSnapshotCommand, "Import an exported snapshot."),
     }
 
@@ -83,34 +79,32 @@ class SnapshotCommand(RemoteCommand):
     examples = "jupyter agentbox snapshot demo --name=before"
     argument = "ID"
     wanted = "name one sandbox; `jupyter agentbox ps` lists them"
-    aliases = _TAKE_ALIASES
-    title = Unicode(help="What to call it.").tag(config=True)
-    note = Unicode(help="What is worth knowing of it.").tag(config=True)
+    title = Unicode(help="Name of the snapshot.").tag(config=True, option="name")
+    note = Unicode(help="Description of the snapshot.").tag(config=True)
 
     def do(self, client: Client) -> int:
-        """Take it."""
+        """Take the snapshot."""
         print(self.sandbox(client, self.extra_args[0]).take_snapshot(self.title, self.note).id)
         return 0
 
 
 class SnapshotsCommand(RemoteCommand):
-    """List all snapshots, or those of one sandbox; the oldest first.
+    """List all snapshots, or those of one sandbox, oldest first.
 
-    SIZE is what is restored, COST what it takes on the disk beside those that it shares with.
+    SIZE is the size of the saved state. COST is the disk space that only this snapshot uses.
     """
 
     name = "jupyter agentbox snapshots"
     description = __doc__ or ""
     examples = "jupyter agentbox snapshots demo"
     argument = "[ID]"
-    wanted = "name one sandbox at most"
-    flags = _LIST_FLAGS
-    is_json = Bool(False, help="Print a JSON list.").tag(config=True)
+    wanted = "name at most one sandbox"
+    json = Bool(False, help="Print a JSON list instead of a table.").tag(config=True)
 
     def do(self, client: Client) -> int:
         """Print the list."""
         found = self.sandbox(client, self.extra_args[0]).snapshots() if self.extra_args else client.snapshots()
-        if self.is_json:
+        if self.json:
             print(json.dumps(msgspec.to_builtins(list(found)), indent=2))
             return 0
         rows: list[tuple[str, ...]] = [("ID", "SANDBOX", "NAME", "AGE", "SIZE", "COST")]
@@ -122,7 +116,7 @@ class SnapshotsCommand(RemoteCommand):
 
 
 class RestoreCommand(RemoteCommand):
-    """Take a sandbox back to one of its snapshots: undo. What happened in it since is lost."""
+    """Restore a sandbox to one of its snapshots. Later changes are lost."""
 
     name = "jupyter agentbox restore"
     description = __doc__ or ""
@@ -131,7 +125,7 @@ class RestoreCommand(RemoteCommand):
     wanted = "name a sandbox and one of its snapshots; `jupyter agentbox snapshots` lists them"
 
     def do(self, client: Client) -> int:
-        """Go back."""
+        """Restore the sandbox."""
         name, snapshot = self.extra_args
         self.sandbox(client, name).restore(snapshot)
         print(f"restored {name}")
@@ -139,28 +133,27 @@ class RestoreCommand(RemoteCommand):
 
 
 class ForkCommand(RemoteCommand):
-    """Start another sandbox that goes on where this one is, or where it was saved. Prints the new one's id."""
+    """Start a copy of a sandbox, from its current state or from a snapshot. Print the copy's id."""
 
     name = "jupyter agentbox fork"
     description = __doc__ or ""
     examples = "jupyter agentbox fork demo --id=try-it\njupyter agentbox fork demo --snapshot=0123456789abcdef0123"
     argument = "ID"
     wanted = "name one sandbox; `jupyter agentbox ps` lists them"
-    aliases = _FORK_ALIASES
-    snapshot = Unicode(help="Where it begins; as the sandbox is now unless given.").tag(config=True)
-    fork_id = Unicode(help="An id of your own for it.").tag(config=True)
+    snapshot = Unicode(help="Start from this snapshot. Default: the current state.").tag(config=True)
+    fork_id = Unicode(help="Id of the copy. Default: a generated one.").tag(config=True, option="id")
 
     def do(self, client: Client) -> int:
-        """Fork it."""
+        """Fork the sandbox."""
         box = self.sandbox(client, self.extra_args[0])
         print(box.fork(self.fork_id or None, snapshot=self.snapshot or None, keep=True).id)
         return 0
 
 
 class ParkCommand(RemoteCommand):
-    """Save sandboxes to the disk and free their memory. Their next use wakes them, and takes a little longer.
+    """Park sandboxes: save them to disk and free their memory. Their next use wakes them.
 
-    ID is that of a sandbox, or of a notebook's kernel, whose notebook may stay open: any message wakes it.
+    ID is the id of a sandbox or of a notebook's kernel. The notebook can stay open: any message wakes its kernel.
     """
 
     name = "jupyter agentbox park"
@@ -170,7 +163,7 @@ class ParkCommand(RemoteCommand):
     wanted = "name one or more sandboxes; `jupyter agentbox ps` lists them"
 
     def do(self, client: Client) -> int:
-        """Park them."""
+        """Park the sandboxes."""
         return self._each(client, "parked", lambda box: box.park())
 
     def _each(self, client: Client, done: str, work: Callable[[Sandbox], object]) -> int:
@@ -188,14 +181,14 @@ class WakeCommand(ParkCommand):
     examples = "jupyter agentbox wake demo"
 
     def do(self, client: Client) -> int:
-        """Wake them."""
+        """Wake the sandboxes."""
         return self._each(client, "woke", lambda box: box.wake())
 
 
 class ReviveCommand(ParkCommand):
-    """Start sandboxes again that ran out of memory or disk, or crashed, with the files of their workspaces.
+    """Restart sandboxes that crashed, or ran out of memory or disk, with the files of their workspaces.
 
-    Files are kept for Policy.keep_ended_for seconds. A sandbox keeps its id, its tokens and its terms.
+    Files are kept for Policy.keep_ended_for seconds. A sandbox keeps its id, tokens, limits and permissions.
     """
 
     name = "jupyter agentbox revive"
@@ -203,21 +196,21 @@ class ReviveCommand(ParkCommand):
     examples = "jupyter agentbox revive demo"
 
     def do(self, client: Client) -> int:
-        """Revive them."""
+        """Revive the sandboxes."""
         return self._each(client, "revived", lambda box: box.revive())
 
 
 class DeleteSnapshotCommand(RemoteCommand):
-    """Remove snapshots. Sandboxes that were forked off them or taken back to them stay as they are."""
+    """Delete snapshots. Sandboxes that were forked from them or restored to them are not affected."""
 
     name = "jupyter agentbox delete-snapshot"
     description = __doc__ or ""
     examples = "jupyter agentbox delete-snapshot 0123456789abcdef0123"
     argument = "SNAPSHOT..."
-    wanted = "name the snapshots to remove; `jupyter agentbox snapshots` lists them"
+    wanted = "name the snapshots to delete; `jupyter agentbox snapshots` lists them"
 
     def do(self, client: Client) -> int:
-        """Remove them."""
+        """Delete the snapshots."""
         for name in self.extra_args:
             client.delete_snapshot(name)
             print(f"deleted {name}")

@@ -1,4 +1,4 @@
-"""``jupyter agentbox shell``: an interactive shell in a sandbox of its own, on the terminal that it is called from.
+"""``jupyter agentbox shell``: open an interactive shell in a new sandbox.
 
 The process owns the sandbox, which ends with it; if it is killed, the guest's short lease and the sweeper end it.
 ``jupyter.terminals`` has Jupyter's own terminals run this command.
@@ -28,58 +28,51 @@ from jupyter_agentbox.sandbox.processes import Exit, ProcessTable
 from jupyter_agentbox.sandbox.processes.values import MAX_SIDE
 from jupyter_agentbox.spec import SandboxSpec
 
-from .base import ALIASES, FLAGS, Command, printable, until_signal, write_out
+from .base import Command, printable, until_signal, write_out
 
 #: Seconds that the sandbox outlives this process, which nobody can follow: enough to ride out a busy machine.
 LEASE = 5.0
 #: Seconds that what was typed waits for a program that does not read; a message stays for a key to be pressed.
 TYPE_TIMEOUT, HOLD_TIMEOUT = 3600.0, 600.0
 _STDIN, _STDOUT = 0, 1
-_ALIASES = {**ALIASES, "profile": "ShellCommand.profile"}
-_FLAGS = {
-    **FLAGS,
-    "from-server": (
-        {"ShellCommand": {"is_from_server": True}},
-        "As Jupyter's terminals are started: a private folder takes the place of one that policy refuses, and an "
-        "error stays on the screen until a key is pressed.",
-    ),
-}
 
 
 class ShellCommand(Command):
-    """Open a shell in a sandbox of its own, in which FOLDER, or else the current one, is /workspace.
+    """Open a shell in a new sandbox. FOLDER, or else the current directory, is its /workspace.
 
-    What is written there stays; all else is gone when the shell ends. The exit status is the shell's.
+    Changes to /workspace persist; everything else is deleted when the shell ends. The exit status is the shell's.
     """
 
     name = "jupyter agentbox shell"
     description = __doc__ or ""
     examples = "jupyter agentbox shell --profile=offline ~/work"
     argument = "[FOLDER]"
-    wanted = "name one folder at most"
-    aliases = _ALIASES
-    flags = _FLAGS
-    profile = Unicode(help="Profile of the sandbox; the default one unless given.").tag(config=True)
-    is_from_server = Bool(False, help="Jupyter's server has started it.").tag(config=True)
+    wanted = "name at most one folder"
+    profile = Unicode(help="Profile of the sandbox. Default: Policy.default_profile.").tag(config=True)
+    from_server = Bool(
+        False,
+        help="Used by Jupyter's terminals: if policy refuses FOLDER, use a private folder; keep an error on the screen "
+        "until a key is pressed.",
+    ).tag(config=True)
 
     def run(self) -> int:
-        """Start the sandbox, and be the terminal's other end until the shell ends."""
+        """Start the sandbox and connect its shell to this terminal."""
         if not (os.isatty(_STDIN) and os.isatty(_STDOUT)):
-            raise InvalidRequest("a shell needs a terminal; here, input or output is none")
+            raise InvalidRequest("stdin and stdout must be a terminal")
         with _terminal_modes():
             try:
                 policy = Policy(parent=self)
                 spec = self._resolve(policy)
                 return asyncio.run(until_signal(_shell(policy, spec)))
             except AgentboxError as error:
-                if not self.is_from_server:
+                if not self.from_server:
                     raise
-                _say(f"{self.name}: {error}\nPress a key to close this terminal.")
+                _say(f"{self.name}: {error}\nPress any key to close this terminal.")
                 select.select([_STDIN], [], [], HOLD_TIMEOUT)
                 return 1
 
     def _resolve(self, policy: Policy) -> SandboxSpec:
-        """Decide about the sandbox. A folder that was not asked for by name gives way to a private one."""
+        """Resolve the sandbox. If policy refuses a folder that was not named, use a private one."""
         profile = policy.profile(self.profile or policy.default_profile)
         request = {"profile": profile.name, "lease_timeout": min(LEASE, profile.lease_timeout)}
         is_named = bool(self.extra_args)
@@ -91,9 +84,9 @@ class ShellCommand(Command):
         try:
             return resolve(folder)
         except AgentboxError as error:
-            if error.field != "workspace" or (is_named and not self.is_from_server):
+            if error.field != "workspace" or (is_named and not self.from_server):
                 raise
-            _say(f"The work folder is a private one, gone with this shell: {error}")
+            _say(f"Using a private work folder, which is deleted when the shell ends: {error}")
             return resolve(None)
 
 

@@ -1,4 +1,4 @@
-"""``jupyter agentbox token``: tokens for one sandbox, made by whoever may read the state directory."""
+"""``jupyter agentbox token``: create, list and revoke tokens for one sandbox, from its state directory."""
 
 from __future__ import annotations
 
@@ -13,18 +13,10 @@ from traitlets import Bool, Float, Unicode
 
 from jupyter_agentbox.errors import AgentboxError
 
-from .base import ALIASES, FLAGS, Command, CommandGroup, UsageError, format_age, printable, write_table
+from .base import Command, CommandGroup, UsageError, format_age, printable, write_table
 
 if TYPE_CHECKING:
     from jupyter_agentbox.sandbox.manager import SandboxManager
-
-_CREATE_ALIASES = {
-    **ALIASES,
-    "verbs": "TokenCreateCommand.verbs",
-    "life": "TokenCreateCommand.life",
-    "name": "TokenCreateCommand.token_name",
-}
-_LIST_FLAGS = {**FLAGS, "json": ({"TokenListCommand": {"is_json": True}}, "Print a JSON list instead of a table.")}
 
 
 @dataclass(frozen=True)
@@ -34,24 +26,25 @@ class _Place:
 
 
 class TokenCreateCommand(Command):
-    """Make a token for one sandbox, which an agent can be given in place of the server's own.
+    """Create a token for one sandbox, to give to an agent instead of the server's token.
 
-    The token is all that is printed to the standard output, once; it is kept nowhere. SANDBOX is an id as
-    ``jupyter agentbox list`` shows it, the id of a notebook's kernel, or the id that a program has given its sandbox.
+    Only the token is printed to standard output; it is not stored. SANDBOX is an id as printed by
+    ``jupyter agentbox list``, the id of a notebook's kernel, or the id that a program has given its sandbox.
     """
 
     name = "jupyter agentbox token create"
     description = __doc__ or ""
     examples = "TOKEN=$(jupyter agentbox token create demo --verbs=read,execute --life=600)"
     argument = "SANDBOX"
-    wanted = "name one sandbox; `jupyter agentbox list` shows them"
-    aliases = _CREATE_ALIASES
-    verbs = Unicode("read", help="What it is for: read, write, execute, restore, with commas between.").tag(config=True)
-    life = Float(0.0, min=0.0, help="Seconds until it expires; an hour unless given.").tag(config=True)
-    token_name = Unicode("agent", help="Name to tell it by.").tag(config=True)
+    wanted = "name one sandbox; `jupyter agentbox list` lists them"
+    verbs = Unicode("read", help="Any of read, write, execute, restore, separated by commas. Default: read.").tag(
+        config=True
+    )
+    life = Float(0.0, min=0.0, help="Seconds until the token expires. Default: 3600.").tag(config=True)
+    token_name = Unicode("agent", help="Name of the token. Default: agent.").tag(config=True, option="name")
 
     def run(self) -> int:
-        """Make it."""
+        """Create the token."""
         from jupyter_agentbox.models import TokenRequest
         from jupyter_agentbox.policy.policy import Policy
         from jupyter_agentbox.sandbox.manager import SandboxManager
@@ -61,11 +54,11 @@ class TokenCreateCommand(Command):
         asked = {"verbs": self.verbs.replace(" ", "").split(","), "name": self.token_name}
         for verb in asked["verbs"]:
             if verb not in VERBS:
-                raise UsageError(f"there is no verb {printable(verb)!r}; verbs are {', '.join(VERBS)}")
+                raise UsageError(f"unknown verb {printable(verb)!r}; verbs are {', '.join(VERBS)}")
         try:
             body = msgspec.convert(asked | ({"life": self.life} if self.life else {}), TokenRequest)
         except ValueError as error:  # msgspec's own errors are such, too
-            raise AgentboxError(f"the token can't be like that: {error}") from None
+            raise AgentboxError(f"invalid token: {error}") from None
         life = choose_life(body.life, policy.max_token_life)
         if not (policy.state_path / "sandboxes").is_dir():
             raise AgentboxError("there are no sandboxes")
@@ -93,21 +86,20 @@ class TokenCreateCommand(Command):
 
 
 class TokenListCommand(Command):
-    """List the tokens that are good, of all sandboxes or of the one named by its id in the state directory."""
+    """List the valid tokens of all sandboxes, or of one sandbox of `jupyter agentbox list`."""
 
     name = "jupyter agentbox token list"
     description = __doc__ or ""
     argument = "[SANDBOX]"
-    flags = _LIST_FLAGS
-    is_json = Bool(False, help="Print a JSON list.").tag(config=True)
+    json = Bool(False, help="Print a JSON list instead of a table.").tag(config=True)
 
     def run(self) -> int:
-        """Print them."""
+        """Print the list."""
         from jupyter_agentbox.policy.policy import Policy
         from jupyter_agentbox.sandbox.tokens import TokenStore
 
         found = TokenStore(Policy(parent=self).state_path).list(self.extra_args[0] if self.extra_args else None)
-        if self.is_json:
+        if self.json:
             print(json.dumps([msgspec.to_builtins(record) for record in found], indent=2))
             return 0
         rows: list[tuple[str, ...]] = [("ID", "NAME", "SANDBOX", "OWNER", "VERBS", "EXPIRES IN")]
@@ -120,16 +112,16 @@ class TokenListCommand(Command):
 
 
 class TokenRevokeCommand(Command):
-    """Revoke tokens by their ids: they are good for nothing from that moment on."""
+    """Revoke tokens by id, effective immediately."""
 
     name = "jupyter agentbox token revoke"
     description = __doc__ or ""
     examples = "jupyter agentbox token revoke 1f0c9e5d2b7a4836"
     argument = "ID..."
-    wanted = "name at least one token; `jupyter agentbox token list` shows them"
+    wanted = "name at least one token; `jupyter agentbox token list` lists them"
 
     def run(self) -> int:
-        """Revoke them."""
+        """Revoke the tokens."""
         from jupyter_agentbox.policy.policy import Policy
         from jupyter_agentbox.sandbox.tokens import TokenStore
         from jupyter_agentbox.storage.audit.log import AuditLog
@@ -150,19 +142,19 @@ class TokenRevokeCommand(Command):
 
 
 class TokenCommand(CommandGroup):
-    """Tokens for one sandbox, which an agent can be given in place of the server's own."""
+    """Manage tokens for one sandbox, to give to agents instead of the server's token."""
 
     name = "jupyter agentbox token"
     description = __doc__ or ""
     subcommands = {  # noqa: RUF012  # as in traitlets' own class
-        "create": (TokenCreateCommand, "Make a token for one sandbox."),
-        "list": (TokenListCommand, "List the tokens that are good."),
-        "revoke": (TokenRevokeCommand, "Revoke tokens by their ids."),
+        "create": (TokenCreateCommand, "Create a token for one sandbox."),
+        "list": (TokenListCommand, "List valid tokens."),
+        "revoke": (TokenRevokeCommand, "Revoke tokens by id."),
     }
 
 
 def _find(manager: SandboxManager, name: str) -> _Place:
-    """Find the one sandbox that is called so. Raises AgentboxError."""
+    """Return the sandbox with this name. Raises AgentboxError."""
     from jupyter_agentbox.service.managed_sandbox import SESSION_FILE, ManagedSandbox
 
     found = []
@@ -176,10 +168,10 @@ def _find(manager: SandboxManager, name: str) -> _Place:
         if name and name in names and listed.state != "ended":
             found.append(_Place(listed.id, managed.owner if managed is not None else _user()))
     if not found:
-        raise AgentboxError(f"there is no sandbox {printable(name)!r}; `jupyter agentbox list` shows them")
+        raise AgentboxError(f"there is no sandbox {printable(name)!r}; `jupyter agentbox list` lists them")
     if len(found) > 1:
         ids = ", ".join(place.sandbox for place in found)
-        raise AgentboxError(f"more than one sandbox is called {printable(name)!r}; choose by id: {ids}")
+        raise AgentboxError(f"several sandboxes are named {printable(name)!r}; use an id: {ids}")
     return found[0]
 
 

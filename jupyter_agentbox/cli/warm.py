@@ -1,4 +1,4 @@
-"""The command that makes templates ahead, and shows and removes them."""
+"""``jupyter agentbox warm``: create, list and remove the templates of warm starts."""
 
 from __future__ import annotations
 
@@ -12,54 +12,44 @@ from traitlets import Bool, Unicode
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest
 from jupyter_agentbox.spec import format_size
 
-from .base import ALIASES, FLAGS, Command, UsageError, format_age, printable, write_table
+from .base import Command, UsageError, format_age, printable, write_table
 
 if TYPE_CHECKING:
     from jupyter_agentbox.kernels.warm.templates import Templates
     from jupyter_agentbox.policy.policy import Policy
     from jupyter_agentbox.storage.snapshots import Snapshot
 
-_ALIASES = {**ALIASES, "kernel": "WarmCommand.kernel"}
-_FLAGS = {
-    **FLAGS,
-    "remove": ({"WarmCommand": {"is_removing": True}}, "Remove all templates instead of making any."),
-    "list": ({"WarmCommand": {"is_listing": True}}, "List the templates that there are."),
-    "json": ({"WarmCommand": {"is_json": True}}, "With --list: print a JSON list instead of a table."),
-}
-
 
 class WarmCommand(Command):
-    """Make the templates that kernels start off in a fraction of the time: `jupyter agentbox warm`.
+    """Create templates, from which kernels start in a fraction of the time: `jupyter agentbox warm`.
 
-    One for each profile named, or for the default one. One that is up to date is left as it is.
+    Create one for each named profile, or for the default profile. Up-to-date templates are kept.
     """
 
     name = "jupyter agentbox warm"
     description = __doc__ or ""
     examples = "jupyter agentbox warm\njupyter agentbox warm default large\njupyter agentbox warm --list"
     argument = "[PROFILE...]"
-    aliases = _ALIASES
-    flags = _FLAGS
-    kernel = Unicode("agentbox", help="Kernelspec whose kernels they are for; one of Python's.").tag(config=True)
-    is_removing = Bool(False, help="Remove all.").tag(config=True)
-    is_listing = Bool(False, help="List them.").tag(config=True)
-    is_json = Bool(False, help="Print a JSON list.").tag(config=True)
+    kernel = Unicode("agentbox", help="A Python kernelspec to create them for. Default: agentbox.").tag(config=True)
+    remove = Bool(False, help="Remove all templates.").tag(config=True)
+    list = Bool(False, help="List the templates.").tag(config=True)
+    json = Bool(False, help="With --list: print a JSON list instead of a table.").tag(config=True)
 
     def run(self) -> int:
-        """Make them."""
+        """Create, list or remove the templates."""
         from jupyter_agentbox.policy.policy import Policy
 
         policy = Policy(parent=self)
         templates = open_templates(policy)
-        if self.is_json and not self.is_listing:
-            raise UsageError("--json goes with --list")
-        if self.is_json:
+        if self.json and not self.list:
+            raise UsageError("--json requires --list")
+        if self.json:
             print(json.dumps([_describe(templates, item) for item in templates.list()], indent=2))
             return 0
-        if self.is_listing:
+        if self.list:
             write_templates(templates)
             return 0
-        if self.is_removing:
+        if self.remove:
             for item in templates.list():
                 templates.remove(item.id)
                 print(f"removed {item.id}")
@@ -71,7 +61,7 @@ class WarmCommand(Command):
             if (made := make_template(policy, templates, profile, self.kernel)) is None:
                 print(f"{profile}: up to date")
             else:
-                print(f"{profile}: made in {time.monotonic() - began:.1f} s, {format_size(made)}")
+                print(f"{profile}: created in {time.monotonic() - began:.1f} s, {format_size(made)}")
         return 0
 
 
@@ -84,7 +74,7 @@ def open_templates(policy: Policy) -> Templates:
 
 
 def make_template(policy: Policy, templates: Templates, profile: str, kernel: str) -> int | None:
-    """Make one, and return its size in bytes; None where there is one that fits. Raises AgentboxError."""
+    """Create a template and return its size in bytes, or None if there is a current one. Raises AgentboxError."""
     from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
     from jupyter_agentbox.jupyter.kernelspecs import real_argv
@@ -110,26 +100,26 @@ def make_template(policy: Policy, templates: Templates, profile: str, kernel: st
 
 
 def set_up_template(policy: Policy, kernel: str, *, is_dry: bool) -> None:
-    """Make that of the default profile, if kernels can start off it here, and say so; what fails is said, too."""
+    """Create the template of the default profile, and print the result. A failure is printed, not raised."""
     profile = policy.default_profile
     if not policy.templates:
-        print("template: Policy.templates is off, so none is made")
+        print("template: skipped, since Policy.templates is off")
     elif is_dry:
-        print(f"template: would make that of profile {profile}, off which kernels start, unless there is one")
+        print(f"template: would create the one of profile {profile} if it is missing")
     else:
         began = time.monotonic()
-        print(f"template: that of profile {profile}, off which kernels start in a fraction of the time", flush=True)
+        print(f"template: creating the one of profile {profile}, for warm starts", flush=True)
         try:
             made = make_template(policy, open_templates(policy), profile, kernel)
         except AgentboxError as error:
-            print(f"  not made: {printable(str(error))}")
+            print(f"  failed: {printable(str(error))}")
         else:
-            done = f"made in {time.monotonic() - began:.1f} s, {format_size(made)}" if made else "up to date"
+            done = f"created in {time.monotonic() - began:.1f} s, {format_size(made)}" if made else "up to date"
             print(f"  {done}")
 
 
 def write_templates(templates: Templates) -> None:
-    """Print a table of them; nothing where there are none."""
+    """Print a table of the templates, if there are any."""
     found = templates.list()
     if found:
         rows = [
@@ -155,7 +145,7 @@ def _describe_fit(templates: Templates, item: Snapshot) -> str:
     try:
         changes = templates.find_changes(item)
     except AgentboxError as error:
-        return printable(f"can't be told: {error}")
+        return printable(f"unknown: {error}")
     if changes is None:
         return "another environment"
     return "yes" if not changes else f"no, changed since: {', '.join(changes)}"

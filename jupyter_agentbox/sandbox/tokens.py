@@ -186,7 +186,7 @@ class TokenStore:
         key = self._read_key() if found is not None else None
         # Nothing of it is read before it is known to be ours.
         if found is None or key is None or not hmac.compare_digest(_sign(key, found[1]), found[2]):
-            raise NotAuthenticated("the token is none of this server's")
+            raise NotAuthenticated("token was not issued by this server")
         payload = msgspec.json.decode(_decode(found[1]), type=_Payload)
         if payload.e <= time.time():
             raise NotAuthenticated("the token has expired", setting="Policy.max_token_life")

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 from support.shell import Shell
+from traitlets import Bool, Unicode
 
-from jupyter_agentbox.cli.base import Command, format_age, printable, until_signal
+from jupyter_agentbox.cli.base import ALIASES, FLAGS, Command, format_age, printable, until_signal
 from jupyter_agentbox.errors import SandboxEnded
 from jupyter_agentbox.sandbox.record import Record
 from jupyter_agentbox.spec import Cause, End, SandboxSpec
@@ -33,24 +34,24 @@ def test_help_names_every_command(shell: Shell) -> None:
 
 
 def test_an_unknown_command_or_argument_is_told_with_the_right_one(shell: Shell) -> None:
-    assert "did you mean 'doctor'?" in shell("docter", status=2)
-    assert "takes no argument, and got 'x'" in shell("prune", "x", status=2)
+    assert "unknown command 'docter' (did you mean 'doctor'?)" in shell("docter", status=2)
+    assert "takes no arguments, got 'x'" in shell("prune", "x", status=2)
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("list", "--jsno"), "there is no option --jsno (did you mean '--json'?)"),
-        (("list", "--jsno=1"), "there is no option --jsno (did you mean '--json'?)"),
-        (("list", "--json=1"), "--json takes no value, and got '1'"),
-        (("run", "--offlin=1", "-c", "1"), "there is no option --offlin (did you mean '--offline'?)"),
+        (("list", "--jsno"), "unknown option --jsno (did you mean '--json'?)"),
+        (("list", "--jsno=1"), "unknown option --jsno (did you mean '--json'?)"),
+        (("list", "--json=1"), "--json takes no value, got '1'"),
+        (("run", "--offlin=1", "-c", "1"), "unknown option --offlin (did you mean '--offline'?)"),
         (("run", "--mount"), "--mount needs a value"),
         (("run", "--mount", "--offline", "-c", "1"), "--mount needs a value"),
-        (("run", "--timeout=soon", "-c", "1"), "--timeout is 'soon', and takes a number from 0 on"),
+        (("run", "--timeout=soon", "-c", "1"), "--timeout must be a number of at least 0, got 'soon'"),
         (("run", "--RunCommand.timout=1", "-c", "1"), "(did you mean 'timeout'?)"),
-        (("serve", "--port=99999"), "--port is '99999', and takes a whole number from 0 to 65535"),
-        (("list", "--Polciy.allowed_hosts=[]"), "there are no settings Polciy (did you mean 'Policy'?)"),
-        (("token", "create", "x", "--verbs=wirte"), "there is no verb 'wirte'"),
+        (("serve", "--port=99999"), "--port must be a whole number from 0 to 65535, got '99999'"),
+        (("list", "--Polciy.allowed_hosts=[]"), "unknown settings class Polciy (did you mean 'Policy'?)"),
+        (("token", "create", "x", "--verbs=wirte"), "unknown verb 'wirte'"),
         (("restore", "x"), "name a sandbox and one of its snapshots"),
     ],
 )
@@ -61,16 +62,31 @@ def test_no_command_does_half_of_what_was_asked_for(shell: Shell, arguments: tup
     assert not (shell.folder / "data").exists()
 
 
+def test_each_setting_of_a_command_is_an_option() -> None:
+    class First(Command):
+        token_file = Unicode(help="A file.").tag(config=True)
+        title = Unicode().tag(config=True, option="name")
+        hidden = Unicode().tag(config=True, option="")
+        kept_to_itself = Unicode()
+
+    class Second(First):
+        dry_run = Bool(help="Print only.").tag(config=True)
+
+    assert Second.aliases == {**ALIASES, "token-file": "Second.token_file", "name": "Second.title"}
+    assert Second.flags == {**FLAGS, "dry-run": ({"Second": {"dry_run": True}}, "Print only.")}
+    assert First.flags == FLAGS
+
+
 def test_setup_is_quick_where_all_is_there(shell: Shell, has_runsc: None) -> None:
     text = shell("setup", "--dry-run")
-    assert "is here" in text
+    assert "is already installed" in text
     assert "would install" in text
     assert not (shell.folder / "data" / "agentbox").exists()
 
 
 def test_doctor_tells_a_wrong_setting_by_status_text_and_json(shell: Shell) -> None:
     text = shell("doctor", "--Policy.max_memroy=1", status=1)
-    assert "WRONG  settings: there is no setting Policy.max_memroy (did you mean 'max_memory'?)" in text
+    assert "FAIL   settings: there is no setting Policy.max_memroy (did you mean 'max_memory'?)" in text
     found = json.loads(shell("doctor", "--json", "--Policy.max_memroy=1", status=1))
     assert [(check["name"], check["is_ok"]) for check in found] == [("settings", False)]
 
@@ -90,7 +106,7 @@ def test_a_file_of_settings_can_be_named_and_the_current_directory_has_no_say(sh
     (shell.folder / "mine.py").write_text("oops\n")
     assert "mine.py" in shell("list", "--config=mine.py", status=1)
     for missing in ("none.py", "mine", "."):
-        assert f"{missing} can't be read" in shell("list", f"--config={missing}", status=1)
+        assert f"{missing} cannot be read" in shell("list", f"--config={missing}", status=1)
 
 
 def test_output_that_nobody_reads_and_ctrl_c_are_an_exit_status(shell: Shell) -> None:

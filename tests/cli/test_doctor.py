@@ -85,7 +85,7 @@ def test_what_works_and_can_be_made_better_is_printed_as_a_note(
     assert DoctorCommand().run() == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == ["ok     limits: enforced", "note   ids: none", "       which means this"]
-    assert lines[3].endswith(": get some")
+    assert lines[3] == "       fix: get some"
 
 
 def test_a_wrong_setting_is_the_only_finding() -> None:
@@ -141,7 +141,7 @@ def test_hosts_that_anybody_can_put_files_on_are_noted() -> None:
     policy = Policy(config=Config({"Policy": {"allowed_hosts": ["example.org", "storage.googleapis.com"]}}))
     found = next(doctor.check_hosts(policy))
     assert found.message.startswith("hosts: example.org, storage.googleapis.com")
-    assert "note: storage.googleapis.com serve many owners" in found.message
+    assert "note: storage.googleapis.com serve files of many owners" in found.message
     policy = Policy(config=Config({"Policy": {"allowed_hosts": []}}))
     assert next(doctor.check_hosts(policy)).message == "hosts: none"
 

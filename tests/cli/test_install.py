@@ -180,7 +180,7 @@ def test_what_is_here_is_taken_and_nothing_is_done(make: Make, bin_dir: Path, tm
     program(bin_dir / "runsc", GOOD)
     setup, said = make()
     setup.get_runsc()
-    assert said == [f"gVisor: {bin_dir}/runsc, release {GOOD}, is here"]
+    assert said == [f"gVisor: {bin_dir}/runsc, release {GOOD}, is already installed"]
     assert not (tmp_path / "state").exists()
 
 
@@ -191,7 +191,7 @@ def test_a_configured_runsc_is_taken_or_refused_and_never_replaced(make: Make, b
     setup.get_runsc()
     assert str(mine) in said[0]
     program(mine, OLD)
-    for path, words in ((mine, "older than"), (tmp_path / "none", "no program")):
+    for path, words in ((mine, "older than"), (tmp_path / "none", "not an executable")):
         with pytest.raises(RuntimeUnavailable, match=words):
             make(configured=str(path))[0].get_runsc()
 
@@ -268,7 +268,7 @@ def test_without_root_and_sudo_nothing_is_asked_and_the_release_is_taken(
     (bin_dir / "sudo").chmod(0o755)
     setup, said = make(releases=releases[0])
     setup.get_runsc()
-    assert any("needs root, or sudo without a password" in line for line in said)
+    assert any("needs root or passwordless sudo" in line for line in said)
     setup.get_uidmap()
     assert "uidmap: not installed" in said[-1]
 
@@ -294,9 +294,9 @@ def age(folder: Path) -> None:
     ("attack", "words"),
     [
         (change, "does not match its checksum"),
-        (spoil, "holds no checksum"),
+        (spoil, "contains no checksum"),
         (remove, "404"),
-        (age, f"of release {OLD}"),
+        (age, f"release {OLD}, is too old"),
     ],
 )
 def test_a_release_that_is_not_as_it_should_be_is_not_used(
@@ -305,7 +305,7 @@ def test_a_release_that_is_not_as_it_should_be_is_not_used(
     attack(releases[1])
     with pytest.raises(RuntimeUnavailable, match=words) as caught:
         make(releases=releases[0])[0].get_runsc()
-    assert "by hand" in str(caught.value)
+    assert "on PATH yourself" in str(caught.value)
     if attack is not age:
         assert list((tmp_path / "state" / "bin").iterdir()) == []
 

@@ -49,7 +49,7 @@ def test_a_mounted_folder_is_shown_and_can_be_changed(env: Env) -> None:
     assert (ran.status, ran.out) == (0, "data.txt\nsrc\narg\n"), ran.err
     assert (project / "copy.txt").read_text() == "data"
     outside = run(env, "run", "--mount=project", "script.py")
-    assert (outside.status, "lies outside" in outside.err) == (1, True)
+    assert (outside.status, "is not in the mounted folder" in outside.err) == (1, True)
 
 
 def test_code_input_and_hosts(env: Env) -> None:
@@ -66,7 +66,7 @@ def test_code_input_and_hosts(env: Env) -> None:
 def test_time_memory_and_signals_end_it(env: Env) -> None:
     late = run(env, "run", "--timeout=1", "-c", "import time; time.sleep(60)")
     assert (late.status, late.out) == (124, ""), late.err
-    assert late.err == "jupyter agentbox run: it did not end within 1 s, and was killed\n"
+    assert late.err == "jupyter agentbox run: killed after 1 s\n"
     big = run(env, "run", "--profile=small", "-c", "x = bytearray(10**9)")
     assert big.status != 0
     assert "memory" in big.err.lower()
@@ -92,7 +92,7 @@ def test_packages_are_installed_first(env: Env) -> None:
 def test_what_is_wrong_is_one_line_and_a_status(env: Env) -> None:
     (env.work / "book.ipynb").write_text("{}")
     wrong = (
-        (("run", "missing.py"), "can't be read"),
+        (("run", "missing.py"), "cannot be read"),
         (("run", "book.ipynb"), "jupyter execute --kernel_name=agentbox book.ipynb"),
         (("run", "--profile=nope", "-c", "1"), "there is no profile 'nope'"),
         (("run", "--allow=not-listed.example", "-c", "1"), "not-listed.example"),

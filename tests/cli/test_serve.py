@@ -93,7 +93,13 @@ def test_it_listens_where_it_is_told_and_elsewhere_only_when_that_is_said_by_nam
         ("serve", f"--port={port}", "--token-file=token"),
     )
     assert [(ran.status, ran.out) for ran in found] == [(1, "")] * 5, found
-    words = ("say --remote", "say --remote", "is no address", "can't be written", f"port {port} is not available")
+    words = (
+        "Add --remote",
+        "Add --remote",
+        "is not an IP address",
+        "cannot be written",
+        f"port {port} is not available",
+    )
     assert all(word in ran.err for word, ran in zip(words, found, strict=True)), found
     assert not (env.work / "token").exists()
     assert (env.work / "there").read_text() == "mine"

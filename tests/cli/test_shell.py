@@ -103,7 +103,7 @@ def test_a_folder_that_policy_refuses_is_an_error_or_a_private_one(env: Env, she
     text, status = shell(str(env.home)).finish()
     assert ("is a home directory itself" in text, status) == (True, 1)
     inside = shell(cwd=env.home)
-    inside.process.expect("The work folder is a private one, gone with this shell: ")
+    inside.process.expect("Using a private work folder, which is deleted when the shell ends: ")
     assert inside.run("ls -A") == ""
     inside.process.expect(r"\$ ")  # before which the terminal would take the key for the end of a line
     inside.process.sendeof()
@@ -114,9 +114,9 @@ def test_what_can_not_be_is_told(env: Env, shell: Open) -> None:
     text, status = shell("--profile=nope").finish()
     assert ("there is no profile 'nope'" in text, status) == (True, 1)
     held = shell("--profile=nope", "--from-server")
-    held.process.expect("Press a key to close this terminal")
+    held.process.expect("Press any key to close this terminal")
     held.process.send(" ")
     assert held.finish()[1] == 1
     answer = env.run("jupyter-agentbox", "shell", check=False)
-    assert ("a shell needs a terminal" in answer.output, answer.code) == (True, 1)
+    assert ("stdin and stdout must be a terminal" in answer.output, answer.code) == (True, 1)
     assert os.listdir(env.work) == ["own"]

@@ -32,8 +32,8 @@ def read_ids(shell: Shell) -> list[tuple[str, str]]:
 def test_setup_makes_a_template_which_kernels_start_off_until_it_fits_no_more(has_runsc: None, tmp_path: Path) -> None:
     shell = Shell(tmp_path)
     assert "template:" not in shell("setup", "--no-template", "--dry-run")
-    assert "would make that of profile default" in shell("setup", "--dry-run")
-    assert "  made in" in shell("setup")
+    assert "would create the one of profile default" in shell("setup", "--dry-run")
+    assert "  created in" in shell("setup")
     assert "  up to date" in shell("setup")
     ((made, fits),) = read_ids(shell)
     assert fits == "yes"

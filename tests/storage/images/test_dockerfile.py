@@ -89,7 +89,7 @@ def test_a_dockerfile_becomes_an_image_that_a_sandbox_and_docker_can_use(
     file = write(
         tmp_path, f"FROM {FROM}\n{copy} hello /usr/local/bin/\nENV WHERE=there EMPTY=\nENV PATH=/opt/bin:/usr/bin\n"
     )
-    command = BuildCommand(title="mine", is_plain=True, extra_args=[str(file)])
+    command = BuildCommand(title="mine", no_kernelspec=True, extra_args=[str(file)])
     command.update_config(Config({"Policy": {"state_dir": str(store.state_dir)}}))
     assert command.run() == 0
     image = store.get("mine")
