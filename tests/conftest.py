@@ -5,15 +5,24 @@ from __future__ import annotations
 import os
 import runpy
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 
 # Before anything imports it: the synchronous client is generated, and must follow the asynchronous one.
 runpy.run_path(str(Path(__file__).parents[1] / "tools" / "make_sync_client.py"), run_name="__main__")
+
+QUICK_IMPORTS = str(Path(__file__).parent / "support" / "quick_imports")
+if sys.path[0] != QUICK_IMPORTS:
+    sys.path.insert(0, QUICK_IMPORTS)  # for this process; PYTHONPATH is for those that it starts
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (QUICK_IMPORTS, os.environ.get("PYTHONPATH"))))
+
+# Named here rather than in the configuration, which would load it before the lines above.
+pytest_plugins = ["pytest_jupyter.jupyter_server"]
+
 # Before anything imports them: failed assertions of the shared suite tell their values.
 pytest.register_assert_rewrite(
     "contract.runtime",
@@ -23,6 +32,8 @@ pytest.register_assert_rewrite(
     "contract.serving",
 )
 
+import hypothesis  # noqa: E402
+from support import waiting  # noqa: E402
 from support.harness import Env  # noqa: E402
 from support.images import RECIPE, Built, build, build_once  # noqa: E402
 
@@ -30,14 +41,30 @@ from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime  # noqa: E402
 from jupyter_agentbox.sandbox.manager import SandboxManager  # noqa: E402
 
 # How long an example takes to make and to try says something of the machine and of what else it does, and nothing else.
-# A change is tried on the same examples as what it is compared with; AGENTBOX_EXPLORE draws new ones.
+# A change is tried on the same few examples as what it is compared with; AGENTBOX_EXPLORE draws new ones, and more.
+EXPLORE = "AGENTBOX_EXPLORE" in os.environ
 hypothesis.settings.register_profile(
     "patient",
     deadline=None,
+    max_examples=300 if EXPLORE else 40,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
-    derandomize="AGENTBOX_EXPLORE" not in os.environ,
+    derandomize=not EXPLORE,
 )
 hypothesis.settings.load_profile("patient")
+
+os.environ.setdefault(waiting.VARIABLE, f"{waiting.measure_scale():.1f}")  # which xdist's workers inherit
+
+# Files that take longest, in seconds on two cores at rest: they start first, so that none is left for the end.
+SECONDS: dict[str, int] = {}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that need a sandbox, and put the longest files first."""
+    tests = Path(__file__).parent
+    for item in items:
+        if "has_runsc" in getattr(item, "fixturenames", ()):
+            item.add_marker("sandbox")
+    items.sort(key=lambda item: -SECONDS.get(item.path.relative_to(tests).as_posix(), 0))
 
 
 @pytest.fixture(scope="session")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.boxes import boxed, run
+from support.waiting import wait_until_async
 
 from jupyter_agentbox.runtimes.runsc.runtime import PAUSED, RunscRuntime
 from jupyter_agentbox.sandbox.drivers import messages
@@ -22,10 +22,7 @@ pytestmark = pytest.mark.usefixtures("has_runsc")
 
 
 async def until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
-        await asyncio.sleep(0.05)
+    await wait_until_async(condition, timeout, "the condition")
 
 
 def read_stat(sandbox: Sandbox) -> tuple[str, int]:

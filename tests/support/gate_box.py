@@ -9,7 +9,6 @@ import socketserver
 import ssl
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from jupyter_agentbox.guest.loop import Loop
 from jupyter_agentbox.sandbox.link.link import Link, LinkThread
 from jupyter_agentbox.spec import Grant
 from jupyter_agentbox.storage.audit.log import AuditLog
+from support.waiting import wait_until
 
 PUBLIC = "203.0.113.7"
 
@@ -174,10 +174,7 @@ class Box:
 
 def until(condition: Callable[[], bool], timeout: float = 60) -> None:
     """Wait until it is so."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(condition, timeout, "the condition", pause=0.01)
 
 
 def read_all(sock: socket.socket) -> bytes:

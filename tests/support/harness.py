@@ -6,6 +6,7 @@ imported, so that these tests hold whatever the inside looks like.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
@@ -17,13 +18,15 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import requests
 import websocket
+
+from support.waiting import scaled, wait_until
 
 KERNEL = "agentbox"
 BIN = Path(sys.executable).parent
@@ -32,16 +35,8 @@ RUNTIME = os.environ.get("AGENTBOX_TEST_RUNTIME", "runsc")
 #: Seconds that a sandbox of these tests outlives its owner.
 LEASE = 5.0
 CANARY = "canary-5f1d0c9e"
-
-
-def wait_until(condition: Callable[[], Any], timeout: float, what: str) -> Any:
-    """Return the first true value of `condition`, or fail saying `what` did not happen."""
-    deadline = time.monotonic() + timeout
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout} s: {what}")
-        time.sleep(0.1)
-    return value
+#: Extensions that a server of tests of other things starts quicker without.
+UNUSED = ("jupyterlab", "jupyter_lsp", "notebook_shim", "jupytext")
 
 
 def processes_naming(text: str) -> dict[int, str]:
@@ -191,7 +186,7 @@ class Env:
 
     def assert_clean(self, timeout: float = 2 * LEASE + 60) -> None:
         """Fail if anything of a sandbox is left when the lease is over."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + scaled(timeout)
         while (left := self.leaks()) and time.monotonic() < deadline:
             time.sleep(0.2)
         assert not left, "left behind:\n" + "\n".join(left)
@@ -246,6 +241,11 @@ class Server:
                        "--ServerApp.port_retries=0", f"--IdentityProvider.token={self.token}",
                        "--ServerApp.root_dir=" + str(self.env.work),
                        ]  # fmt: skip
+            option = "--ServerApp.jpserver_extensions="
+            extensions = dict.fromkeys(UNUSED, False) if program == "server" else {"jupyter_lsp": False}
+            for given in (text for text in arguments if text.startswith(option)):
+                extensions |= ast.literal_eval(given.removeprefix(option))
+            arguments = [*(text for text in arguments if not text.startswith(option)), f"{option}{extensions}"]
         # The server's own throttle of output is not what these tests are about.
         return [*command, "--ZMQChannelsWebsocketConnection.limit_rate=False", *arguments]
 

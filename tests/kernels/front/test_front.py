@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.session import Session
 from support.bare_kernel import BareKernel, LoopThread
+from support.waiting import wait_until
 
 from jupyter_agentbox.errors import AgentboxError
 from jupyter_agentbox.guest import zmtp
@@ -324,10 +325,7 @@ def test_refusals_are_told_once_a_cell_and_not_without_end(
 
 
 def until(condition: Any, timeout: float = 60) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.01)
+    wait_until(condition, timeout, "the condition", pause=0.01)
 
 
 def test_a_client_that_does_not_read_costs_the_others_one_pause_and_is_told(

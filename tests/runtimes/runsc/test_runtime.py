@@ -83,8 +83,8 @@ class TestRunsc(RuntimeContract):
 
     def test_nothing_outlives_a_killed_owner_and_its_lease(self, state_dir: Path) -> None:
         state_dir.mkdir()
-        command = [sys.executable, "-m", "tests.runtimes.owner", str(state_dir), "3"]
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as owner:
+        command = [sys.executable, "-m", "support.owner", str(state_dir), "3"]
+        with subprocess.Popen(command, cwd=ROOT / "tests", stdout=subprocess.PIPE, text=True) as owner:
             assert owner.stdout is not None
             handle = Handle.from_dict(json.loads(owner.stdout.readline()))
             time.sleep(4)  # longer than the lease: a live owner's sandbox is never touched
