@@ -77,7 +77,7 @@ format: .venv/installed
 
 test: packages setup lint
 	@echo "== Tests, on real gVisor, in $(WORKERS) processes"
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 bench: setup
 	@echo "== Benchmarks: bare ipykernel = 1.0, both in one run"

@@ -55,15 +55,24 @@ hypothesis.settings.load_profile("patient")
 os.environ.setdefault(waiting.VARIABLE, f"{waiting.measure_scale():.1f}")  # which xdist's workers inherit
 
 # Files that take longest, in seconds on two cores at rest: they start first, so that none is left for the end.
-SECONDS: dict[str, int] = {}
+SECONDS = {
+    "promises/test_notebooks.py": 110,
+    "storage/images/test_kernels.py": 110,
+    "jupyter/test_contents.py": 200,
+    "jupyter/test_provisioner.py": 180,
+    "e2e/test_start_kinds.py": 170,
+    "e2e/test_lifecycle.py": 150,
+    "e2e/test_crashes.py": 150,
+    "e2e/test_server_end.py": 150,
+    "promises/test_enforcement.py": 120,
+    "runtimes/runsc/test_runtime.py": 120,
+    "lab/test_scripts.py": 40,
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that need a sandbox, and put the longest files first."""
+    """Put the longest files first."""
     tests = Path(__file__).parent
-    for item in items:
-        if "has_runsc" in getattr(item, "fixturenames", ()):
-            item.add_marker("sandbox")
     items.sort(key=lambda item: -SECONDS.get(item.path.relative_to(tests).as_posix(), 0))
 
 

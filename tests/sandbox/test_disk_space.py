@@ -14,7 +14,6 @@ import pytest
 from support.boxes import Box, boxed, run
 from support.harness import Env
 from support.serving import Serving
-from support.waiting import wait_until_async
 
 from jupyter_agentbox.client import ApiError, Client
 from jupyter_agentbox.linux import measure_tree
@@ -64,7 +63,10 @@ def held(sandbox: Sandbox) -> int:
 
 
 async def until(is_so: Callable[[], bool], what: str, timeout: float = 60.0) -> None:
-    await wait_until_async(is_so, timeout, what)
+    deadline = time.monotonic() + timeout
+    while not is_so():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.1)
 
 
 async def fill(box: Box, *names: str) -> None:

@@ -57,8 +57,7 @@ def install_wheel(wheel: Path, prefix: Path) -> None:
     options: dict[str, Any] = {"check": True, "timeout": 600, "stdin": subprocess.DEVNULL}
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], **options)
     # The latter are written and renamed by programs that run. jupytext, once installed, changes every server.
-    # Of rfc3987_syntax see quick_imports.
-    ignored = shutil.ignore_patterns("*agentbox*", "jupytext.json", "*.pyc.*", "rfc3987_syntax*")
+    ignored = shutil.ignore_patterns("*agentbox*", "jupytext.json", "*.pyc.*")
     for folder in (Path(sysconfig.get_path("purelib")), Path(sys.prefix, "share"), Path(sys.prefix, "etc")):
         target = prefix / folder.relative_to(sys.prefix)
         shutil.copytree(folder, target, copy_function=_link, dirs_exist_ok=True, ignore=ignored)

@@ -131,15 +131,15 @@ def public_dir() -> Iterator[Path]:
 
 
 def run_as(uid: int, public_dir: Path) -> dict[str, object]:
-    """Run ``ordinary.py`` as an ordinary user, and return what it found."""
+    """Run ``ordinary_user.py`` as an ordinary user, and return what it found."""
     home = public_dir / "home"
     home.mkdir()
     os.chown(home, uid, uid)
     home.chmod(stat.S_IRWXU)
     command = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "/usr/bin/python3", "-m"]
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(public_dir / "lib"), "HOME": str(home)}
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{public_dir}/lib:{public_dir}/lib/tests", "HOME": str(home)}
     result = subprocess.run(
-        [*command, "tests.runtimes.ordinary"], env=env, cwd=home, capture_output=True, text=True, timeout=200
+        [*command, "support.ordinary_user"], env=env, cwd=home, capture_output=True, text=True, timeout=200
     )
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.splitlines()[-1])
