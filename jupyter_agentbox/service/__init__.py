@@ -1,1 +1,1 @@
-"""Who owns which sandbox, and what they may do with it."""
+"""Manage sandbox ownership, and what each owner may do with a sandbox."""

@@ -1,7 +1,7 @@
-"""Sandboxes of agents and programs that ended while no server was there, since their lease was over.
+"""Report sandboxes of agents and programs whose lease expired while no server was running.
 
-When it happens there is nobody to say so. The sweeper leaves what each of them was in a folder; the next server tells
-of it, in the audit log and to whoever asks for the sandbox.
+No server can report such an end when it happens. The sweeper therefore leaves the record of each sandbox in a folder.
+The next server reads the folder, and reports the end in the audit log and to callers that request the sandbox.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from .managed_sandbox import ManagedSandbox, SessionRecord
 
 log = logging.getLogger(__name__)
 
-#: Beneath the state directory; files by the sandboxes' own ids.
+#: Name of the folder below the state directory. It contains one file for each sandbox, named by the sandbox's own id.
 FOLDER = "lapsed"
 END = End(Cause.LEASE_OVER, 137, "its lease was over before a server took it back", "Policy.lease_timeout")
 
 
 async def tell(state_dir: Path, audit: AuditLog) -> list[ManagedSandbox]:
-    """Note in the audit log which have ended since, and return them, ended. Once for each; never fails."""
+    """Write the expired sandboxes to the audit log, and return them as ended. Reports each one once. Never fails."""
     found = []
     for path in await asyncio.to_thread(_collect, state_dir):
         try:
             managed = ManagedSandbox.of(msgspec.json.decode(path.read_bytes(), type=SessionRecord))
-            managed.end, managed.ended_at = managed.end or END, path.stat().st_ctime  # when it was put there
+            managed.end, managed.ended_at = managed.end or END, path.stat().st_ctime  # when the sweeper put it there
             try:
                 rows = await audit.aquery(sandbox=path.name, kind="lifecycle")
                 if any(row.detail.get("event") == "ended" for row in rows):
-                    continue  # its server was killed just as it had ended it
+                    continue  # its server was killed immediately after reporting the end
                 await audit.arecord("lifecycle", path.name, detail=managed.end.to_detail(""))
             except AgentboxError as error:
                 log.error("the end of sandbox %s is not in the audit log: %s", path.name, error)
@@ -52,7 +52,7 @@ async def tell(state_dir: Path, audit: AuditLog) -> list[ManagedSandbox]:
 
 def _collect(state_dir: Path) -> list[Path]:
     try:
-        (state_dir / FOLDER).mkdir(mode=0o700, exist_ok=True)  # from now on something is left in it
+        (state_dir / FOLDER).mkdir(mode=0o700, exist_ok=True)  # the sweeper uses the folder only if it exists
         sweep_directories(state_dir)
         return sorted((state_dir / FOLDER).iterdir())
     except OSError as error:

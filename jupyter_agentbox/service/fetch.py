@@ -1,7 +1,8 @@
-"""One HTTP request through a sandbox's egress gate, made on the host in the name of what is inside.
+"""Send one HTTP request through a sandbox's egress gate, from the host on behalf of the sandbox.
 
-The gate sees it come in as from a proxy's client inside, and decides, looks up, dials and logs as for any other. What
-the server answers is hostile: it is bounded in size and time, and parsed by the standard library alone.
+To the gate the request looks like one from a proxy client inside. The gate decides, looks up, dials and logs as for
+any other connection. The server's response is hostile: it is limited in size and time, and parsed by the standard
+library alone.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from jupyter_agentbox.errors import InvalidRequest, LinkClosed, PolicyRefused, R
 from jupyter_agentbox.models import HttpAnswer, HttpRequest
 from jupyter_agentbox.sandbox.link.link import LinkThread
 
-#: Requests of one sandbox at a time, so that slow hosts of one take no thread of another's, nor of the server's own.
+#: Concurrent requests of one sandbox, in a pool of their own: slow hosts block no other sandbox and not the server.
 MAX_REQUESTS = 8
 _WORKERS = ThreadPoolExecutor(8 * MAX_REQUESTS, thread_name_prefix="agentbox-fetch")
 _requests: Counter[str] = Counter()
-#: What the gate's own answers begin with, in their reason phrase.
+#: Prefix of the reason phrase in the gate's own responses.
 _GATE = "agentbox: "
-#: Headers that are this module's to set.
+#: Headers that only this module sets.
 _OWN_HEADERS = frozenset(
     {"host", "connection", "transfer-encoding", "content-length", "upgrade", "te", "trailer", "keep-alive", "expect"}
 )
 
 
 class _End:
-    """The gate's end of a pair of sockets, as a stream of the guest's."""
+    """The gate's end of a socket pair, with the interface of a stream from the guest."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.header: dict[str, Any] = {"kind": "tcp", "via": "http"}
@@ -74,16 +75,16 @@ async def _serve(gate: Gate, end: socket.socket) -> None:
 
 
 async def fetch(gate: Gate, request: HttpRequest) -> HttpAnswer:
-    """Send a request and return the answer, from any event loop.
+    """Send a request and return the response. May be awaited on any event loop.
 
     Raises
     ------
     InvalidRequest
-        It is no request that can be sent.
+        The request is malformed and cannot be sent.
     PolicyRefused
-        The gate refuses it; the sentence is the gate's. Or the sandbox has as many under way as it may have.
+        The gate refused it, with the gate's message, or the sandbox has reached its limit of concurrent requests.
     RuntimeFailed
-        The server was not reached, or what it answered is no HTTP.
+        The server was not reached, or its response is not HTTP.
     TimeoutError
     """
     scheme, host, port, target = _parse(request)
@@ -114,7 +115,7 @@ async def _fetch(gate: Gate, request: HttpRequest, scheme: str, host: str, port:
         raise TimeoutError(f"{host}:{port} did not answer within {request.timeout:g} s") from None
     finally:
         with contextlib.suppress(OSError):
-            guard.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads, if there still is one
+            guard.shutdown(socket.SHUT_RDWR)  # wakes the reading thread, if there still is one
         guard.close()
         serving.cancel()
         if not work.done():
@@ -147,7 +148,7 @@ def _parse(request: HttpRequest) -> tuple[str, str, int, str]:
 
 
 def _exchange(sock: socket.socket, request: HttpRequest, scheme: str, host: str, port: int, target: str) -> HttpAnswer:
-    """Speak HTTP over the socket. Blocks, for no longer than the guard lets the socket live."""
+    """Send the request over the socket and read the response. Blocks, at most until the guard shuts the socket down."""
     began = time.monotonic()
     connection = http.client.HTTPConnection(host, port)
     try:
@@ -201,7 +202,7 @@ def _tunnel(sock: socket.socket, host: str, port: int) -> ssl.SSLSocket:
 
 
 def _check_gate(response: http.client.HTTPResponse) -> None:
-    """Turn an answer of the gate itself into the error that it is."""
+    """Raise the error that corresponds to a response of the gate itself."""
     if not response.reason.startswith(_GATE):
         return
     sentence = response.reason.removeprefix(_GATE)
@@ -215,10 +216,10 @@ def _check_gate(response: http.client.HTTPResponse) -> None:
 
 
 def _text(data: bytes) -> tuple[str, bool]:
-    """Return bytes as text, or as base64 where they are none, and whether that was done."""
+    """Return bytes as text, or base64-encoded if they are not valid UTF-8, and whether they were encoded."""
     try:
         return data.decode(), False
     except UnicodeDecodeError as error:
         if error.end >= len(data) and error.reason == "unexpected end of data":
-            return data[: error.start].decode(), False  # cut in the middle of a character
+            return data[: error.start].decode(), False  # truncated in the middle of a character
         return base64.b64encode(data).decode(), True

@@ -1,4 +1,4 @@
-"""What a sandbox may reach, changed while it runs: its grant, and hosts that are asked for and decided by a person."""
+"""Change which hosts a running sandbox may reach: update its grant, and let a person decide on requested hosts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .registry import Caller, SandboxRegistry
 
 
 class Grants:
-    """Changes what sandboxes may reach, within their profiles. Its coroutines may be awaited on any event loop.
+    """Manager of the grants of sandboxes, within their profiles. Its coroutines may be awaited on any event loop.
 
     Parameters
     ----------
     policy : Policy
-        Has the profiles.
+        Defines the profiles.
     registry : SandboxRegistry
-        Knows which sandboxes there are, and who may see them.
+        Finds the sandboxes that a caller may see.
     """
 
     def __init__(self, policy: Policy, registry: SandboxRegistry) -> None:
@@ -39,30 +39,30 @@ class Grants:
 
     @on_link_thread
     async def set_hosts(self, managed: ManagedSandbox, hosts: Sequence[str], caller: Caller) -> None:
-        """Give a running sandbox these hosts instead of those that it has. Raises InvalidRequest, PolicyRefused."""
+        """Replace the hosts that a running sandbox may reach. Raises InvalidRequest, PolicyRefused."""
         sandbox = managed.running()
         grant = await asyncio.to_thread(self.policy.narrow_grant, sandbox.spec.profile, hosts)
         await self._registry.audit().arecord(
             "grant", sandbox.id, is_allowed=True, detail={"hosts": list(hosts)[:100], "by": caller.name}
         )
-        sandbox = managed.running()  # another, if it was restored meanwhile
+        sandbox = managed.running()  # a different one if it was restored in the meantime
         self._put_grant(sandbox, grant)
         managed.spec = sandbox.spec
-        managed.touch()  # if it is being parked, this was not saved
+        managed.touch()  # if it is being parked, the snapshot does not contain this change
         await asyncio.to_thread(sandbox.record.save, sandbox.directory)
 
     def _put_grant(self, sandbox: Sandbox, grant: Grant) -> None:
         sandbox.gate.grant = grant
-        # An owner to come goes by the record.
+        # A later owner reads the grant from the record.
         sandbox.record.spec = replace(sandbox.spec, grant=grant)
 
     def inherit_grant(self, sandbox: Sandbox, before: Sandbox) -> None:
-        """Let a sandbox reach no more than the one whose place it takes may, by now. On the link's thread."""
+        """Limit a sandbox's grant to the present grant of the sandbox that it replaces. On the link thread."""
         self._put_grant(sandbox, intersect_grants(sandbox.gate.grant, before.gate.grant))
 
     @on_link_thread
     async def get(self, sandbox_id: str, host: str | None = None, *, caller: Caller) -> GrantInfo:
-        """Tell what a sandbox may reach, what it may be given, and of one host whether the caller may give it."""
+        """Return a sandbox's grant, the hosts that it could be given, and whether the caller may allow `host`."""
         managed = await self._registry.look(sandbox_id, caller=caller)
         sandbox = managed.running()
         grant = sandbox.gate.grant
@@ -79,12 +79,12 @@ class Grants:
 
     @on_link_thread
     async def ask(self, sandbox_id: str, host: str, why: str, *, caller: Caller) -> AskInfo:
-        """Ask for a host: it is pending until a person decides, or allowed already.
+        """Request a host. The request is pending until a person decides, or allowed if the host already is.
 
         Raises
         ------
         PolicyRefused
-            No person may allow it: the profile does not cover it.
+            The profile does not cover the host, so nobody can allow it.
         """
         managed = await self._registry.look(sandbox_id, "ask_host", caller=caller)
         sandbox = managed.running()
@@ -106,7 +106,7 @@ class Grants:
 
     @on_link_thread
     async def asks(self, sandbox_id: str | None = None, *, caller: Caller, state: str | None = None) -> list[AskInfo]:
-        """List what was asked for, of one sandbox or of all that the caller may see."""
+        """List the host requests of one sandbox, or of all sandboxes that the caller may see."""
         if sandbox_id is not None:
             asked = [self._registry.find(sandbox_id, caller)]
         else:
@@ -116,7 +116,7 @@ class Grants:
 
     @on_link_thread
     async def get_ask(self, sandbox_id: str, ask_id: str, *, caller: Caller) -> AskInfo:
-        """Tell what became of a question. Raises NotFound."""
+        """Return a host request with its state. Raises NotFound."""
         item = self._registry.find(sandbox_id, caller).asks.get(ask_id)
         if item is None:
             raise NotFound(f"nothing was asked under {ask_id[:64]!r}")
@@ -126,13 +126,13 @@ class Grants:
     async def decide(
         self, sandbox_id: str, ask_id: str, *, is_allowed: bool, note: str = "", caller: Caller
     ) -> AskInfo:
-        """Allow or deny a host that was asked for.
+        """Allow or deny a requested host.
 
         Raises
         ------
         NotFound, Conflict, SandboxEnded
         PolicyRefused
-            Policy has changed, and does not cover it any more.
+            Policy has changed and no longer covers the host.
         """
         caller.check_unscoped("decide what a sandbox may reach")
         managed = await self._registry.look(sandbox_id, caller=caller)
@@ -161,7 +161,7 @@ class Grants:
 
     @on_link_thread
     async def save_asks(self, managed: ManagedSandbox) -> None:
-        """Write down what was asked for, for an owner to come."""
+        """Save the host requests for a later owner."""
         sandbox = managed.sandbox
         if sandbox is None:
             return

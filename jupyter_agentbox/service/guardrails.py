@@ -1,7 +1,7 @@
-"""The command blocklist: keeps a well-meaning agent from commands that its owner does not want run.
+"""Check commands against the blocklist, which keeps a well-meaning agent from commands that its owner does not want.
 
-It is a guard rail and no boundary: whoever may run anything can write the same in other words. What must not happen
-is prevented by the sandbox itself.
+The blocklist is a guard rail, not a security boundary: code that can run any program can express the same command
+differently. The sandbox itself prevents what must not happen.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from fnmatch import fnmatchcase
 
 from jupyter_agentbox.errors import PolicyRefused
 
-#: What ends one command of a shell line and begins another.
+#: Ends one command of a shell line and begins another.
 _BREAKS = re.compile(r"[;&|\n(){}`]|\$\(")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=\S*")
-#: Words that run the command behind them.
+#: Words that run the command after them.
 _RUNNERS = frozenset(
     {"sudo", "exec", "nohup", "time", "env", "command", "nice", "setsid", "xargs", "then", "do", "else"}
 )
 
 
 def check_command(command: str | Sequence[str], patterns: Iterable[str], setting: str | None = None) -> None:
-    """Refuse a command that a pattern names.
+    """Refuse a command that matches a pattern.
 
     Parameters
     ----------
     command : str or sequence of str
-        A line for the shell, or a program and its arguments.
+        A shell command line, or a program and its arguments.
     patterns : iterable of str
-        Shell patterns for whole commands. One without a space stands for a program, whatever its arguments.
+        Shell patterns for whole commands. A pattern without a space matches a program with any arguments.
     setting : str, optional
-        Where the patterns come from.
+        Name of the setting that contains the patterns.
 
     Raises
     ------
     PolicyRefused
-        The sentence names the pattern.
+        The message names the pattern.
     """
     patterns = tuple(patterns)
     if not patterns:
@@ -53,7 +53,7 @@ def check_command(command: str | Sequence[str], patterns: Iterable[str], setting
 
 
 def _commands(command: str | Sequence[str]) -> Iterable[list[str]]:
-    """Return every command of a line, in words, and again without what only runs another command."""
+    """Yield every command of a line as a list of words, then again without each prefix that only runs a command."""
     parts = _BREAKS.split(command) if isinstance(command, str) else [" ".join(command)]
     for part in parts:
         words = part.split()

@@ -1,8 +1,8 @@
-"""A sandbox with an owner, rules and a time to live, as agents and programs know it.
+"""Represent a sandbox with an owner, rules and a time to live, as agents and programs see it.
 
-``service.service`` makes and ends them, and ``service.registry`` finds them. A notebook's sandbox is one too, with no
-rules of ours: Jupyter looks after its life. All on the link's thread, but what is documented to be readable from
-anywhere.
+``service.service`` creates and ends managed sandboxes, and ``service.registry`` finds them. A notebook's sandbox is
+also represented here, but without a time to live, because Jupyter manages its life cycle. Everything runs on the link
+thread, except what is documented as safe from any thread.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from jupyter_agentbox.sandbox.sweep import SESSION_FILE as SESSION_FILE
 from jupyter_agentbox.spec import INTENDED, End, Limits, SandboxSpec
 from jupyter_agentbox.storage.files import Folder
 
-#: Refusals of the gate, and hosts asked for, that it remembers.
+#: Maximum number of refused connections and of host requests that a sandbox remembers.
 MAX_REFUSALS = 100
 MAX_ASKS = 100
-#: Sandboxes that it remembers that it had.
+#: Maximum number of earlier ids that a sandbox remembers.
 MAX_PREVIOUS_IDS = 16
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A connection that the gate did not let through.
+    """A connection that the gate refused.
 
     Parameters
     ----------
     number : int
-        Counts up.
+        Sequence number, increasing.
     time : float
         Seconds since the epoch.
     host, sentence : str
@@ -62,7 +62,7 @@ class Refusal:
 
 
 class SessionRecord(msgspec.Struct):
-    """What a later owner needs to know of a sandbox; kept beside the sandbox's own state."""
+    """Record that a later owner needs to adopt a sandbox; kept beside the sandbox's own state."""
 
     id: str
     owner: str
@@ -71,38 +71,38 @@ class SessionRecord(msgspec.Struct):
     idle_timeout: float
     max_life: float
     labels: dict[str, str]
-    #: Of the whole request, whose files are not kept.
+    #: Digest of the whole request, because the record does not contain the request's files.
     digest: str = ""
     asks: list[AskInfo] = []
-    #: Seconds for which the files are kept after an end that nobody meant. The sweep reads it.
+    #: Seconds for which the files are kept after an unintended end. The sweeper reads this field.
     keep_ended_for: float = 0.0
     end: End | None = None
 
 
 class ManagedSandbox:
-    """A sandbox under rules.
+    """A sandbox with an owner, rules and a time to live.
 
     Parameters
     ----------
     sandbox_id : str
-        What its owner calls it by.
+        The owner's name for it.
     owner : str
-        Whose it is.
+        Name of the owner.
     request : SandboxRequest
-        What was asked for.
+        The request that created it.
     idle_timeout, max_life : float or None
-        Seconds; None where it is not ours to end.
+        Seconds. None if this service does not end the sandbox.
 
     Attributes
     ----------
     sandbox : Sandbox or None
-        None until it has started; also that of an ended one.
+        None until it has started. An ended sandbox keeps its value.
     uses : int
-        Calls that are on it now.
+        Number of calls in progress.
     parked : str or None
-        Id of the snapshot that it is while it is parked.
+        Id of its snapshot while it is parked.
     keep_ended_for : float
-        Seconds for which its files are kept after an end that nobody meant; 0 for not at all.
+        Seconds for which its files are kept after an unintended end. 0 means that they are not kept.
     lost : str or None
         Name of its directory, if its record is damaged.
     """
@@ -135,10 +135,10 @@ class ManagedSandbox:
         self.starting: asyncio.Task[None] | None = None
         self.parked: str | None = None
         self.lost: str | None = None
-        #: Ids of what it has been, the present sandbox last: calls with a token go by them.
+        #: Ids that it had, the current sandbox last. A token's scope refers to one of them.
         self.previous_ids: deque[str] = deque(maxlen=MAX_PREVIOUS_IDS)
         self.asks: dict[str, AskInfo] = {}
-        #: Calls of tools that are on it now; from any thread.
+        #: Tool calls in progress. May be accessed from any thread.
         self.calls: dict[object, CallInfo] = {}
         self._refusals: deque[Refusal] = deque(maxlen=MAX_REFUSALS)
         self._refused = 0
@@ -147,11 +147,11 @@ class ManagedSandbox:
         self.quota: int | None = None
         self.quota_setting = "Policy.max_disk"
 
-    # -- what it is ----------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------
 
     @property
     def state(self) -> State:
-        """``starting``, ``running``, ``parked`` or ``ended``."""
+        """State: ``starting``, ``running``, ``parked`` or ``ended``."""
         if self.end is not None or (self.sandbox is not None and self.sandbox.end is not None):
             return "ended"
         if self.parked is not None:
@@ -160,7 +160,7 @@ class ManagedSandbox:
 
     @property
     def kept_until(self) -> float | None:
-        """Until when its files are kept, in seconds since the epoch; None while it lives, and where they are not."""
+        """Time until which its files are kept, in seconds since the epoch; None if it runs or they are not kept."""
         end = self.end or (self.sandbox.end if self.sandbox is not None else None)
         if end is None or end.cause in INTENDED or self.sandbox is None or not self.keep_ended_for:
             return None
@@ -175,7 +175,7 @@ class ManagedSandbox:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether what runs it answers; where not, nobody knows its state."""
+        """Whether the runtime responds. If it does not, the state of the sandbox is unknown."""
         return self.sandbox is None or self.sandbox.runtime.is_reachable()
 
     @property
@@ -185,11 +185,11 @@ class ManagedSandbox:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Owner and id: ids are the owner's own, so that nobody learns which ids others use."""
+        """Owner and id. Ids are scoped to the owner, so that owners cannot learn which ids others use."""
         return self.owner, self.id
 
     def info(self) -> SandboxInfo:
-        """Describe it."""
+        """Return a description of the sandbox for the API."""
         sandbox, spec = self.sandbox, self.spec
         end = self.end or (sandbox.end if sandbox is not None else None)
         request = self.request
@@ -249,7 +249,7 @@ class ManagedSandbox:
     # -- use -----------------------------------------------------------------------------------
 
     def check_tool(self, tool: str | None) -> None:
-        """Refuse a tool that its own list lacks. Raises PolicyRefused."""
+        """Refuse a tool that is not in the sandbox's list of tools. Raises PolicyRefused."""
         if tool is not None and tool not in self.tools:
             raise PolicyRefused(
                 f"the tool {tool!r} is not among those of this sandbox ({', '.join(self.tools) or 'none'})",
@@ -257,11 +257,11 @@ class ManagedSandbox:
             )
 
     def restrict(self, blocked_commands: Sequence[str]) -> None:
-        """Refuse the commands that policy blocks, and those that its own request does."""
+        """Block the commands that policy blocks, in addition to those that the sandbox's own request blocks."""
         self.blocked_commands = tuple(dict.fromkeys((*blocked_commands, *self.request.blocked_commands)))
 
     def running(self) -> Sandbox:
-        """Return its sandbox. Raises SandboxEnded, Conflict."""
+        """Return the running sandbox. Raises SandboxEnded, Conflict."""
         end = self.end or (self.sandbox.end if self.sandbox is not None else None)
         if end is not None:
             raise SandboxEnded(end, self.remedy())
@@ -270,7 +270,7 @@ class ManagedSandbox:
         return self.sandbox
 
     def remedy(self) -> str:
-        """Return what there is to do about its end, as a sentence; empty where there is nothing."""
+        """Return a sentence on how to recover from its end; empty if recovery is impossible."""
         until = self.kept_until
         if until is None:
             return ""
@@ -278,21 +278,21 @@ class ManagedSandbox:
         return f"Its files are kept until {at}: revive it to go on with them"
 
     def begin(self) -> None:
-        """A call has begun."""
+        """Record that a call has begun."""
         self.uses += 1
         self.touch()
 
     def done(self) -> None:
-        """A call is over."""
+        """Record that a call has ended."""
         self.uses -= 1
         self.touch()
 
     def touch(self) -> None:
-        """It is in use at this moment."""
+        """Set the time of last use to now."""
         self.last_used = time.time()
 
     def overdue(self) -> str | None:
-        """Say which time is over, ``idle_timeout`` or ``max_life``; None if neither is."""
+        """Return which limit has expired, ``idle_timeout`` or ``max_life``, or None."""
         now = time.time()
         if self.max_life is not None and now - self.created > self.max_life:
             return "max_life"
@@ -301,10 +301,10 @@ class ManagedSandbox:
         return None
 
     def folder(self) -> Folder:
-        """Return its workspace for file operations. Blocks for a moment; from any thread."""
+        """Return its workspace for file operations. Blocks briefly. May be called from any thread."""
         sandbox = self.running()
         if self._folder is None:
-            # Hidden entries are those of a folder that was there before; in its own it may name files as it likes.
+            # Hidden entries apply to a folder that existed before. In its own workspace, any file name is allowed.
             hidden = sandbox.spec.hidden if sandbox.spec.workspace is not None and not self.request.tenant else ()
             self._folder = Folder(
                 sandbox.workspace,
@@ -317,7 +317,7 @@ class ManagedSandbox:
         return self._folder
 
     def write_files(self) -> None:
-        """Put in the files of its request. Blocks. Raises AgentboxError."""
+        """Write the files of its request to the workspace. Blocks. Raises AgentboxError."""
         folder = self.folder()
         for path, content in self.request.files.items():
             data = content.encode() if isinstance(content, str) else content.base64
@@ -328,7 +328,7 @@ class ManagedSandbox:
                 raise
 
     def close(self) -> None:
-        """Let go of what it holds on the host."""
+        """Release its resources on the host."""
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.close()
@@ -336,7 +336,7 @@ class ManagedSandbox:
     # -- the gate ------------------------------------------------------------------------------
 
     def attach(self, sandbox: Sandbox) -> None:
-        """Take a sandbox as its own, and hear of its refusals beside whoever hears of them already."""
+        """Set its sandbox, and record the gate's refusals. An existing refusal callback stays in effect."""
         self.sandbox = sandbox
         self.spec = sandbox.spec
         self.previous_ids.append(sandbox.id)
@@ -353,14 +353,14 @@ class ManagedSandbox:
         sandbox.gate.on_refusal = on_refusal
 
     def mark_parked(self, parked: ParkedKernel | None) -> None:
-        """A notebook's: its kernel was parked, if it is not awake again already."""
+        """Record that a notebook's kernel was parked. Does nothing if `parked` is None: the kernel is awake again."""
         if parked is not None:
             self.close()
             self.sandbox, self.spec, self.parked = None, parked.spec, parked.snapshot_id
             self.previous_ids.append(parked.snapshot_id)
 
     def move_to(self, sandbox: Sandbox) -> None:
-        """A notebook's: its kernel goes on in another sandbox, from where it was."""
+        """Record that a notebook's kernel was restored in another sandbox."""
         self.close()
         self.id, self.created, self.parked, self.end = sandbox.id, sandbox.record.created, None, None
         self.recall([msgspec.to_builtins(item) for item in self.asks.values()])
@@ -368,16 +368,16 @@ class ManagedSandbox:
 
     @property
     def refusal_count(self) -> int:
-        """How many refusals there have been; see :meth:`refusals`."""
+        """Number of refusals so far, for the parameter of :meth:`refusals`."""
         return self._refused
 
     def refusals(self, after: int = 0) -> list[Refusal]:
-        """Return what the gate refused, without repetitions, after the first `after` refusals. From any thread."""
+        """Return the gate's refusals after the first `after`, without duplicates. May be called from any thread."""
         found = {(item.host, item.port): item for item in list(self._refusals) if item.number > after}
         return list(found.values())
 
     def ask(self, host: str, why: str) -> AskInfo:
-        """Note that a host is asked for; one that is pending already is not noted twice."""
+        """Record a request for a host, or return the request for it that is pending already."""
         for known in self.asks.values():
             if known.host == host and known.state == "pending":
                 return known
@@ -391,13 +391,13 @@ class ManagedSandbox:
         return item
 
     def recall(self, asks: Sequence[dict[str, Any]]) -> None:
-        """A notebook's: take over what was asked for in the sandbox that it goes on from."""
-        with suppress(msgspec.ValidationError):  # of another release
+        """Take over the host requests of the previous sandbox of a notebook."""
+        with suppress(msgspec.ValidationError):  # written by another release
             found = msgspec.convert(list(asks)[-MAX_ASKS:], list[AskInfo])
             self.asks = {item.id: msgspec.structs.replace(item, sandbox=self.id) for item in found}
 
     def pending(self, ask_id: str) -> AskInfo:
-        """Return an open question. Raises NotFound, Conflict."""
+        """Return a pending host request. Raises NotFound, Conflict."""
         item = self.asks.get(ask_id)
         if item is None:
             raise NotFound(f"nothing was asked under {ask_id[:64]!r}")
@@ -405,15 +405,15 @@ class ManagedSandbox:
             raise Conflict(f"it was {item.state} already, by {item.decided_by}")
         return item
 
-    # -- its file ------------------------------------------------------------------------------
+    # -- record --------------------------------------------------------------------------------
 
     def is_asked_for_by(self, request: SandboxRequest) -> bool:
-        """Whether a request is the one that it was made by. Blocks for a moment: it may have files."""
+        """Return whether `request` equals the request that created it. Blocks briefly: it may contain files."""
         return self._digest == digest_of(request) if self._digest else self.request == request
 
     @property
     def record(self) -> SessionRecord:
-        """What a later owner needs."""
+        """Record that a later owner needs."""
         assert self.idle_timeout is not None
         assert self.max_life is not None
         return SessionRecord(
@@ -431,7 +431,7 @@ class ManagedSandbox:
         )
 
     def save(self, directory: Path | None = None) -> None:
-        """Write what a later owner needs to its sandbox's directory, or to another. Blocks for a moment."""
+        """Write the record to the sandbox's directory, or to `directory`. Blocks briefly."""
         if directory is None:
             assert self.sandbox is not None
             directory = self.sandbox.directory
@@ -440,7 +440,7 @@ class ManagedSandbox:
 
     @classmethod
     def load(cls, directory: Path) -> ManagedSandbox:
-        """Read what an earlier owner has written. Raises NotFound."""
+        """Read the record that an earlier owner wrote. Raises NotFound."""
         try:
             record = msgspec.json.decode((directory / SESSION_FILE).read_bytes(), type=SessionRecord)
         except (OSError, ValueError, RecursionError) as error:
@@ -449,7 +449,7 @@ class ManagedSandbox:
 
     @classmethod
     def of(cls, record: SessionRecord) -> ManagedSandbox:
-        """Make the sandbox again that a record is of."""
+        """Create a managed sandbox from a record."""
         managed = cls(
             record.id, record.owner, record.request, idle_timeout=record.idle_timeout, max_life=record.max_life
         )
@@ -464,12 +464,12 @@ def _limits_info(limits: Limits) -> LimitsInfo:
 
 
 def digest_of(request: SandboxRequest) -> str:
-    """Return a digest of all that was asked for, in hexadecimal digits."""
+    """Return a digest of the complete request, in hexadecimal digits."""
     return hashlib.sha256(json.dumps(msgspec.to_builtins(request), sort_keys=True).encode()).hexdigest()
 
 
 def check_request(request: SandboxRequest) -> None:
-    """Refuse what no struct can check. Raises InvalidRequest."""
+    """Check the parts of a request that its struct cannot validate. Raises InvalidRequest."""
     for tool in request.tools or ():
         if tool not in TOOLS:
             raise InvalidRequest(f"there is no tool {tool[:100]!r}; tools are {', '.join(TOOLS)}", field="tools")

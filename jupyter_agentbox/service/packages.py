@@ -1,7 +1,7 @@
-"""Packages installed into a sandbox by its own package managers, through its own gate.
+"""Install packages into a sandbox with its own package managers, through its own gate.
 
-Names are checked here, so that none is taken for an option, an address or a path; indexes are those of the
-managers' own configuration. What is installed is gone with the sandbox.
+Package names are validated here, so that no name is read as an option, an address or a path. The package indexes come
+from the package managers' own configuration. Installed packages are lost when the sandbox ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jupyter_agentbox.storage.files.paths import parse_path, write_path
 
 from .managed_sandbox import ManagedSandbox
 
-#: Characters kept of what the package manager prints, and of one line that is passed on.
+#: Maximum number of characters kept of the package manager's output, and of one line that is passed on.
 MAX_LOG = 16_000
 MAX_LINE = 1_000
 
@@ -34,7 +34,7 @@ _NPM = re.compile(r"(@[a-z0-9~][a-z0-9._~-]{0,100}/)?[a-z0-9~][a-z0-9._~-]{0,213
 _R = re.compile(r"[A-Za-z][A-Za-z0-9.]{0,98}[A-Za-z0-9]")
 _PATTERNS = {"pip": _PIP, "npm": _NPM, "R": _R}
 _EXAMPLES = {"pip": "pandas[excel]==2.2.*", "npm": "left-pad@1.3.0", "R": "data.table"}
-#: R only warns of what it could not install. Its names come as arguments, and are no part of the program.
+#: R only warns about packages that it could not install. Names are passed as arguments, never as part of the program.
 _INSTALL_R = """\
 names <- commandArgs(trailingOnly = TRUE)
 if (identical(unname(getOption("repos")["CRAN"]), "@CRAN@")) {
@@ -60,7 +60,7 @@ class Done:
 
 
 def check_names(names: Iterable[str], manager: str = "pip", field: str = "packages") -> None:
-    """Refuse what is no plain name with extras and versions. Raises InvalidRequest."""
+    """Check that each name is a plain package name with optional extras and versions. Raises InvalidRequest."""
     for name in names:
         if not _PATTERNS[manager].fullmatch(name.strip()):
             raise InvalidRequest(
@@ -69,7 +69,7 @@ def check_names(names: Iterable[str], manager: str = "pip", field: str = "packag
 
 
 def make_command(request: InstallRequest, python: str = sys.executable) -> Command:
-    """Return what installs it, Python's packages for that interpreter. Raises InvalidRequest."""
+    """Return the install command; for pip, it installs for the interpreter `python`. Raises InvalidRequest."""
     names = [name.strip() for name in request.packages]
     check_names(names, request.manager)
     if not names and request.requirements is None:
@@ -77,7 +77,7 @@ def make_command(request: InstallRequest, python: str = sys.executable) -> Comma
     if request.manager != "pip" and request.requirements is not None:
         raise InvalidRequest(f"{request.manager} takes no requirements file", field="requirements")
     if request.manager == "R":
-        # What is there already is installed anew, in its newest version, as with `upgrade`.
+        # R reinstalls packages that are present, in their newest version, as with `upgrade`.
         return Command(argv=["Rscript", "--no-save", "--no-restore", "-e", _INSTALL_R, *names])
     if request.manager == "npm":
         verb = "update" if request.upgrade else "install"
@@ -88,20 +88,20 @@ def make_command(request: InstallRequest, python: str = sys.executable) -> Comma
     if request.requirements is not None:
         path = write_path(parse_path(request.requirements, field="requirements"))
         argv += ["--requirement", f"{WORKSPACE}/{path}"]
-    # A distribution's own Python would refuse; what it wants to keep whole is not reached from here.
+    # Otherwise pip refuses to change a distribution's own Python. That Python cannot be damaged from a sandbox.
     env = {"PIP_BREAK_SYSTEM_PACKAGES": "1", "PIP_ROOT_USER_ACTION": "ignore"}
     return Command(argv=[*argv, *(["--", *names] if names else [])], env=env)
 
 
 async def install(managed: ManagedSandbox, request: InstallRequest) -> AsyncIterator[ProgressEvent | Done]:
-    """Install, telling each line as it is printed, and at last the result.
+    """Install packages; yield each line of output as it is printed, and finally the result.
 
     Raises
     ------
     InvalidRequest
         A name is malformed.
     SandboxEnded, LinkClosed
-        It ended meanwhile.
+        The sandbox ended during the installation.
     """
     sandbox = managed.running()
     command = make_command(request, sandbox.spec.python or sys.executable)
@@ -139,7 +139,7 @@ async def install(managed: ManagedSandbox, request: InstallRequest) -> AsyncIter
 async def install_all(
     managed: ManagedSandbox, request: InstallRequest, tell: Callable[[str], object] = lambda text: None
 ) -> Installed:
-    """Install, and return the result alone; `tell` gets each line as it is printed."""
+    """Install packages and return the result. `tell` is called with each line of output as it is printed."""
     async for event in install(managed, request):
         if isinstance(event, Done):
             return event.result

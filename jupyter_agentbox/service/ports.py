@@ -1,8 +1,8 @@
-"""Programs inside that listen on a TCP port, reached from the host: one connection, and what of HTTP may pass.
+"""Connect to programs inside that listen on a TCP port, and filter the HTTP that may pass in each direction.
 
-What comes from inside is a page of hostile code on the Jupyter server's own address. So what passes is an allow-list
-both ways: no credential of the server's goes in, no cookie comes out, and a page runs without the server's origin.
-``api.ports`` is the HTTP side.
+A response from inside is a page of hostile code, served from the Jupyter server's own address. Both directions
+therefore use an allow-list: no credential of the server goes in, no cookie comes out, and a page runs without the
+server's origin. ``api.ports`` is the HTTP side.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from jupyter_agentbox.sandbox.sandbox import Sandbox
 from .managed_sandbox import ManagedSandbox
 from .refusals import Throttle
 
-#: Connections to the programs of one sandbox at a time.
+#: Maximum number of concurrent connections to the programs of one sandbox.
 MAX_CONNECTIONS = 64
-#: Seconds for a program to begin its answer, and the interim answers that may come before it.
+#: Seconds for a program to begin its response, and maximum number of interim responses before it.
 HEAD_TIMEOUT, MAX_INTERIM = 300.0, 8
-#: Seconds that an address opened in a browser is good for, and how many of them are remembered.
+#: Seconds for which an address opened in a browser is valid, and maximum number of valid addresses.
 GRANT_LIFE, MAX_GRANTS = 12 * 3600.0, 1000
 
 Headers = list[tuple[str, str]]
@@ -60,7 +60,7 @@ _connections: Counter[str] = Counter()
 class Connection:
     """One TCP connection to a port inside. Its coroutines may be awaited on any event loop.
 
-    Use it as a context: it counts among the sandbox's until it is closed.
+    Use it as a context manager. It counts towards the sandbox's limit until it is closed.
     """
 
     def __init__(self, sandbox: Sandbox, port: int) -> None:
@@ -92,12 +92,12 @@ class Connection:
                 del _connections[self._sandbox.id]
 
     async def write(self, data: bytes) -> None:
-        """Send bytes in, as they are read there. Raises LinkClosed."""
+        """Send bytes, at the pace at which the program reads them. Raises LinkClosed."""
         assert self._stream is not None
         await self._thread.run(self._stream.write(data))
 
     async def read(self) -> bytes:
-        """The next bytes; ``b""`` at the end. Raises LinkClosed."""
+        """Return the next bytes, or ``b""`` at the end. Raises LinkClosed."""
         if self._buffer:
             data, self._buffer = bytes(self._buffer), bytearray()
             return data
@@ -105,14 +105,14 @@ class Connection:
         return await self._thread.run(self._stream.read())
 
     async def read_head(self, method: str) -> Answer:
-        """Read the head of the answer to a request of that method.
+        """Read the head of the response to a request with this method.
 
         Raises
         ------
         LinkClosed
-            Nobody listens, or what came is no HTTP.
+            No program listens on the port, or the response is not HTTP.
         TimeoutError
-            Nothing came in time.
+            No response came in time.
         """
         try:
             return await asyncio.wait_for(self._read_head(method), HEAD_TIMEOUT)
@@ -141,7 +141,7 @@ class Connection:
         raise WireError("too many interim answers")
 
     async def read_body(self, reader: BodyReader) -> bytes:
-        """The next bytes of a body as they are on the wire; ``b""`` when it is whole. Raises LinkClosed."""
+        """Return the next bytes of a body as received, or ``b""`` when it is complete. Raises LinkClosed."""
         if reader.is_done:
             return b""
         data = await self.read()
@@ -156,14 +156,14 @@ class Connection:
 
 @dataclass(frozen=True)
 class Answer:
-    """The head of an answer from inside."""
+    """The head of a response from inside."""
 
     status: int
     headers: Headers
     framing: Framing
 
     def values(self, name: str) -> list[str]:
-        """Return the values of all lines of that name."""
+        """Return the values of all header lines with this name."""
         return [value for key, value in self.headers if key == name]
 
 
@@ -173,18 +173,18 @@ def _fields(head: bytes) -> Headers:
     return [(name.lower(), value.strip(" \t")) for name, _, value in parts]
 
 
-# -- what passes ---------------------------------------------------------------------------------------
+# -- HTTP filter ---------------------------------------------------------------------------------------
 
 
 def request_head(
     method: str, target: str, headers: Iterable[tuple[str, str]], port: int, *, is_socket: bool = False
 ) -> bytes:
-    """Make the head that goes inside. What is not known to be harmless, as any credential, stays outside.
+    """Return the request head to send inside. Only headers known to be harmless are included, so no credentials.
 
     Raises
     ------
     InvalidRequest
-        The target or a header has characters that HTTP does not allow.
+        The target or a header contains characters that HTTP does not allow.
     """
     if not _TARGET.fullmatch(target):
         raise InvalidRequest("the path has characters that no HTTP request can have")
@@ -212,26 +212,26 @@ def request_head(
 
 
 def answer_head(answer: Answer, *, prefix: str, target: str, port: int, host: str, is_shared: bool) -> bytes:
-    """Make the head that goes to the client.
+    """Return the response head to send to the client.
 
     Parameters
     ----------
     answer : Answer
-        From inside.
+        The head of the response from inside.
     prefix : str
-        Path of the port at this server, without a slash at its end.
+        Path of the port on this server, without a trailing slash.
     target : str
-        What was asked for inside.
+        The target of the request inside.
     port : int
     host : str
-        The server's, as the client calls it.
+        The server's host name, as the client sent it.
     is_shared : bool
-        The address itself is the credential: a page without an origin may then read it.
+        Whether the address itself is the credential. A page without an origin may then read the response.
 
     Raises
     ------
     LinkClosed
-        It leads elsewhere.
+        The response redirects to another server or port.
     """
     from http.client import responses
 
@@ -256,7 +256,7 @@ def answer_head(answer: Answer, *, prefix: str, target: str, port: int, host: st
 
 
 def socket_head(answer: Answer) -> bytes:
-    """Make the head that tells the client that its websocket is open. Raises LinkClosed."""
+    """Return the head that tells the client that its websocket is open. Raises LinkClosed."""
     if answer.status != 101 or [value.lower() for value in answer.values("upgrade")] != ["websocket"]:
         raise LinkClosed("what answers inside did not open a websocket")
     lines = ["HTTP/1.1 101 Switching Protocols", "Connection: Upgrade", "Upgrade: websocket"]
@@ -265,7 +265,7 @@ def socket_head(answer: Answer) -> bytes:
 
 
 def security_policy(host: str) -> str:
-    """Return what a browser lets a page from inside do: run, without an origin, and load from its own server."""
+    """Return the security policy for a page from inside: it runs without an origin and loads from its own server."""
     own = f"{host} ws://{host} wss://{host}" if _HOST.fullmatch(host) else ""
     return (
         "sandbox allow-scripts allow-forms allow-modals allow-downloads; "
@@ -275,7 +275,7 @@ def security_policy(host: str) -> str:
 
 
 def _location(value: str, prefix: str, target: str, port: int) -> str:
-    """Turn where a program inside leads to into the address of that here."""
+    """Translate a redirect of a program inside into the corresponding address on this server."""
     try:
         found = urlsplit(urljoin(f"http://localhost:{port}{target}", value))
         is_own = found.scheme == "http" and found.hostname in _LOCAL and (found.port or 80) == port
@@ -291,7 +291,7 @@ def _location(value: str, prefix: str, target: str, port: int) -> str:
 
 @dataclass(frozen=True)
 class PortGrant:
-    """An address that is its own credential, as a page without an origin sends no cookie: for one port."""
+    """Permission for one port by an address that is its own credential: a page without an origin sends no cookie."""
 
     managed: ManagedSandbox
     sandbox_id: str
@@ -301,15 +301,15 @@ class PortGrant:
 
 
 class PortGrants:
-    """The addresses that were opened in browsers. Gone with the server."""
+    """The addresses that were opened in browsers. They are lost when the server ends."""
 
     def __init__(self) -> None:
         self._grants: dict[str, PortGrant] = {}
-        #: Who comes to which port is written down once a minute.
+        #: Limits the audit log to one row a minute for each visitor and port.
         self.visits = Throttle(1, 60.0)
 
     def make(self, managed: ManagedSandbox, sandbox_id: str, port: int, who: Mapping[str, Any]) -> str:
-        """Return a word for the address of a port, the same for a while and for who opens it."""
+        """Return the key for a port's address. The same caller gets the same key until half its life has passed."""
         now = time.monotonic()
         for key, grant in list(self._grants.items()):
             if grant.expires < now or grant.managed.state == "ended":
@@ -325,7 +325,7 @@ class PortGrants:
         return key
 
     def find(self, key: str, sandbox_id: str, port: int) -> PortGrant | None:
-        """Return what the word is for."""
+        """Return the permission that a key stands for, or None."""
         grant = self._grants.get(key)
         if grant is None or grant.expires < time.monotonic() or (grant.sandbox_id, grant.port) != (sandbox_id, port):
             return None

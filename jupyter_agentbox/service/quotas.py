@@ -1,4 +1,4 @@
-"""How many sandboxes there may be at a time: of one owner, and in all. What is parked counts when it wakes."""
+"""Limit the number of sandboxes, per owner and in total. A parked sandbox counts when it wakes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .registry import SandboxRegistry
 
 
 class Quotas:
-    """Refuses a sandbox more than there may be. Only on the link's thread, but for :meth:`room_for_kernel`.
+    """Limits on the number of sandboxes. Only on the link thread, except :meth:`room_for_kernel`.
 
     Parameters
     ----------
     policy : Policy
-        Has the limits.
+        Defines the limits.
     registry : SandboxRegistry
-        Knows which sandboxes there are.
+        Lists the existing sandboxes.
     """
 
     def __init__(self, policy: Policy, registry: SandboxRegistry) -> None:
@@ -31,21 +31,21 @@ class Quotas:
         self._coming: set[str] = set()
 
     def check(self, owner: str | None, *, kernel: str = "", but: ManagedSandbox | None = None) -> None:
-        """Refuse one more.
+        """Check that one more sandbox is allowed.
 
         Parameters
         ----------
         owner : str or None
-            Whose it is to be; None for that of a kernel, which counts for the server alone.
+            Owner of the new sandbox. None for a kernel's sandbox, which counts only towards the total.
         kernel : str
-            The kernel's id, if it has one already.
+            The kernel's id, if it already has one.
         but : ManagedSandbox, optional
-            The one that is about to wake.
+            Sandbox to exclude from the count, because it is the one about to wake or to be revived.
 
         Raises
         ------
         LimitReached
-            Names the setting.
+            The error names the setting.
         """
         owned = self._registry.sandboxes.values()
         alive = [item for item in owned if item is not but and _is_alive(item)]
@@ -70,7 +70,7 @@ class Quotas:
 
     @contextmanager
     def waking(self, kernel: str) -> Iterator[None]:
-        """Have a kernel that is about to wake count as one that lives. Raises LimitReached."""
+        """Count a kernel that is about to wake as running. Raises LimitReached."""
         self.check(None, kernel=kernel)
         self._coming.add(kernel)
         try:
@@ -80,7 +80,7 @@ class Quotas:
 
     @asynccontextmanager
     async def room_for_kernel(self) -> AsyncIterator[None]:
-        """Have a kernel that is about to start count as one that lives. From any event loop. Raises LimitReached."""
+        """Count a kernel that is about to start as running. May be used on any event loop. Raises LimitReached."""
         name = os.urandom(8).hex()
 
         @on_link_thread

@@ -1,7 +1,7 @@
-"""Who was refused what, as rows of the audit log.
+"""Write refused calls to the audit log.
 
-Anybody can be refused as often as they like, and what is refused belongs to no sandbox, or to one that the caller may
-not see. So of each caller there are only so many rows in a minute, and the next tells how many were left out.
+Anyone can cause refusals at any rate, and a refused call concerns no sandbox, or one that the caller may not see. The
+number of rows for each caller and minute is therefore limited, and the next row states how many were omitted.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import Any
 
 from jupyter_agentbox.storage.audit.log import AuditLog
 
-#: What stands for the sandbox in rows that are about none.
+#: Placeholder for the sandbox in rows that concern no sandbox.
 SERVER = "-"
-#: Rows of one caller in so many seconds.
+#: Maximum number of rows for one caller within an interval, and the interval in seconds.
 MAX_REFUSALS, INTERVAL = 60, 60.0
-#: Callers that are remembered at a time.
+#: Maximum number of callers that are remembered.
 MAX_KEYS = 1000
 
 
 class Throttle:
-    """Lets through so many of each kind in a while. From any thread of one event loop, or under a lock of the caller's.
+    """Rate limit for events of each key. Use it from one event loop only, or under a lock of the caller's.
 
     Parameters
     ----------
     most : int
-        Of each kind.
+        Maximum number of events for each key within the interval.
     interval : float
-        In so many seconds.
+        Interval in seconds.
     """
 
     def __init__(self, most: int, interval: float) -> None:
@@ -36,7 +36,7 @@ class Throttle:
         self._seen: dict[Hashable, tuple[float, int]] = {}
 
     def admit(self, key: Hashable) -> int | None:
-        """Return how many were left out before this one, or None if it is left out as well."""
+        """Return how many events were omitted before this one, or None if this one is to be omitted as well."""
         now = time.monotonic()
         begun, count = self._seen.get(key, (now, 0))
         left_out = 0
@@ -50,12 +50,12 @@ class Throttle:
 
 
 class Refusals:
-    """Writes them down. From one event loop.
+    """Writer of refused calls to the audit log. Use it from one event loop only.
 
     Parameters
     ----------
     audit : callable
-        Returns the log.
+        Returns the audit log.
     """
 
     def __init__(self, audit: Callable[[], AuditLog]) -> None:
@@ -72,22 +72,22 @@ class Refusals:
         asked: str | None = None,
         setting: str | None = None,
     ) -> None:
-        """Write one down, without waiting for it.
+        """Record a refusal without waiting for the write.
 
         Parameters
         ----------
         operation : str
-            What was to be done.
+            The refused operation.
         who : mapping
             The caller's ``to_detail``.
         reason : str
-            A word, never a sentence: that may quote what was sent.
+            A single word, never a sentence, because a sentence may quote what the caller sent.
         sandbox : str, optional
-            The one that the caller's token is for.
+            The sandbox that the caller's token is for.
         asked : str, optional
-            What the caller called the sandbox, if any.
+            The sandbox id or host that the caller gave, if any.
         setting : str, optional
-            That would have changed it.
+            The setting that would allow the operation.
         """
         left_out = self._throttle.admit((who.get("by"), who.get("token")))
         if left_out is None:

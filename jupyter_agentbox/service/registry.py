@@ -1,7 +1,8 @@
-"""Which sandboxes there are in this process, and who may find and use which.
+"""Find the sandboxes of this process, and decide who may use them.
 
-Nobody learns of another owner's sandbox by any call: it is not found, as one that never was. Ids are each owner's
-own, so not even a clash tells. The sandboxes of this server's notebooks are found here too, under their sandbox ids.
+No call reveals another owner's sandbox: the caller gets NotFound, as for an id that never existed. Ids are scoped to
+their owner, so a duplicate id reveals nothing either. The sandboxes of this server's notebooks are found here too,
+under their sandbox ids.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from jupyter_agentbox.storage.audit.log import AuditLog
 from .managed_sandbox import ManagedSandbox
 from .refusals import Refusals
 
-# A method below is called `list`.
+# Aliases, because a method below is named `list`.
 Infos = list[SandboxInfo]
 Found = list[ManagedSandbox]
 Ids = list[str]
@@ -38,20 +39,20 @@ Wake = Callable[[ManagedSandbox], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls.
+    """The identity and permissions of a caller.
 
     Parameters
     ----------
     name : str
-        The owner of what is made.
+        Owner of the sandboxes that the caller creates.
     has_kernels : bool
-        May use the kernels of this server, and so their sandboxes.
+        Whether the caller may use this server's kernels, and so their sandboxes.
     is_admin : bool
-        Sees the sandboxes of all owners.
+        Whether the caller sees the sandboxes of all owners.
     scope : Scope or None
-        Of a token for one sandbox: there is nothing else for such a caller, and nothing beyond its verbs.
+        Scope of a token for one sandbox. The caller sees only this sandbox and may use only the token's verbs.
     verb : str or None
-        What this call is about to do: ``read``, ``write`` or ``execute``. Whoever has a scope must say it.
+        What this call does: ``read``, ``write`` or ``execute``. Required if the caller has a scope.
     """
 
     name: str
@@ -61,34 +62,34 @@ class Caller:
     verb: Verb | None = None
 
     def acting(self, verb: Verb) -> Caller:
-        """Return the same caller, about to do that."""
+        """Return the same caller with another verb."""
         return replace(self, verb=verb)
 
     def check_verb(self) -> None:
-        """Refuse what a token is not for. Raises NotAuthorized."""
+        """Check that the token allows the verb. Raises NotAuthorized."""
         if self.scope is not None and self.verb not in self.scope.verbs:
             raise NotAuthorized(f"the token is for {', '.join(self.scope.verbs)}, and this call is to {self.verb}")
 
     def check_unscoped(self, what: str) -> None:
-        """Refuse what no token for one sandbox can do. Raises NotAuthorized."""
+        """Refuse an operation that a token for one sandbox never allows. Raises NotAuthorized."""
         if self.scope is not None:
             raise NotAuthorized(f"a token for one sandbox is not enough to {what}")
 
     def to_detail(self) -> dict[str, Any]:
-        """Return what the audit log tells of the caller."""
+        """Return the caller's entries for the audit log."""
         if self.scope is None:
             return {"by": self.name}
         return {"by": self.name, "token": self.scope.id, "token_name": self.scope.name}
 
 
 class NotebookSandbox(ManagedSandbox):
-    """That of a notebook's kernel, whose use Jupyter is to know of.
+    """The sandbox of a notebook's kernel, whose use is reported to Jupyter.
 
     Parameters
     ----------
     sandbox_id, owner : str
     on_use : callable or None
-        Called with it whenever it is used, from any thread.
+        Called with this object whenever the sandbox is used, from any thread.
     """
 
     def __init__(self, sandbox_id: str, owner: str, on_use: OnUse | None) -> None:
@@ -96,34 +97,34 @@ class NotebookSandbox(ManagedSandbox):
         self._on_use = on_use
 
     def touch(self) -> None:
-        """It is in use at this moment."""
+        """Set the time of last use to now, and report the use."""
         super().touch()
         if self._on_use is not None:
             self._on_use(self)
 
 
-#: Seconds that a call waits for a sandbox that is starting, and after which it is worth another try.
+#: Seconds that a call waits for a sandbox that is starting, and seconds after which the caller should retry.
 START_TIMEOUT, RETRY_AFTER = 60.0, 5
 
 
 class SandboxRegistry:
-    """Which sandboxes there are, and who may find and use them. Its coroutines may be awaited on any event loop.
+    """Registry of sandboxes and of who may use them. Its coroutines may be awaited on any event loop.
 
     Parameters
     ----------
     policy : Policy
-        Ceilings and defaults.
+        Limits and defaults.
     wake : coroutine function
-        Starts a parked sandbox again, on the link's thread.
+        Starts a parked sandbox, on the link thread.
 
     Attributes
     ----------
     sandboxes : dict
-        Those of agents and programs, by owner and id. Only on the link's thread.
+        Sandboxes of agents and programs, by owner and id. Only on the link thread.
     on_use : callable or None
         Called with a notebook's sandbox whenever a call on it begins or ends, from any thread.
     server_owner : str
-        Whose the notebooks' sandboxes are.
+        Owner of the notebooks' sandboxes.
     """
 
     def __init__(self, policy: Policy, wake: Wake) -> None:
@@ -136,20 +137,22 @@ class SandboxRegistry:
         self._notebooks: dict[str, ManagedSandbox] = {}
 
     async def started(self, managed: ManagedSandbox, *, is_own: bool = False) -> ManagedSandbox:
-        """Wait for its start, and wake it if it is parked. Only on the link's thread. Raises what keeps it from waking.
+        """Wait until a sandbox has started; wake it if it is parked. Only on the link thread.
+
+        If waking fails, the error is raised.
 
         Parameters
         ----------
         managed : ManagedSandbox
         is_own : bool
-            The caller asked for the start: raise what kept it from starting.
+            The caller requested the start: raise the error that prevented it.
 
         Raises
         ------
         Conflict
             It is still starting after START_TIMEOUT.
         NotFound
-            It did not start. Why is for those who asked for its start alone.
+            It did not start. Only the caller that requested the start is told why.
         """
         if managed.parked is not None and managed.starting is None and managed.end is None:
             managed.starting = LinkThread.instance().spawn(self._wake(managed))
@@ -168,46 +171,46 @@ class SandboxRegistry:
 
     @on_link_thread
     async def get(self, sandbox_id: str, *, caller: Caller) -> SandboxInfo:
-        """Describe one. Raises NotFound."""
+        """Return a description of one sandbox. Raises NotFound."""
         return self.find(sandbox_id, caller).info()
 
     @on_link_thread
     async def list(self, filters: SandboxFilters | None = None, *, caller: Caller) -> Infos:
-        """Describe all that the caller may see and that fit, oldest first."""
+        """Return descriptions of all sandboxes that the caller may see and that match the filters, oldest first."""
         infos = [managed.info() for managed in self.visible(caller)]
         fitting = infos if filters is None else [info for info in infos if _fits(info, filters)]
         return sorted(fitting, key=lambda info: info.created)
 
     def visible(self, caller: Caller) -> Found:
-        """Return those that the caller may see. Only on the link's thread. Raises NotAuthorized."""
+        """Return the sandboxes that the caller may see. Only on the link thread. Raises NotAuthorized."""
         caller.check_verb()
         return [managed for managed in self._all() if _is_visible(managed, caller)]
 
     def busy(self) -> Ids:
-        """Ids of those that calls are on. From any thread."""
+        """Return the ids of the sandboxes with calls in progress. May be called from any thread."""
         return [managed.id for managed in list(self.sandboxes.values()) if managed.uses]
 
     def alive(self) -> int:
-        """How many live in this process, notebooks' included, about. From any thread."""
+        """Return the approximate number of running sandboxes, including notebooks'. May be called from any thread."""
         managers = SandboxManager.all_shared(self.policy.state_path)
         return sum(sandbox.end is None for manager in managers for sandbox in list(manager.sandboxes.values()))
 
     @on_link_thread
     async def count(self) -> int:
-        """How many live in this process, notebooks' included."""
+        """Return the number of sandboxes of this process that have not ended, including notebooks'."""
         return sum(managed.state != "ended" for managed in self._all())
 
     def _all(self) -> Found:
         return [*self.sandboxes.values(), *self._find_notebooks().values()]
 
     def notebooks(self) -> Found:
-        """Return those of this process's kernels. On the link's thread."""
+        """Return the sandboxes of this process's kernels. On the link thread."""
         return list(self._find_notebooks().values())
 
     def move(self, old_id: str, sandbox: Sandbox) -> ManagedSandbox | None:
-        """Note that a notebook's kernel goes on in another sandbox, and return what it is here, if anybody knows it.
+        """Record that a notebook's kernel has moved to another sandbox; return its managed sandbox, or None if unknown.
 
-        Only on the link's thread.
+        Only on the link thread.
         """
         managed = self._notebooks.pop(old_id, None)
         if managed is not None:
@@ -216,7 +219,7 @@ class SandboxRegistry:
         return managed
 
     def _find_notebooks(self) -> dict[str, ManagedSandbox]:
-        """Return the sandboxes of this process's kernels, by their ids; of a parked one by that of the last."""
+        """Return the sandboxes of this process's kernels by id; a parked kernel has the id of its last sandbox."""
         own = {managed.sandbox.id for managed in self.sandboxes.values() if managed.sandbox is not None}
         found = {}
         for manager in SandboxManager.all_shared(self.policy.state_path):
@@ -259,7 +262,14 @@ class SandboxRegistry:
         return found
 
     def find(self, sandbox_id: str, caller: Caller) -> ManagedSandbox:
-        """Find what the caller calls so: its own first, then what else it may see. Raises NotFound, NotAuthorized."""
+        """Return the sandbox with this id: the caller's own first, then any other that the caller may see.
+
+        The id may be that of the managed sandbox, of the sandbox behind it, or of its kernel.
+
+        Raises
+        ------
+        NotFound, NotAuthorized
+        """
         caller.check_verb()
         managed = self.sandboxes.get((caller.name, sandbox_id))
         if managed is not None and _is_visible(managed, caller):
@@ -275,7 +285,7 @@ class SandboxRegistry:
         raise NotFound(f"there is no sandbox {sandbox_id[:64]!r}")
 
     def end_duplicates(self, manager: SandboxManager) -> None:
-        """End what was cut off as another took its place, or as it was parked: there is never more than one of each."""
+        """End duplicates left by an interrupted restore or park, so that each managed sandbox has one sandbox."""
         for record in manager.orphans():
             with contextlib.suppress(NotFound):
                 twin = ManagedSandbox.load(manager.state_dir / "sandboxes" / record.id)
@@ -287,16 +297,16 @@ class SandboxRegistry:
 
     @contextlib.asynccontextmanager
     async def use(self, sandbox_id: str, tool: str | None = None, *, caller: Caller) -> AsyncIterator[ManagedSandbox]:
-        """Have a running sandbox at hand for one call, which counts as use from begin to end.
+        """Provide a running sandbox for one call. The call counts as use from begin to end.
 
         Raises
         ------
         NotFound
-            There is none, or it is another owner's.
+            No such sandbox exists, or it has another owner.
         PolicyRefused
-            The sandbox does not have that tool.
+            The tool is not in the sandbox's list of tools.
         SandboxEnded
-            It was there; the error says why it ended.
+            The sandbox has ended. The error says why.
         """
         managed = await self._begin(sandbox_id, tool, caller)
         began, mark = time.monotonic(), object()
@@ -322,7 +332,7 @@ class SandboxRegistry:
 
     @on_link_thread
     async def look(self, sandbox_id: str, tool: str | None = None, *, caller: Caller) -> ManagedSandbox:
-        """Return a running sandbox for a look that does not count as use. Raises what :meth:`use` does."""
+        """Return a running sandbox for a call that does not count as use. Raises the same errors as :meth:`use`."""
         managed = await self.started(self.find(sandbox_id, caller))
         managed.running()
         managed.check_tool(tool)
@@ -362,7 +372,7 @@ class SandboxRegistry:
         )
 
     def audit(self) -> AuditLog:
-        """The log of this process's sandboxes."""
+        """Return the audit log of this process's sandboxes."""
         return SandboxManager.shared(self.policy.state_path, self.policy.runtime, config=self.policy.config).audit
 
 

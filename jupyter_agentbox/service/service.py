@@ -1,8 +1,9 @@
-"""Sandboxes for agents and programs: ids, owners, rules, time to live. One for each process, above the manager.
+"""Manage the sandboxes of agents and programs: create, change, park, revive and end them.
 
-REST, MCP and the command line are thin over :class:`SandboxService`; what one of them makes is there for all.
-It makes, changes, parks and ends sandboxes. It has a registry, which knows who may see and use what, grants, which
-change what may be reached, and quotas, which limit how many there may be.
+Each process has one :class:`SandboxService` above its sandbox manager. REST, MCP and the command line are thin layers
+over it, so a sandbox created through one of them is available through all of them. The service delegates to three
+objects: the registry decides which caller may see and use which sandbox, grants change which hosts a sandbox may
+reach, and quotas limit the number of sandboxes.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ from .tenants import Tenant
 
 log = logging.getLogger(__name__)
 
-#: Ended sandboxes that are remembered with their cause.
+#: Maximum number of ended sandboxes that are remembered with their cause.
 MAX_ENDED = 200
-#: Seconds between two looks for sandboxes whose time is over.
+#: Seconds between two checks for sandboxes whose idle timeout or maximum lifetime has expired.
 CULL_INTERVAL = 2.0
-#: Seconds between two looks at what tenants keep.
+#: Seconds between two measurements of the tenants' disk use.
 TENANT_INTERVAL = 5.0
 
 Start = Callable[[], Awaitable[Sandbox]]
@@ -56,32 +57,32 @@ OnProgress = Callable[[str], object]
 
 
 def _nobody(text: str) -> None:
-    """Hear what nobody wants to know."""
+    """Discard a progress message; the default when the caller passes no callback."""
 
 
 class SandboxParker(Protocol):
-    """What parks sandboxes; all on the link's thread."""
+    """Interface of an object that parks sandboxes. All methods run on the link thread."""
 
     async def park(self, managed: ManagedSandbox) -> None:
-        """Save it to the disk and free what it uses. Raises Conflict while it is in use."""
+        """Save a sandbox to disk and free its resources. Raises Conflict while the sandbox is in use."""
 
     async def wake(self, managed: ManagedSandbox) -> None:
-        """Start it again where it was, with its own ids."""
+        """Start a parked sandbox from its saved state. It keeps its ids."""
 
     async def forget(self, managed: ManagedSandbox) -> None:
-        """Remove what was saved."""
+        """Delete the saved state of a sandbox."""
 
     async def recover(self) -> list[ManagedSandbox]:
-        """Return the sandboxes that an earlier server has parked."""
+        """Return the sandboxes that an earlier server parked."""
 
 
 class SandboxService:
-    """All sandboxes of this process. Its coroutines may be awaited on any event loop.
+    """Service that owns all managed sandboxes of this process. Its coroutines may be awaited on any event loop.
 
     Parameters
     ----------
     policy : Policy
-        Ceilings and defaults.
+        Limits and defaults.
 
     Attributes
     ----------
@@ -89,9 +90,9 @@ class SandboxService:
     quotas : Quotas
     grants : Grants
     parker : SandboxParker or None
-        What parks and wakes; without one, nothing is parked.
+        Parks and wakes sandboxes. If None, sandboxes are never parked.
     start_kernel : coroutine function or None
-        Starts a kernel of that id and kernelspec, on the server's own event loop.
+        Starts a kernel with the given id and kernelspec name, on the server's own event loop.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -105,29 +106,29 @@ class SandboxService:
         self._thread = LinkThread.instance()
         self._keepers: list[asyncio.Task[None]] = []
 
-    # -- life ----------------------------------------------------------------------------------
+    # -- life cycle ----------------------------------------------------------------------------
 
     @on_link_thread
     async def create(
         self, request: SandboxRequest, *, caller: Caller, on_progress: OnProgress = _nobody
     ) -> tuple[SandboxInfo, bool]:
-        """Start a sandbox, or return the one of the same id that was asked for in the same words.
+        """Start a sandbox, or return the existing one that has the same id and was created by the same request.
 
-        What installing its packages prints goes to `on_progress`, on the link's thread.
+        The output of the package installation is passed to `on_progress`, on the link thread.
 
         Returns
         -------
         SandboxInfo, bool
-            And whether it is new.
+            The sandbox, and whether it is new.
 
         Raises
         ------
         InvalidRequest, PolicyRefused, LimitReached
-            It may not be.
+            The request is malformed or not allowed.
         Conflict
-            There is one of that id that was asked for otherwise.
+            A sandbox with this id exists and was created by a different request.
         RuntimeUnavailable, RuntimeFailed
-            It did not start. Nothing is left of it.
+            The sandbox did not start. Nothing of it remains.
         """
         caller.check_unscoped("make sandboxes")
         check_request(request)
@@ -157,7 +158,7 @@ class SandboxService:
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # Whoever asked is gone. Without a name of its own, nobody could ever find it.
+            # The caller has disconnected. A sandbox with a generated id could never be found again.
             if request.id is None:
                 starting.cancel()
             raise
@@ -165,12 +166,12 @@ class SandboxService:
 
     @on_link_thread
     async def add(self, managed: ManagedSandbox, start: Start, *, caller: Caller) -> SandboxInfo:
-        """Take up a sandbox that `start` makes, a coroutine function: a copy of another.
+        """Register a sandbox that the coroutine function `start` creates as a copy of another sandbox.
 
         Raises
         ------
         Conflict
-            There is one of its id.
+            A sandbox with this id exists.
         LimitReached
         """
         known = self._sandboxes.get(managed.key)
@@ -190,7 +191,7 @@ class SandboxService:
 
     @on_link_thread
     async def swap(self, managed: ManagedSandbox, sandbox: Sandbox) -> None:
-        """Put another sandbox in the place of a managed one's, which ends."""
+        """Replace the sandbox behind a managed sandbox, and end the previous one."""
         old = managed.sandbox
         if old is not None:
             self.grants.inherit_grant(sandbox, old)
@@ -204,7 +205,7 @@ class SandboxService:
             await self._remove(old)
 
     def move_kernel(self, old_id: str, sandbox: Sandbox) -> None:
-        """Note that a notebook's kernel goes on in another sandbox, with what was asked for. On the link's thread."""
+        """Record that a notebook's kernel has moved to another sandbox, with its host requests. On the link thread."""
         managed = self.registry.move(old_id, sandbox)
         if managed is not None:
             self._thread.spawn(self.grants.save_asks(managed))
@@ -225,7 +226,7 @@ class SandboxService:
                     sandbox = await self._make(managed, manager, spec)
             managed.attach(sandbox)
             await self._prepare(managed, on_progress)
-            await asyncio.to_thread(managed.save)  # now a later server may take it for what was asked for
+            await asyncio.to_thread(managed.save)  # from here on, a later server can identify its request
             managed.starting = None
             managed.touch()
             self._thread.spawn(self._watch(managed, sandbox))
@@ -237,13 +238,13 @@ class SandboxService:
             raise
 
     async def _make(self, managed: ManagedSandbox, manager: SandboxManager, spec: SandboxSpec) -> Sandbox:
-        if managed.request.packages:  # which are to be there when its kernels start
+        if managed.request.packages:  # packages must be installed before its kernels start
             return await manager.create(spec)
         warm, has_code = WarmStarts.shared(manager, self.policy), "run_code" in managed.tools
         return await warm.create(spec, has_code=has_code, is_usual=not managed.request.env)
 
     def _resolve(self, managed: ManagedSandbox) -> SandboxSpec:
-        """Decide about it. Blocks."""
+        """Resolve a request against policy, and return the sandbox's spec. Blocks."""
         request = managed.request
         if len(request.ports) > self.policy.max_ports:
             raise PolicyRefused(
@@ -264,7 +265,7 @@ class SandboxService:
         spec = self.policy.resolve(
             {key: value for key, value in asked.items() if value is not None},
             executable=sys.executable,
-            # Its author knows nothing of templates: a dollar is a dollar.
+            # The requester does not know about kernelspec templates, so a dollar sign is literal.
             kernelspec_env={name: value.replace("$", "$$") for name, value in request.env.items()},
             owner=managed.owner,
         )
@@ -275,7 +276,7 @@ class SandboxService:
         return replace(spec, workspace=tenant.workspace, hidden=(), mounts=(*spec.mounts, *tenant.mounts))
 
     def _restrict(self, managed: ManagedSandbox) -> None:
-        """Hold a sandbox to what policy has today, whatever it was made under."""
+        """Apply today's policy limits to a sandbox, whatever policy it was created under."""
         policy, request = self.policy, managed.request
         managed.restrict(policy.blocked_commands)
         if len(request.ports) > policy.max_ports:
@@ -289,7 +290,7 @@ class SandboxService:
             managed.quota, managed.quota_setting = policy.max_tenant_disk, "Policy.max_tenant_disk"
 
     async def _prepare(self, managed: ManagedSandbox, on_progress: OnProgress) -> None:
-        """Put in what was asked for before its first user gets it."""
+        """Write the requested files and install the requested packages before the sandbox is first used."""
         request = managed.request
         if request.files:
             await asyncio.to_thread(managed.write_files)
@@ -303,10 +304,10 @@ class SandboxService:
                 raise Conflict(f"the packages were not installed: {done.message}", field="packages")
 
     async def _watch(self, managed: ManagedSandbox, sandbox: Sandbox) -> None:
-        """Wait for its end, keep the cause, and the files if nobody meant it to end. Remove what else is left."""
+        """Wait for a sandbox to end, and record why. Keep its files if the end was unintended; remove the rest."""
         end = await sandbox.wait_ended()
         if managed.sandbox is not sandbox:
-            return  # another has taken its place
+            return  # another sandbox has replaced it
         managed.end = managed.end or end
         managed.ended_at = time.time()
         managed.close()
@@ -322,13 +323,13 @@ class SandboxService:
         try:
             await self._manager_of(sandbox).keep(sandbox)
             await asyncio.to_thread(managed.save, sandbox.directory)
-        except (AgentboxError, OSError) as error:  # as on a full disk; a later server would not know why it ended
+        except (AgentboxError, OSError) as error:  # for example on a full disk; a later server would not know the cause
             log.warning("sandbox %s has ended, and what its files need to be kept is incomplete: %s", managed.id, error)
 
     async def revive(self, sandbox_id: str, *, caller: Caller) -> SandboxInfo:
-        """Start a sandbox again that ended by a fault, with its files; does nothing to one that lives.
+        """Start a sandbox again that ended by a fault, with its files. Do nothing if it is running.
 
-        It has the terms of the one that ended, as far as policy allows them now. Its tokens stay good.
+        The new sandbox has the terms of the ended one, as far as today's policy allows them. Its tokens stay valid.
 
         Raises
         ------
@@ -336,7 +337,7 @@ class SandboxService:
         SandboxEnded
             Its files were not kept.
         Conflict
-            It is that of a kernel which Jupyter starts again.
+            It belongs to a kernel that Jupyter restarts.
         LimitReached, PolicyRefused, RuntimeUnavailable, RuntimeFailed
             It did not start. Its files are still kept.
         """
@@ -350,7 +351,7 @@ class SandboxService:
 
     @on_link_thread
     async def _revive_by_id(self, sandbox_id: str, caller: Caller) -> SandboxSpec | None:
-        """Revive an agent's; return what a notebook's was, which the server is to start."""
+        """Revive an agent's sandbox, or return the spec of a notebook's kernel, which the server must start."""
         managed = self.registry.find(sandbox_id, caller)
         if managed.kind == "session":
             await self._revive(managed, caller)
@@ -362,7 +363,7 @@ class SandboxService:
     async def _revive(self, managed: ManagedSandbox, caller: Caller) -> None:
         if managed.starting is None and managed.state == "ended":
             if managed.kept_until is None:
-                managed.running()  # says why not
+                managed.running()  # raises the error that says why
             self.quotas.check(managed.owner, but=managed)
             managed.starting = self._thread.spawn(self._start_again(managed, caller))
         await self.registry.started(managed, is_own=True)
@@ -398,7 +399,7 @@ class SandboxService:
         self._thread.spawn(self._watch(managed, made))
 
     async def _give_back(self, managed: ManagedSandbox, sandbox: Sandbox, end: End | None) -> None:
-        """Keep the files of one that was not revived, unless it was deleted meanwhile."""
+        """Keep the files of a sandbox that could not be revived, or remove it if it was deleted in the meantime."""
         managed.close()
         if managed.end is not None:
             await self._remove(sandbox)
@@ -414,7 +415,7 @@ class SandboxService:
 
     @on_link_thread
     async def delete(self, sandbox_id: str, *, caller: Caller) -> None:
-        """End a sandbox and forget it. Raises NotFound; Conflict for that of a notebook's kernel."""
+        """End a sandbox and forget it. Raises NotFound, and Conflict for the sandbox of a notebook's kernel."""
         managed = self.registry.find(sandbox_id, caller)
         if managed.kind == "notebook":
             kept = SandboxedKernel.kept.get(managed.spec.kernel_id) if managed.spec is not None else None
@@ -449,7 +450,7 @@ class SandboxService:
 
     @on_link_thread
     async def park(self, sandbox_id: str, *, caller: Caller) -> SandboxInfo:
-        """Save a sandbox to the disk, and free what it uses. Raises Conflict while it is in use."""
+        """Save a sandbox to disk and free its resources. Raises Conflict while it is in use."""
         managed = self.registry.find(sandbox_id, caller)
         if self.parker is None:
             raise Conflict("this server parks no sandboxes")
@@ -458,12 +459,12 @@ class SandboxService:
         return managed.info()
 
     async def wake(self, sandbox_id: str, *, caller: Caller) -> SandboxInfo:
-        """Start a parked sandbox again; any use does that too."""
+        """Wake a parked sandbox. Any other use wakes it as well."""
         async with self.registry.use(sandbox_id, caller=caller) as managed:
             return managed.info()
 
     async def _end(self, managed: ManagedSandbox, end: End) -> None:
-        managed.end = managed.end or end  # whose files nobody keeps
+        managed.end = managed.end or end  # an intended end, so the files are not kept
         managed.keep_ended_for = 0.0
         if managed.parked is not None and self.parker is not None:
             await self.parker.forget(managed)
@@ -473,7 +474,7 @@ class SandboxService:
         managed.close()
 
     async def _watch_tenants(self) -> None:
-        """End the sandboxes of a tenant that keeps too much: code inside writes past all that REST looks at."""
+        """End the sandboxes of a tenant over its disk quota, because code inside can write past the checks of REST."""
         limit = self.policy.max_tenant_disk
         tenants: dict[tuple[str, str], list[ManagedSandbox]] = {}
         for managed in self._sandboxes.values():
@@ -514,13 +515,13 @@ class SandboxService:
         try:
             await self.parker.park(managed)
         except (AgentboxError, OSError) as error:
-            # It is tried again when its time is over once more: better alive than lost.
+            # Keep it running rather than lose it. Parking is retried after the next idle timeout.
             managed.touch()
             log.warning("sandbox %s was not parked, and lives on: %s", managed.id, error)
 
     @on_link_thread
     async def recover(self) -> list[str]:
-        """Take back the sandboxes of a server that ended, within their lease. Returns their ids."""
+        """Adopt the sandboxes of an earlier server whose lease has not expired. Returns their ids."""
         found = []
         manager = SandboxManager.shared(self.policy.state_path, self.policy.runtime, config=self.policy.config)
         for listed in await asyncio.to_thread(manager.list):
@@ -550,7 +551,7 @@ class SandboxService:
             except (AgentboxError, OSError) as error:
                 log.error("sandbox %s is not taken back: %s", listed.id, error)
                 continue
-            managed.end = None  # that of one which it was revived from
+            managed.end = None  # the end of the sandbox from which it was revived
             managed.attach(sandbox)
             self._restrict(managed)
             self._sandboxes[managed.key] = managed
@@ -567,8 +568,8 @@ class SandboxService:
                     self._restrict(managed)
                     found.append(managed.id)
                 else:
-                    managed.sandbox = known.sandbox  # whose its tokens are
-                    await self.parker.forget(managed)  # the process ended between two steps, and it lives
+                    managed.sandbox = known.sandbox  # its tokens belong to this sandbox
+                    await self.parker.forget(managed)  # the earlier server ended between two steps, and it runs
         await asyncio.to_thread(self.registry.end_duplicates, manager)
         await self._recover_ended(manager)
         for managed in await tell_lapsed(self.policy.state_path, manager.audit):
@@ -578,7 +579,7 @@ class SandboxService:
         return found
 
     async def _recover_ended(self, manager: SandboxManager) -> None:
-        """Take back the files of those that have ended."""
+        """Adopt the kept files of sandboxes that have ended."""
         for listed in await asyncio.to_thread(manager.list):
             directory = self.policy.state_path / "sandboxes" / listed.id
             if listed.state != "ended" or not (directory / SESSION_FILE).exists():
@@ -593,9 +594,9 @@ class SandboxService:
                 managed.ended_at = sandbox.kept_since
                 managed.attach(sandbox)
                 if managed.key in self._sandboxes or managed.kept_until is None:
-                    await self._remove(sandbox)  # it was revived, or policy keeps none any more
+                    await self._remove(sandbox)  # it was revived, or policy no longer keeps files
                     continue
-                if managed.end is None:  # nobody has told of it
+                if managed.end is None:  # the earlier server did not report its end
                     managed.end = sandbox.end
                     assert sandbox.end is not None
                     await self.registry.audit().arecord("lifecycle", sandbox.id, detail=sandbox.end.to_detail(""))
@@ -625,7 +626,7 @@ class SandboxService:
 
     @on_link_thread
     async def aclose(self, *, is_ended: bool = True) -> None:
-        """End the running sandboxes with the server, or leave them to a later one. Parked ones are left always."""
+        """End the running sandboxes with the server, or leave them to a later one. Parked ones are always left."""
         for keeper in self._keepers:
             keeper.cancel()
         self._keepers = []
@@ -642,7 +643,7 @@ class SandboxService:
                 await self._let_go(managed, None)
 
     async def _let_go(self, managed: ManagedSandbox, end: End | None) -> None:
-        """End its sandbox, or leave it to a later server where no end is given. Kept files are left always."""
+        """End a sandbox, or leave it to a later server if `end` is None. Kept files are always left."""
         managed.close()
         if managed.sandbox is None:
             return
@@ -655,15 +656,15 @@ class SandboxService:
 
     @on_link_thread
     async def patch(self, sandbox_id: str, patch: SandboxPatch, *, caller: Caller) -> SandboxInfo:
-        """Change a living sandbox: all that is asked for, or nothing.
+        """Change a running sandbox. Either all requested changes are made, or none.
 
         Raises
         ------
         InvalidRequest, PolicyRefused
-            A value is malformed or more than the profile has.
+            A value is malformed, or exceeds what the profile allows.
         NotFound, SandboxEnded
         Conflict
-            It is a notebook's, of which only the hosts can be changed.
+            It is a notebook's sandbox, of which only the allowed hosts can be changed.
         """
         caller.check_unscoped("change a sandbox's own terms")
         managed = await self.registry.look(sandbox_id, caller=caller)

@@ -1,7 +1,7 @@
-"""What processes that were killed have left beside sandboxes: cleared away when a server starts.
+"""Remove what killed processes left outside sandboxes, when a server starts.
 
-Sandboxes, and what was being saved to the snapshots or laid out from there, are the sweeper's: see ``sandbox.sweep``.
-What was parked goes on: see ``service.live.parking``.
+The sweeper removes sandboxes, unfinished snapshots and checked-out snapshots: see ``sandbox.sweep``. Parked sandboxes
+stay parked: see ``service.live.parking``.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from jupyter_agentbox.storage.images import ImageStore
 
 log = logging.getLogger(__name__)
 
-#: Folders of files that get their name when they are whole: keys, settings, and a downloaded runsc.
+#: Folders whose files get their final name only when they are complete: keys, settings, and a downloaded runsc.
 FOLDERS = ("", "servers", "bin")
-#: Seconds after which whoever made one was killed.
+#: Seconds after which an unfinished file is assumed to belong to a killed process.
 MAX_AGE = 60.0
 
 
 def clear(state_dir: Path) -> None:
-    """Clear away what is nobody's any more, and nothing that a living process is at. Blocks; never fails."""
+    """Remove leftovers that no running process uses. Blocks. Never fails."""
     for folder in FOLDERS:
         remove_unfinished(state_dir / folder, MAX_AGE)
     for work in (clear_left, partial(import_cache.clear, state_dir), ImageStore(state_dir).clear, endpoints.clear):

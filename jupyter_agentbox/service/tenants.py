@@ -1,6 +1,7 @@
-"""Workspaces that outlive their sandboxes: one for each tenant of each owner, under a quota.
+"""Keep the workspaces of tenants: one for each tenant of each owner, under a quota, beyond the life of a sandbox.
 
-A tenant's files are ``/workspace`` and ``/mnt/user-data/outputs`` of every sandbox that its owner makes for it.
+A tenant's files are mounted at ``/workspace`` and ``/mnt/user-data/outputs`` in every sandbox that its owner creates
+for it.
 """
 
 from __future__ import annotations
@@ -12,32 +13,32 @@ from pathlib import Path
 from jupyter_agentbox.linux import measure_tree
 from jupyter_agentbox.spec import Mount
 
-#: Where results to be handed over are kept, inside.
+#: Path inside the sandbox for results to be handed over.
 OUTPUTS = "/mnt/user-data/outputs"
-#: Entries and seconds in which a tenant's files are measured.
+#: Maximum number of entries and of seconds for one measurement of a tenant's files.
 MAX_ENTRIES, MAX_TIME = 10_000_000, 5.0
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """Where one tenant's files are.
+    """The directories of one tenant.
 
     Parameters
     ----------
     directory : Path
-        On the host.
+        Directory on the host.
     """
 
     directory: Path
 
     @classmethod
     def open(cls, state_dir: Path, owner: str, name: str) -> Tenant:
-        """Make its folders, if they are not there yet. Blocks for a moment."""
-        # An owner's name is anybody's choice; as a digest it is a file name, and no other's.
+        """Return a tenant, and create its directories if they do not exist. Blocks briefly."""
+        # An owner's name is arbitrary text. Its digest is a valid file name and differs for every owner.
         digest = hashlib.sha256(owner.encode()).hexdigest()[:32]
-        # Beside the state directory, of which no sandbox ever sees anything.
+        # Beside the state directory, no part of which is ever mounted in a sandbox.
         top = state_dir.with_name(f"{state_dir.name}-tenants")
-        top.mkdir(mode=0o700, parents=True, exist_ok=True)  # whatever the umask lets others do beneath
+        top.mkdir(mode=0o700, parents=True, exist_ok=True)  # protects the directories below it regardless of the umask
         tenant = cls(top / digest / name)
         for path in (tenant.workspace, tenant.outputs):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -45,19 +46,19 @@ class Tenant:
 
     @property
     def workspace(self) -> Path:
-        """What ``/workspace`` is."""
+        """Directory that is mounted at ``/workspace``."""
         return self.directory / "workspace"
 
     @property
     def outputs(self) -> Path:
-        """What ``/mnt/user-data/outputs`` is."""
+        """Directory that is mounted at ``/mnt/user-data/outputs``."""
         return self.directory / "outputs"
 
     @property
     def mounts(self) -> tuple[Mount, ...]:
-        """What a sandbox needs beside its workspace."""
+        """Mounts that a sandbox needs in addition to its workspace."""
         return (Mount(self.outputs, OUTPUTS, is_writable=True),)
 
     def used(self) -> int:
-        """Return the bytes on disk of all its files, or of as many as can be seen in a few seconds. Blocks."""
+        """Return the disk use of all its files in bytes, or of those that could be measured in time. Blocks."""
         return measure_tree(self.directory, MAX_ENTRIES, MAX_TIME)[0]

@@ -1,1 +1,1 @@
-"""What is done to a live sandbox: snapshots, forks, parking, export."""
+"""Operate on running sandboxes: snapshots, forks, parking and export."""

@@ -1,6 +1,6 @@
-"""Snapshots as files: one is exported to be kept elsewhere or moved to another machine, and imported again.
+"""Export snapshots as files, to keep them elsewhere or move them to another machine, and import them again.
 
-``storage.snapshots`` signs what goes out, and takes nothing in that is not signed under its own key.
+``storage.snapshots`` signs exported files, and imports only files that are signed with its own key.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from jupyter_agentbox.storage.snapshots import Snapshot, SnapshotMeta
 
 from .live_snapshots import LiveSnapshots, describe, read_saved
 
-#: Files that one caller may export and import at a time; each takes a snapshot's room on the disk meanwhile.
+#: Concurrent exports and imports of one caller. Each one takes a snapshot's space on the disk.
 MAX_MOVES = 2
-#: Bytes of a file beside those of the snapshot: names and signatures.
+#: Bytes of a file in addition to the snapshot's own: names and signatures.
 _EXTRA = 128 * MIB
 _PIECE = MIB
 
 
 class Exchange:
-    """Exports and imports the snapshots of one server.
+    """Exporter and importer of the snapshots of one server.
 
     Parameters
     ----------
@@ -47,16 +47,16 @@ class Exchange:
         self._lock = threading.Lock()
 
     async def export(self, snapshot_id: str, *, caller: Caller) -> Iterator[bytes]:
-        """Return a generator of a snapshot's file, which blocks.
+        """Return a generator of the bytes of a snapshot's file. The generator blocks.
 
         Raises
         ------
         NotFound
         Damaged, LimitReached
-            From the generator, before its first bytes.
+            Raised by the generator, before its first bytes.
         """
         found = await self._snapshots.find(snapshot_id, caller)
-        await self._snapshots.note_move("exported", found, caller)  # or nothing leaves
+        await self._snapshots.note_move("exported", found, caller)  # if this fails, nothing is exported
 
         def chunks() -> Iterator[bytes]:
             with self._turn(caller):
@@ -65,20 +65,20 @@ class Exchange:
         return chunks()
 
     async def import_(self, chunks: AsyncIterable[bytes], *, caller: Caller) -> SnapshotInfo:
-        """Make a snapshot of a file. It is the caller's.
+        """Create a snapshot from a file. The caller becomes its owner.
 
         Raises
         ------
         Damaged
-            It was changed or cut off, or another store has exported it.
+            The file was changed or truncated, or was exported by another store.
         LimitReached, TooLarge
         NotAuthorized
-            It shows a folder of a notebook's, and the caller may not use kernels.
+            The snapshot contains a notebook's folder, and the caller may not use kernels.
         """
         caller.check_unscoped("import a snapshot")
         with self._turn(caller):
             store = await asyncio.to_thread(lambda: self._snapshots.store)
-            # All of it first: whoever sends slowly holds no thread, and what is signed is looked at in one go.
+            # Receive the whole file first: a slow sender then blocks no thread, and the file is verified in one pass.
             with await asyncio.to_thread(lambda: tempfile.TemporaryFile(dir=self._policy.state_path)) as file:
                 limit, size = self._policy.max_snapshot_bytes + _EXTRA, 0
                 async for chunk in chunks:
@@ -119,7 +119,7 @@ class Exchange:
         finally:
             with self._lock:
                 self._moves[caller.name] -= 1
-                self._moves += Counter()  # forgets who has none
+                self._moves += Counter()  # drops counters that are zero
 
 
 def _read(file: IO[bytes]) -> Iterator[bytes]:
@@ -128,7 +128,7 @@ def _read(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _check(caller: Caller, meta: SnapshotMeta) -> None:
-    """Refuse the folder of somebody's notebook to whoever can't open notebooks."""
+    """Refuse a snapshot that shows a notebook's folder if the caller may not use kernels."""
     saved = read_saved(Snapshot(id="in the file", meta=meta, size=0, cost=0))
     if saved.record.spec.workspace is not None and saved.request.tenant is None and not caller.has_kernels:
         raise NotAuthorized("the snapshot shows a notebook's folder, and you may not use kernels here")

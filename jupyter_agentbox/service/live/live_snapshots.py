@@ -1,8 +1,8 @@
-"""Snapshots of live sandboxes: take one, go back to it, fork another sandbox off it.
+"""Take snapshots of running sandboxes, restore a sandbox to one of them, and fork a sandbox from one.
 
-:class:`~jupyter_agentbox.storage.snapshots.SnapshotStore` keeps what is saved,
-:meth:`~jupyter_agentbox.sandbox.sandbox.sandbox.Sandbox.checkpoint` saves and ``policy.renewal`` decides
-what a copy may do today.
+:class:`~jupyter_agentbox.storage.snapshots.SnapshotStore` stores snapshots,
+:meth:`~jupyter_agentbox.sandbox.sandbox.Sandbox.checkpoint` saves a sandbox, and ``policy.renewal`` decides what a
+copy may do under today's policy.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from .reseeding import reseed
 
 log = logging.getLogger(__name__)
 
-# A method below is called `list`.
+# An alias, because a method below is named `list`.
 Infos = list[SnapshotInfo]
 
 
@@ -62,12 +62,12 @@ class LiveSnapshots:
         self._thread = LinkThread.instance()
         self._latest: dict[tuple[str, str], str] = {}
         self._store: SnapshotStore | None = None
-        #: Starts a Jupyter kernel that goes on from a snapshot and returns its id, on the server's event loop.
+        #: Starts a Jupyter kernel from a snapshot and returns its id, on the server's event loop.
         self.start_kernel: Callable[[Restoration], Awaitable[str]] | None = None
 
     @property
     def store(self) -> SnapshotStore:
-        """Where they are kept; made at first use. Raises InvalidConfig."""
+        """The snapshot store, created at first use. Raises InvalidConfig."""
         if self._store is None:
             self._store = open_store(self._policy)
         return self._store
@@ -75,17 +75,17 @@ class LiveSnapshots:
     # -- taking ----------------------------------------------------------------------------------
 
     async def take(self, sandbox_id: str, request: SnapshotRequest, *, caller: Caller) -> SnapshotInfo:
-        """Save a sandbox as it is, while it goes on.
+        """Save a running sandbox, without stopping it.
 
         Raises
         ------
         NotFound, PolicyRefused, SandboxEnded
         LimitReached
-            Its owner has as many as policy allows.
+            Its owner has reached the number or size of snapshots that policy allows.
         RuntimeUnavailable
-            Its runtime keeps no snapshots.
+            Its runtime does not support snapshots.
         Conflict
-            A program inside has something open that gVisor does not save; the sentence names it.
+            A program inside has something open that gVisor cannot save. The message names it.
         RuntimeFailed
             It could not be saved for another reason.
         """
@@ -97,7 +97,7 @@ class LiveSnapshots:
         return await finished(take())
 
     async def save(self, managed: ManagedSandbox, request: SnapshotRequest, kind: Kind = "user") -> Snapshot:
-        """Save a sandbox; see :meth:`take`. Not to be cancelled."""
+        """Save a sandbox; see :meth:`take`. Must not be cancelled."""
         sandbox = managed.running()
         staged = await asyncio.to_thread(self.store.stage)
         try:
@@ -127,7 +127,7 @@ class LiveSnapshots:
         return snapshot
 
     async def _find_parent(self, managed: ManagedSandbox) -> str | None:
-        """Return the snapshot that it came from: the one that was taken or restored last."""
+        """Return the id of the parent: the snapshot of this sandbox that was taken or restored last."""
         key = (managed.owner, _label(managed.info()))
         own = {
             item.id: item for item in await asyncio.to_thread(self.store.list, key[0]) if item.meta.sandbox == key[1]
@@ -137,31 +137,31 @@ class LiveSnapshots:
         return latest if latest in own else newest.id if newest is not None else None
 
     def manager_of(self, spec: SandboxSpec) -> SandboxManager:
-        """The manager of such sandboxes."""
+        """Return the manager for sandboxes with this spec."""
         return SandboxManager.shared(self._policy.state_path, spec.runtime, config=self._policy.config)
 
     async def _checkpoint(self, sandbox: Sandbox, staged: Path) -> bytes:
         try:
             return await self._thread.run(sandbox.checkpoint(staged))
         except RuntimeFailed:
-            await asyncio.to_thread(self.manager_of(sandbox.spec).check_space)  # the runtime does not say so
+            await asyncio.to_thread(self.manager_of(sandbox.spec).check_space)  # the runtime hides this cause
             raise
 
     async def note(self, sandbox: Sandbox, event: str, snapshot: Snapshot) -> None:
-        """Tell the audit log."""
+        """Write an event of a sandbox and a snapshot to the audit log."""
         await self._service.registry.audit().arecord(
             "lifecycle", sandbox.id, detail={"event": event, "snapshot": snapshot.id, "name": snapshot.meta.name}
         )
 
     async def expire(self, snapshot: Snapshot) -> None:
-        """Remove one that is older than policy lets them be."""
+        """Remove a snapshot that is older than policy allows."""
         await self.note_move("snapshot_expired", snapshot, Caller("Policy.snapshot_max_age"))
         await asyncio.to_thread(self.store.delete, snapshot.id, snapshot.meta.owner)
 
     async def note_move(self, event: str, snapshot: Snapshot, caller: Caller) -> None:
-        """Tell the audit log what was done with a snapshot itself, and by whom."""
+        """Write an operation on a snapshot itself to the audit log, with the caller."""
         sandbox = SERVER
-        with suppress(RuntimeFailed):  # of another release
+        with suppress(RuntimeFailed):  # the snapshot was made by another release
             sandbox = read_saved(snapshot).record.id
         detail = {"event": event, "snapshot": snapshot.id, "name": snapshot.meta.name, **caller.to_detail()}
         await self._service.registry.audit().arecord("lifecycle", sandbox, detail=detail)
@@ -169,7 +169,7 @@ class LiveSnapshots:
     # -- the list --------------------------------------------------------------------------------
 
     async def list(self, sandbox_id: str | None = None, *, caller: Caller) -> Infos:
-        """List the snapshots of a sandbox, or all that are the caller's; oldest first."""
+        """List the snapshots of a sandbox, or all snapshots that the caller may see, oldest first."""
         if sandbox_id is None:
             caller.check_unscoped("list all snapshots")
             found = await asyncio.to_thread(self.store.list, None if caller.is_admin else caller.name)
@@ -181,11 +181,14 @@ class LiveSnapshots:
         ]
 
     async def get(self, snapshot_id: str, *, caller: Caller) -> SnapshotInfo:
-        """Describe one. Raises NotFound."""
+        """Return a description of one snapshot. Raises NotFound."""
         return describe(await self.find(snapshot_id, caller))
 
     async def delete(self, snapshot_id: str, *, caller: Caller) -> None:
-        """Remove one, of one's own also one that can't be read; what others share with it stays. Raises NotFound."""
+        """Remove a snapshot, but not data that it shares with others. Raises NotFound.
+
+        The caller's own snapshots can be removed even if they cannot be read.
+        """
         try:
             found = await self.find(snapshot_id, caller)
             owner = found.meta.owner
@@ -195,13 +198,13 @@ class LiveSnapshots:
         await asyncio.to_thread(self.store.delete, snapshot_id, owner)
 
     async def find(self, snapshot_id: str, caller: Caller) -> Snapshot:
-        """Find one that the caller may use: its own, or one of a sandbox that it may see.
+        """Return a snapshot that the caller may use: its own, or one of a sandbox that it may see.
 
         Raises
         ------
         NotFound
         Damaged
-            It is the caller's own, and what it is can't be read any more.
+            The snapshot is the caller's own, and can no longer be read.
         """
         for item in await asyncio.to_thread(self.store.list):
             if item.id == snapshot_id and item.meta.kind == "user":
@@ -217,23 +220,23 @@ class LiveSnapshots:
                 raise Damaged(f"snapshot {snapshot_id} can only be deleted: {reason}", field="snapshot")
         raise NotFound(f"there is no snapshot {snapshot_id[:64]!r}", field="snapshot")
 
-    # -- going back ------------------------------------------------------------------------------
+    # -- restoring -------------------------------------------------------------------------------
 
     async def restore(self, sandbox_id: str, snapshot_id: str, *, caller: Caller) -> SandboxInfo:
-        """Take a sandbox back to one of its snapshots: same ids, same endpoints. What it was doing is dropped.
+        """Restore a sandbox to one of its snapshots. It keeps its ids and endpoints; work in progress is dropped.
 
         Raises
         ------
         NotFound
         Conflict
-            It is no snapshot of this sandbox, or was taken where something was different, or a file that a program had
-            open is gone.
+            The snapshot is not of this sandbox, or was taken in a different environment, or a file that a program had
+            open no longer exists.
         PolicyRefused
-            Policy allows such a sandbox no more.
+            Policy no longer allows such a sandbox.
         RuntimeFailed
-            It did not start. The sandbox goes on as it was.
+            It did not start. The sandbox continues as it was.
         Damaged
-            It was changed on the disk, or cannot be read. The sandbox goes on as it was.
+            The snapshot was changed on disk, or cannot be read. The sandbox continues as it was.
         """
         return await finished(self._restore(sandbox_id, snapshot_id, caller))
 
@@ -275,7 +278,7 @@ class LiveSnapshots:
         return slot.sandbox
 
     async def renew(self, managed: ManagedSandbox, snapshot: Snapshot, saved: Saved) -> SandboxSpec:
-        """Decide about the sandbox that goes on from a snapshot. Raises Conflict, PolicyRefused."""
+        """Return the spec under today's policy for a restored sandbox. Raises Conflict, PolicyRefused."""
         await self._check_same(snapshot, saved.record.spec)
         return await self._renew(managed, saved)
 
@@ -293,7 +296,7 @@ class LiveSnapshots:
         spec = saved.record.spec
         is_tenants = saved.request.tenant is not None
         if saved.request.tenant is not None:
-            # The folders are the snapshot's own words, and it may be the file that another owner has exported.
+            # Do not trust the folders that the snapshot names: it may be a file that another owner exported.
             tenant = await asyncio.to_thread(Tenant.open, self._policy.state_path, managed.owner, saved.request.tenant)
             if spec.workspace != tenant.workspace or not set(tenant.mounts) <= set(spec.mounts):
                 raise Conflict("the snapshot shows the folders of another owner's tenant", field="snapshot")
@@ -306,7 +309,7 @@ class LiveSnapshots:
 
     @contextlib.asynccontextmanager
     async def checked_out(self, snapshot: Snapshot) -> AsyncIterator[Path]:
-        """Have a snapshot's files at hand, none loaded before all are verified. Raises Damaged, in the end at least."""
+        """Provide a snapshot's files. None is loaded before all are verified. Raises Damaged, at exit at the latest."""
         waits = self.manager_of(read_saved(snapshot).record.spec).runtime.waits_for_image
         context = self.store.checkout(snapshot.id, snapshot.meta.owner, is_early=waits)
         files = await asyncio.to_thread(context.__enter__)
@@ -318,13 +321,15 @@ class LiveSnapshots:
     # -- forks -----------------------------------------------------------------------------------
 
     async def fork(self, sandbox_id: str, request: ForkRequest, *, caller: Caller) -> SandboxInfo:
-        """Start another sandbox off a snapshot, or off a sandbox as it is now. It has its own id, grant and audit.
+        """Start another sandbox from a snapshot, or from the present state of a sandbox.
+
+        The fork has its own id, grant and audit trail.
 
         Raises
         ------
         NotFound, Conflict, LimitReached, PolicyRefused, RuntimeFailed
         NotAuthorized, InvalidRequest
-            It is to be a kernel, which the caller may not use, or which has no id of the caller's own.
+            The fork is to be a kernel, and the caller may not use kernels or has given an id for it.
         """
         caller.check_unscoped("fork a sandbox")
         if request.as_kernel and not caller.has_kernels:
@@ -349,7 +354,7 @@ class LiveSnapshots:
 
     @contextlib.asynccontextmanager
     async def _captured(self, managed: ManagedSandbox) -> AsyncIterator[_Origin]:
-        """Have a sandbox at hand as it is now. It is no snapshot, and gone with this process at the latest."""
+        """Provide the present state of a sandbox. It is not a snapshot, and does not outlive this process."""
         sandbox = managed.running()
         staged = await asyncio.to_thread(self.store.stage)
         try:
@@ -367,7 +372,7 @@ class LiveSnapshots:
         spec = replace(spec, grant=intersect_grants(spec.grant, origin.now), kernel_id="", kernel_name="", origin="")
         record = saved.record
         if record.main_kernel is not None:
-            # A notebook's kernel is the default context's of the fork.
+            # A notebook's kernel becomes the fork's default context.
             kernels = [replace(k, context=k.context or "default") for k in record.kernels]
             record = replace(record, kernels=kernels)
 
@@ -376,7 +381,7 @@ class LiveSnapshots:
             async with origin.files() as files:
                 sandbox = await manager.restore(spec, record, files)
             try:
-                if not request.keep_seeds:  # before anybody can find it, a later server too
+                if not request.keep_seeds:  # before any caller, or a later server, can find it
                     await reseed(sandbox)
             except BaseException:
                 await asyncio.shield(manager.stop(sandbox))
@@ -417,14 +422,14 @@ class _Written(msgspec.Struct):
 
 
 class Saved(msgspec.Struct):
-    """What a snapshot says of its sandbox.
+    """The description of a sandbox that is saved with its snapshot.
 
     Parameters
     ----------
     record : Record
     request : SandboxRequest
     session : SessionRecord or None
-        None where it is a notebook's.
+        None for a notebook's sandbox.
     """
 
     record: Record
@@ -434,17 +439,17 @@ class Saved(msgspec.Struct):
 
 @dataclass(frozen=True)
 class _Origin:
-    """What a fork goes on from.
+    """The saved state from which a fork starts.
 
     Parameters
     ----------
     saved : Saved
     files : callable
-        Returns an asynchronous context manager that has what ``SandboxManager.restore`` takes at hand.
+        Returns an asynchronous context manager that provides the directory for ``SandboxManager.restore``.
     detail : dict
-        For the audit log.
+        Entries for the audit log.
     now : Grant
-        What it may reach now, if it lives: a fork may reach no more.
+        The present grant of the original sandbox, if it is running. The fork's grant cannot exceed it.
     """
 
     saved: Saved
@@ -454,7 +459,7 @@ class _Origin:
 
 
 def open_store(policy: Policy) -> SnapshotStore:
-    """Open the store of a state directory, which is made where it is not there. Raises InvalidConfig."""
+    """Open the snapshot store of a state directory, and create the directory if needed. Raises InvalidConfig."""
     policy.state_path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return SnapshotStore(
         policy.state_path,
@@ -465,7 +470,7 @@ def open_store(policy: Policy) -> SnapshotStore:
 
 
 def read_saved(snapshot: Snapshot) -> Saved:
-    """Read what was written with a snapshot. Raises RuntimeFailed."""
+    """Read the description that is saved with a snapshot. Raises RuntimeFailed."""
     try:
         found = msgspec.json.decode(snapshot.meta.record, type=_Written)
         return Saved(Record.from_bytes(bytes(found.record)), found.request, found.session)
@@ -474,12 +479,12 @@ def read_saved(snapshot: Snapshot) -> Saved:
 
 
 def _label(info: SandboxInfo) -> str:
-    """Return what a sandbox is known by over restarts: its id, or of a notebook's that of the kernel."""
+    """Return the id that a sandbox keeps across restarts: its own id, or the kernel's id for a notebook's sandbox."""
     return info.kernels[0].id if info.kind == "notebook" and info.kernels else info.id
 
 
 def describe(snapshot: Snapshot) -> SnapshotInfo:
-    """Say what the API says of one."""
+    """Return a snapshot's description for the API."""
     spec = read_saved(snapshot).record.spec
     return SnapshotInfo(
         id=snapshot.id,

@@ -1,10 +1,10 @@
-"""Cells that are for the host: ``%snapshot``, ``%restore``, ``%snapshots`` and ``%fork``, of a kernel of any language.
+"""Run cell commands on the host: ``%snapshot``, ``%restore``, ``%snapshots`` and ``%fork``, for any kernel language.
 
-A ``kernels.front.front`` sees what its clients send. A cell that is nothing but one such line, beside blank
-ones and comments, is answered here and never reaches the kernel. So code inside has no way to ask for it, and what goes
-back in time does not take its own answer along. It comes after the cells before it, and those behind it wait.
+``kernels.front.front`` sees the messages of its clients. A cell that consists of one such line, apart from blank lines
+and comments, is answered here and never reaches the kernel. Code inside therefore cannot issue these commands, and a
+restored kernel does not revert the answer. A command runs after the cells before it, and the cells after it wait.
 
-Code that is run over REST is left alone: agents have calls, and tokens, for the same.
+Code that is run over REST is not searched for commands: agents have API calls, and tokens, for the same operations.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from jupyter_agentbox.spec import format_size
 
 from .live_snapshots import LiveSnapshots
 
-#: Most snapshots that ``%snapshots`` lists, the newest.
+#: Maximum number of snapshots that ``%snapshots`` lists, the newest ones.
 MAX_LISTED = 50
 
 
 class Magics:
-    """Does what such cells ask for, for the kernels of one process that share a state directory.
+    """Runner of cell commands for the kernels of one process that share a state directory.
 
     Parameters
     ----------
     snapshots : LiveSnapshots
+    service : SandboxService
     loop : event loop, optional
-        Of the server that can start kernels; without one there are no forks.
+        Event loop of the server that can start kernels. Without it, ``%fork`` is not available.
     """
 
     _shared: ClassVar[dict[Path, Magics]] = {}
@@ -51,12 +52,12 @@ class Magics:
 
     @classmethod
     def share(cls, policy: Policy, magics: Magics) -> None:
-        """Have a server's serve all kernels of its state directory."""
+        """Use a server's instance for all kernels of its state directory."""
         cls._shared[policy.state_path] = magics
 
     @classmethod
     def of(cls, policy: Policy) -> Magics:
-        """The one of a state directory: its server's, or in a program without one an own."""
+        """Return the instance for a state directory: its server's, or a new one in a program without a server."""
         found = cls._shared.get(policy.state_path)
         if found is None:
             service = SandboxService(policy)
@@ -64,7 +65,7 @@ class Magics:
         return found
 
     async def run(self, slot: SandboxedKernel, name: str, argument: str) -> str:
-        """Do it, and return what to show. On the link's thread.
+        """Run a command, and return the text to show. On the link thread.
 
         Raises
         ------
@@ -120,7 +121,7 @@ class Magics:
 
 
 def install(slot: SandboxedKernel, policy: Policy) -> None:
-    """Have a kernel's front answer such cells, unless policy turns them off."""
+    """Let a kernel's front answer cell commands, unless policy turns them off."""
     if policy.magics:
         slot.on_command = lambda name, argument: _run(policy, slot, name, argument)
 
@@ -131,12 +132,14 @@ async def _run(policy: Policy, slot: SandboxedKernel, name: str, argument: str) 
 
 
 def choose(found: list[SnapshotInfo], wanted: str) -> SnapshotInfo:
-    """Return the newest of that name, the one of that id or of an id that begins so, or the newest of all.
+    """Return the newest snapshot with this name or id, else the one whose id has this prefix.
+
+    If `wanted` is empty, return the newest of all.
 
     Parameters
     ----------
     found : list of SnapshotInfo
-        Oldest first.
+        Snapshots, oldest first.
 
     Raises
     ------

@@ -1,11 +1,12 @@
-"""Parked sandboxes: saved to the disk, using neither memory nor processor, until their next use wakes them.
+"""Park sandboxes: save them to disk, where they use neither memory nor processor, until the next use wakes them.
 
-What is parked is a snapshot of kind ``park``, and a lock in the state directory that the server which knows it holds;
-the next server takes over those whose lock is free. It is saved before the sandbox ends, and removed after the woken
-one was written down: there is one of the two at every moment, and where there are both, the living one wins.
+A parked sandbox consists of a snapshot of kind ``park``, and a lock in the state directory. The server that manages the
+parked sandbox holds the lock; the next server takes over those whose lock is free. Parking saves the snapshot before
+it ends the sandbox. Waking removes the snapshot after the record of the woken sandbox is written. At least one of the
+two therefore exists at every moment, and if both exist, the running one wins.
 
-Sandboxes are woken by calls. A notebook's kernel is woken by whatever a client sends it as well: its
-``kernels.sandboxed_kernel`` keeps the endpoints meanwhile. All on the link's thread.
+Calls wake sandboxes. A notebook's kernel is also woken by any message of a client: its ``kernels.sandboxed_kernel``
+keeps the endpoints open while it is parked. Everything runs on the link thread.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ from .retention import keep_removing
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks for kernels in which nothing runs, at most.
+#: Maximum number of seconds between two checks for idle kernels.
 LOOK_INTERVAL = 5.0
-#: Seconds that another server may take to end what it has saved to park it, and between two looks.
+#: Seconds that another server may take to end a sandbox after it saved it to park it, and seconds between two checks.
 PARKING_TIMEOUT, PARKING_INTERVAL = 15.0, 0.1
 
-# A method of the store is called `list`.
+# An alias, because a method of the store is named `list`.
 Found = list[ManagedSandbox]
 Kernels = list[ParkedKernel]
 
 
 class Parker:
-    """Parks and wakes the sandboxes of one server.
+    """Implementation of parking and waking for the sandboxes of one server.
 
     Parameters
     ----------
@@ -61,9 +62,9 @@ class Parker:
     Attributes
     ----------
     on_parked : callable
-        Told the id of each kernel that was parked, on the link's thread.
+        Called with the id of each kernel that was parked, on the link thread.
     on_woken : callable
-        Told the id of each kernel that goes on, before it says a word, on the link's thread.
+        Called with the id of each kernel that was woken, before the kernel sends anything, on the link thread.
     """
 
     def __init__(self, service: SandboxService, snapshots: LiveSnapshots) -> None:
@@ -75,16 +76,16 @@ class Parker:
         self._tokens = TokenStore(service.policy.state_path)
         self._locks: dict[str, Lock] = {}
         self._watching: list[asyncio.Future[None]] = []
-        # Somebody may ask for what policy is just doing, or the other way round.
+        # A caller and the policy may park the same sandbox at the same time.
         self._turns: WeakKeyDictionary[ManagedSandbox, asyncio.Lock] = WeakKeyDictionary()
-        #: Held by each that is woken: to decompress more than can start only takes time from those that do.
+        #: Held while a sandbox is woken. Decompressing more than can start only slows down those that are starting.
         self.opening = asyncio.Semaphore(MAX_STARTING)
         service.parker = self
 
-    # -- sandboxes, of kernels too ----------------------------------------------------------------
+    # -- sandboxes and kernels --------------------------------------------------------------------
 
     async def park(self, managed: ManagedSandbox) -> None:
-        """Save it to the disk and free what it uses. Raises Conflict while it is in use."""
+        """Save a sandbox to disk and free its resources. Raises Conflict while it is in use."""
         async with self._turns.setdefault(managed, asyncio.Lock()):
             if managed.parked is None:
                 await self._park(managed)
@@ -113,8 +114,8 @@ class Parker:
             if not self._take_lock(snapshot.id):
                 raise Conflict(f"sandbox {managed.id!r} was parked by another server at the same moment")
             await self._carry(sandbox.id, snapshot.id)
-            # Nothing is waited for after this until a sandbox is parked: a call that came before keeps it awake, and so
-            # does one that is over already, as what it did may not be saved.
+            # From here until the sandbox is marked as parked, nothing may be awaited. A call that has begun keeps the
+            # sandbox running, and so does a call that has already ended, because its effect may not have been saved.
             _check_unused(managed, used)
             managed.running()
         except AgentboxError:
@@ -128,7 +129,7 @@ class Parker:
         return self._parked(snapshot, read_saved(snapshot))
 
     async def wake(self, managed: ManagedSandbox) -> None:
-        """Start it again where it was, with its own ids. It stays parked when that fails."""
+        """Start a parked sandbox from its saved state. It keeps its ids. If the start fails, it stays parked."""
         assert managed.parked is not None
         if managed.kind == "notebook":
             slot = SandboxedKernel.find(sandbox_id=managed.id)
@@ -151,7 +152,7 @@ class Parker:
         managed.touch()
 
     async def forget(self, managed: ManagedSandbox) -> None:
-        """Remove what was saved."""
+        """Delete the saved state of a sandbox that is no longer parked."""
         snapshot_id, managed.parked = managed.parked, None
         if snapshot_id is not None:
             if managed.sandbox is not None:
@@ -159,17 +160,17 @@ class Parker:
             await self.remove(snapshot_id, managed.owner)
 
     async def remove(self, snapshot_id: str, owner: str) -> None:
-        """Remove what was saved, and the tokens for it."""
+        """Delete the saved state of a parked sandbox, and its tokens."""
         await asyncio.to_thread(self.snapshots.store.delete, snapshot_id, owner)
         self._drop_lock(snapshot_id)
 
     async def _carry(self, old: str, new: str) -> None:
         await asyncio.to_thread(self._tokens.carry, old, new)
 
-    # -- what an earlier server left -------------------------------------------------------------
+    # -- recovery --------------------------------------------------------------------------------
 
     async def recover(self) -> Found:
-        """Return the sandboxes that an earlier server has parked, and clear away what it left half done."""
+        """Return the sandboxes that an earlier server parked, and remove what it left unfinished."""
         found = []
         for snapshot, saved in await self._find_left():
             if saved.session is not None and await self._take(snapshot, saved):
@@ -180,7 +181,7 @@ class Parker:
 
     @on_link_thread
     async def recover_kernels(self, origin: str) -> Kernels:
-        """Take over the kernels that an earlier server of a root directory has parked. From any event loop."""
+        """Take over the parked kernels of an earlier server with the root directory `origin`. From any event loop."""
         found: dict[str, _SavedKernel] = {}
         for snapshot, saved in await self._find_left():
             record = saved.record
@@ -193,7 +194,7 @@ class Parker:
         return list(found.values())
 
     async def _find_left(self) -> list[tuple[Snapshot, Saved]]:
-        """Return what is parked and nobody's, oldest first."""
+        """Return the parked sandboxes whose lock this server does not hold, oldest first."""
         try:
             await asyncio.to_thread(self.snapshots.store.sweep)
             await asyncio.to_thread(self._sweep)
@@ -209,10 +210,10 @@ class Parker:
         return found
 
     async def _take(self, snapshot: Snapshot, saved: Saved) -> bool:
-        """Take over what is parked, unless another server has it, or is just parking it and will have it."""
+        """Take over a parked sandbox, unless another server manages it or is parking it at the moment."""
         origin, own = saved.record.id, SandboxManager.all_shared(self.service.policy.state_path)
         for _ in range(int(PARKING_TIMEOUT / PARKING_INTERVAL)):
-            # Where this process has it that one lives, and wins.
+            # If this process owns the original sandbox, that one is running and wins.
             is_own = any(origin in manager.sandboxes for manager in own)
             if is_own or not await asyncio.to_thread(is_owned, self._directory.parent / "sandboxes" / origin):
                 try:
@@ -224,7 +225,7 @@ class Parker:
         return False
 
     def _sweep(self) -> None:
-        """Remove what a server that was killed left of those which it had just woken or ended."""
+        """Remove the locks that a killed server left of sandboxes that it had just woken or ended."""
         for directory in self._directory.glob("*"):
             with suppress(OSError, AgentboxError):
                 if directory.name not in self._locks and not self.snapshots.store.exists(directory.name):
@@ -239,7 +240,7 @@ class Parker:
     # -- idle kernels ----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Park kernels in which nothing runs, and remove old snapshots, if policy says so. From any thread."""
+        """Start to park idle kernels and remove old snapshots, as policy says. May be called from any thread."""
         asyncio.run_coroutine_threadsafe(self._start(), LinkThread.instance().loop)
 
     async def _start(self) -> None:
@@ -260,7 +261,7 @@ class Parker:
                     if await managed.sandbox.is_quiet_for(after):
                         await self.park(managed)
                 except (AgentboxError, OSError) as error:
-                    # Better alive than lost; it is tried again when it has been quiet for as long once more.
+                    # Keep it running rather than lose it. Parking is retried once it has been idle that long again.
                     log.warning("kernel of sandbox %s was not parked, and lives on: %s", managed.id, error)
 
     # -- locks -----------------------------------------------------------------------------------
@@ -284,7 +285,7 @@ class Parker:
             lock.release()
 
     def close(self) -> None:
-        """Let go of those that are parked, for a successor to take over. From any thread."""
+        """Release the parked sandboxes for a later server to take over. May be called from any thread."""
         for task in self._watching:
             LinkThread.instance().loop.call_soon_threadsafe(task.cancel)
         locks, self._locks = self._locks, {}
@@ -294,7 +295,7 @@ class Parker:
 
 @dataclass(frozen=True)
 class _SavedKernel:
-    """See :class:`~jupyter_agentbox.kernels.parked_kernel.ParkedKernel`."""
+    """Implementation of :class:`~jupyter_agentbox.kernels.parked_kernel.ParkedKernel`."""
 
     parker: Parker
     snapshot_id: str
@@ -318,7 +319,7 @@ class _SavedKernel:
         snapshot = await asyncio.to_thread(snapshots.store.get, self.snapshot_id, self.owner)
         saved = read_saved(snapshot)
         managed = ManagedSandbox("", self.owner, saved.request, kind="notebook")
-        # Package clients are asked, and all bytes verified, at the same time.
+        # Querying the package clients and verifying the files run concurrently.
         renewal = asyncio.ensure_future(snapshots.renew(managed, snapshot, saved))
         try:
             async with snapshots.checked_out(snapshot) as files:
@@ -327,7 +328,7 @@ class _SavedKernel:
             renewal.cancel()
             await asyncio.wait([renewal])
             if not renewal.cancelled():
-                renewal.exception()  # looked at: where the checkout failed, nobody else will
+                renewal.exception()  # retrieves the exception: if the checkout failed, nothing else does
 
     def moved(self, sandbox: Sandbox) -> None:
         self.parker.service.move_kernel(self.sandbox_id, sandbox)
@@ -348,13 +349,13 @@ class _SavedKernel:
 
 
 def list_parked(policy: Policy) -> list[Listed]:
-    """Return what lies parked in a state directory, whichever server parked it, oldest first. Blocks."""
+    """Return the parked sandboxes of a state directory, whichever server parked them, oldest first. Blocks."""
     if not (policy.state_path / "snapshots").is_dir():
         return []
     found = []
     for snapshot in open_store(policy).list():
         if snapshot.meta.kind == "park":
-            with suppress(AgentboxError):  # of another release
+            with suppress(AgentboxError):  # the snapshot was made by another release
                 record = read_saved(snapshot).record
                 spec, folder = record.spec, str(record.spec.workspace or "")
                 found.append(

@@ -1,4 +1,4 @@
-"""Random generators of a fork's kernels, seeded anew: what was drawn in one is not drawn in the other."""
+"""Reseed the random generators of a fork's kernels, so that the fork and its original draw different numbers."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from jupyter_agentbox.guest.ipykernel.embedded_claim import reseed as reseed_pyt
 from jupyter_agentbox.kernels.runner import Runner
 from jupyter_agentbox.sandbox.sandbox import Sandbox
 
-#: Seconds that a fork waits for it; where a cell runs, it comes after that.
+#: Seconds that a fork waits for reseeding. If a cell is running, reseeding follows it in the background.
 WAIT = 5.0
-#: What a kernel does that is claimed, for one that may have nothing of ours inside.
+#: The reseeding code of a claimed kernel as source, for a kernel that may not have any of our modules inside.
 _PYTHON = f"exec({f'import os, random, sys, uuid{chr(10)}{inspect.getsource(reseed_python)}reseed()'!r}, {{}})"
-#: Code by language, in small letters. V8, which runs TypeScript and JavaScript, takes no seed from code.
+#: Reseeding code by language, in lower case. V8, which runs TypeScript and JavaScript, cannot be seeded from code.
 SEEDS = {
     "python": _PYTHON,
     "r": 'if (exists(".Random.seed", envir = globalenv())) invisible(set.seed(NULL))',
     "bash": "RANDOM=${SRANDOM:-$(od -An -N2 -tu2 /dev/urandom)}",
 }
-#: What goes on after its fork was answered.
+#: Reseeding tasks that continue after the fork was returned to the caller.
 _late: set[asyncio.Future[None]] = set()
 
 
 async def reseed(sandbox: Sandbox) -> None:
-    """Seed the generators of a sandbox's kernels anew: at once, or where a cell runs, after it. Never fails."""
+    """Reseed the generators of a sandbox's kernels: at once, or after the running cell. Never fails."""
     runner = Runner.shared()
 
     async def seed(context: str, code: str) -> None:

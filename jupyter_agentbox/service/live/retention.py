@@ -1,4 +1,4 @@
-"""Old snapshots are removed where policy says how old they may become."""
+"""Remove snapshots that are older than policy allows."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .live_snapshots import LiveSnapshots
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks for old ones, at most.
+#: Maximum number of seconds between two checks for old snapshots.
 INTERVAL = 600.0
 
 
 async def keep_removing(snapshots: LiveSnapshots, max_age: float) -> None:
-    """Remove snapshots that are older than so many seconds, until cancelled."""
+    """Remove snapshots that are older than `max_age` seconds, until cancelled."""
     while True:
         try:
             await remove_old(snapshots, max_age)
@@ -27,9 +27,9 @@ async def keep_removing(snapshots: LiveSnapshots, max_age: float) -> None:
 
 
 async def remove_old(snapshots: LiveSnapshots, max_age: float) -> int:
-    """Remove the snapshots of all owners that are older than so many seconds; return how many they were.
+    """Remove the snapshots of all owners that are older than `max_age` seconds; return how many were removed.
 
-    What is parked, and templates, are none of those.
+    Parked sandboxes and templates are excluded.
     """
     store, removed = await asyncio.to_thread(lambda: snapshots.store), 0
     for found in await asyncio.to_thread(store.list):
