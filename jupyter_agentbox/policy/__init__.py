@@ -1,1 +1,1 @@
-"""What a request and the administrator's limits come to: a ``SandboxSpec``."""
+"""Resolve a request and the administrator's limits to a ``SandboxSpec``."""

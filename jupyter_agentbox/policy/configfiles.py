@@ -1,7 +1,7 @@
-"""The administrator's files, read by the package itself, so that they hold in any program.
+"""Read the administrator's configuration files, in every program that uses the package.
 
-``jupyter_agentbox_config.py`` and ``jupyter_agentbox_config.json`` lie in Jupyter's configuration directories
-(``jupyter --paths``). The current directory is none of them: a sandbox may write there.
+``jupyter_agentbox_config.py`` and ``jupyter_agentbox_config.json`` are in Jupyter's configuration directories
+(``jupyter --paths``). The current directory is not searched, because a sandbox may write there.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ _LOADERS: tuple[tuple[str, type[FileConfigLoader]], ...] = (
     (".py", PyFileConfigLoader),
     (".json", JSONFileConfigLoader),
 )
-#: What each file held when it was last read, by its path: the state of the file then, and its settings or its error.
+#: For each path, the file's status when it was last read, and its settings or the error.
 _cache: dict[str, tuple[tuple[int, int, int], Config | InvalidConfig]] = {}
 
 
 def file_config() -> Config:
-    """Read ``jupyter_agentbox_config.py`` and ``.json`` along Jupyter's path, the user's last.
+    """Return the merged configuration of all files. The user's own files take precedence.
 
-    Read anew only when a file has changed, as each start of a kernel asks.
+    Each start of a kernel calls this function, so a file is read again only when it has changed.
 
     Raises
     ------
     InvalidConfig
-        One of them cannot be read, or has Policy's name wrong: a policy that is half read could be wider than what was
-        meant.
+        A file cannot be read, or misspells Policy's name. A partly read policy could allow more than intended.
     """
     config = Config()
     for _, loaded in _read_files():
@@ -46,10 +45,10 @@ def file_config() -> Config:
 
 
 def find_enforcing_files() -> list[str]:
-    """Return the files that set ``AgentboxExtension.enforce``, for a sentence.
+    """Return the paths of the files that set ``AgentboxExtension.enforce``, for a message.
 
-    One is enough: another file, such as the user's own, cannot turn off what it enforces. A file that cannot be read
-    counts if it has the word in it or cannot be opened at all, since what it says is not known.
+    One such file is enough: no other file, such as the user's own, can turn enforcement off. A file that cannot be
+    parsed counts if it contains the word or cannot be opened, because its settings are unknown.
     """
     found = []
     for path, loaded in _read_files():
@@ -67,7 +66,7 @@ def find_enforcing_files() -> list[str]:
 
 
 def find_lenient_files() -> list[str]:
-    """Return the files that set ``AgentboxExtension.enforce`` to false."""
+    """Return the paths of the files that set ``AgentboxExtension.enforce`` to false."""
     return [
         path
         for path, loaded in _read_files()
@@ -78,7 +77,7 @@ def find_lenient_files() -> list[str]:
 
 
 def _read_files() -> list[tuple[str, Config | InvalidConfig]]:
-    """Return the files that exist, the user's last, each with its settings or with why it cannot be read."""
+    """Return the existing files, the user's last, each with its settings or the error that prevented reading it."""
     files: list[tuple[str, Config | InvalidConfig]] = []
     for directory in reversed(jupyter_config_path()):
         for suffix, loader in _LOADERS:
@@ -102,7 +101,7 @@ def _read_file(loader: type[FileConfigLoader], path: str) -> Config | InvalidCon
     try:
         loaded: Config = loader(path).load_config()
     except ConfigFileNotFound:
-        return Config()  # removed this moment
+        return Config()  # the file has just been removed
     except Exception as error:
         return _unreadable(path, repr(error))
     if slips := [name for name in difflib.get_close_matches("Policy", loaded, 3, 0.8) if name != "Policy"]:

@@ -1,9 +1,9 @@
-"""What a sandbox sees of the host's environment: variables, and the Python (or other) environment as mounts.
+"""Decide what a sandbox sees of the host's environment: the variables, and the mounts of the Python environment.
 
-Pure functions over what they are given; ``policy.policy`` calls them. Variables follow an
-allow-list: nothing of the server's environment goes inside unless it is named here or by the administrator,
-since a server's environment holds tokens and cloud keys. Mounts are read-only and as narrow as a prefix: never
-a home directory, never a system directory, never the package's own state.
+The functions have no side effects; ``policy.policy`` calls them. Variables follow an allow-list, because a server's
+environment contains tokens and cloud keys: a variable is passed on only if it is named here or by the administrator.
+Mounts are read-only and as narrow as an environment's prefix: never a home directory, a system directory or the
+package's own state.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jupyter_agentbox.spec import HOME, WORKSPACE, Limits, Mount
 from .folders import SYSTEM_DIRS, check_mount, homes, is_beneath, is_too_broad
 from .languages import glob_safe
 
-#: What certificate bundles may lie in; the curated root shows these as well.
+#: Directories that may contain certificate bundles. The curated root mounts them as well.
 CERTIFICATE_DIRS = (
     "/etc/ssl/certs",
     "/etc/pki/tls/certs",
@@ -36,7 +36,7 @@ CERTIFICATE_DIRS = (
 )
 
 _LOCALE = re.compile(r"LANG|LANGUAGE|LC_[A-Z]+")
-#: Harmless facts about the host that programs inside want to share with it.
+#: Harmless facts about the host that programs inside need to share with it.
 _HOST_NAMES = frozenset({"TZ", "TERM", "COLORTERM", "NO_COLOR", "OPENBLAS_CORETYPE"})
 _CERTIFICATE_NAMES = (
     "SSL_CERT_FILE",
@@ -47,12 +47,12 @@ _CERTIFICATE_NAMES = (
     "NODE_EXTRA_CA_CERTS",
     "GIT_SSL_CAINFO",
 )
-#: What a launch request may add by itself: the notebook's path, which ipykernel uses.
+#: Variables that every launch request may set: the notebook's path, which ipykernel uses.
 _REQUEST_NAMES = frozenset({"JPY_SESSION_NAME"})
-#: A kernel with this variable watches a process that does not exist inside, and exits.
+#: Variables that are never passed on. With this one, a kernel watches a process that does not exist inside, and exits.
 _NEVER = frozenset({"JPY_PARENT_PID"})
 _NAME = re.compile(r"[^=\0]+")
-#: Files that lie beside an environment only where it was made in a project or a home, as folders with a dot do.
+#: Files that, like folders whose name begins with a dot, exist in an environment only if it is in a project or a home.
 _PRIVATE_FILE = re.compile(r"\.(git|env.*|netrc|pypirc|npmrc|git-credentials|pgpass|.*_history)")
 
 
@@ -68,29 +68,29 @@ def kernel_environment(
     profile: Mapping[str, str] | None = None,
     egress: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Build the whole environment of what runs inside.
+    """Return the complete environment of the processes inside.
 
-    Later parts win: fixed values, allow-listed host variables, the launch request's, the kernelspec's, the
-    profile's, and last those that lead to the egress gate, so that nobody's proxy setting replaces ours.
+    Later parts take precedence: fixed values, allow-listed host variables, the launch request's, the kernelspec's, the
+    profile's, and last the proxy variables of the egress gate, so that no other proxy setting replaces them.
 
     Parameters
     ----------
     host : mapping
-        The server's environment. Of it only locale, time zone, terminal, certificate bundles and `passthrough`.
+        The server's environment. Only locale, time zone, terminal, certificate bundles and `passthrough` are used.
     limits : Limits
-        Its ``cpus`` bound the threads of numeric libraries, which otherwise count the host's processors.
+        ``cpus`` limits the threads of numeric libraries, which otherwise count the host's processors.
     bin_dirs : sequence of str
-        Directories inside to put first on PATH.
+        Directories inside that come first on PATH.
     is_visible : callable
-        Whether a host path can be read inside; a certificate variable that points elsewhere is left out.
+        Whether a host path can be read inside. A certificate variable with another path is left out.
     passthrough : iterable of str
-        Names that the administrator lets in from the host or the launch request.
+        Names that the administrator passes on from the host or the launch request.
     request : mapping, optional
-        The environment given to the launch call. Jupyter passes a copy of the server's own there, so it counts
-        for nothing but ``JPY_SESSION_NAME``, `passthrough`, and ``KERNEL_*`` variables that differ from the host's.
+        The environment given to the launch call. Jupyter passes a copy of the server's own, so it is used only for
+        ``JPY_SESSION_NAME``, `passthrough`, and ``KERNEL_*`` variables that differ from the host's.
     templates : mapping, optional
-        The kernelspec's ``env``. ``${NAME}`` is replaced from the environment inside only: its author may set
-        any variable there, and learn none of the host's.
+        The kernelspec's ``env``. ``${NAME}`` is replaced from the environment inside only: the kernelspec's author may
+        set any variable there, but cannot read any of the host's.
     profile : mapping, optional
         The administrator's variables for this profile.
     egress : mapping, optional
@@ -99,7 +99,7 @@ def kernel_environment(
     Raises
     ------
     InvalidRequest
-        A name or value of `templates` is no text that an environment can hold.
+        A name or value of `templates` is not valid in an environment.
     """
     passthrough = frozenset(passthrough)
     env = {
@@ -129,7 +129,7 @@ def kernel_environment(
         if name in _REQUEST_NAMES or name in passthrough or is_the_callers:
             env[name] = value
     if notebook := env.get("JPY_SESSION_NAME"):
-        env["JPY_SESSION_NAME"] = f"{WORKSPACE}/{os.path.basename(notebook)}"  # as it is inside
+        env["JPY_SESSION_NAME"] = f"{WORKSPACE}/{os.path.basename(notebook)}"  # the path inside
     for name, template in (templates or {}).items():
         if not isinstance(template, str) or not _NAME.fullmatch(name) or "\0" in template:
             raise InvalidRequest(f"the kernelspec's env has {name!r}, and that or its value is no text", field="env")
@@ -140,7 +140,7 @@ def kernel_environment(
 
 
 def user_name() -> str:
-    """Return the name of this user, or its number where that has no name, as in many containers."""
+    """Return the name of this user, or its number if it has no name, as in many containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -150,34 +150,34 @@ def user_name() -> str:
 def environment_mounts(
     executable: str | None, *, private: Sequence[Path] = (), resource_dir: Path | None = None
 ) -> tuple[Mount, ...]:
-    """Find the read-only mounts with which `executable` works inside, at the same path.
+    """Return the read-only mounts that `executable` needs inside, at the same paths as on the host.
 
-    A program in the ``bin`` of a Python environment (venv, conda, or an installation of Python) brings that
-    environment whole, and the one that it was made from. Any other program is shown alone, whatever lies beside it.
-    Links and ``#!`` lines are followed, to executable files only. The server's own base interpreter is always among
-    the mounts, since the guest runs on it.
+    A program in the ``bin`` of a Python environment (venv, conda, or an installation of Python) needs that whole
+    environment, and the one from which it was created. Any other program is mounted alone, without its neighbors.
+    Links and ``#!`` lines are followed, but only to executable files. The server's own base interpreter is always among
+    the mounts, because the guest runs on it.
 
     Parameters
     ----------
     executable : str, optional
         Absolute path on the host, or a name to look up on PATH; None for the server's own interpreter.
     private : sequence of Path
-        Directories that no mount may hold or lie in, such as the package's state.
+        Directories that no mount may contain or be inside of, such as the package's state.
     resource_dir : Path, optional
-        The kernelspec's own directory, where its argv may name files.
+        The kernelspec's own directory, because its argv may name files there.
 
     Returns
     -------
     tuple of Mount
-        Sorted, none inside another.
+        Sorted, and none inside another.
 
     Raises
     ------
     InvalidRequest
-        There is no such program.
+        The program does not exist.
     PolicyRefused
-        What it needs is too broad to be shown, holds the package's own state, or is an environment that also holds
-        other people's files, such as a Git repository.
+        A needed directory is too broad to mount, contains the package's own state, or is an environment that also
+        contains unrelated files, such as a Git repository.
     """
     found = shutil.which(executable or sys.executable)
     if found is None:
@@ -200,7 +200,7 @@ def environment_mounts(
 
 
 def is_visible(path: str, root: Path | None, mounts: Sequence[Mount]) -> bool:
-    """Whether a certificate bundle of the host can be read inside at the same path."""
+    """Return whether a certificate bundle of the host can be read inside at the same path."""
     if root is not None:
         return (root / path.lstrip("/")).exists()
     shown = (*CERTIFICATE_DIRS, *(mount.target for mount in mounts if str(mount.source) == mount.target))
@@ -210,9 +210,9 @@ def is_visible(path: str, root: Path | None, mounts: Sequence[Mount]) -> bool:
 
 
 def user_packages(executable: str | None) -> str | None:
-    """Return where ``pip install --user`` puts packages for `executable`, if that is the server's own interpreter.
+    """Return the directory of ``pip install --user`` for `executable` if that is the server's own interpreter, or None.
 
-    It has to be named in PYTHONPATH inside, as the home is another one there.
+    It must be in PYTHONPATH inside, because the home directory is a different one there.
     """
     is_own = executable is None or os.path.realpath(shutil.which(executable) or "") == os.path.realpath(sys.executable)
     folder = site.getusersitepackages()
@@ -220,17 +220,17 @@ def user_packages(executable: str | None) -> str | None:
 
 
 def bin_dirs(executable: str | None) -> tuple[str, ...]:
-    """Return what to put on PATH: where the kernel's program lies, unless the system's PATH has it."""
+    """Return the directory of the kernel's program to add to PATH, or nothing if the system's PATH contains it."""
     directory = os.path.dirname(os.path.abspath(shutil.which(executable or sys.executable) or "/usr/bin/none"))
     return () if directory in ("/usr/local/bin", "/usr/bin", "/bin") else (directory,)
 
 
 def _needs(path: str) -> Iterator[str]:
-    """Walk from a program to all that it takes to run: Python environments, and other programs by themselves."""
+    """Yield the paths that a program needs to run: Python environments, and other programs on their own."""
     todo, seen = [path], set[str]()
-    while todo and len(seen) < 32:  # a bound on chains of links made in a circle
+    while todo and len(seen) < 32:  # bounds circular chains of links
         path = todo.pop()
-        # A #! line may name anything, and what it names is shown.
+        # A #! line may name any file, and the file that it names is mounted. Only executable files are followed.
         if path in seen or not os.path.isfile(path) or not os.access(path, os.X_OK):
             continue
         seen.add(path)
@@ -245,10 +245,10 @@ def _needs(path: str) -> Iterator[str]:
 
 
 def _is_environment(prefix: str) -> bool:
-    """Whether a prefix is a Python environment, which is shown whole or, where it must not be, refused."""
+    """Return whether a prefix is a Python environment, which is mounted whole, or refused if it must not be."""
     if any(os.path.exists(os.path.join(prefix, mark)) for mark in ("pyvenv.cfg", "conda-meta")):
         return True
-    # As Python itself finds its prefix. A home may have that too, from an installation with --prefix.
+    # Python finds its prefix by the same rule. A home may match too, after an installation with --prefix.
     real = os.path.realpath(prefix)
     is_shared = is_too_broad(real) or any(real == os.path.join(home, ".local") for home in homes())
     return not is_shared and any(
@@ -257,7 +257,7 @@ def _is_environment(prefix: str) -> bool:
 
 
 def _check_environment(prefix: str) -> None:
-    """Refuse an environment that was made in the midst of other files: it would show a project with its secrets."""
+    """Refuse an environment that was created among other files: mounting it would expose a project and its secrets."""
     with os.scandir(prefix) as entries:
         names = sorted(
             entry.name
@@ -273,7 +273,7 @@ def _check_environment(prefix: str) -> None:
 
 
 def _base_interpreter(prefix: str, name: str) -> list[str]:
-    """Read where a virtual environment's interpreter comes from; nothing for a plain prefix."""
+    """Return the interpreter from which a virtual environment was created; empty for a plain prefix."""
     try:
         text = Path(prefix, "pyvenv.cfg").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -286,7 +286,7 @@ def _base_interpreter(prefix: str, name: str) -> list[str]:
 
 
 def _shebang(path: str) -> list[str]:
-    """Read the interpreter of a script; nothing for a binary."""
+    """Return the interpreter of a script; empty for a binary."""
     try:
         with open(path, "rb") as file:
             line = file.readline(4096)

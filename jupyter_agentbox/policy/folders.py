@@ -1,8 +1,8 @@
-"""Which host folders a sandbox may see, and which it may write.
+"""Decide which host folders a sandbox may read, and which it may write.
 
-The dangers are two. What is *shown* could hold secrets: a home, the package's own state, Jupyter's connection files.
-What is *writable* could be run outside later: a start-up file in a home, a module of the server's own Python.
-Pure judgements by path; ``policy.policy`` and ``policy.environment`` ask here.
+There are two dangers. A *readable* folder may contain secrets: a home, the package's own state, Jupyter's connection
+files. A *writable* folder may contain code that later runs outside: a start-up file in a home, a module of the server's
+own Python. The decisions depend on paths; ``policy.policy`` and ``policy.environment`` use them.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from jupyter_core.paths import jupyter_config_dir, jupyter_data_dir, jupyter_run
 
 from jupyter_agentbox.errors import InvalidRequest, PolicyRefused
 
-#: What every curated root shows of the host, so no mount is needed for anything beneath.
+#: Host directories in every curated root. Nothing below them needs a mount.
 SYSTEM_DIRS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
-#: Never shown whole: they hold other people's files, sockets or devices. Folders beneath may be.
+#: Never mounted whole, because they contain other people's files, sockets or devices. Folders below them may be.
 _TOO_BROAD = frozenset(
     {"/", "/boot", "/etc", "/home", "/media", "/mnt", "/opt", "/root", "/run", "/snap", "/srv", "/tmp"}
     | {"/var", "/var/lib", "/var/tmp", "/var/run"}
 )
-#: Nothing beneath these is anybody's work or environment.
+#: Directories that never contain anyone's work or environment.
 _NOT_FILES = ("/dev", "/proc", "/sys", "/boot", "/run/agentbox")
 
 
 def private_directories() -> tuple[Path, ...]:
-    """Return what no sandbox ever sees: our state and sockets, Jupyter's connection files, tokens and passwords."""
+    """Return what no sandbox may see: our state and sockets, Jupyter's connection files, tokens and passwords."""
     user_dir = os.environ.get("XDG_RUNTIME_DIR", "")
     return (
         Path(jupyter_data_dir(), "agentbox"),
@@ -46,22 +46,22 @@ def private_directories() -> tuple[Path, ...]:
 
 
 def program_directories() -> tuple[Path, ...]:
-    """Return what the server itself runs: whoever writes there runs code outside."""
+    """Return the directories from which the server runs code. Write access to them allows code to run outside."""
     return tuple({Path(path) for path in (sys.prefix, sys.exec_prefix, sys.base_prefix, os.path.dirname(__file__))})
 
 
 def is_beneath(path: str, directories: Iterable[str]) -> bool:
-    """Whether `path` is one of `directories` or lies in one, by name alone."""
+    """Return whether `path` is one of `directories` or is below one. Compares names only."""
     return any(path == directory or path.startswith(directory.rstrip("/") + "/") for directory in directories)
 
 
 def is_too_broad(path: str) -> bool:
-    """Whether `path`, without links, is a directory that must never be shown whole."""
+    """Return whether `path`, which must be free of links, is a directory that must never be mounted whole."""
     return path in _TOO_BROAD or path in homes() or is_beneath(path, _NOT_FILES) or os.path.dirname(path) == "/home"
 
 
 def homes() -> frozenset[str]:
-    """Return the homes of the user that the server runs as, by HOME and by the user database."""
+    """Return the homes of the server's user, according to HOME and to the user database."""
     found = {os.path.expanduser("~")}
     with suppress(KeyError):
         found.add(pwd.getpwuid(os.geteuid()).pw_dir)
@@ -69,12 +69,12 @@ def homes() -> frozenset[str]:
 
 
 def check_mount(source: Path, private: Sequence[Path] = ()) -> None:
-    """Refuse to show `source` inside, read-only, if it is too broad or would show what is private.
+    """Check that `source` may be mounted read-only: it must not be too broad, and must not expose private directories.
 
     Raises
     ------
     PolicyRefused
-        The sentence names the path and the remedy.
+        The message names the path and the remedy.
     """
     real = os.path.realpath(source)
     if is_too_broad(real):
@@ -94,31 +94,33 @@ def check_mount(source: Path, private: Sequence[Path] = ()) -> None:
 def check_workspace(
     folder: Path, hidden: Sequence[str], *, allowed: Sequence[str] = (), private: Sequence[Path] = ()
 ) -> tuple[Path, tuple[str, ...]]:
-    """Judge a folder that code inside may write.
+    """Check that code inside may write to a folder.
 
     Parameters
     ----------
     folder : Path
         The notebook's folder.
     hidden : sequence of str
-        Shell patterns of entries that the runtime covers.
+        Shell patterns of entries that the runtime hides.
     allowed : sequence of str
-        The administrator's list: the folder is one of these or beneath one. Empty allows any folder that is neither
-        a system directory, nor one that other users write, nor a home itself; such must be listed exactly.
+        The administrator's list. The folder must be one of these or below one. If the list is empty, any folder is
+        allowed except system directories, folders that other users can write to, and homes themselves. The latter two
+        are allowed only if they are listed exactly.
     private : sequence of Path
-        What no sandbox may see.
+        Directories that no sandbox may see.
 
     Returns
     -------
     Path, tuple of str
-        The folder without links, and the patterns to hide: `hidden`, and the names of what the server runs.
+        The folder with links resolved, and the patterns to hide: `hidden`, and the names of what the server itself
+        uses.
 
     Raises
     ------
     InvalidRequest
-        There is no such folder.
+        The folder does not exist.
     PolicyRefused
-        It may not be written from inside.
+        Code inside may not write to the folder.
     """
     setting = "Policy.allowed_workspaces"
     real = os.path.realpath(folder)

@@ -1,7 +1,7 @@
-"""What a sandbox is made of: an image or the host, and whose Python.
+"""Apply an image to a profile, and check a Python environment of the host.
 
-An image changes what is seen inside and nothing of what a sandbox may do, so any image of the state directory may be
-chosen unless the administrator says otherwise: it is there because somebody who may write there put it there.
+An image changes what is visible inside, and never what a sandbox may do. Every image in the state directory may
+therefore be chosen unless the administrator restricts it: only users who may write there can add one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .profiles import Profile
 
 
 def use_image(profile: Profile, reference: str, store: ImageStore, allowed: Sequence[str]) -> Profile:
-    """Fill in what a profile has from an image. Raises NotFound, PolicyRefused."""
+    """Return a profile completed with an image's values. Raises NotFound, PolicyRefused."""
 
     def is_allowed(name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed)
@@ -32,7 +32,7 @@ def use_image(profile: Profile, reference: str, store: ImageStore, allowed: Sequ
     except NotFound:
         if is_allowed(reference.partition("@")[0]):
             raise
-        # Whether there is one of that name is not for who may not use it.
+        # Do not reveal whether the image exists to a caller who may not use it.
         raise PolicyRefused(
             f"image {reference!r} is not among those that may be used",
             field="image",
@@ -55,7 +55,7 @@ def use_image(profile: Profile, reference: str, store: ImageStore, allowed: Sequ
 
 
 def check_python(path: str) -> None:
-    """Refuse an environment of the host's that a sandbox can't use. Blocks for a moment. Raises InvalidRequest."""
+    """Check that a sandbox can use a Python environment of the host. Blocks briefly. Raises InvalidRequest."""
     if shutil.which(path) is None:
         raise InvalidRequest(f"{path} is no Python interpreter on this machine", field="python")
     environment = os.path.dirname(os.path.dirname(path))

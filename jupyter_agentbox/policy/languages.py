@@ -1,6 +1,6 @@
-"""Which kernels of other languages a sandbox has where its root is a view of the host: those that the host has.
+"""Find the kernels of other languages on the host, for sandboxes whose root is a view of the host.
 
-An image says itself which kernels are in it; Python's own, ipykernel, is everywhere.
+An image lists its own kernels. Python's kernel, ipykernel, is always available.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pathlib import Path
 from jupyter_agentbox.spec import KernelCommand
 
 PYTHON = "python"
-#: Where every curated root shows programs, and R its packages.
+#: Directories of programs, and of R packages, in every curated root.
 _PROGRAMS = ("/usr/local/bin", "/usr/bin")
 _R_LIBRARIES = ("/usr/local/lib/R/site-library", "/usr/lib/R/site-library", "/usr/lib/R/library")
 
 
 def find_kernels(python: str, root: Path = Path("/")) -> tuple[KernelCommand, ...]:
-    """Find them.
+    """Return the kernels that the host has.
 
     Parameters
     ----------
     python : str
-        The sandbox's Python, an absolute path: its environment may have ``bash_kernel``.
+        Absolute path of the sandbox's Python. Its environment may contain ``bash_kernel``.
     root : Path
-        Of the host; another one in tests only.
+        Root of the host; a different directory in tests only.
     """
     found = []
     argv: tuple[str, ...]
@@ -46,35 +46,35 @@ def find_kernels(python: str, root: Path = Path("/")) -> tuple[KernelCommand, ..
 
 
 def has_module(python: str, module: str) -> bool:
-    """Whether the environment of an interpreter has a package, or may have it; by its folders alone: nothing is run."""
+    """Return whether an interpreter's environment has, or may have, a package. Only looks at folders, runs nothing."""
     prefix = os.path.dirname(os.path.dirname(python))
     with contextlib.suppress(OSError):
         settings = Path(prefix, "pyvenv.cfg").read_text(encoding="utf-8", errors="replace")
         if re.search(r"^include-system-site-packages\s*=\s*true", settings, re.MULTILINE | re.IGNORECASE):
-            return True  # or it may be
+            return True  # or it may have it
     return bool(find_module(prefix, module))
 
 
 def find_module(prefix: str, module: str) -> list[str]:
-    """Return where a package lies in an environment: the files that are its beginning."""
+    """Return the paths of a package's ``__init__.py`` files in an environment."""
     places = (f"{glob_safe(prefix)}/lib/python3*/site-packages", f"{glob_safe(prefix)}/lib/python3/dist-packages",
               f"{glob_safe(prefix)}/local/lib/python3*/dist-packages")  # fmt: skip
     return [path for place in places for path in glob(f"{place}/{module}/__init__.py")]
 
 
 def glob_safe(path: str) -> str:
-    """Return a path in which nothing is a pattern."""
+    """Return a path with all glob characters escaped."""
     return "".join(f"[{char}]" if char in "*?[" else char for char in path)
 
 
 def find_language(kernels: Sequence[KernelCommand], language: str) -> KernelCommand | None:
-    """Return the first kernel that runs a language; how it is written does not matter."""
+    """Return the first kernel that runs a language. The name is not case-sensitive."""
     wanted = language.lower()
     return next((kernel for kernel in kernels if wanted in (name.lower() for name in kernel.languages)), None)
 
 
 def list_languages(kernels: Sequence[KernelCommand]) -> tuple[str, ...]:
-    """Return all languages, Python first."""
+    """Return the names of all languages, Python first."""
     return tuple(dict.fromkeys((PYTHON, *(name.lower() for kernel in kernels for name in kernel.languages))))
 
 

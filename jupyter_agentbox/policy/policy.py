@@ -1,19 +1,20 @@
-"""The administrator's ceilings and profiles: the one place where it is decided what a sandbox may do.
+"""Define the administrator's limits and profiles, and decide what a sandbox may do.
 
-:meth:`Policy.resolve` turns a request into a :class:`~jupyter_agentbox.spec.SandboxSpec`. A request can come from a
-kernelspec, which its author controls and which a user's own can shadow, so it chooses a profile and *narrows* it,
-nothing else: ceilings and profiles are never read from there. Its neighbours: ``policy.profiles`` reads
-values, ``policy.environment`` and ``policy.folders`` decide what of the host is seen.
+:meth:`Policy.resolve` turns a request into a :class:`~jupyter_agentbox.spec.SandboxSpec`. All decisions are made here.
+A request can come from a kernelspec. Its author controls it, and a user's own kernelspec can shadow it. A request
+therefore only chooses a profile and *narrows* it; limits and profiles are never read from it. ``policy.profiles`` reads
+values, and ``policy.environment`` and ``policy.folders`` decide which parts of the host are visible.
 
-Where the settings come from, later ones winning:
+Settings come from these sources; later ones take precedence:
 
 1. the defaults, which are safe;
 2. ``jupyter_agentbox_config.py`` and ``.json`` in Jupyter's configuration directories (``jupyter --paths``), from
-   ``/etc/jupyter`` up to the user's own. Policy reads them itself, so they hold in a plain Python program that uses
-   nbclient or papermill too. The current directory is no such place: a sandbox may write there;
+   ``/etc/jupyter`` up to the user's own. Policy reads these files itself, so they also apply in a plain Python program
+   that uses nbclient or papermill. The current directory is not searched, because a sandbox may write there;
 3. the configuration of the running application: its own files and its command line.
 
-A file that cannot be read, an unknown setting or a malformed value is an error: nothing starts on a guess.
+A file that cannot be read, an unknown setting or a malformed value is an error, so that no sandbox starts under a
+guessed policy.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ from .traits import ByteSize, HostPatterns
 
 
 class Policy(LoggingConfigurable):
-    """What sandboxes may use and reach at most, and the profiles to choose from.
+    """The administrator's settings: the limits of all sandboxes, and the profiles to choose from.
 
     Parameters
     ----------
     parent : Configurable, optional
-        Whose configuration goes above that of the files.
+        Its configuration takes precedence over that of the files.
     config : Config, optional
-        Given alone, stands for everything: no file is read.
+        If given, it is the complete configuration, and no file is read.
     """
 
     max_memory = ByteSize(4 * GIB, help="Most memory of one sandbox, such as ``'8 GiB'``.").tag(config=True)
@@ -287,7 +288,7 @@ class Policy(LoggingConfigurable):
     def _load_config(self, cfg: Config, section_names: Any = None, traits: Any = None) -> None:
         names = self.trait_names(config=True)
         for name in self._find_my_config(cfg):
-            # traitlets only warns of these: a misspelt ceiling would then be none.
+            # traitlets only warns about unknown settings. A misspelled limit would then not be applied.
             if name not in names and not name[:1].isupper():
                 raise InvalidConfig(
                     f"there is no setting Policy.{name}{did_you_mean(name, names)}", setting=f"Policy.{name}"
@@ -295,7 +296,7 @@ class Policy(LoggingConfigurable):
         super()._load_config(cfg, section_names, traits)
 
     def _check(self) -> None:
-        """Refuse settings that are well-formed one by one and make no sense."""
+        """Reject settings whose values are invalid, or inconsistent with each other."""
         for key in LIMIT_NAMES:
             read({key: getattr(self, f"max_{key}")}, PROFILE_KEYS, f"Policy.max_{key}", InvalidConfig)
         own = {name: getattr(self, name) for name in ("hidden_files", "mounts", "env", "lease_timeout", "freeze_after")}
@@ -314,11 +315,11 @@ class Policy(LoggingConfigurable):
 
     @property
     def state_path(self) -> Path:
-        """The state directory, absolute."""
+        """Absolute path of the state directory."""
         return Path(os.path.abspath(os.path.expanduser(self.state_dir or os.path.join(jupyter_data_dir(), "agentbox"))))
 
     def snapshot_secret(self) -> bytes | None:
-        """Return the key of ``snapshot_key_file``; None where there is none. Raises InvalidConfig."""
+        """Return the key in ``snapshot_key_file``, or None if the setting is empty. Raises InvalidConfig."""
         if not self.snapshot_key_file:
             return None
         try:
@@ -333,18 +334,18 @@ class Policy(LoggingConfigurable):
         return secret
 
     def profile_names(self) -> tuple[str, ...]:
-        """List the profiles; ``default`` is always one."""
+        """Return the names of all profiles, which always include ``default``."""
         return tuple(dict.fromkeys(("default", *self.profiles)))
 
     def profile(self, name: str) -> Profile:
-        """Return a profile with what it inherits filled in.
+        """Return a profile, with the values that it inherits from Policy.
 
         Raises
         ------
         InvalidRequest
-            There is none of that name.
+            No profile has this name.
         InvalidConfig
-            It is malformed, or wider than Policy.
+            The profile is malformed, or exceeds Policy.
         """
         if name not in self.profile_names():
             names = self.profile_names()
@@ -392,7 +393,7 @@ class Policy(LoggingConfigurable):
         )
 
     def _profile_hosts(self, values: Mapping[str, Any], key: str, setting: str) -> tuple[str, ...]:
-        """Return a profile's patterns, or Policy's; those of a profile must be within Policy's."""
+        """Return a profile's host patterns, or else Policy's. A profile's patterns must be within Policy's."""
         ceiling = tuple(getattr(self, key))
         entries: tuple[str, ...] = values.get(key, ceiling)
         if (entry := find_uncovered(entries, ceiling)) is not None:
@@ -402,7 +403,7 @@ class Policy(LoggingConfigurable):
         return entries
 
     def choose(self, profile: Profile, asked: Mapping[str, Any]) -> Profile:
-        """Fill in what a sandbox of a profile is made of: root, Python, kernels, environment, and what runs before.
+        """Return a profile completed with its root, Python, kernels, environment, init lines and services.
 
         Parameters
         ----------
@@ -413,9 +414,9 @@ class Policy(LoggingConfigurable):
         Raises
         ------
         InvalidConfig, InvalidRequest, NotFound
-            The image is not there, or the choice contradicts itself.
+            The image does not exist, or the choices contradict each other.
         PolicyRefused
-            The image may not be used, whether or not it is there.
+            Policy does not allow the image, whether or not it exists.
         """
         setting = f"Policy.profiles[{profile.name!r}]"
         if profile.image is not None and profile.root is not None:
@@ -443,7 +444,7 @@ class Policy(LoggingConfigurable):
         return replace(profile, python=path, kernels=find_kernels(path))
 
     def chosen_profile(self, name: str, image: str) -> Profile:
-        """Return a profile as it is now, with the image that a sandbox of it has. Errors as for :meth:`choose`."""
+        """Return a profile under today's policy, with a sandbox's image. Raises the same errors as :meth:`choose`."""
         profile = self.profile(name)
         is_free = profile.image is None and profile.root is None
         return self.choose(profile, {"image": image} if image and is_free else {})
@@ -461,14 +462,14 @@ class Policy(LoggingConfigurable):
         owner: str = "",
         private: Sequence[Path] = (),
     ) -> SandboxSpec:
-        """Decide everything about one sandbox.
+        """Return the complete spec of a sandbox for a request.
 
         Parameters
         ----------
         request : mapping, optional
-            What its user asks for; see :data:`~jupyter_agentbox.policy.profiles.REQUEST_KEYS`. Untrusted.
+            The user's request; see :data:`~jupyter_agentbox.policy.profiles.REQUEST_KEYS`. Untrusted.
         workspace : path, optional
-            Folder to be shown and written at ``/workspace``; None for a private one.
+            Folder to mount writable at ``/workspace``; None for a private one.
         executable : str, optional
             The kernel's program: an absolute path on the host or a name on PATH.
         resource_dir : path, optional
@@ -478,14 +479,14 @@ class Policy(LoggingConfigurable):
         kernel_id, owner : str
             Labels.
         private : sequence of Path
-            Directories to keep from every sandbox, such as a state directory that was moved.
+            Directories that no sandbox may see, such as a state directory that was moved.
 
         Raises
         ------
         InvalidRequest
-            An unknown key or profile, or a malformed value.
+            The request has an unknown key or profile, or a malformed value.
         PolicyRefused
-            It asks for more than it may have; names field and setting.
+            The request exceeds policy. The error names the field and the setting.
         """
         asked = read(request or {}, REQUEST_KEYS, "the request for a sandbox", InvalidRequest)
         profile = self.choose(self.profile(asked.get("profile", self.default_profile)), asked)
@@ -568,14 +569,16 @@ class Policy(LoggingConfigurable):
         return Grant(hosts=expand(hosts), private_hosts=profile.private_hosts, setting=setting)
 
     def narrow_grant(self, profile: str, hosts: Sequence[str]) -> Grant:
-        """Make a grant of a profile's, for a sandbox that lives already. Blocking: presets ask package clients.
+        """Return a grant for these hosts within a profile, for a sandbox that already runs.
+
+        Blocks, because presets query package clients.
 
         Raises
         ------
         InvalidRequest
-            A malformed pattern.
+            A pattern is malformed.
         PolicyRefused
-            A host that the profile does not allow.
+            The profile does not allow a host.
         """
         asked = read({"allowed_hosts": list(hosts)}, REQUEST_KEYS, "the request", InvalidRequest)
         return self._narrow_hosts(self.profile(profile), asked)
@@ -583,7 +586,7 @@ class Policy(LoggingConfigurable):
     def _mounts(
         self, profile: Profile, executable: str | None, resource_dir: str | Path | None, private: Sequence[Path]
     ) -> tuple[Mount, ...]:
-        """Gather the read-only mounts. An image brings its own programs."""
+        """Return the read-only mounts of a sandbox. An image contains its own programs and needs none of the host's."""
         for mount in profile.mounts:
             if not mount.source.exists():
                 raise InvalidConfig(f"Policy.mounts: {mount.source} does not exist", setting="Policy.mounts")
@@ -598,7 +601,7 @@ class Policy(LoggingConfigurable):
         directory = None if resource_dir is None else Path(resource_dir)
         found = environment_mounts(executable, private=private, resource_dir=directory)
         taken = {mount.target for mount in profile.mounts}
-        # What lies in a folder that is shown anyway, such as a program of an installation in Policy.mounts.
+        # Folders that are mounted anyway, such as an installation in Policy.mounts that contains the needed program.
         shown = [mount.target for mount in profile.mounts if str(mount.source) == mount.target]
         needed = (item for item in found if item.target not in taken and not is_beneath(item.target, shown))
         return (*needed, *profile.mounts)

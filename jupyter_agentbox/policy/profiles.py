@@ -1,7 +1,7 @@
-"""The values that profiles and requests are written in: one reader for each key, one set of sentences.
+"""Read and validate the values of profiles and requests, with one reader for each key.
 
-A *profile* is the administrator's, a *request* is anybody's (a kernelspec's stanza, a REST body). Both are mappings
-of plain JSON values, read here into values that ``policy.policy`` compares.
+The administrator writes *profiles*. A *request* is untrusted: it comes from a kernelspec's stanza or a REST body. Both
+are mappings of plain JSON values. They are read here into values that ``policy.policy`` compares.
 """
 
 from __future__ import annotations
@@ -34,52 +34,52 @@ from .traits import parse_size
 
 log = logging.getLogger(__name__)
 
-#: Below these nothing useful starts.
+#: Smallest limits with which a sandbox can do useful work.
 MINIMUM = Limits(memory=64 * MIB, cpus=0.05, processes=16, disk=64 * KIB)
-#: No profile key may move these: they are the package's own.
+#: Directories inside that belong to the package. No profile may mount anything there.
 _OWN_TARGETS = ("/proc", "/sys", "/dev", "/tmp", GUEST_DIR, WORKSPACE)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A profile with everything it inherits filled in.
+    """A profile, with the values that it inherits from Policy.
 
     Parameters
     ----------
     name : str
         Its name.
     limits : Limits
-        The most that a request may have.
+        The most that a request may ask for.
     hosts, private_hosts : tuple of str
-        Patterns, and for `hosts` names of presets.
+        Patterns. `hosts` may also contain names of presets.
     hosts_setting : str
-        The setting that a refusal names.
+        The setting that an error names.
     runtime : str
         Name of the runtime.
     root : Path or None
-        Image directory.
+        Image directory to use as root.
     is_root : bool
-        User code is uid 0 inside.
+        Whether user code is uid 0 inside.
     hidden : tuple of str
-        Patterns of hidden entries of the work folder.
+        Patterns of entries of the work folder to hide.
     is_private : bool
-        The work folder is a private one, never the notebook's.
+        Whether the work folder is a private one, never the notebook's.
     env : mapping
-        More variables.
+        Additional variables.
     mounts : tuple of Mount
-        More read-only mounts.
+        Additional read-only mounts.
     lease_timeout : float
         Seconds.
     freeze_after : float
         Seconds; 0 for never.
     image : str or None
-        Name or address of the image whose tree is the root.
+        Name or address of the image to use as root.
     python : Path or str or None
-        Interpreter of a Python environment of the host's; the one inside, once that is decided.
+        Interpreter of a Python environment of the host. :meth:`Policy.choose` replaces it by the interpreter inside.
     init, services, kernels
         See :class:`~jupyter_agentbox.spec.SandboxSpec`.
     warm : WarmStart
-        What its kernels that are started ahead have.
+        Settings of its templates and pooled kernels.
     """
 
     name: str
@@ -105,7 +105,7 @@ class Profile:
 
 
 def _read_hosts(value: object) -> tuple[str, ...]:
-    """Check patterns and names of presets."""
+    """Read host patterns and names of presets."""
     texts = _read_texts(value)
     for text in texts:
         if text not in presets.PRESETS:
@@ -192,7 +192,7 @@ def _read_root(value: object) -> Path:
 
 
 def _read_python(value: object) -> Path:
-    """Take an environment's folder for its interpreter."""
+    """Read the path of an interpreter, or of an environment's folder, for which its interpreter is returned."""
     path = _read_root(value)
     return path / "bin" / "python" if path.is_dir() else path
 
@@ -229,7 +229,7 @@ def _read_env(value: object) -> dict[str, str]:
 
 
 def read_mounts(value: object) -> tuple[Mount, ...]:
-    """Read a mapping from paths inside to host paths; all of it read-only."""
+    """Read a mapping from paths inside to host paths. All mounts are read-only."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{value!r} maps no paths inside to host paths")
     return tuple(Mount(_read_root(source), _read_target(target), is_policys=True) for target, source in value.items())
@@ -245,7 +245,7 @@ def _read_target(value: object) -> str:
     return text
 
 
-#: Key of a request: how it is read. Every one can only narrow what the profile gives.
+#: Reader for each key of a request. Each key can only narrow what the profile allows.
 REQUEST_KEYS: Mapping[str, Callable[[object], Any]] = {
     "profile": _read_text,
     "memory": parse_size,
@@ -260,7 +260,7 @@ REQUEST_KEYS: Mapping[str, Callable[[object], Any]] = {
     "python": _read_python,
 }
 
-#: Key of a profile: how it is read.
+#: Reader for each key of a profile.
 PROFILE_KEYS: Mapping[str, Callable[[object], Any]] = {
     **{key: reader for key, reader in REQUEST_KEYS.items() if key != "profile"},
     "private_hosts": _read_plain_hosts,
@@ -280,18 +280,18 @@ PROFILE_KEYS: Mapping[str, Callable[[object], Any]] = {
 def read(
     values: Mapping[str, Any], keys: Mapping[str, Callable[[object], Any]], where: str, error: type[AgentboxError]
 ) -> dict[str, Any]:
-    """Read a mapping, and refuse what is unknown or malformed.
+    """Read a mapping. Raises `error` for an unknown key or a malformed value.
 
     Parameters
     ----------
     values : mapping
-        As written.
+        The values as configured or requested.
     keys : mapping
         :data:`REQUEST_KEYS` or :data:`PROFILE_KEYS`.
     where : str
-        What the sentence calls `values`.
+        Name of `values` for the error message.
     error : type
-        What to raise; its ``field`` is the key.
+        Type of the error to raise. Its ``field`` is the key.
     """
     if not isinstance(values, Mapping):
         raise error(f"{where} must map keys to values, and is {values!r}")
@@ -312,18 +312,18 @@ def read(
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """Return `` (did you mean 'x'?)`` where a word of `words` is close, else nothing."""
+    """Return `` (did you mean 'x'?)`` if an entry of `words` resembles `word`, or an empty string."""
     close = difflib.get_close_matches(word, list(words), 1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def show(key: str, value: float) -> str:
-    """Write the value of a limit for a person."""
+    """Return the value of a limit as text for messages."""
     return format_size(int(value)) if key in ("memory", "disk") else f"{value:g}"
 
 
 def expand(entries: Iterable[str]) -> tuple[str, ...]:
-    """Replace names of presets by their patterns. Reads the package managers' configuration: blocking."""
+    """Replace names of presets with their patterns. Blocks, because it reads the package managers' configuration."""
     found: dict[str, None] = {}
     for entry in entries:
         preset = presets.lookup(entry) if entry in presets.PRESETS else presets.Preset(entry, (entry,))
@@ -334,12 +334,12 @@ def expand(entries: Iterable[str]) -> tuple[str, ...]:
 
 
 def find_uncovered(entries: Iterable[str], ceiling: Iterable[str]) -> str | None:
-    """Return the first pattern or preset of `entries` that allows more than `ceiling` does; None if none does."""
+    """Return the first pattern or preset of `entries` that allows more than `ceiling`, or None."""
     names = frozenset(ceiling)
     wide: list[rules.Pattern] | None = None
     for entry in entries:
         if entry in names:
-            continue  # without asking package managers what a preset means
+            continue  # avoids querying package managers for the preset's meaning
         if wide is None:
             wide = [rules.parse_pattern(text) for text in expand(names)]
         if not all(_is_covered(rules.parse_pattern(text), wide) for text in expand([entry])):

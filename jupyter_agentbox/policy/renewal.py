@@ -1,6 +1,6 @@
-"""What a sandbox had, under policy as it is now, for the one that goes on from its snapshot or takes its place.
+"""Reapply today's policy to a sandbox that is restored from a snapshot, adopted or replaced.
 
-What lies in a snapshot's memory stays as it was; all else is decided anew.
+The contents of a snapshot's memory stay as they were. Everything else is decided again.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from .profiles import expand, find_uncovered
 def reapply_policy(
     policy: Policy, then: SandboxSpec, *, owner: str, is_tenants: bool = False, is_running: bool = False
 ) -> SandboxSpec:
-    """Decide about a sandbox that goes on from a snapshot or under another server. Blocks: presets ask package clients.
+    """Return a sandbox's spec under today's policy, when it is restored from a snapshot or adopted by another server.
 
-    Hosts that policy no longer allows are left out, and limits that it has lowered are lowered. What can't be changed
-    in a saved or running sandbox must still be allowed.
+    Hosts that policy no longer allows are dropped, and limits that it has lowered are lowered. What cannot be changed
+    in a saved or running sandbox must still be allowed. Blocks, because presets query package clients.
 
     Parameters
     ----------
     policy : Policy
     then : SandboxSpec
-        What was decided about the one that was saved.
+        The spec of the original sandbox.
     owner : str
-        Whose the new one is.
+        Owner of the new sandbox.
     is_tenants : bool
-        Its workspace is that of a tenant of the owner's, and no folder to be judged.
+        Whether its workspace belongs to one of the owner's tenants. Such a workspace is not checked.
     is_running : bool
-        It runs, so its folder is in use already, although it may have been renamed since.
+        Whether it is running. Its folder is then in use already, although it may have been renamed since.
 
     Raises
     ------
     InvalidRequest
-        Its profile or its folder is no more.
+        Its profile or its folder no longer exists.
     PolicyRefused
-        It has what policy does not allow any more; names the setting.
+        It has something that policy no longer allows. The error names the setting.
     """
     profile = policy.chosen_profile(then.profile, then.image)
     setting = f"Policy.profiles[{profile.name!r}]"
@@ -69,7 +69,7 @@ def reapply_policy(
     private = (*private_directories(), policy.state_path)
     for mount in then.mounts:
         if mount.is_writable:
-            continue  # a tenant's
+            continue  # a tenant's folder
         is_policys = mount.is_policys or str(mount.source) != mount.target
         if is_policys and mount not in profile.mounts:
             raise PolicyRefused(
@@ -79,10 +79,10 @@ def reapply_policy(
     if then.workspace is not None and not is_tenants:
         try:
             check_workspace(then.workspace, then.hidden, allowed=policy.allowed_workspaces, private=private)
-        except InvalidRequest:  # there is no folder of that name
+        except InvalidRequest:  # the folder no longer exists
             if not is_running:
                 raise
-    allowed = expand(profile.hosts)  # once: presets are asked for each time
+    allowed = expand(profile.hosts)  # expanded once, because presets query package clients each time
     hosts = [host for host in then.grant.hosts if find_uncovered([host], allowed) is None]
     private_hosts = [host for host in then.grant.private_hosts if host in expand(profile.private_hosts)]
     limits = {name: min(getattr(then.limits, name), getattr(profile.limits, name)) for name in LIMIT_NAMES}
@@ -99,9 +99,9 @@ def reapply_policy(
 
 
 def keep_hosts(policy: Policy, new: SandboxSpec, before: SandboxSpec) -> SandboxSpec:
-    """Let a sandbox reach what was decided for the one whose place it takes, or else what its own spec says.
+    """Return a spec with the hosts that were set for the sandbox that it replaces, if that one had hosts of its own.
 
-    Only a grant of the sandbox's own is kept; of it, what the profile allows now. Blocks: presets ask package clients.
+    Of these hosts, those that the profile allows today are kept. Blocks, because presets query package clients.
     """
     if before.grant.setting != OWN_HOSTS:
         return new
@@ -111,7 +111,7 @@ def keep_hosts(policy: Policy, new: SandboxSpec, before: SandboxSpec) -> Sandbox
 
 
 def intersect_grants(then: Grant, now: Grant) -> Grant:
-    """Leave of a grant what another allows as well: what was narrowed since a snapshot stays so after it."""
+    """Return a grant limited to what `now` also allows, so that a restore does not undo a later narrowing of it."""
     hosts = _common(then.hosts, now.hosts)
     private = _common(then.private_hosts, now.private_hosts)
     kept = then if set(hosts) == set(then.hosts) and set(hosts) != set(now.hosts) else now
@@ -119,7 +119,7 @@ def intersect_grants(then: Grant, now: Grant) -> Grant:
 
 
 def _common(one: Sequence[str], other: Sequence[str]) -> tuple[str, ...]:
-    """Return the patterns of both that the other of them covers. Presets are expanded in both."""
+    """Return the patterns of each sequence that the other one covers. Presets must be expanded in both."""
     found = [host for host in one if find_uncovered([host], other) is None]
     found += [host for host in other if find_uncovered([host], one) is None]
     return tuple(dict.fromkeys(found))

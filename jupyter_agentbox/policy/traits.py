@@ -1,7 +1,7 @@
-"""Trait types for the package's settings, and the parsing behind them.
+"""Define trait types for the package's settings, and the parsers behind them.
 
-``policy.policy`` uses them for its traits and, through :func:`parse_size` and friends,
-for the values of profiles and requests, so that a size is written alike everywhere.
+``policy.policy`` uses the trait types. ``policy.profiles`` uses :func:`parse_size` for the values of profiles and
+requests, so that sizes have one syntax everywhere.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _MAX_SIZE = 2**62
 
 
 def parse_size(value: object, least: int = 1) -> int:
-    """Read a number of bytes.
+    """Parse a size in bytes.
 
     Parameters
     ----------
     value : int, float or str
-        Bytes, or a number with a unit: ``"512 MiB"``, ``"4g"``, ``"1.5 GB"``. Units are powers of 1024,
-        with or without the ``i``, as in Docker and systemd.
+        Bytes, or a number with a unit: ``"512 MiB"``, ``"4g"``, ``"1.5 GB"``. Units are powers of 1024, with or without
+        the ``i``, as in Docker and systemd.
     least : int
-        The smallest that is allowed.
+        The smallest allowed value.
 
     Returns
     -------
@@ -39,7 +39,7 @@ def parse_size(value: object, least: int = 1) -> int:
     Raises
     ------
     ValueError
-        With a sentence that says how a size is written.
+        The message explains the syntax.
     """
     size: float | None = None
     if isinstance(value, str):
@@ -54,7 +54,7 @@ def parse_size(value: object, least: int = 1) -> int:
 
 
 class ByteSize(TraitType[int, Any]):
-    """A number of bytes, given as one or as text such as ``"512 MiB"``."""
+    """Trait for a size in bytes, as a number or as text such as ``"512 MiB"``."""
 
     default_value = 0
     info_text = "a size in bytes, or text such as '512 MiB' or '4g'"
@@ -64,21 +64,21 @@ class ByteSize(TraitType[int, Any]):
         self.least = least
 
     def validate(self, obj: Any, value: Any) -> int:
-        """Turn text into bytes."""
+        """Convert a value to bytes."""
         try:
             return parse_size(value, self.least)
         except ValueError as error:
             raise TraitError(f"{type(obj).__name__}.{self.name}: {error}") from None
 
     def from_string(self, s: str) -> int:
-        """Read a value from the command line."""
+        """Parse a value from the command line."""
         return parse_size(s, self.least)
 
 
 class HostPatterns(List[str]):
-    """Host patterns as the egress gate reads them; names of presets too, where `has_presets` is set.
+    """Trait for a list of the egress gate's host patterns, and of names of presets if `has_presets` is set.
 
-    Each is checked when it is configured, so that a typo is found at the start and not at the first refusal.
+    Patterns are validated when they are configured, so that a typo is reported at start-up, not at the first refusal.
     """
 
     info_text = "a list of host patterns such as 'example.org' or '*.example.org:8443'"
@@ -88,7 +88,7 @@ class HostPatterns(List[str]):
         self.has_presets = has_presets
 
     def validate(self, obj: Any, value: Any) -> list[str]:
-        """Check each pattern."""
+        """Validate each pattern."""
         setting = f"{type(obj).__name__}.{self.name}"
         patterns = list(super().validate(obj, list(value) if isinstance(value, tuple) else value) or ())
         for pattern in patterns:
