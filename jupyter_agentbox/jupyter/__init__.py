@@ -1,1 +1,1 @@
-"""All that Jupyter loads by name: the provisioner, the server extension, kernelspecs, contents, terminals."""
+"""Classes that Jupyter loads by name: the provisioner, the server extension, kernelspecs, contents, terminals."""

@@ -1,5 +1,7 @@
-"""What Jupyter is told of notebooks' sandboxes: that one is used over REST, as its culler knows of cells only; that one
-was parked or woken, as it holds connections for pages that were closed.
+"""Report the use of notebooks' sandboxes to Jupyter.
+
+Jupyter's culler knows only about cells, so use over REST is reported as activity of the kernel. Parking and waking are
+reported as well, because Jupyter holds connections for clients that have disconnected.
 """
 
 from __future__ import annotations
@@ -19,31 +21,31 @@ from .adoption import listen
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two words to Jupyter while a call goes on.
+#: Seconds between two reports to Jupyter while a call is in progress.
 INTERVAL = 1.0
 
 
 class KernelActivity:
-    """Lets calls on a kernel's sandbox count as activity of the kernel, from their begin to their end.
+    """Reporter of calls on a kernel's sandbox as activity of the kernel, from the begin of a call to its end.
 
     Parameters
     ----------
     kernels : MappingKernelManager
-        The server's.
+        The server's kernel manager.
     loop : AbstractEventLoop
-        The server's.
+        The server's event loop.
     """
 
     def __init__(self, kernels: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._kernels = kernels
         self._loop = loop
         self._waiting: set[ManagedSandbox] = set()
-        #: Of parked kernels, the sessions of closed pages whose connections were closed.
+        #: For parked kernels, the session ids of disconnected clients whose buffering connections were closed.
         self._away: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._listening: set[asyncio.Task[None]] = set()
 
     def used(self, managed: ManagedSandbox) -> None:
-        """Somebody uses a notebook's sandbox. From any thread."""
+        """Report the use of a notebook's sandbox. May be called from any thread."""
         with contextlib.suppress(RuntimeError):  # the server has ended
             self._loop.call_soon_threadsafe(self._note, managed)
 
@@ -57,14 +59,15 @@ class KernelActivity:
             self._loop.call_later(INTERVAL, self._look, managed)
 
     def parked(self, kernel_id: str) -> None:
-        """A kernel was parked. From any thread."""
+        """Close unneeded connections of a kernel that was parked. May be called from any thread."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._loop.call_later, INTERVAL, self._let_go, kernel_id)
 
     def _let_go(self, kernel_id: str) -> None:
-        """Close the connections that wait for a closed page to come back, half of a parked kernel's descriptors.
+        """Close the connections that buffer output for a disconnected client: half of a parked kernel's descriptors.
 
-        Not if they have brought something that the page has not seen. A page that comes back makes new ones.
+        They stay open if they have received something that the client has not seen. A client that reconnects opens new
+        ones.
         """
         kept, slot = self._kernels._kernel_buffers.get(kernel_id), SandboxedKernel.find(kernel_id=kernel_id)
         if kept is None or slot is None or slot.parked is None or kernel_id not in self._kernels:
@@ -75,7 +78,7 @@ class KernelActivity:
             self._away[self._kernels.get_kernel(kernel_id)] = client
 
     def woken(self, kernel_id: str) -> None:
-        """A kernel goes on that was parked, and says nothing yet. On the link's thread."""
+        """Prepare for the output of a kernel that was woken and has not sent anything yet. On the link thread."""
         slot = SandboxedKernel.find(kernel_id=kernel_id)
         if slot is not None and slot.front is not None:
             slot.front.audience.expect()
@@ -83,7 +86,7 @@ class KernelActivity:
                 self._loop.call_soon_threadsafe(self._listen, kernel_id, slot)
 
     def _listen(self, kernel_id: str, slot: SandboxedKernel) -> None:
-        """Have what it says be kept for the page that was closed, unless one is there."""
+        """Buffer the kernel's output for the disconnected client, unless a client is connected."""
         if kernel_id not in self._kernels:
             return
         client = self._away.pop(self._kernels.get_kernel(kernel_id), "") or slot.client

@@ -1,14 +1,12 @@
-"""A Jupyter server that takes back the kernels of the one before it, under their old ids.
+"""Adopt the kernels of an earlier Jupyter server under their old ids.
 
-Whoever starts within the lease of the sandboxes, with the same root directory, finds them waiting
-(:meth:`~jupyter_agentbox.sandbox.sandbox.manager.SandboxManager.orphans`); starting a kernel of such an id makes the
-provisioner go on with it. The server's list of sessions, which ties notebooks to kernels, is kept beside the sandboxes
-for the same purpose.
+A server with the same root directory finds the earlier server's sandboxes if it starts within their lease
+(:meth:`~jupyter_agentbox.sandbox.manager.SandboxManager.orphans`). It starts a kernel under the sandbox's kernel id,
+and the provisioner then adopts the sandbox. The server's list of sessions, which maps notebooks to kernels, is kept in
+the state directory for the same purpose.
 
-What a kernel said meanwhile, and says until the page that had it is back, is kept for that page, as Jupyter keeps it
-for one whose connection is lost.
-
-Those that were parked are taken back parked.
+The kernel's output from the time without a server, and until the client reconnects, is buffered for the client, as
+Jupyter does for a client whose connection is lost. Parked kernels are taken over and stay parked.
 
 A kernel that is a fork of another one is started in the same way, under a new id.
 """
@@ -37,25 +35,25 @@ from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.record import Lock
 from jupyter_agentbox.service.live.parking import Parker
 
-#: Seconds that a server's start waits for the kernels it takes back, and a shutdown for a restart.
+#: Seconds that a server's start waits for adopted kernels, and that a shutdown waits for a restart.
 TIMEOUT = 60.0
-#: Servers of one root directory that each have a list of sessions at a time; and its name.
+#: Maximum number of concurrent servers of one root directory with a list of sessions each; file name of the list.
 MAX_SERVERS, LIST = 100, "list.db"
-# As Jupyter has it.
+# The columns of Jupyter's own table.
 _COLUMNS = "(session_id, path, name, type, kernel_id)"
 
 
 def keep_sessions(server: ServerApp, policy: Policy) -> Lock | None:
-    """Have the server write down which notebook has which kernel, unless it is told where already.
+    """Make the server store its list of sessions in a file, unless it is configured to store it already.
 
-    Each has a list of its own, as it removes from it what is none of its kernels. It takes in what servers of the same
-    root directory have left that are no more. Where nothing can be written the server keeps it in its memory, and says
-    so. A file that is broken is put aside.
+    Each server has its own file, because it removes sessions of kernels that are not its own. It imports the sessions
+    of ended servers with the same root directory. If nothing can be written, the server keeps the list in memory and
+    logs an error. A damaged file is renamed.
 
     Returns
     -------
     Lock or None
-        To be let go of when the server ends.
+        Lock to release when the server ends.
     """
     manager = server.session_manager
     if manager.database_filepath != ":memory:":
@@ -97,7 +95,7 @@ def _prepare(path: Path, log: Any) -> None:
 
 
 def _take_in(other: Path, path: Path, log: Any) -> None:
-    """Move what a server that is no more has written down; nothing of one that lives, whose list is locked."""
+    """Import the sessions of a server that has ended. A running server's list is locked, and is left alone."""
     lock = Lock(other)
     if not lock.acquire():
         return
@@ -123,12 +121,12 @@ def _is_sound(path: Path) -> bool:
 
 
 async def take_back(server: ServerApp, policy: Policy, parker: Parker) -> list[str]:
-    """Take back all kernels that an earlier server of this root directory left, living or parked.
+    """Adopt all kernels that an earlier server of this root directory left running or parked.
 
     Returns
     -------
     list of str
-        Their ids.
+        Ids of the adopted kernels.
     """
     manager = SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config)
     kernels: Any = server.kernel_manager
@@ -143,7 +141,7 @@ async def take_back(server: ServerApp, policy: Policy, parker: Parker) -> list[s
             await asyncio.wait_for(ensure_async(kernels.start_kernel(kernel_id=kernel_id, kernel_name=name)), TIMEOUT)
             slot = SandboxedKernel.find(kernel_id=kernel_id)
             await listen(kernels, kernel_id, slot.client if slot is not None else "")
-        except Exception as error:  # whatever is wrong with one kernel, the server starts
+        except Exception as error:  # no fault of a single kernel may prevent the server's start
             server.log.warning("kernel %s was not taken back: %s", kernel_id, error)
             return None
         return kernel_id
@@ -161,15 +159,15 @@ async def take_back(server: ServerApp, policy: Policy, parker: Parker) -> list[s
     for kernel_id, item in parked.items():
         slot = SandboxedKernel.find(kernel_id=kernel_id)
         if SandboxedKernel.waiting.pop(kernel_id, None) is not None and slot is not None and slot.sandbox is not None:
-            # The earlier one ended between two steps, and it lives.
+            # The earlier server ended between two steps, and the kernel is running.
             await LinkThread.instance().run(item.woken(slot.sandbox))
-    # Where a restore was cut off there are two of an id. One has been taken; the other must never be.
+    # An interrupted restore leaves two sandboxes for one id. One is adopted; the other must never be.
     await asyncio.to_thread(_end_duplicates, manager, {kernel_id for kernel_id in found if kernel_id is not None})
     return [kernel_id for kernel_id in found if kernel_id is not None]
 
 
 async def listen(kernels: Any, kernel_id: str, client: str) -> None:
-    """Have a kernel speak that was taken back or woken, and keep what it says for this client, if one is named."""
+    """Release the output of an adopted or woken kernel, and buffer it for `client`, if one is named."""
     slot = SandboxedKernel.find(kernel_id=kernel_id)
     front = slot.front if slot is not None else None
     if slot is None or front is None or slot.parked is not None:
@@ -179,19 +177,19 @@ async def listen(kernels: Any, kernel_id: str, client: str) -> None:
     if client and kernels.buffer_offline_messages:
         for name in ("iopub", "shell", "control", "stdin"):
             streams[name] = getattr(kernel, f"connect_{name}")(identity=client.encode())
-            streams[name].channel = name  # as Jupyter marks its own
+            streams[name].channel = name  # Jupyter sets this attribute on its own streams
         kernels.start_buffering(kernel_id, f"{kernel_id}:{client}", streams)
         kernels._kernel_buffers[kernel_id]["buffer"] = BoundedBuffer(front)
     else:
         client = ""
-    listeners = 2 if client else 1  # one watches for activity
+    listeners = 2 if client else 1  # one subscriber watches for activity
 
     def is_left() -> bool:
         return any(stream.closed() for stream in streams.values())
 
     is_idle = await LinkThread.instance().run(front.audience.gather(front, client, listeners, is_left))
     if not is_idle and kernel.execution_state == "starting":
-        # Jupyter would take it for one that starts, and have whoever opens it wait for an answer.
+        # Jupyter would treat the kernel as starting, and make clients that open it wait for a reply.
         kernel.execution_state = "busy"
         answered: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         answered.set_result({})
@@ -208,19 +206,19 @@ def _end_duplicates(manager: SandboxManager, kernel_ids: set[str]) -> None:
 
 
 async def start_restored(server: ServerApp, restoration: Restoration) -> str:
-    """Start a new kernel that goes on from a snapshot, as Jupyter starts all others. On the server's event loop.
+    """Start a new kernel from a snapshot, in the same way as Jupyter starts others. On the server's event loop.
 
     Returns
     -------
     str
-        Its id.
+        Id of the new kernel.
 
     Raises
     ------
     Conflict
-        Its kernelspec is no more, or no sandboxed one.
+        Its kernelspec no longer exists, or is not sandboxed.
     AgentboxError
-        It did not start.
+        The kernel did not start.
     """
     kernels: Any = server.kernel_manager
     spec = restoration.spec
@@ -246,9 +244,9 @@ async def start_again(server: ServerApp, kernel_id: str, name: str) -> None:
     Raises
     ------
     Conflict
-        Its kernelspec no longer exists, or it runs already.
+        Its kernelspec no longer exists, or the kernel is already running.
     AgentboxError
-        It did not start.
+        The kernel did not start.
     """
     kernels: Any = server.kernel_manager
     if kernel_id in kernels:
@@ -261,14 +259,15 @@ async def start_again(server: ServerApp, kernel_id: str, name: str) -> None:
 
 
 async def leave_kernels(*, parked_only: bool) -> None:
-    """Leave the kernels, or only parked ones, to a later server: this one's shutdown then does nothing to them."""
+    """Leave all kernels, or only parked ones, to a later server. This server's shutdown then does not affect them."""
     await SandboxedKernel.leave_all(parked_only=parked_only)
 
 
 def wait_for_restarts(kernels: Any) -> None:
-    """Have a kernel that restarts be shut down when it has, as Jupyter fails at it before, and never culls it then.
+    """Delay the shutdown of a restarting kernel until the restart is done.
 
-    From the moment that it is asked for, no later server takes that kernel over.
+    Jupyter fails to shut down a kernel during its restart, and then never culls it. From the moment that the shutdown
+    is requested, no later server takes the kernel over.
     """
     shut_down = kernels._async_shutdown_kernel
 
@@ -283,7 +282,7 @@ def wait_for_restarts(kernels: Any) -> None:
                 break
             await asyncio.sleep(0.05)
         if kernel_id not in kernels and (start := kernels._pending_kernels.get(kernel_id)) is not None:
-            # One whose start was refused Jupyter keeps for pending, and its server would fail at it, and not end.
+            # Jupyter keeps a kernel whose start was refused as pending. Its shutdown fails, and so does the server's.
             await asyncio.wait([start], timeout=TIMEOUT)
             if kernel_id not in kernels:
                 kernels._pending_kernels.pop(kernel_id, None)

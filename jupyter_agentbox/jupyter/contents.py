@@ -1,13 +1,13 @@
-"""Jupyter's file browser for folders that sandboxes write: it follows a link only within the link's own folder.
+"""Provide Jupyter's file browser for folders that sandboxes write: it follows a link only within the link's own folder.
 
-A sandbox whose workspace is the notebook's folder can replace any file in it by a link. Jupyter's own manager follows
-links, so an open notebook that was replaced by a link to the user's ``.bashrc`` would be saved over that. It also opens
-names that it derives from the one it was asked for: ``.~name`` for a safe save and ``.ipynb_checkpoints/`` for a
-checkpoint.
+A sandbox whose workspace is the notebook's folder can replace any file in it with a link. Jupyter's own manager follows
+links. If an open notebook were replaced with a link to the user's ``.bashrc``, saving the notebook would overwrite
+``.bashrc``. Jupyter's manager also opens names that it derives from the requested one: ``.~name`` for a safe save and
+``.ipynb_checkpoints/`` for a checkpoint.
 
 Here everything that reads content or changes something goes through
-:class:`~jupyter_agentbox.storage.files.guarded.GuardedPaths`. Jupyter's own code above that, and classes that other
-packages derive from this one, stay as they are.
+:class:`~jupyter_agentbox.storage.files.guarded.GuardedPaths`. Jupyter's code above that layer is unchanged, and other
+packages can derive classes from this one.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.storage.files.guarded import GuardedPaths
 from jupyter_agentbox.storage.files.paths import make_matcher
 
-#: Bytes of a file that is downloaded, at a time.
+#: Bytes to read at a time from a file that is downloaded.
 PART = 1024 * 1024
-#: Where jupytext looks for a file of Python code that it runs in the server, if the server shows hidden files.
+#: A file of Python code that jupytext runs in the server, if the server shows hidden files.
 _RUN_IN_SERVER = ".jupytext.py"
 
 _Result = TypeVar("_Result")
 
 
 class GuardedFiles(AsyncFileManagerMixin):
-    """How Jupyter's managers of files and of checkpoints open and change files, without following links elsewhere."""
+    """Mixin for Jupyter's file and checkpoint managers. Opens and changes files without following links elsewhere."""
 
     @property
     def paths(self) -> GuardedPaths:
-        """The only way to a file."""
+        """The guarded paths. All file access goes through them."""
         raise NotImplementedError
 
     def _os_path(self, path: str) -> str:
@@ -59,7 +59,7 @@ class GuardedFiles(AsyncFileManagerMixin):
 
     @contextmanager
     def guard(self, os_path: str = "") -> Iterator[None]:
-        """Turn errors of the guarded paths into answers of the API."""
+        """Convert errors of the guarded paths to HTTP errors."""
         try:
             with self.perm_to_403(os_path):
                 yield
@@ -79,7 +79,7 @@ class GuardedFiles(AsyncFileManagerMixin):
 
     @contextmanager
     def atomic_writing(self, os_path: str, text: bool = True, encoding: str = "utf-8", **kwargs: Any) -> Iterator[Any]:
-        """Write a file anew; its old content is kept beside it meanwhile, if ``use_atomic_writing`` says so."""
+        """Rewrite a file. With ``use_atomic_writing``, its old content is kept beside it until the write is done."""
         if text:
             kwargs = {"newline": "\n", "encoding": encoding, **kwargs}
         with self.guard(os_path), self.paths.rewrite(os_path, is_safe=self.use_atomic_writing) as fd:
@@ -97,7 +97,7 @@ class GuardedFiles(AsyncFileManagerMixin):
         try:
             notebook = await to_thread(read, answer[0])
         except Exception as error:
-            # What an interrupted save has left, if it has left something.
+            # Fall back to the backup that an interrupted save may have left.
             if not self.use_atomic_writing or not await self._guarded(os_path, self.paths.restore_backup, os_path):
                 raise HTTPError(400, f"Unreadable Notebook: {os_path} {error!r}") from error
             answer = await self._read_file(os_path, "text", raw=True)
@@ -109,7 +109,7 @@ class GuardedFiles(AsyncFileManagerMixin):
 
 
 class AgentboxContentsManager(GuardedFiles, AsyncLargeFileManager):  # type: ignore[misc]  # as in Jupyter's own
-    """Jupyter's file manager, which follows a link only within the link's own folder.
+    """Jupyter's file manager, changed to follow a link only within the link's own folder.
 
     The extension makes it the server's manager (``ServerApp.contents_manager_class``).
     """
@@ -137,11 +137,11 @@ class AgentboxContentsManager(GuardedFiles, AsyncLargeFileManager):  # type: ign
 
     @property
     def paths(self) -> GuardedPaths:
-        """The paths beneath the root directory."""
+        """The guarded paths below the root directory."""
         return self.paths_beneath(self.root_dir)
 
     def paths_beneath(self, *folders: str) -> GuardedPaths:
-        """Return the paths beneath some folders, with this server's rules for links."""
+        """Return the guarded paths below some folders, with this server's rules for links."""
         linked = [os.path.expanduser(folder) for folder in self.linked_folders]
         return GuardedPaths(
             [os.path.abspath(folder) for folder in folders], linked, self._is_hidden_name, self._private
@@ -154,14 +154,14 @@ class AgentboxContentsManager(GuardedFiles, AsyncLargeFileManager):  # type: ign
             kind = type(kind.__name__, (GuardedCheckpoints, kind), {})
         return kind(**self.checkpoints_kwargs)
 
-    # -- what Jupyter's manager does with paths itself -------------------------------------------------
+    # -- operations that Jupyter's manager does on paths itself ----------------------------------------
 
     async def file_exists(self, path: str) -> bool:
-        """Whether there is such a file; one that would be run in the server does not exist."""
+        """Return whether a file exists. Always false for a file that jupytext would run in the server."""
         return path.rpartition("/")[2] != _RUN_IN_SERVER and bool(await super().file_exists(path))
 
     async def _dir_model(self, path: str, content: Any = True) -> Any:
-        if content:  # a link that leads out is refused; else Jupyter's code lists the directory
+        if content:  # refuse a link that leads out; otherwise Jupyter's code lists the directory
             os_path = self._os_path(path)
             with suppress(FileNotFoundError, NotADirectoryError):
                 await self._guarded(os_path, self.paths.list, os_path)
@@ -187,7 +187,7 @@ class AgentboxContentsManager(GuardedFiles, AsyncLargeFileManager):  # type: ign
             await to_thread(file.write, data)
 
     async def delete_file(self, path: str) -> None:
-        """Delete a file or directory; of a link, the link."""
+        """Delete a file or directory. For a link, delete the link itself."""
         os_path = self._os_path(path)
         if not self.allow_hidden and is_hidden(os_path, self.root_dir):
             raise HTTPError(400, f"Cannot delete file or directory {os_path!r}")
@@ -206,14 +206,14 @@ class AgentboxContentsManager(GuardedFiles, AsyncLargeFileManager):  # type: ign
             except OSError as error:
                 raise HTTPError(400, f"Cannot move {os_path} to the trash: {error}") from error
             return
-        # A directory that holds nothing but checkpoints counts as empty.
+        # A directory that contains only checkpoints counts as empty.
         kept = {getattr(self.checkpoints, "checkpoint_dir", None)}
         if stat.S_ISDIR(mode) and not self.always_delete_dir and set(self.paths.list(os_path)) - kept:
             raise HTTPError(400, f"Directory {os_path} not empty")
         self.paths.delete(os_path, recursive=True)
 
     async def rename_file(self, old_path: str, new_path: str) -> None:
-        """Rename a file or directory; of a link, the link."""
+        """Rename a file or directory. For a link, rename the link itself."""
         old_path, new_path = old_path.strip("/"), new_path.strip("/")
         if new_path == old_path:
             return
@@ -243,7 +243,7 @@ class AgentboxContentsManager(GuardedFiles, AsyncLargeFileManager):  # type: ign
     # -- hooks -----------------------------------------------------------------------------------------
 
     def run_post_save_hooks(self, model: Any, os_path: str) -> None:
-        """Run the hooks; the error of one that fails says that the file is saved nevertheless."""
+        """Run the post-save hooks. If one fails, the error says that the file was saved nevertheless."""
         base: Any = super()
         try:
             base.run_post_save_hooks(model, os_path)
@@ -261,11 +261,11 @@ class AgentboxContentsManager(GuardedFiles, AsyncLargeFileManager):  # type: ign
 
 
 class GuardedCheckpoints(GuardedFiles, AsyncFileCheckpoints):
-    """Checkpoints in files, under the same rules; also put before another class that is configured."""
+    """Checkpoints in files, under the same link rules. Also mixed into a configured class of checkpoints."""
 
     @property
     def paths(self) -> GuardedPaths:
-        """The paths beneath the manager's root directory, and wherever checkpoints are configured to be."""
+        """The guarded paths below the manager's root directory and below all configured checkpoint directories."""
         own = [self.checkpoint_dir] if os.path.isabs(self.checkpoint_dir) else []
         return self._manager.paths_beneath(self._manager.root_dir, self.root_dir, _fallback(), *own)
 
@@ -275,7 +275,7 @@ class GuardedCheckpoints(GuardedFiles, AsyncFileCheckpoints):
         return self.parent
 
     def checkpoint_path(self, checkpoint_id: str, path: str) -> str:
-        """Return the path of a checkpoint, in a directory that is made if it is missing."""
+        """Return the path of a checkpoint. Its directory is created if needed."""
         parent, _, name = path.strip("/").rpartition("/")
         stem, extension = os.path.splitext(name)
         folder = self._os_path(parent)
@@ -283,13 +283,13 @@ class GuardedCheckpoints(GuardedFiles, AsyncFileCheckpoints):
         if not os.access(folder, os.W_OK) and os.path.exists(folder):
             directory = os.path.join(_fallback(), parent)
         with self.guard(directory), suppress(FileNotFoundError):
-            # Beside the file, only in a directory that is there.
+            # Create a directory beside the file only if the parent directory exists.
             is_beside = self.root_dir == self._manager.root_dir and os.path.dirname(directory) == folder
             self.paths.make_directory(directory, exist_ok=True, parents=not is_beside)
         return os.path.join(directory, f"{stem}-{checkpoint_id}{extension}")
 
     async def rename_checkpoint(self, checkpoint_id: str, old_path: str, new_path: str) -> None:
-        """Rename a checkpoint, if there is one."""
+        """Rename a checkpoint, if it exists."""
         old, new = (self.checkpoint_path(checkpoint_id, path) for path in (old_path, new_path))
         with suppress(FileNotFoundError):
             await self._guarded(old, self.paths.move, old, new, overwrite=True)
@@ -304,11 +304,11 @@ class GuardedCheckpoints(GuardedFiles, AsyncFileCheckpoints):
 
 
 def _fallback() -> str:
-    """Return where checkpoints of files are whose own directory cannot be written."""
+    """Return the directory for checkpoints of files whose own directory is not writable."""
     return os.path.join(jupyter_data_dir(), "agentbox-checkpoints")
 
 
-#: What a class that is derived from the manager must leave alone.
+#: Attributes that a class derived from the manager must not override.
 _GUARDED = (
     *("open", "atomic_writing", "_copy", "_read_notebook", "_save_directory", "_save_large_file", "_copy_dir"),
     "paths",
@@ -316,24 +316,24 @@ _GUARDED = (
 
 
 def name_class(thing: object) -> str:
-    """Return the name by which settings know the class of an object, or the class that is given."""
+    """Return the name of a class, or of an object's class, as it is written in settings."""
     kind: Any = thing if isinstance(thing, type) else type(thing)
     is_public = kind.__module__.startswith("jupyter_agentbox.") and kind.__qualname__ in PUBLIC
     return f"{'jupyter_agentbox' if is_public else kind.__module__}.{kind.__qualname__}"
 
 
 def guard_state(manager: object) -> str | None:
-    """Return why a server's contents manager may follow links out of their folders.
+    """Return the reason why a server's contents manager may follow links out of their folders.
 
     Parameters
     ----------
     manager : object
-        ``ServerApp.contents_manager`` when all extensions are loaded, as extensions may replace it.
+        ``ServerApp.contents_manager`` after all extensions are loaded, because extensions may replace it.
 
     Returns
     -------
     str or None
-        What is wrong and how it must be, or None if the guard is in place.
+        The problem and what is required, or None if the guard is in place.
     """
     kind, guard = type(manager), "jupyter_agentbox.AgentboxContentsManager"
     name = name_class(manager)
@@ -358,7 +358,7 @@ def guard_state(manager: object) -> str | None:
 
 
 class _FilesHandler(AuthenticatedFileHandler):
-    """Serves files for download, under the same rules."""
+    """Handler that serves files for download, under the same link rules."""
 
     manager: ClassVar[AgentboxContentsManager]
 

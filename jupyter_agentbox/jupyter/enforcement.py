@@ -1,9 +1,9 @@
-"""Sandboxed kernels only: what a Jupyter server is set to before it builds its managers, and what it then really uses.
+"""Enforce sandboxed kernels: configure a Jupyter server before it builds its managers, and check what it then uses.
 
-Jupyter Server takes nothing but ``jpserver_extensions`` from ``jupyter_server_config.d``, so what must hold in every
-server is set here. :func:`link` sets the classes when the extension is linked, which is before the server makes objects
-of them. :func:`find_overrides` then looks at the running server, as a command line, a configuration file or another
-extension may have set other ones, and :func:`describe` is what ``jupyter agentbox doctor`` and the log say of it.
+From ``jupyter_server_config.d`` Jupyter Server reads only ``jpserver_extensions``, so settings for every server are
+made here. :func:`link` sets the classes when the extension is linked, before the server creates instances of them.
+:func:`find_overrides` then examines the running server, because a command line, a configuration file or another
+extension may have set other classes. :func:`describe` reports the result to ``jupyter agentbox doctor`` and the log.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .kernelspecs import OWN_NAME, PROVISIONER_NAME, AgentboxKernelSpecManager, 
 from .terminals import AgentboxTerminalManager, is_closed
 
 SETTING = "AgentboxExtension.enforce"
-#: Classes of a server whose settings ``jupyter_agentbox_config`` may hold, beside those that Policy reads by itself.
+#: Server classes with settings in ``jupyter_agentbox_config``, in addition to those that Policy reads itself.
 _SECTIONS = ("AgentboxExtension", "AgentboxKernelSpecManager", "AgentboxTerminalManager", "AgentboxContentsManager")
 _PROVISIONER = "jupyter_agentbox.jupyter.provisioner:AgentboxProvisioner"
 
 
 def read_settings(server: ServerApp) -> Config:
-    """Return the settings of our own classes that ``jupyter_agentbox_config`` holds, beneath those of the server.
+    """Return the settings for our own classes from ``jupyter_agentbox_config``. The server's own take precedence.
 
     Raises
     ------
@@ -45,7 +45,7 @@ def read_settings(server: ServerApp) -> Config:
 
 
 def find_sources(server: ServerApp) -> list[str]:
-    """Return what enforces sandboxed kernels on a server: files, and the server's own settings. Any one is enough."""
+    """Return the files and server settings that enforce sandboxed kernels on a server. Any one of them is enough."""
     found = configfiles.find_enforcing_files()
     own = server.config.AgentboxExtension.get("enforce", False) if "AgentboxExtension" in server.config else False
     if own is not False and not found:
@@ -54,13 +54,13 @@ def find_sources(server: ServerApp) -> list[str]:
 
 
 def link(server: ServerApp, *, is_enforced: bool) -> None:
-    """Set the classes of a server that has not made objects of them yet. Only traits, so that any configuration shows.
+    """Set the classes of a server that has not instantiated them yet. Sets only traits, so configuration overrides it.
 
     Parameters
     ----------
     server : ServerApp
     is_enforced : bool
-        Set the kernelspec manager, too. The contents manager is set where nobody has chosen another one.
+        Whether to set the kernelspec manager too. The contents manager is set unless another one was chosen.
     """
     default = type(server).contents_manager_class.default_value
     if "contents_manager_class" not in server.config.ServerApp and server.contents_manager_class is default:
@@ -70,7 +70,7 @@ def link(server: ServerApp, *, is_enforced: bool) -> None:
 
 
 def choose_default_kernel(server: ServerApp) -> None:
-    """Have a server that offers sandboxed kernels only start one of them where a request names none."""
+    """Set a sandboxed default kernel on a server that offers only sandboxed kernels."""
     kernels: Any = server.kernel_manager
     if isinstance(server.kernel_spec_manager, AgentboxKernelSpecManager):
         offered = server.kernel_spec_manager.find_kernel_specs()
@@ -79,7 +79,7 @@ def choose_default_kernel(server: ServerApp) -> None:
 
 
 def find_overrides(server: ServerApp) -> list[str]:
-    """Return a sentence for each thing of a server that is not as enforcement needs it, and what has set it."""
+    """Return a sentence for each part of a server that violates enforcement, with the origin of its setting."""
     found = []
 
     def complain(what: str, thing: object, trait: str, wanted: type) -> None:
@@ -117,7 +117,7 @@ def find_overrides(server: ServerApp) -> list[str]:
 
 
 def describe(server: ServerApp, sources: list[str]) -> ServerInfo:
-    """Describe what a running server uses, and what is wrong with it."""
+    """Return a description of what a running server uses, with any problems."""
     manager: Any = server.kernel_spec_manager
     problems = find_overrides(server) if sources else []
     host: list[str] = []
@@ -157,7 +157,7 @@ def describe(server: ServerApp, sources: list[str]) -> ServerInfo:
 
 
 def find_origin(server: ServerApp, trait: str) -> str:
-    """Tell what has set a trait: the command line, a configuration file, or else another extension or package."""
+    """Return the origin of a trait's value: the command line, a configuration file, or else another extension."""
     apps = [server, *(point.app for point in server.extension_manager.extension_points.values() if point.app)]
     if any(trait in section for app in apps for section in app.cli_config.values()):
         return "the command line"
@@ -175,7 +175,7 @@ def _runs_inside(manager: Any, name: str) -> bool:
     try:
         return is_sandboxed(manager.get_kernel_spec(name), manager.parent)
     except NoSuchKernel:
-        return True  # gone this moment, so it starts nowhere
+        return True  # it has just been removed, so it cannot start
 
 
 def _describe_terminals(server: ServerApp, manager: Any) -> str:

@@ -1,4 +1,4 @@
-"""The Jupyter server extension: builds the service, and puts the handlers before them."""
+"""Define the Jupyter server extension, which builds the service and registers the request handlers."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from .adoption import keep_sessions, leave_kernels, start_again, start_restored,
 from .observe import Observer
 from .terminals import guard
 
-#: Seconds that the end of a server waits for its sandboxes to be gone; the sweeper takes what is left.
+#: Seconds that a server's shutdown waits for its sandboxes to end. The sweeper removes the remaining ones.
 STOP_TIMEOUT = 10.0
-#: Descriptors that the server may have open, where the system lets it: a kernel takes two dozen, a parked one a dozen.
+#: Maximum number of open descriptors, where the system allows it: a kernel uses two dozen, a parked one a dozen.
 MAX_DESCRIPTORS = 65536
 
 
 class AgentboxExtension(ExtensionApp):
-    """Sandboxes over REST, beside those of the server's kernels."""
+    """Server extension for sandboxes over REST, in addition to those of the server's kernels."""
 
     name = "jupyter_agentbox"
     load_other_extensions = True
@@ -81,35 +81,35 @@ class AgentboxExtension(ExtensionApp):
     ).tag(config=True)
 
     def _link_jupyter_server_extension(self, serverapp: ServerApp) -> None:
-        """Set the server's classes, of which it makes objects next."""
+        """Set the server's classes, before the server creates instances of them."""
         self.serverapp = serverapp
         self._enforced_by = enforcement.find_sources(serverapp)
         try:
             super()._link_jupyter_server_extension(serverapp)
-            self._enforced_by = enforcement.find_sources(serverapp)  # its own files may say so, too
+            self._enforced_by = enforcement.find_sources(serverapp)  # the extension's own files may set it too
             enforcement.link(serverapp, is_enforced=bool(self._enforced_by))
             settings = enforcement.read_settings(serverapp)
             serverapp.update_config(settings)
             self.update_config(settings)
-        except InvalidConfig as error:  # which each call tells, as policy cannot be read either
+        except InvalidConfig as error:  # each call reports the error, because policy cannot be read either
             serverapp.log.error("jupyter_agentbox: %s", error)
-        except Exception as error:  # the server would go on without us
+        except Exception as error:  # otherwise the server would run without the extension
             if not self._enforced_by:
                 raise
             self._refuse_start(f"jupyter_agentbox failed to load: {error!r}")
 
     def initialize(self) -> None:  # type: ignore[override]
-        """Build all, unless something would have the server run less in sandboxes than is enforced."""
+        """Initialize the extension, unless the server's configuration violates enforcement."""
         try:
             self._refuse_overrides()
             super().initialize()  # type: ignore[no-untyped-call]
-        except Exception as error:  # the server would go on without us
+        except Exception as error:  # otherwise the server would run without the extension
             if not self._enforced_by:
                 raise
             self._refuse_start(f"jupyter_agentbox failed to load: {error!r}")
 
     async def _start_jupyter_server_extension(self, serverapp: ServerApp) -> None:
-        """Look once more, when all extensions are loaded, and say what the server uses."""
+        """Check the server again when all extensions are loaded, and log what it uses."""
         guard(serverapp, self.terminals)
         try:
             info = enforcement.describe(serverapp, self._enforced_by)
@@ -155,13 +155,16 @@ class AgentboxExtension(ExtensionApp):
         self.serverapp.exit(1)
 
     def initialize_settings(self) -> None:
-        """Build what serves the handlers. A broken configuration is told by each call, and does not stop the server."""
+        """Build the service for the handlers. If its configuration is invalid, each call reports the error.
+
+        The server starts in either case.
+        """
         assert self.serverapp is not None
         redact_logs(self.serverapp.log)
         self._service: Service | None = None
         self._failure: Exception | None = None
         self._list: Lock | None = None
-        # What the page knows without a request: a server without this extension is asked nothing.
+        # Known to the page without a request, so that it sends no requests to a server without this extension.
         page = self.serverapp.web_app.settings.setdefault("page_config_data", {})
         page.update(agentbox="failed", agentboxNote="")
         self._observer: Observer | None = None
@@ -171,7 +174,7 @@ class AgentboxExtension(ExtensionApp):
             sandboxes = SandboxService(policy)
             gateway_url = self._gateway_url()
             service = Service(sandboxes, gateway_url)
-        except Exception as error:  # the server offers more than this extension
+        except Exception as error:  # the server has other functions than this extension
             self.log.error("jupyter_agentbox serves nothing: %s", error, exc_info=not isinstance(error, AgentboxError))
             page["agentboxNote"], self._failure = str(error), error
             return
@@ -181,7 +184,7 @@ class AgentboxExtension(ExtensionApp):
                 "jupyter_agentbox: kernels run at the gateway %s; sandboxes made here share none of them", gateway_url
             )
         self._service = self.settings["agentbox"] = service
-        # Not atexit: by then no thread can be started any more. Those of threading run before, the last one first.
+        # Not atexit, because no thread can be started at that point. Threading's own callbacks run earlier, last first.
         threading._register_atexit(self._let_go_at_exit)  # type: ignore[attr-defined]
         page.update(agentbox="here" if gateway_url is None else "gateway", agentboxNote=gateway_url or "")
         if gateway_url is None:
@@ -203,7 +206,7 @@ class AgentboxExtension(ExtensionApp):
             self._take_back_kernels(policy, self._service.parker)
 
     def _take_back_kernels(self, policy: Policy, parker: Parker) -> None:
-        """Have the kernels back before the first request asks for them."""
+        """Adopt an earlier server's kernels before the first request asks for them."""
 
         async def take_back_all() -> None:
             assert self.serverapp is not None
@@ -219,7 +222,7 @@ class AgentboxExtension(ExtensionApp):
         return str(client.url) if client.gateway_enabled else None
 
     def initialize_handlers(self) -> None:
-        """Put the routes in."""
+        """Register the routes."""
         assert self.serverapp is not None
         about = {"describe": partial(enforcement.describe, self.serverapp, self._enforced_by)}
         self.handlers.append((f"/{ROOT}/server", ServerHandler, about))
@@ -232,7 +235,7 @@ class AgentboxExtension(ExtensionApp):
         self._before_serving(self._recover, "taking back the sandboxes of an earlier server")
 
     def _before_serving(self, work: Callable[[], Awaitable[None]], what: str) -> None:
-        """Do it before the first request, or at once where the server is running already. A failure is logged."""
+        """Run `work` before the first request, or soon if the server is already running. A failure is logged."""
 
         async def guarded() -> None:
             try:
@@ -258,16 +261,16 @@ class AgentboxExtension(ExtensionApp):
             self.log.info("jupyter_agentbox: took back %d sandboxes: %s", len(found), ", ".join(found))
 
     def current_activity(self) -> dict[str, Any] | None:
-        """Tell the server that it is not idle while calls are on a sandbox."""
+        """Return the sandboxes with calls in progress, so that the server does not count as idle."""
         if self._service is None:
             return None
         busy = self._service.sandboxes.registry.busy()
         return {name: {"name": name} for name in busy} or None
 
     async def stop_extension(self) -> None:
-        """End the sandboxes, or leave them to a later server. What is parked stays on disk."""
+        """End the sandboxes, or leave them to a later server. Parked sandboxes stay on disk."""
         if self._service is not None:
-            # Before anything is awaited: if this takes long, or is cut short, no later server revives them.
+            # Before anything is awaited: if the shutdown is slow or interrupted, no later server may adopt them.
             self._end_leases(self._service)
             if self._observer is not None:
                 self._observer.close()
@@ -276,7 +279,7 @@ class AgentboxExtension(ExtensionApp):
             await self._let_go(self._service)
 
     async def _let_go(self, service: Service) -> None:
-        """End what this server's sandboxes are to end with, and leave the rest. From any event loop."""
+        """End this server's sandboxes, except those to leave to a later server. May be awaited on any event loop."""
         self._service = None
         await leave_kernels(parked_only=not self.keep_sandboxes)
         await WarmStarts.aclose_all()
@@ -291,7 +294,7 @@ class AgentboxExtension(ExtensionApp):
             self._list.release()
 
     def _let_go_at_exit(self) -> None:
-        """Do the same where the server stops without a word, as at SIGINT without a terminal."""
+        """Do the same if the server exits without calling :meth:`stop_extension`, as at SIGINT without a terminal."""
         if self._service is not None:
             self._end_leases(self._service)
             with suppress(Exception):
@@ -304,7 +307,10 @@ class AgentboxExtension(ExtensionApp):
 
 
 class ServerHandler(TokenMixin, APIHandler):
-    """Tells what the running server uses, for ``jupyter agentbox doctor``; also where no sandbox can be served."""
+    """Handler that reports what the running server uses, for ``jupyter agentbox doctor``.
+
+    It also works if the service did not start.
+    """
 
     auth_resource = RESOURCE
     _track_activity = False
@@ -315,14 +321,15 @@ class ServerHandler(TokenMixin, APIHandler):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Answer with a :class:`~jupyter_agentbox.models.service.ServerInfo`."""
+        """Send a :class:`~jupyter_agentbox.models.service.ServerInfo`."""
         await self.finish(msgspec.json.encode(await asyncio.to_thread(self._describe)))
 
 
 def make_room(context: zmq.Context[Any]) -> None:
-    """Have room for the sockets of thousands of kernels that are parked, of each of which Jupyter holds some.
+    """Raise the limits on sockets and descriptors, because Jupyter holds some of each for every parked kernel.
 
-    ZeroMQ has 1,023 unless it is told before the first. Jupyter itself asks for no more than 4,096 descriptors.
+    There may be thousands of them. ZeroMQ allows 1,023 sockets unless the limit is raised before the first one is
+    created. Jupyter itself requests no more than 4,096 descriptors.
     """
     context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

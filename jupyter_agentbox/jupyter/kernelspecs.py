@@ -1,8 +1,8 @@
-"""Kernelspecs: our own, sandboxed twins of others, and a manager that shows no others.
+"""Manage kernelspecs: our own, sandboxed twins of others, and a manager that offers only sandboxed kernels.
 
-Installing the package hides nothing: it adds one kernel to those that are there. To have no kernel run outside
-of a sandbox by accident, have servers use :class:`AgentboxKernelSpecManager` alone (:func:`enforce`).
-``jupyter.provisioner`` is what a spec of ours names.
+Installing the package hides nothing; it adds one kernel to the existing ones. To prevent kernels from running outside
+of sandboxes by accident, configure servers to use :class:`AgentboxKernelSpecManager` only (:func:`enforce`). Our specs
+name the provisioner in ``jupyter.provisioner``.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from jupyter_agentbox.storage.images import KernelEntry
 
 PROVISIONER_NAME = "agentbox-provisioner"
 OWN_NAME = "agentbox"
-#: Names that clients which know of no other kernel ask for; a server of sandboxed kernels gives them the own one.
+#: Names that clients request by default. A server that offers only sandboxed kernels starts its own kernel for them.
 PYTHON_NAMES = ("python3", "python")
 _MARK = "agentbox-command"
-#: Where a program starts a kernelspec's command by itself, it gets this in place of a kernel that runs on the host. It
-#: imports nothing: the folder that it runs in may be one that a sandbox writes.
+#: Command that fails with a message. It comes first in a kernelspec's command, so a program that runs the command
+#: itself starts no kernel on the host. It imports nothing from the current directory, because a sandbox may write
+#: there.
 _REFUSAL = (
     "python",
     "-I",
@@ -45,17 +46,17 @@ _REFUSAL = (
 
 
 def guard_argv(argv: Sequence[str]) -> list[str]:
-    """Return a kernelspec's command so that only our provisioner starts it; run directly, it fails with a sentence."""
+    """Return a kernelspec's command in a form that only our provisioner starts; if run directly, it fails."""
     return [*_REFUSAL, *argv]
 
 
 def real_argv(argv: Sequence[str]) -> list[str]:
-    """Return what :func:`guard_argv` was given; a command that is not guarded is returned as it is."""
+    """Return the original of a command from :func:`guard_argv`. Any other command is returned unchanged."""
     start = argv.index(_MARK) + 1 if _MARK in argv[: len(_REFUSAL)] else 0
     return list(argv[start:])
 
 
-#: What the wheel installs as ``share/jupyter/kernels/agentbox/kernel.json``.
+#: Contents of ``share/jupyter/kernels/agentbox/kernel.json`` in the wheel.
 OWN_SPEC: Mapping[str, Any] = {
     "argv": guard_argv(["python", "-m", "ipykernel_launcher", "-f", "{connection_file}"]),
     "display_name": "Python (sandboxed)",
@@ -65,7 +66,7 @@ OWN_SPEC: Mapping[str, Any] = {
 
 
 class UnknownKernel(NoSuchKernel, HTTPError):
-    """A server offers no kernel of that name. Over REST it is a 404 that lists those that it offers."""
+    """Error for a kernel name that a server does not offer. Over REST it is a 404 that lists the offered kernels."""
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
         NoSuchKernel.__init__(self, name)
@@ -82,7 +83,7 @@ class UnknownKernel(NoSuchKernel, HTTPError):
 
 
 def is_sandboxed(spec: KernelSpec, parent: Any = None) -> bool:
-    """Whether a kernel of this spec runs in a sandbox, be it that the spec says so or Jupyter's default does."""
+    """Return whether kernels with this spec run in a sandbox, by the spec or by Jupyter's default provisioner."""
     stanza = spec.metadata.get("kernel_provisioner") or {}
     name = stanza.get("provisioner_name") if isinstance(stanza, dict) else None
     name = name or KernelProvisionerFactory.instance(parent=parent).default_provisioner_name
@@ -90,10 +91,10 @@ def is_sandboxed(spec: KernelSpec, parent: Any = None) -> bool:
 
 
 class AgentboxKernelSpecManager(KernelSpecManager):
-    """Shows only kernels that run in a sandbox; the others cannot be started either.
+    """Kernelspec manager that lists and starts only kernels that run in a sandbox.
 
-    ``python3`` and ``python``, for which clients ask that know of no other name, are the sandboxed Python where no
-    kernel of that name is offered. Servers use this class where :func:`enforce` was called.
+    Clients that know no other name request ``python3`` or ``python``. If no kernel with that name is offered, they get
+    the sandboxed Python. Servers use this class where :func:`enforce` was called.
     """
 
     unsandboxed_kernelspecs = Set(
@@ -102,7 +103,7 @@ class AgentboxKernelSpecManager(KernelSpecManager):
     ).tag(config=True)
 
     def find_kernel_specs(self) -> dict[str, str]:
-        """Return names and directories of the sandboxed kernels."""
+        """Return the names and directories of the sandboxed kernels."""
         found = super().find_kernel_specs()
         return {name: directory for name, directory in found.items() if self._find(name) is not None}
 
@@ -112,7 +113,7 @@ class AgentboxKernelSpecManager(KernelSpecManager):
         Raises
         ------
         UnknownKernel
-            There is none, or it would run outside.
+            There is no such kernel, or it would run outside of a sandbox.
         """
         spec = self._find(kernel_name)
         if spec is None and kernel_name.lower() in PYTHON_NAMES:
@@ -122,7 +123,7 @@ class AgentboxKernelSpecManager(KernelSpecManager):
         return spec
 
     def _find(self, name: str) -> KernelSpec | None:
-        """Return the spec of that very name, if it is there, allowed and sandboxed."""
+        """Return the spec with exactly this name, if it exists and is allowed and sandboxed."""
         if self.allowed_kernelspecs and name not in self.allowed_kernelspecs:
             return None
         try:
@@ -144,21 +145,22 @@ class AgentboxKernelSpecManager(KernelSpecManager):
 
 
 def check_folder(kernel: Any, folder: Path) -> None:
-    """Refuse a kernel's folder that is not in the root directory of its server, links followed, if that is enforcing.
+    """Check that a kernel's folder is in its server's root directory, if the server offers only sandboxed kernels.
 
-    Jupyter takes any path of the host, and code inside can make links in folders that it writes.
+    Links are resolved. The check is needed because Jupyter accepts any path of the host, and because code inside can
+    create links in folders that it may write.
 
     Parameters
     ----------
     kernel : KernelManager
-        Only one whose kernelspecs are of an :class:`AgentboxKernelSpecManager` is judged.
+        Checked only if its kernelspec manager is an :class:`AgentboxKernelSpecManager`.
     folder : Path
-        Absolute.
+        Absolute path.
 
     Raises
     ------
     PolicyRefused
-        It lies elsewhere.
+        The folder is not in the root directory.
     """
     root = getattr(kernel.parent, "root_dir", None)
     if root and isinstance(kernel.kernel_spec_manager, AgentboxKernelSpecManager):
@@ -173,18 +175,18 @@ def check_folder(kernel: Any, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Shadowed:
-    """A kernelspec name that lies in several directories.
+    """A kernelspec name that exists in several directories.
 
     Parameters
     ----------
     name : str
         The kernel's name.
     winner : Path
-        Directory of the one that Jupyter takes.
+        Directory of the spec that Jupyter uses.
     losers : tuple of Path
-        Directories of the others, in order.
+        Directories of the other specs, in order.
     is_unboxed : bool
-        The one taken runs outside of any sandbox, while one of the others would not.
+        Whether the spec that Jupyter uses runs outside of any sandbox, while another one would run in a sandbox.
     """
 
     name: str
@@ -194,7 +196,7 @@ class Shadowed:
 
 
 def find_shadowed(kernel_dirs: Sequence[str] | None = None) -> list[Shadowed]:
-    """Find names of which at least one spec is sandboxed and that lie in several of Jupyter's kernel directories."""
+    """Return names that exist in several of Jupyter's kernel directories and have at least one sandboxed spec."""
     places: dict[str, list[Path]] = {}
     for kernel_dir in kernel_dirs if kernel_dirs is not None else KernelSpecManager().kernel_dirs:
         for path in sorted(Path(kernel_dir).glob("*/kernel.json")):
@@ -210,20 +212,20 @@ def find_shadowed(kernel_dirs: Sequence[str] | None = None) -> list[Shadowed]:
 def _is_boxed_directory(directory: Path) -> bool:
     try:
         return is_sandboxed(KernelSpec.from_resource_dir(str(directory)))
-    except Exception:  # whatever is wrong with it, it starts no sandbox
+    except Exception:  # any unreadable spec starts no sandbox
         return False
 
 
 def install_own(*, prefix: str | None = None) -> Path:
-    """Install our own kernelspec, for this user or beneath a prefix, and return its directory."""
+    """Install our own kernelspec for this user or below a prefix, and return its directory."""
     with tempfile.TemporaryDirectory() as staging:
         return _install(Path(staging), OWN_NAME, OWN_SPEC, prefix)
 
 
 def ensure_installed() -> Path:
-    """Install our own kernelspec, unless the wheel's data files brought it; return its directory.
+    """Install our own kernelspec, unless the wheel's data files contain it, and return its directory.
 
-    Into the environment, or for this user where that may not be written to.
+    It is installed in the environment, or for this user if the environment is not writable.
     """
     found = KernelSpecManager().find_kernel_specs().get(OWN_NAME)
     if found is not None:
@@ -242,21 +244,21 @@ def install_twin(
     profile: str | None = None,
     prefix: str | None = None,
 ) -> Path:
-    """Install a kernelspec that runs an installed kernel, of any language, in a sandbox.
+    """Install a kernelspec that runs an installed kernel of any language in a sandbox.
 
     Parameters
     ----------
     original_name : str
-        The kernel to make a twin of.
+        The kernel to create a twin of.
     name : str, optional
-        The twin's; the original's with ``-agentbox`` behind it unless given. With the original's own name, the
-        twin hides it where its directory comes first.
+        The twin's name; by default the original's with ``-agentbox`` appended. If it is the original's own name, the
+        twin hides the original where the twin's directory comes first.
     display_name : str, optional
-        The original's with " (sandboxed)" unless given.
+        By default the original's with " (sandboxed)" appended.
     profile : str, optional
         The profile to run it with.
     prefix : str, optional
-        Install beneath it; for this user unless given.
+        Prefix below which to install. By default it is installed for this user.
 
     Returns
     -------
@@ -268,7 +270,7 @@ def install_twin(
     NotFound
         There is no such kernel.
     InvalidRequest
-        It is sandboxed already, or a name is malformed.
+        The kernel is sandboxed already, or a name is malformed.
     """
     try:
         original = KernelSpecManager().get_kernel_spec(original_name)
@@ -280,7 +282,7 @@ def install_twin(
         raise InvalidRequest(f"kernel {original_name!r} is sandboxed already", field="name")
     spec = original.to_dict()
     directory = original.resource_dir
-    # Its own files are found beside the twin, whatever becomes of the original.
+    # The original's files are copied beside the twin, so that the twin does not depend on the original.
     spec["argv"] = guard_argv(
         [argument.replace(directory, "{resource_dir}") if directory else argument for argument in spec["argv"]]
     )
@@ -305,12 +307,12 @@ def install_for_image(image: str, entry: KernelEntry, *, name: str | None = None
     Parameters
     ----------
     image : str
-        The image's name; of several of that name a start takes the newest.
+        The image's name. If several images have this name, a start uses the newest.
     entry : KernelEntry
     name : str, optional
-        ``agentbox-`` and the kernel's unless given.
+        By default ``agentbox-`` and the kernel's name.
     prefix : str, optional
-        Install beneath it; for this user unless given.
+        Prefix below which to install. By default it is installed for this user.
     """
     spec = {
         "argv": guard_argv(entry.argv),
@@ -324,7 +326,7 @@ def install_for_image(image: str, entry: KernelEntry, *, name: str | None = None
 
 
 def find_image_of(name: str) -> str | None:
-    """Return the image that an installed kernelspec runs on; None if there is no such kernelspec or it names none."""
+    """Return the image of an installed kernelspec, or None if there is no such kernelspec or it names no image."""
     try:
         spec = KernelSpecManager().get_kernel_spec(name)
     except NoSuchKernel:
@@ -346,22 +348,22 @@ def _install(staging: Path, name: str, spec: Mapping[str, Any], prefix: str | No
 
 
 def enforce(directory: Path | None = None) -> Path:
-    """Make Jupyter servers show, start and default to sandboxed kernels only, terminals included.
+    """Configure Jupyter servers to offer, start and default to sandboxed kernels only, terminals included.
 
     Parameters
     ----------
     directory : Path, optional
-        One of Jupyter's configuration directories; the environment's own unless given.
+        One of Jupyter's configuration directories; by default the environment's own.
 
     Returns
     -------
     Path
-        The configuration file; removing the setting from it undoes this.
+        The configuration file. Removing the setting from it undoes the change.
 
     Raises
     ------
     InvalidConfig
-        The file is there, and is not a JSON object.
+        The file exists and is not a JSON object.
     """
     folder = directory or Path(sys.prefix, "etc", "jupyter")
     path = folder / f"{CONFIG_NAME}.json"

@@ -1,7 +1,7 @@
-"""What happens to sandboxes, told to Jupyter's event bus and counted for Prometheus.
+"""Publish sandbox events on Jupyter's event bus, and count them for Prometheus.
 
-Everything is taken from the rows of the audit log as they are written, so the three never differ. Counters have no ids
-as labels.
+Both are derived from the rows of the audit log as they are written, so the three never differ. Counters have no ids as
+labels.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ ACTIVITY = _URL.format(name="activity")
 
 
 class Observer:
-    """Listens to the audit log of this process.
+    """Observer of this process's audit log.
 
     Parameters
     ----------
     service : SandboxService
-        Whose sandboxes are counted.
+        The service whose sandboxes are counted.
     event_logger : EventLogger or None
-        Jupyter's.
+        Jupyter's event logger.
     """
 
     def __init__(self, service: SandboxService, event_logger: Any = None) -> None:
@@ -59,12 +59,12 @@ class Observer:
         AuditLog.observers.append(self._seen)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop observing."""
         with contextlib.suppress(ValueError):
             AuditLog.observers.remove(self._seen)
 
     def _seen(self, kind: str, sandbox: str, columns: Mapping[str, Any]) -> None:
-        """Take a row, on whatever thread wrote it."""
+        """Process a row of the audit log, on the thread that wrote it."""
         detail: Mapping[str, Any] = columns.get("detail") or {}
         if kind == "lifecycle":
             event = str(detail.get("event", ""))
@@ -96,7 +96,7 @@ class Observer:
             outcome = "denied" if columns.get("is_allowed") is False else "failed" if columns.get("reason") else "ok"
             CALLS.labels(str(detail.get("tool", "")), outcome).observe(columns.get("duration") or 0)
         if kind in ("call", "ask", "grant", "token"):
-            # Whoever may know more reads the audit log.
+            # The event has no details: callers with the permission can read them in the audit log.
             self._emit(ACTIVITY, {"sandbox": sandbox, "kind": kind})
 
     def _emit(self, schema: str, data: dict[str, Any]) -> None:

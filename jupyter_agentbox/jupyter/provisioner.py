@@ -1,12 +1,12 @@
-"""Jupyter's calls for a kernel process, turned into one sandbox after another.
+"""Provision Jupyter kernels in sandboxes, one sandbox after another for each kernel id.
 
-Every Jupyter program comes in here: JupyterLab, nbclient, papermill, Kernel Gateway, the console. They call from
-several event loops and from loops that stand still between two calls, so nothing here belongs to a loop of theirs:
-all work is done on the link's thread by a :class:`~jupyter_agentbox.kernels.sandboxed_kernel.SandboxedKernel`.
+All Jupyter programs call the provisioner: JupyterLab, nbclient, papermill, Kernel Gateway, the console. They use
+several event loops, including loops that do not run between two calls. No object here may therefore belong to one of
+their loops: a :class:`~jupyter_agentbox.kernels.sandboxed_kernel.SandboxedKernel` does all work on the link thread.
 
-A kernelspec is not to be trusted with policy, as its author may be anybody and a user's own shadows an
-administrator's. What its stanza says is a request, which :class:`~jupyter_agentbox.policy.policy.Policy` lets narrow
-things only; the provisioner has no settings of its own.
+A kernelspec is not trusted with policy, because anyone may be its author and a user's own shadows an administrator's.
+Its stanza is a request, which :class:`~jupyter_agentbox.policy.policy.Policy` allows to narrow a profile only. The
+provisioner has no settings of its own.
 """
 
 from __future__ import annotations
@@ -42,56 +42,56 @@ from jupyter_agentbox.spec import WORKSPACE, Cause, End, SandboxSpec
 
 from .kernelspecs import check_folder, real_argv
 
-#: Seconds between two looks of :meth:`AgentboxProvisioner.wait`.
+#: Seconds between two polls of :meth:`AgentboxProvisioner.wait`.
 WAIT_INTERVAL = 0.02
 _TEMPLATE = re.compile(r"\{([A-Za-z0-9_]+)\}")
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 
-#: Decides about a sandbox with this work folder, or with a private one.
+#: Returns the spec of a sandbox with this work folder, or with a private one.
 Resolve = Callable[[Path | None], SandboxSpec]
 
 
 class AgentboxProvisioner(KernelProvisionerBase):
-    """Runs one kernel id in gVisor.
+    """Kernel provisioner that runs one kernel id in gVisor.
 
     Parameters
     ----------
     kernel_id, kernel_spec, parent
         From Jupyter's factory; ``parent`` is the KernelManager.
     **request
-        The ``config`` of the kernelspec's stanza: a profile's name and whatever narrows it.
+        The ``config`` of the kernelspec's stanza: the name of a profile, and keys that narrow it.
 
     Raises
     ------
     InvalidRequest
-        The stanza has a key that would set something of the object itself.
+        The stanza has a key that would set an attribute of this object.
     """
 
     def __init__(self, *, kernel_id: Any = None, kernel_spec: Any = None, parent: Any = None, **request: Any) -> None:
-        # What the factory passes on could set any trait and any inherited attribute; so none of it gets through.
+        # The factory's keyword arguments could set any trait and any inherited attribute, so none is passed on.
         super().__init__(kernel_id=kernel_id, kernel_spec=kernel_spec, parent=parent)
         self._request = request
         self._policy: Policy | None = None
         self._spec: SandboxSpec | None = None
         self._slot: SandboxedKernel | None = None
         self._is_running = self._is_watched = False
-        #: What Jupyter said at the last start, which it repeats at a restart.
+        #: Arguments of Jupyter's last start, which it repeats at a restart.
         self._launch: Mapping[str, Any] = {}
-        #: What an earlier server left running under this id.
+        #: Sandbox that an earlier server left running under this kernel id.
         self._orphan: Record | None = None
-        #: What the kernel's first client is to be told.
+        #: Notice for the kernel's first client.
         self._notice = ""
         self._releaser: weakref.finalize[..., Any] | None = None
 
     # Start
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
-        """Decide all about the sandbox, before anything is started. Called by ``KernelManager.pre_start_kernel``.
+        """Resolve the sandbox's spec before anything is started. Called by ``KernelManager.pre_start_kernel``.
 
         Raises
         ------
         InvalidRequest, PolicyRefused
-            The kernelspec asks for what it may not have.
+            Policy does not allow the kernelspec's request.
         """
         self._refuse_encryption(kwargs)
         spec = self.kernel_spec
@@ -99,7 +99,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
         if not argv:
             raise InvalidRequest(f"kernelspec {spec.display_name!r} has no argv", field="argv")
         executable = resolve_program(argv[0])
-        # Presets ask package clients for their configuration, which takes them a while the first time.
+        # Presets query package clients for their configuration, which is slow the first time.
         policy = self._policy = await asyncio.to_thread(Policy, parent=self.parent)
         before = self._slot.spec if self._slot is not None else None
         is_same = kwargs.get("cwd") == self._launch.get("cwd")
@@ -123,17 +123,17 @@ class AgentboxProvisioner(KernelProvisionerBase):
         return kwargs
 
     def _resolve(self, policy: Policy, place: SandboxSpec | None, before: SandboxSpec | None) -> SandboxSpec:
-        """Decide about a new sandbox. Blocks.
+        """Return the spec of a new sandbox. Blocks.
 
         Parameters
         ----------
         policy : Policy
         place : SandboxSpec, optional
-            Has the folder and the profile to keep, and the environment if Jupyter says nothing of one: a server that
-            took the kernel over does not know them.
+            Spec whose folder and profile are kept, and its environment if Jupyter gives none: a server that took the
+            kernel over does not know them.
         before : SandboxSpec, optional
-            Of the sandbox whose place it takes. A restart, which code inside can force too, gives no host back that
-            somebody took away.
+            Spec of the sandbox that is replaced. Code inside can force a restart too, so a restart does not grant a
+            host again that was revoked.
         """
         spec, env = self.kernel_spec, self._launch.get("env")
         request = self._request
@@ -174,7 +174,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
         return str(getattr(self._kernels, "root_dir", ""))
 
     def _resolve_same_folder(self, policy: Policy, resolve: Resolve, folder: Path | None) -> SandboxSpec:
-        """Keep the work folder of the sandbox before; another one in its place would look empty, and lose files."""
+        """Resolve with the previous sandbox's work folder. A different folder would look empty, and files be lost."""
         if folder is None:
             return resolve(None)
         if not folder.is_dir():
@@ -196,7 +196,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
         return found
 
     def _resolve_given_folder(self, policy: Policy, resolve: Resolve, cwd: Any, *, is_restart: bool) -> SandboxSpec:
-        """Show the folder that Jupyter names; a private one, and say so, where a first start names one that is not."""
+        """Resolve with the folder that Jupyter names. If it does not exist at a first start, use a private one."""
         if not cwd:
             return resolve(None)
         folder = Path(os.path.abspath(os.path.expanduser(cwd)))
@@ -215,10 +215,10 @@ class AgentboxProvisioner(KernelProvisionerBase):
         return resolve(folder)
 
     def _resolve_own_folder(self, resolve: Resolve) -> SandboxSpec:
-        """Show the folder that the program runs in, as papermill and the console mean it, who name none.
+        """Resolve with the current directory, for programs such as papermill and the console, which name no folder.
 
-        It was not asked for by name, so where policy does not let it be shown, a private one takes its place. A
-        server's kernels without a folder have a private one always: the server's own is nobody's work.
+        Nobody named this folder explicitly, so a private one replaces it where policy does not allow it. A server's
+        kernels without a folder always get a private one, because no user works in the server's current directory.
         """
         try:
             return resolve(Path.cwd())
@@ -229,12 +229,14 @@ class AgentboxProvisioner(KernelProvisionerBase):
             return resolve(None)
 
     async def _find_going_on(self, policy: Policy) -> SandboxSpec | None:
-        """Find what a kernel of this id goes on from: a snapshot, or what an earlier server left running or parked.
+        """Return the spec of an existing state of this kernel id: a snapshot to restore, or an earlier server's kernel.
+
+        The earlier server may have left the kernel running or parked. Return None if there is no such state.
 
         Raises
         ------
         AgentboxError
-            Policy does not allow what was left running any more. It has ended.
+            Policy no longer allows the running sandbox. It was ended.
         """
         kernel_id = self.kernel_id or ""
         if (restoration := SandboxedKernel.restorations.get(kernel_id)) is not None:
@@ -283,17 +285,17 @@ class AgentboxProvisioner(KernelProvisionerBase):
         )
         slot.language = (self.kernel_spec.language or "python").lower()
         install_magics(slot, policy)
-        # After a failed autorestart Jupyter just drops us, with no last call.
+        # After a failed automatic restart, Jupyter drops the provisioner without a final call.
         self._releaser = weakref.finalize(self, slot.release_later)
         self._releaser.atexit = False
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
-        """Start the sandbox and the kernel in it. Called by ``KernelManager.launch_kernel``.
+        """Start the sandbox and its kernel. Called by ``KernelManager.launch_kernel``.
 
         Raises
         ------
         AgentboxError
-            It did not start; nothing is left of it.
+            The kernel did not start. Nothing of it remains.
         """
         if self._slot is None or self._spec is None:
             raise InvalidRequest("pre_launch comes before launch_kernel")
@@ -313,9 +315,9 @@ class AgentboxProvisioner(KernelProvisionerBase):
         return self.connection_info
 
     async def post_launch(self, **kwargs: Any) -> None:
-        """Have what is left removed once no automatic restart follows: Jupyter then makes no call to say so.
+        """Register removal of the sandbox for when no automatic restart follows: Jupyter makes no call in that case.
 
-        A private workspace is kept for a time, for somebody who restarts the kernel.
+        A private workspace is kept for a time, so that a user can restart the kernel with it.
         """
         if self._slot is not None and not self._is_watched and self.parent is not None:
             self._is_watched = True
@@ -323,7 +325,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
             self.parent.add_restart_callback(partial(self._slot.retire_later, self._policy.keep_ended_for), "dead")
 
     async def _restore(self, slot: SandboxedKernel) -> dict[str, Any] | None:
-        """Go on from a snapshot, if this kernel is to be a fork."""
+        """Restore a snapshot, if this kernel is to be a fork."""
         assert self._spec is not None
         found = SandboxedKernel.restorations.pop(self._spec.kernel_id, None)
         if found is None:
@@ -332,7 +334,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
         return await LinkThread.instance().run(slot.restore(found, lambda sandbox: None))
 
     async def _adopt(self, slot: SandboxedKernel) -> dict[str, Any] | None:
-        """Go on with the kernel of this id that an earlier server of the same root directory left, if there is one."""
+        """Adopt the kernel with this id that an earlier server with the same root directory left running, if any."""
         assert self._spec is not None
         assert self._policy is not None
         record, self._orphan = self._orphan, None
@@ -349,34 +351,34 @@ class AgentboxProvisioner(KernelProvisionerBase):
         return None
 
     async def _take_parked(self, slot: SandboxedKernel) -> dict[str, Any] | None:
-        """Go on with the kernel of this id that an earlier server of the same root directory parked, if one is."""
+        """Take over the kernel with this id that an earlier server with the same root directory parked, if any."""
         assert self._spec is not None
         parked = SandboxedKernel.waiting.pop(self._spec.kernel_id, None)
         return await LinkThread.instance().run(slot.take_over(parked)) if parked is not None else None
 
-    # Life
+    # Life cycle
 
     @property
     def has_process(self) -> bool:
-        """Whether a kernel was started that nobody has waited for yet."""
+        """Whether a kernel was started and has not been waited for yet."""
         return self._is_running
 
     async def poll(self) -> int | None:
-        """Return the exit code, or None while the kernel lives. Never blocks."""
+        """Return the exit code, or None while the kernel runs. Never blocks."""
         if self._slot is None or not self._is_running:
             return 0
         end = self._slot.end
         return end.exit_code if end is not None else None
 
     async def wait(self) -> int | None:
-        """Wait for the end and return the exit code. Called after every kind of shutdown."""
+        """Wait for the kernel to end, and return the exit code. Called after every kind of shutdown."""
         while (code := await self.poll()) is None:  # noqa: ASYNC110 - an Event belongs to one loop, callers do not
             await asyncio.sleep(WAIT_INTERVAL)
         self._is_running = False
         return code
 
     async def send_signal(self, signum: int) -> None:
-        """Signal the kernel and its children. Jupyter sends SIGINT at the start of every shutdown too."""
+        """Send a signal to the kernel and its children. Jupyter also sends SIGINT at the start of every shutdown."""
         if self._slot is None or signum == 0:
             return
         if signum == signal.SIGKILL:
@@ -387,23 +389,23 @@ class AgentboxProvisioner(KernelProvisionerBase):
         await LinkThread.instance().run(self._slot.signal(signum))
 
     async def terminate(self, restart: bool = False) -> None:
-        """Ask the kernel to end. `restart` is never told the truth, so nothing depends on it."""
+        """Ask the kernel to end. Jupyter passes no reliable value of `restart`, so it is ignored."""
         await self.send_signal(signal.SIGTERM)
 
     async def kill(self, restart: bool = False) -> None:
-        """End the kernel and its sandbox. `restart` is never told the truth: what a restart needs is kept."""
+        """End the kernel and its sandbox. `restart` is not reliable, so what a restart needs is always kept."""
         if self._slot is not None:
             await LinkThread.instance().run(self._slot.stop())
 
     async def shutdown_requested(self, restart: bool = False) -> None:
-        """The kernel was asked to leave; that it does needs no explanation."""
+        """Record that the kernel was asked to shut down, so that its end is expected."""
         if self._slot is not None:
             if not restart:
                 self._slot.end_lease()
             self._slot.expect_end(None if restart else self._end_as_idle())
 
     def _end_as_idle(self) -> End | None:
-        """Return the end by Jupyter's limit on idle kernels, if it is that: Jupyter ends them without a word why."""
+        """Return an end with the cause IDLE if Jupyter's culler is responsible, because Jupyter gives no reason."""
         kernels, own = getattr(self.parent, "parent", None), self.kernel_spec.metadata.get("cull_idle_timeout")
         limit = getattr(kernels, "cull_idle_timeout", 0) if own is None else own
         last = getattr(self.parent, "last_activity", None)
@@ -419,10 +421,10 @@ class AgentboxProvisioner(KernelProvisionerBase):
         return End(Cause.IDLE, 0, said, setting=setting)
 
     async def cleanup(self, restart: bool = False) -> None:
-        """Remove what is left; for a restart all but addresses and work files.
+        """Remove the sandbox. For a restart, keep its addresses and work files.
 
-        The one place that decides so, as only here `restart` is true. Jupyter calls it before a start, twice, or
-        never; any of it is fine.
+        Jupyter passes a reliable value of `restart` only here, so only this method decides by it. Jupyter may call it
+        before a start, twice, or never.
         """
         if self._slot is None:
             return
@@ -436,19 +438,19 @@ class AgentboxProvisioner(KernelProvisionerBase):
         await LinkThread.instance().run(slot.release())
 
     def get_shutdown_wait_time(self, recommended: float = 5.0) -> float:
-        """Return how long a graceful end may take, in seconds; gVisor needs no more than others."""
+        """Return the time allowed for a graceful end, in seconds. gVisor does not need more than the default."""
         return recommended
 
     def get_stable_start_time(self, recommended: float = 10.0) -> float:
-        """Return how long a start may take to count as one, in seconds."""
+        """Return the time after which a start counts as stable, in seconds."""
         return recommended
 
-    # What clients ask
+    # Client requests
 
     def resolve_path(self, path: str) -> str | None:
-        """Find the host path of a file that code inside names, beneath the work folder only.
+        """Return the host path of a file that code inside names, or None if it is not in the work folder.
 
-        Links are followed on the host and may lead nowhere else, as code inside makes them.
+        Links are resolved on the host, and may not lead out of the folder, because code inside creates them.
         """
         sandbox = self._slot.sandbox if self._slot is not None else None
         if sandbox is None or "\0" in path:
@@ -461,7 +463,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
         return str(found) if found.is_relative_to(folder) and found.exists() else None
 
     async def get_provisioner_info(self) -> dict[str, Any]:
-        """Return what identifies the sandbox, for whoever persists kernels."""
+        """Return what identifies the sandbox, for programs that persist kernels."""
         info = await super().get_provisioner_info()
         sandbox = self._slot.sandbox if self._slot is not None else None
         info["sandbox_id"] = sandbox.id if sandbox is not None else None
@@ -469,9 +471,9 @@ class AgentboxProvisioner(KernelProvisionerBase):
 
 
 def resolve_program(name: str) -> str:
-    """Return argv[0] as it is on this machine; a plain ``python`` is the server's own, as Jupyter has it."""
+    """Return the program argv[0] on this machine. As in Jupyter, plain ``python`` is the server's own interpreter."""
     path = sys.executable if _PYTHON.fullmatch(name) and _is_own_version(name) else name
-    # Inside only what is mounted exists, so no path may lead there by ways that are not, as in "work/../venv/bin".
+    # Only mounted directories exist inside, so no path may pass through others, as "work/../venv/bin" does.
     plain = os.path.normpath(path)
     if path != plain and os.path.isabs(path):
         is_same = os.path.exists(plain) and os.path.samefile(plain, path)
@@ -484,7 +486,7 @@ def _is_own_version(name: str) -> bool:
 
 
 def _expand(argv: Sequence[str], values: Mapping[str, Any]) -> list[str]:
-    """Fill in a kernelspec's templates, with the connection file's path inside."""
+    """Fill in a kernelspec's templates, except for the connection file."""
     known = {name: value for name, value in values.items() if isinstance(value, str)}
-    known["connection_file"] = "{connection_file}"  # left to the driver, which knows where it is inside
+    known["connection_file"] = "{connection_file}"  # the driver fills it in, because it knows the path inside
     return [_TEMPLATE.sub(lambda match: known.get(match[1], match[0]), argument) for argument in argv]

@@ -1,7 +1,7 @@
-"""Jupyter's own terminals, in sandboxes: each runs ``jupyter agentbox shell`` on the folder that it is opened in.
+"""Run Jupyter's own terminals in sandboxes: each runs ``jupyter agentbox shell`` on the folder that it is opened in.
 
-A server that starts sandboxed kernels only must not have a door beside them. :func:`guard` closes it when the server
-starts.
+On a server that starts only sandboxed kernels, a terminal on the host would be a way around the sandbox. :func:`guard`
+prevents that when the server starts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jupyter_agentbox.sandbox.manager import load_runtime
 
 from .kernelspecs import AgentboxKernelSpecManager
 
-#: What a request for a terminal may hold. Its other fields would name a program of the host, or its environment.
+#: Fields allowed in a request for a terminal. Other fields would name a program of the host, or its environment.
 _FIELDS = frozenset({"name", "cwd"})
 _OFF = "terminals are turned off on this server (setting: AgentboxExtension.terminals)"
 _LATE = (
@@ -39,17 +39,17 @@ _LATE = (
 
 
 class AgentboxTerminalManager(TerminalManager):
-    """Opens every terminal in a sandbox of its own, with the folder that it is opened in as its work folder."""
+    """Terminal manager that opens every terminal in a sandbox of its own, with the terminal's folder as work folder."""
 
     profile = Unicode(help="Profile of the sandboxes of terminals; the default one unless given.").tag(config=True)
 
     def new_terminal(self, **kwargs: Any) -> Any:
-        """Start a terminal; whatever a request asks for, it runs our command and nothing else.
+        """Start a terminal. Whatever the request contains, only our own command is run.
 
         Raises
         ------
         tornado.web.HTTPError
-            The request has fields that are not taken, its folder may not be shown, or policy is malformed.
+            The request has unknown fields, its folder may not be mounted, or policy is malformed.
         """
         try:
             for field in kwargs.keys() - _FIELDS:
@@ -63,7 +63,7 @@ class AgentboxTerminalManager(TerminalManager):
         except AgentboxError as error:
             status = 400 if isinstance(error, InvalidRequest) else 403 if isinstance(error, PolicyRefused) else 503
             raise web.HTTPError(status, str(error)) from None
-        # Python takes modules from the directory that it starts in, so never from one where sandboxes write.
+        # Python imports modules from its current directory, so never start it in one that sandboxes may write.
         return super().new_terminal(shell_command=[*command, str(folder)], cwd="/")
 
     def _check_name(self, name: object) -> None:
@@ -71,14 +71,14 @@ class AgentboxTerminalManager(TerminalManager):
             raise InvalidRequest(f"{name!r:.100} is taken, or no name of letters and digits", field="name")
 
     def _folder(self, cwd: object) -> Path:
-        """Return the folder to show: the server's root directory, or one beneath it."""
+        """Return the folder to mount: the server's root directory, or one below it."""
         server: Any = self.parent
         root = Path(os.path.realpath(server.root_dir))
         if not cwd:
             return root
         folder, own = Path(os.path.realpath(str(cwd))), Path(os.path.realpath("."))
         if not folder.is_relative_to(root) and folder.is_relative_to(own):
-            # Jupyter looks for a relative path where the server was started before it looks in the root directory.
+            # Jupyter resolves a relative path in the server's current directory first, then in the root directory.
             folder = root / folder.relative_to(own)
         if not folder.is_relative_to(root) or not folder.is_dir():
             raise PolicyRefused(f"{folder} is no folder in the server's root directory, {root}", field="cwd")
@@ -86,18 +86,18 @@ class AgentboxTerminalManager(TerminalManager):
 
 
 def write_settings(policy: Policy, runtime_name: str) -> Path:
-    """Write down what this process decides by, for another of the same user, which knows nothing of our command line.
+    """Write this process's effective settings to a file, for a process of the same user without our command line.
 
     Parameters
     ----------
     policy : Policy
     runtime_name : str
-        The runtime whose settings are needed too.
+        The runtime whose settings are included.
 
     Returns
     -------
     Path
-        A configuration file in the state directory, which only this user enters; the same for the same settings.
+        A configuration file in the state directory, which only this user can enter. Equal settings have the same path.
     """
     runtime = load_runtime(runtime_name, config=policy.config)
     settings = {
@@ -116,15 +116,15 @@ def write_settings(policy: Policy, runtime_name: str) -> Path:
 
 
 def _installs_by_default(app: Any) -> bool:
-    """Whether it is JupyterLab's, with an extension manager that nobody chose."""
+    """Return whether an app is JupyterLab's, with an extension manager that no configuration chose."""
     named = (app.config.get(kind.__name__, {}) for kind in type(app).__mro__) if app is not None else ()
     return hasattr(app, "extension_manager") and not any("extension_manager" in settings for settings in named)
 
 
 def guard(server: ServerApp, choice: str) -> bool:
-    """Have a server's terminals sandboxed, or turned off. Safe to call again.
+    """Make a server's terminals sandboxed, or turn them off. May be called again.
 
-    A server that makes sandboxed kernels only does not have JupyterLab install extensions either, unless its
+    On a server that starts only sandboxed kernels, JupyterLab cannot install extensions either, unless its
     configuration names an extension manager.
 
     Parameters
@@ -136,7 +136,7 @@ def guard(server: ServerApp, choice: str) -> bool:
     Returns
     -------
     bool
-        Whether they are not Jupyter's own any more.
+        Whether Jupyter's own terminals were replaced or turned off.
     """
     is_enforced = isinstance(server.kernel_spec_manager, AgentboxKernelSpecManager)
     if choice == "auto" and not is_enforced:
@@ -149,7 +149,7 @@ def guard(server: ServerApp, choice: str) -> bool:
         return True
     for name, point in server.extension_manager.extension_points.items():
         if is_enforced and _installs_by_default(point.app):
-            point.app.extension_manager = "readonly"  # JupyterLab's installs packages on the host
+            point.app.extension_manager = "readonly"  # JupyterLab's own installs packages on the host
         if isinstance(point.app, TerminalsExtensionApp):
             point.app.terminal_manager_class = AgentboxTerminalManager
             server.log.debug("jupyter_agentbox: terminals of %s are sandboxed", name)
@@ -160,7 +160,7 @@ def guard(server: ServerApp, choice: str) -> bool:
 
 
 def _close(manager: Any, sentence: str) -> None:
-    """Let a manager that is in use already make no terminal any more."""
+    """Stop a manager that is already in use from creating terminals."""
 
     def refuse(**kwargs: Any) -> Any:
         raise web.HTTPError(403, sentence)
@@ -171,5 +171,5 @@ def _close(manager: Any, sentence: str) -> None:
 
 
 def is_closed(manager: Any) -> bool:
-    """Whether :func:`guard` has had a manager make no terminals any more."""
+    """Return whether :func:`guard` has stopped a manager from creating terminals."""
     return getattr(manager, "is_closed", False) is True
