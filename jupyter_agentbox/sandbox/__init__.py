@@ -1,1 +1,1 @@
-"""One sandbox: its life, its link to the guest, its processes, and the sweep of those without an owner."""
+"""One sandbox: its life cycle, link, processes, and record, and the sweeper that removes sandboxes without an owner."""

@@ -1,6 +1,7 @@
-"""The host's side of a claim: what a sandbox that waited is told before any code of its new owner's runs.
+"""Claim an unclaimed sandbox: configure it before any code of its new owner runs.
 
-The guest's is :mod:`jupyter_agentbox.guest.claim`, the kernel's ``guest.ipykernel.embedded_claim``.
+This is the host's side. :mod:`jupyter_agentbox.guest.claim` is the guest's, and ``guest.ipykernel.embedded_claim`` the
+kernel's.
 """
 
 from __future__ import annotations
@@ -23,33 +24,35 @@ from .record import Lock, Record
 
 T = TypeVar("T")
 
-#: Seconds that the guest may take to mount.
+#: Seconds that the guest may take to mount the workspace.
 TIMEOUT = 30.0
-#: Bytes of one message to the guest, which takes 64 KiB.
+#: Bytes of one message to the guest, which accepts 64 KiB.
 MAX_BATCH = 32 * 1024
 
 
 def begin(record: Record, directory: Path, lock: Lock) -> None:
-    """Write down that it waits no more, before anything is done to it: if we end now, nobody may have it after us.
+    """Record the claim, so that nobody else can claim the sandbox if this process dies now.
+
+    Call it before anything is done to the sandbox.
 
     Parameters
     ----------
     record : Record
-        What it becomes.
+        The sandbox's new record.
     directory : Path
-        The sandbox's.
+        The sandbox's directory.
     lock : Lock
-        Held; let go of after an error.
+        Held by the caller. Released on error.
 
     Raises
     ------
     RuntimeFailed
-        It waits no more. Nothing has changed.
+        The sandbox was already claimed. Nothing has changed.
     """
     try:
         if Record.load(directory).spec.layout != "waiting":
             raise RuntimeFailed(f"sandbox {record.id} waits no more")
-        # Without its kernel, which is nobody's to go on with before it was claimed.
+        # The kernel is left out: no other owner may use it before the claim is complete.
         replace(record, kernels=[], owner_pid=os.getpid()).save(directory)
     except BaseException:
         lock.release()
@@ -57,22 +60,22 @@ def begin(record: Record, directory: Path, lock: Lock) -> None:
 
 
 async def put_in_place(link: Link, claim: Claim, covered: list[tuple[str, bool]], lease: float) -> None:
-    """Have the guest put the work folder in its place, hide what is to be, and give up its right to mount.
+    """Have the guest mount the workspace, cover the hidden entries, and give up its right to mount.
 
     Parameters
     ----------
     link : Link
-        Connected.
+        A connected link.
     claim : Claim
     covered : list of (str, bool)
-        The folder's hidden entries, and whether each is a folder.
+        Hidden entries of the workspace, and whether each is a folder.
     lease : float
         Seconds that the sandbox outlives its owner.
 
     Raises
     ------
     RuntimeFailed
-        It did not; it is to be ended.
+        The guest did not do so. The caller has to end the sandbox.
     """
     try:
         await asyncio.wait_for(_ask(link, claim, covered, lease), TIMEOUT)
@@ -96,7 +99,7 @@ async def _ask(link: Link, claim: Claim, covered: list[tuple[str, bool]], lease:
 
 
 def in_batches(values: Iterable[T]) -> Iterator[list[T]]:
-    """Split what is sent to the guest as JSON into lists that fit into a message each."""
+    """Split values for the guest into lists that each fit into one JSON message."""
     batch: list[T] = []
     size = 0
     for value in values:
@@ -111,9 +114,9 @@ def in_batches(values: Iterable[T]) -> Iterator[list[T]]:
 
 
 async def record_start(audit: AuditLog, record: Record, duration: float, how: str) -> None:
-    """Tell the audit log how a sandbox started, after so many seconds.
+    """Record in the audit log how a sandbox started and how many seconds it took.
 
-    The row of a warm start is not waited for; nor is that of a sandbox that runs already, which goes on without it.
+    The row is not awaited for a warm start, nor for an adopted sandbox, which already runs and continues without it.
     """
     event = {"saved": "restored", "adopted": "adopted"}.get(how, "started")
     detail = {"event": event, "how": how, "profile": record.spec.profile, "kernel_id": record.spec.kernel_id}

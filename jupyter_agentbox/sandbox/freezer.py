@@ -1,9 +1,9 @@
-"""Freezing: a sandbox in which nothing runs is stopped as it is, and costs no processor until somebody speaks to it.
+"""Freeze idle sandboxes, so that they use no CPU until the next message for them.
 
-gVisor takes some hundredths of a processor for each sandbox, asleep or not; fifty that idle would fill two. A
-frozen one keeps its memory and goes on at the first byte it is sent. What that means for code: a thread or timer in
-the background of a kernel stands still meanwhile, if it neither computed, printed nor had a connection open for as
-long as the profile's ``freeze_after``. Any other process of the sandbox, as one of ``!command &``, keeps it awake.
+gVisor uses some hundredths of a CPU for each sandbox, even if it is idle; fifty idle sandboxes would use two CPUs. A
+frozen sandbox keeps its memory and continues at the first byte that is sent to it. This affects code as follows: a
+kernel's background thread or timer stops if it has not computed, printed or had a connection open for as long as the
+profile's ``freeze_after``. Any other process in the sandbox, such as one started by ``!command &``, keeps it awake.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from jupyter_agentbox.runtimes import Handle, Runtime
 
 from .link.link import Link, Stream
 
-#: Seconds that the guest may take to say what runs; and that what it said last may be on its way.
+#: Seconds that the guest may take to report its load; and to wait for output that may still be on its way.
 PROBE_TIMEOUT = 10.0
 SETTLE_TIME = 0.2
-#: Hundredths of a second of processor time that a kernel with nothing to do may use in the second it is looked at.
+#: Hundredths of a second of CPU time that an idle kernel may use during the second in which it is observed.
 MAX_TICKS = 1
 
 
 class Freezer:
-    """Freezes one sandbox when it is quiet, and thaws it. Only on the link's thread.
+    """Freezes one sandbox when it is idle, and thaws it. Use on the link thread only.
 
     Parameters
     ----------
     runtime, handle
-        What stops it.
+        Runtime that freezes the sandbox, and the sandbox's handle.
     link : Link
-        What is sent there thaws it.
+        Link to the guest. Anything sent on it thaws the sandbox.
     is_busy : callable
-        Whether something of the owner's goes on: a cell, a command, a connection.
+        Returns whether a cell, command or connection of the owner is in progress.
     timeout : float
-        Seconds of quiet before it is frozen; 0 for never.
+        Seconds of inactivity before the sandbox is frozen; 0 for never.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class Freezer:
         link.on_write = self.thaw
 
     def thaw(self) -> None:
-        """Let it go on. Does nothing to one that is not frozen."""
+        """Thaw the sandbox. Does nothing if it is not frozen."""
         if self.is_frozen:
             self.is_frozen = False
             self._quiet_since = time.monotonic()
             self._runtime.thaw(self._handle)
 
     async def look(self) -> None:
-        """Freeze it, if it has been quiet for long enough and nothing runs in it. To be called now and then."""
+        """Freeze the sandbox if it has been idle for long enough and nothing runs in it. Call periodically."""
         if self.is_frozen or not self._timeout:
             return
         used = max(self._link.last_active, self._quiet_since)
@@ -70,20 +70,20 @@ class Freezer:
             self._used = used
 
     async def is_quiet_for(self, timeout: float) -> bool:
-        """Whether nothing has run in it for so many seconds, to be asked now and then."""
+        """Return whether nothing has run in the sandbox for `timeout` seconds. Call periodically."""
         if self.is_frozen:
             return time.monotonic() - self._used >= timeout
         quiet = time.monotonic() - max(self._link.last_active, self._quiet_since)
         if self._is_busy() or quiet < timeout:
             return False
-        self._quiet_since = time.monotonic()  # asking is no use, and is not repeated at once
+        self._quiet_since = time.monotonic()  # asking has a cost, so it is not repeated at once
         if not await self._is_still():
             return False
         await asyncio.sleep(SETTLE_TIME)
         return not self._is_busy()
 
     async def _is_still(self) -> bool:
-        """Ask the guest whether nothing but kernels is there, and whether they used no processor for a second."""
+        """Ask the guest whether only kernels run, and whether they used no CPU for a second."""
         stream: Stream | None = None
         with contextlib.suppress(AgentboxError, ProtocolError, asyncio.TimeoutError):
             try:

@@ -1,4 +1,4 @@
-"""Limits that nothing but the owner holds a sandbox to."""
+"""Enforce the limits that only the owner of a sandbox can enforce: disk space, free space and memory pressure."""
 
 from __future__ import annotations
 
@@ -16,35 +16,43 @@ from jupyter_agentbox.runtimes import Usage, cgroups
 from jupyter_agentbox.spec import GIB, MIB, Cause, End, SandboxSpec, format_size
 from jupyter_agentbox.storage.files.atomic import Room
 
-#: Where less than so many times the floor is free, it is watched what grows.
+#: Growth is tracked when less than this multiple of the floor is free.
 NEAR = 8
-#: Seconds after which what has grown since counts no more, as long as enough is free.
+#: Seconds after which a size mark is replaced, as long as enough space is free. Older growth no longer counts.
 MARK_INTERVAL = 60.0
-#: What a sandbox may grow by below the floor before it counts as filling the disk: this part of the floor.
+#: A sandbox counts as filling the disk if it grows by more than this fraction of the floor while less than the floor is
+#: free.
 SHARE = 16
-#: Entries and seconds in which a work folder is measured for that; seconds between two measures, in times of the last.
+#: Most entries and seconds for measuring a workspace; pause between two measurements, as a multiple of the last one's
+#: duration.
 MAX_ENTRIES, MAX_TIME, PAUSE = 1_000_000, 5.0, 10.0
-#: Seconds of processor time that a sandbox has to use to be taken for what fills a folder that cannot be measured.
+#: Seconds of CPU time that a sandbox must use to count as filling a folder that is too large to measure.
 MIN_CPU = 1.0
-#: Bytes of memory that programs may allocate in a second; they are looked at so often that they do not get past us.
+#: Bytes of memory that programs are assumed to allocate per second, at most. It determines how often memory is checked.
 ALLOCATION_RATE = 2 * GIB
-#: Seconds between two looks at a sandbox's memory: at least, at most, and where nothing runs in it or it is frozen.
+#: Seconds between two checks of a sandbox's memory: minimum, maximum, while nothing runs in it, and while it is frozen.
 MIN_LOOK, MAX_LOOK, IDLE_LOOK, FROZEN_LOOK = 0.02, 2.0, 2.0, 60.0
-#: Seconds for which one that was sent something counts as running; and for memory to be free after a kill.
+#: Seconds for which a sandbox counts as running after something was sent to it; and to wait for memory to be freed
+#: after a kill.
 AWAKE_TIME, FREE_TIMEOUT = 1.0, 1.0
-#: Bytes by which the memory of one in which nothing runs may grow between two looks.
+#: Bytes by which the memory of an idle sandbox may grow between two checks.
 IDLE_GROWTH = 4 * MIB
 
 
 def find_breach(usage: Usage, spec: SandboxSpec, room: int) -> End | None:
-    """Judge what no one else holds it to: the disk always, memory where there is no control group.
+    """Check the limits that nothing else enforces: disk always, and memory if there is no control group.
 
     Parameters
     ----------
     usage : Usage
     spec : SandboxSpec
     room : int
-        Bytes that it may have on the disk now; the limit, or more where it has inherited more.
+        Bytes that the sandbox may use on disk now: the limit, or more if it has inherited more.
+
+    Returns
+    -------
+    End or None
+        Why the sandbox has to end, or None if it is within its limits.
     """
     limits = spec.limits
     if usage.disk > room:
@@ -66,7 +74,7 @@ def find_breach(usage: Usage, spec: SandboxSpec, room: int) -> End | None:
 
 @dataclass(frozen=True)
 class _Mark:
-    """What a sandbox held on one file system at some time."""
+    """The size of a sandbox's data on one file system at one time."""
 
     when: float
     size: int
@@ -75,19 +83,20 @@ class _Mark:
 
 
 class FreeSpace:
-    """Keeps some space free on the file systems that a sandbox writes to.
+    """A guard that keeps some space free on the file systems that a sandbox writes to.
 
-    A sandbox is stopped if less than the floor is free *and* what it holds there has grown, by a 16th of the floor,
-    since there was last more (looked at once a minute). One that has not grown is never stopped, whoever fills the
-    disk. What a sandbox holds is what lies in its work folder, so those that share a folder are stopped together. A
-    folder too large to be measured counts as growing if the sandbox has used a second of processor time.
+    It stops a sandbox if less than the floor is free *and* the sandbox's data there has grown by more than a 16th of
+    the floor since more was last free (recorded once a minute). A sandbox that has not grown is never stopped, whoever
+    fills the disk. A sandbox's data is the contents of its workspace, so sandboxes that share a folder are stopped
+    together. A folder that is too large to measure counts as growing if the sandbox has used more than a second of CPU
+    time.
 
     Parameters
     ----------
     workspace, directory : Path
-        Its work folder, and its directory on the host.
+        The sandbox's workspace, and its directory on the host.
     floor : int or None
-        Bytes; 0 for none, None for 1 GiB or 2 % of the file system, whichever is less.
+        Bytes to keep free; 0 for none, None for the smaller of 1 GiB and 2 % of the file system.
     """
 
     def __init__(self, workspace: Path, directory: Path, floor: int | None) -> None:
@@ -104,14 +113,14 @@ class FreeSpace:
         return found.f_bavail * found.f_frsize - floor, floor
 
     def room(self) -> Room | None:
-        """Return what may be written to the work folder from outside; None for any number of bytes."""
+        """Return how much may be written to the workspace from outside, or None if there is no bound."""
         if self._floor == 0:
             return None
         left, floor = self._left(self._workspace)
         return Room(max(0, left), _tell(self._workspace, left + floor, floor), "Policy.min_free_disk", DiskFull)
 
     def find_breach(self, usage: Usage) -> End | None:
-        """Tell why it is to be stopped, if it is. Blocks; cheap while there is space. Raises OSError."""
+        """Return why the sandbox has to be stopped, or None. Blocks; cheap while space is plentiful. Raises OSError."""
         if self._floor == 0:
             return None
         for path in (self._directory, self._workspace):
@@ -135,7 +144,7 @@ class FreeSpace:
         return None
 
     def _measure(self, device: int, usage: Usage) -> _Mark:
-        """Measure what it holds on one file system."""
+        """Measure the sandbox's data on one file system."""
         began = time.monotonic()
         size, is_exact = 0, True
         if os.stat(self._directory).st_dev == device:
@@ -161,15 +170,19 @@ def _end(path: Path, free: int, floor: int) -> End:
 
 
 def find_memory_room(limit: int) -> int:
-    """Return the bytes of the limit that are kept free, by killing a program: 5 %, within 48 and 256 MiB and an 8th."""
+    """Return how many bytes of the memory limit to keep free, by killing programs.
+
+    This is 5 % of the limit, at least 48 MiB and at most 256 MiB, but never more than an eighth of the limit.
+    """
     return min(limit // 8, max(48 * MIB, min(limit // 20, 256 * MIB)))
 
 
 class MemoryWatch:
-    """Has a program of a sandbox killed before its control group ends the whole sandbox. Only on the link's thread.
+    """A watch that has a program killed before the control group ends the whole sandbox.
 
-    It looks more often the less memory is left, and hardly ever where nothing runs. What allocates faster than
-    `ALLOCATION_RATE` gets past it; then the control group ends the sandbox.
+    Use on the link thread only. The less memory is left, the more often it checks; while nothing runs in the sandbox,
+    it rarely checks. Programs that allocate faster than `ALLOCATION_RATE` can outrun it. In that case the control group
+    ends the sandbox.
 
     Parameters
     ----------
@@ -178,10 +191,9 @@ class MemoryWatch:
     limit : int
         Bytes.
     is_busy, is_frozen : callable
-        Whether something runs in it, and whether it is frozen.
+        Return whether something runs in the sandbox, and whether it is frozen.
     relieve : coroutine function
-        Called with the bytes in use and with how much of them is too much; has a program killed and returns its size,
-        or 0 where there was none.
+        Called with the bytes in use and the excess. Has a program killed and returns its size, or 0 if none was killed.
     """
 
     def __init__(
@@ -201,15 +213,15 @@ class MemoryWatch:
         self._awake_until = 0.0
 
     def wake(self) -> None:
-        """Look at it: somebody has sent it something."""
+        """Check the memory soon, because something was sent to the sandbox."""
         self._woken.set()
 
     async def run(self) -> None:
-        """Watch it until this is cancelled; not at all where no control group counts its memory."""
+        """Watch the memory until cancelled. Returns at once if no control group counts it."""
         last = 0
         while self._paths:
             used = cgroups.read_pressure(self._paths, self._most)
-            if used is None:  # no group counts it, or no file can be opened now
+            if used is None:  # not counted by any group, or no file can be opened at the moment
                 await asyncio.sleep(MAX_LOOK)
                 continue
             if used > self._most:
@@ -226,7 +238,10 @@ class MemoryWatch:
             last = used
 
     async def _wait_freed(self, goal: int) -> None:
-        """Wait until no more than so many bytes are in use: gVisor takes a moment to return those of what has ended."""
+        """Wait until at most `goal` bytes are in use.
+
+        gVisor takes a moment to return the memory of an ended program.
+        """
         deadline = time.monotonic() + FREE_TIMEOUT
         goal = max(goal, self._most)
         while time.monotonic() < deadline:

@@ -1,7 +1,7 @@
-"""The registry of sandboxes: one directory each, beneath one state directory, and no daemon.
+"""Keep the registry of sandboxes: one directory for each sandbox, beneath one state directory, without a daemon.
 
-Whoever holds the lock of a sandbox's directory owns it. ``sandbox.sandbox`` is one
-sandbox, ``sandbox.sweep`` removes those whose owner is gone.
+The process that holds the lock on a sandbox's directory owns that sandbox. ``sandbox.sandbox`` implements a single
+sandbox, and ``sandbox.sweep`` removes sandboxes without an owner.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from .tokens import TokenStore
 log = logging.getLogger(__name__)
 
 RUNTIME_GROUP = "jupyter_agentbox.runtimes"
-#: How many start at a time: more only make each of them slower, in gVisor out of all proportion.
+#: Sandboxes that may start at the same time. More than this makes each start slower, in gVisor disproportionately so.
 MAX_STARTING = max(2, os.cpu_count() or 1)
-#: Bytes that must be free in the state directory for a sandbox to start: its record, its log and its package cache.
+#: Free bytes that the state directory needs for a sandbox to start: for its record, its log and its package cache.
 MIN_FREE = 4 * MIB
 
-# A method below is called `list`.
+# The class below has a method called `list`.
 Checks = list[Check]
 
 
 def load_runtime(name: str, **options: Any) -> Runtime:
-    """Make the runtime that an entry point of ``jupyter_agentbox.runtimes`` names.
+    """Create the runtime registered under a name in the entry point group ``jupyter_agentbox.runtimes``.
 
     Raises
     ------
     RuntimeUnavailable
-        Nobody has registered it.
+        No runtime is registered under that name.
     """
     for point in entry_points(group=RUNTIME_GROUP):
         if point.name == name:
@@ -71,7 +71,7 @@ def load_runtime(name: str, **options: Any) -> Runtime:
 
 @dataclass(frozen=True)
 class Listed:
-    """A sandbox as its directory tells, whoever owns it.
+    """A sandbox as described by its directory, whoever owns it.
 
     Parameters
     ----------
@@ -79,12 +79,12 @@ class Listed:
     created : float
         Seconds since the epoch.
     state : str
-        ``running``, ``parked``, ``pooled`` (waits for somebody who starts a kernel), ``orphaned`` (alive, its owner is
-        gone) or ``ended``; ``unknown`` where what runs it does not answer; ``lost`` if its record is damaged.
+        ``running``; ``parked``; ``pooled`` (unclaimed, ready for the next kernel start); ``orphaned`` (alive without an
+        owner); ``ended``; ``unknown`` if its runtime does not respond; ``lost`` if its record is damaged.
     memory : int
-        Bytes; 0 where it is not known.
+        Bytes, or 0 if unknown.
     reason : str
-        What is wrong with its record.
+        What is wrong with the record.
     """
 
     id: str
@@ -100,21 +100,21 @@ class Listed:
 
 
 class SandboxManager:
-    """All sandboxes of one state directory, and those of them that this process owns.
+    """All sandboxes of one state directory, and those that this process owns.
 
-    Its coroutines may be awaited on any event loop.
+    The coroutines may be awaited on any event loop.
 
     Parameters
     ----------
     state_dir : Path
-        Where the directories are; made 0700 at first use.
+        Parent of the sandboxes' directories. Created with mode 0700 at first use.
     runtime : Runtime
-        What starts new ones.
+        Runtime that starts new sandboxes.
 
     Attributes
     ----------
     starting : asyncio.Semaphore
-        Held by each sandbox that starts, until what it is for is ready; on the link's thread.
+        Held during each start, until the sandbox is ready for its purpose. Used on the link thread only.
     """
 
     _shared: ClassVar[dict[tuple[int, Path, str], SandboxManager]] = {}
@@ -134,7 +134,7 @@ class SandboxManager:
 
     @classmethod
     def shared(cls, state_dir: Path, runtime_name: str, **runtime_options: Any) -> SandboxManager:
-        """The manager of this process for that state directory and runtime."""
+        """Return this process's manager for a state directory and runtime."""
         with cls._shared_lock:
             key = (os.getpid(), state_dir, f"{runtime_name} {sorted(runtime_options.items())}")
             if key not in cls._shared:
@@ -145,16 +145,19 @@ class SandboxManager:
 
     @classmethod
     def all_shared(cls, state_dir: Path) -> list[SandboxManager]:
-        """The managers of this process for that state directory, whatever their runtime."""
+        """Return all managers of this process for a state directory, whatever their runtime."""
         with cls._shared_lock:
             own = (os.getpid(), state_dir)
             return [manager for key, manager in cls._shared.items() if key[:2] == own]
 
     def end_leases(self) -> None:
-        """Have no later process take over any sandbox of this one, which is about to end them. From any thread."""
+        """Prevent later processes from adopting this manager's sandboxes, which are about to be ended.
+
+        May be called from any thread.
+        """
         self._is_ending = True
         for sandbox in list(self.sandboxes.values()):
-            if sandbox.end is None:  # the files of one that ended by itself may be kept
+            if sandbox.end is None:  # the files of a sandbox that ended on its own may be kept
                 sandbox.end_lease()
 
     def _add(self, sandbox: Sandbox) -> None:
@@ -174,11 +177,11 @@ class SandboxManager:
         Parameters
         ----------
         spec : SandboxSpec
-            From ``Policy.resolve``.
+            Specification from ``Policy.resolve``.
         inherit : Sandbox, optional
-            An ended one, kept, whose private workspace the new one gets; it is discarded.
+            An ended sandbox that was kept. Its private workspace is moved into the new one, and it is discarded.
         on_refusal : callable, optional
-            Told host, port and sentence of each refused connection, on the link's thread.
+            Called with host, port and message for each refused connection, on the link thread.
 
         Raises
         ------
@@ -195,7 +198,7 @@ class SandboxManager:
             await asyncio.shield(sandbox.give_up(inherit))
             raise
         if inherit is not None:
-            if (sandbox.directory / SESSION_FILE).exists():  # it goes on as the same
+            if (sandbox.directory / SESSION_FILE).exists():  # the new sandbox continues the same managed sandbox
                 await asyncio.to_thread(TokenStore(self.state_dir).carry, inherit.id, sandbox.id)
             await inherit.discard()
         return sandbox
@@ -223,9 +226,9 @@ class SandboxManager:
         except BaseException as error:
             del self.sandboxes[record.id]
             if isinstance(error, RuntimeFailed):
-                await asyncio.to_thread(self.check_space)  # the runtime does not say that this was why
+                await asyncio.to_thread(self.check_space)  # the runtime does not report a full disk as the reason
             raise
-        await asyncio.to_thread(ensure_sweeper, self.state_dir)  # the one from before may have ended just then
+        await asyncio.to_thread(ensure_sweeper, self.state_dir)  # the previous sweeper may have exited just then
         return sandbox
 
     async def restore(
@@ -238,20 +241,21 @@ class SandboxManager:
         inherit: Sandbox | None = None,
         claim: Claim | None = None,
     ) -> Sandbox:
-        """Start a sandbox that goes on where another one was saved.
+        """Start a sandbox from a checkpoint of another one.
 
         Parameters
         ----------
         spec : SandboxSpec
-            As policy has it now; what is inside, such as mounts, must be what it was.
+            Specification under the current policy. Everything visible inside, such as mounts, must be the same as at
+            the checkpoint.
         record : Record
-            The other one's, from :meth:`Sandbox.checkpoint`.
+            Record of the other sandbox, from :meth:`Sandbox.checkpoint`.
         saved : Path
-            What that has written.
+            Directory that the checkpoint was written to.
         on_refusal, inherit
             See :meth:`create`.
         claim : Claim, optional
-            Whose it becomes, where it was saved as it waited.
+            New owner of the sandbox's kernel, if the checkpoint was made of an unclaimed sandbox.
 
         Raises
         ------
@@ -289,21 +293,21 @@ class SandboxManager:
         on_refusal: OnRefusal | None = None,
         inherit: Sandbox | None = None,
     ) -> Sandbox:
-        """Become the owner of a sandbox that waits, and have it become what the spec says. On the link's thread.
+        """Become the owner of an unclaimed sandbox, and apply the spec to it. Call on the link thread.
 
         Parameters
         ----------
         record : Record
-            As it waits.
+            Record of the unclaimed sandbox.
         spec, claim
-            What it becomes, and whose its kernel does.
+            The sandbox's new specification, and the new owner of its kernel.
         on_refusal, inherit
             See :meth:`create`.
 
         Raises
         ------
         RuntimeFailed
-            Somebody else has it, or it has ended, or it ended as it could not be claimed.
+            Another process owns the sandbox, it has ended, or it could not be claimed and was ended.
         """
         kernels = _claimed(record.kernels, claim)
         record = replace(
@@ -321,7 +325,7 @@ class SandboxManager:
         except BaseException:
             del self.sandboxes[record.id]
             raise
-        await asyncio.to_thread(ensure_sweeper, self.state_dir)  # the one from before may have ended just then
+        await asyncio.to_thread(ensure_sweeper, self.state_dir)  # the previous sweeper may have exited just then
         if inherit is not None:
             await inherit.discard()
         return sandbox
@@ -329,24 +333,25 @@ class SandboxManager:
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec | None = None, *, on_refusal: OnRefusal | None = None
     ) -> Sandbox:
-        """Take over a sandbox whose owner is gone, with its kernels running.
+        """Take over an orphaned sandbox with its kernels running.
 
         Parameters
         ----------
         sandbox_id : str
         spec : SandboxSpec, optional
-            As policy has it now, from ``policy.renewal.reapply_policy``; what it was unless given.
+            Specification under the current policy, from ``policy.renewal.reapply_policy``. Default: the one in its
+            record.
         on_refusal
             See :meth:`create`.
 
         Raises
         ------
         PolicyRefused
-            What policy has now can't be had in a sandbox that runs: it is to be ended.
+            The current policy can't be applied to a running sandbox. The caller has to end it.
         NotFound
-            There is none of that id.
+            There is no sandbox with that id.
         RuntimeFailed
-            It has an owner, or has ended, or does not answer.
+            The sandbox has an owner, has ended, or does not answer.
         """
         return await self._thread.run(self._adopt(sandbox_id, spec, on_refusal))
 
@@ -362,12 +367,12 @@ class SandboxManager:
         return sandbox
 
     async def leave(self, sandbox: Sandbox) -> None:
-        """Let a sandbox live on without this process, for a successor to adopt within its lease."""
+        """Give up ownership of a sandbox and let it live, so that another process can adopt it within its lease."""
         self.sandboxes.pop(sandbox.id, None)
         await self._thread.run(sandbox.leave())
 
     def orphans(self) -> list[Record]:
-        """Those that run and have no owner at the moment, and were not told to end."""
+        """Return the records of running sandboxes that have no owner and were not told to end."""
         found = []
         for directory in _folders(self.state_dir / "sandboxes"):
             try:
@@ -380,26 +385,26 @@ class SandboxManager:
         return found
 
     def end_duplicate(self, record: Record, heir: str | None) -> None:
-        """End one that has no owner, as what it is of goes on elsewhere; its tokens are that one's. Blocks.
+        """End an orphan because what it ran continues elsewhere, and move its tokens there. Blocks.
 
         Parameters
         ----------
         record : Record
             From :meth:`orphans`.
         heir : str or None
-            The sandbox that goes on, or what it is parked as.
+            Id of the sandbox that continues, or the id under which it is parked.
         """
         self._end_orphan(record, heir)
 
     async def refuse(self, record: Record, error: AgentboxError) -> End:
-        """End one that has no owner, as policy does not allow it any more, and tell why. From any event loop.
+        """End an orphan that policy no longer allows, and record the reason. May be awaited on any event loop.
 
         Parameters
         ----------
         record : Record
             From :meth:`orphans`.
         error : AgentboxError
-            What is wrong with it.
+            Why policy refuses it.
         """
         end = End(Cause.STOPPED, 137, f"it was not taken back from an earlier server: {error}", error.setting)
         log.warning("sandbox %s ended: %s", record.id, end.message)
@@ -419,10 +424,10 @@ class SandboxManager:
                 lock.end_lease()
                 (self._directory(record.id) / SESSION_FILE).unlink(missing_ok=True)  # its files are not kept
                 self._runtime_of(record).kill(Handle.from_dict(record.handle))
-        except (AgentboxError, OSError) as error:  # it is gone, or the sweeper ends it
+        except (AgentboxError, OSError) as error:  # it has already ended, or the sweeper ends it
             log.warning("sandbox %s, which is to end, was not killed: %s", record.id, error)
         finally:
-            lock.release()  # the sweeper removes what is left of it
+            lock.release()  # the sweeper removes what remains of it
 
     def _directory(self, sandbox_id: str) -> Path:
         return self.state_dir / "sandboxes" / sandbox_id
@@ -437,12 +442,12 @@ class SandboxManager:
             self.sandboxes.pop(sandbox.id, None)
 
     async def keep(self, sandbox: Sandbox) -> None:
-        """Keep the files of an ended sandbox of this process, until it is stopped; see :meth:`Sandbox.keep`."""
+        """Keep the files of an ended sandbox of this process until it is stopped; see :meth:`Sandbox.keep`."""
         self.sandboxes.pop(sandbox.id, None)
         await self._thread.run(sandbox.keep())
 
     async def take_ended(self, sandbox_id: str) -> Sandbox | None:
-        """Become the owner of a sandbox that ended without one; None if it has no files that are to be kept.
+        """Become the owner of a sandbox that ended without one. Return None if it has no files to keep.
 
         Raises NotFound, RuntimeFailed.
         """
@@ -451,14 +456,14 @@ class SandboxManager:
         return sandbox if await self._thread.run(sandbox.take_ended()) else None
 
     def list(self) -> list[Listed]:
-        """Every sandbox of the state directory, oldest first."""
+        """Return every sandbox of the state directory, oldest first."""
         found = []
         for directory in _folders(self.state_dir / "sandboxes"):
             try:
                 record, handle = _load(directory)
                 self._runtime_of(record)
             except AgentboxError as error:
-                if os.path.lexists(directory / STATE_FILE):  # else it is just being made or removed
+                if os.path.lexists(directory / STATE_FILE):  # otherwise it is being created or removed
                     found.append(_listed_lost(directory, str(error)))
                 continue
             is_alive = handle is not None and self.runtime.is_alive(handle)
@@ -502,7 +507,7 @@ class SandboxManager:
                 raise Conflict(f"sandbox {sandbox_id} is in use by another process; stop that first")
 
     def check_storage(self) -> Checks:
-        """Check that there is room for another sandbox, and that the audit log can be written. Blocks."""
+        """Check that there is space for another sandbox and that the audit log is writable. Blocks."""
         found: Checks = []
         try:
             self.check_space()
@@ -517,7 +522,7 @@ class SandboxManager:
         return found
 
     def check_space(self) -> None:
-        """Raise DiskFull where the state directory has no room for anything new, OSError if it cannot be written."""
+        """Raise DiskFull if the state directory has no space for a new sandbox, or OSError if it is not writable."""
         facts = os.statvfs(self.state_dir)
         free = facts.f_bavail * facts.f_frsize
         if free < MIN_FREE or (facts.f_files and not facts.f_favail):
@@ -530,7 +535,7 @@ class SandboxManager:
             raise OSError(errno.EROFS, f"no sandbox can be made: the disk of {self.state_dir} is read-only")
 
     def _state(self, record: Record, directory: Path) -> str:
-        # Of one that is alive. Who has no owner can be adopted, whether what runs it answers or not.
+        # For a living sandbox. One without an owner can be adopted whether or not its runtime responds.
         if record.spec.layout == "waiting":
             return "pooled"
         if not is_owned(directory):
@@ -538,7 +543,7 @@ class SandboxManager:
         return "running" if self._runtime_of(record).is_reachable() else "unknown"
 
     def _runtime_of(self, record: Record) -> Runtime:
-        # Another profile's may be another one.
+        # Profiles can select different runtimes.
         if record.runtime == self.runtime.name:
             return self.runtime
         if record.runtime not in self._others:
@@ -547,7 +552,7 @@ class SandboxManager:
         return self._others[record.runtime]
 
     def get(self, sandbox_id: str) -> Sandbox:
-        """A sandbox of this process. Raises InvalidRequest."""
+        """Return a sandbox of this process. Raises InvalidRequest."""
         try:
             return self.sandboxes[sandbox_id]
         except KeyError:
@@ -576,7 +581,7 @@ def _listed_lost(directory: Path, reason: str) -> Listed:
 
 
 def _claimed(kernels: list[KernelRecord], claim: Claim) -> list[KernelRecord]:
-    """Return the kernels under their claimer's key, for what that has them for."""
+    """Return the kernels' records with the claim's key, signature scheme and context."""
     return [
         replace(kernel, key=claim.key, signature_scheme=claim.signature_scheme, context=claim.context)
         for kernel in kernels

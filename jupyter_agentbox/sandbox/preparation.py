@@ -1,7 +1,7 @@
-"""What runs in a new sandbox before anything else does: init scripts, in order, and then services.
+"""Prepare a new sandbox: run its init scripts in order, then start its services.
 
-They are those of its image and of its profile. All run as the user's code does, with its environment and its egress.
-If one fails, the sandbox does not start, and the sentence says which it was and what it printed.
+They come from the image and the profile. They run with the same user, environment and egress as the user's code. If one
+fails, the sandbox does not start, and the error names it and quotes its output.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from .sandbox import Sandbox
 
 #: Seconds that one init script may take.
 INIT_TIMEOUT = 300.0
-#: Seconds between two looks at whether a service is ready, and that one look may take.
+#: Seconds between two readiness checks of a service, and that one check may take.
 READY_INTERVAL, READY_TIMEOUT = 0.1, 10.0
-#: Bytes of what is repeated of a failed script's output.
+#: Bytes of a failed script's output that an error quotes.
 _SHOWN = 600
 
 
 async def prepare(sandbox: Sandbox) -> None:
-    """Run the init scripts and start the services of a sandbox that has just started. On the link's thread.
+    """Run the init scripts and start the services of a sandbox that has just started. Call on the link thread.
 
     Raises
     ------
     RuntimeFailed
-        One of them failed.
+        An init script or a service failed.
     SandboxEnded, LinkClosed
     """
     spec = sandbox.spec

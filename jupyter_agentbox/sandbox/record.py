@@ -1,7 +1,8 @@
-"""What a sandbox's directory tells of it: the state file, and the lock that says who owns it.
+"""Read and write a sandbox's state file, and the lock that defines its owner.
 
-There is no daemon: this is the registry. ``sandbox.sandbox`` writes it, any process of the user's may read
-it, and ``sandbox.sweep`` judges by it (with the standard library alone, so the names it reads are kept).
+The state file and the lock are the registry; there is no daemon. ``sandbox.sandbox`` writes them, and any process of
+the same user may read them. ``sandbox.sweep`` reads the state file with the standard library alone, so the field names
+that it reads must not change.
 """
 
 from __future__ import annotations
@@ -21,29 +22,29 @@ from jupyter_agentbox.spec import SandboxSpec
 
 from .sweep import STATE_FILE
 
-#: Seconds to wait for the lock of a sandbox: a sweep holds it for a moment, to look.
+#: Seconds to wait for a sandbox's lock. A sweep holds it for a moment to inspect the sandbox.
 LOCK_TIMEOUT = 0.1
 _saving = threading.Lock()
 
 
 @dataclass
 class KernelRecord:
-    """A kernel in a sandbox, as much of it as another owner needs.
+    """Facts about a kernel in a sandbox that a new owner needs.
 
     Parameters
     ----------
     name : str
-        The guest's name for it.
+        The guest's name for the kernel.
     key, signature_scheme : str
-        Of its messages.
+        For signing its messages.
     context : str
-        The name of the context of code whose kernel it is; empty for a notebook's.
+        Name of the code context that the kernel serves; empty for a notebook's kernel.
     driver : str
         ``relay`` or ``embedded``.
     language : str
-        Of the context of code.
+        Language of the code context.
     client : str
-        The session of the client that ran the last cell.
+        Jupyter session id of the client that ran the last cell.
     """
 
     name: str
@@ -57,16 +58,16 @@ class KernelRecord:
 
 @dataclass
 class ProcessRecord:
-    """A background process in a sandbox, as much of it as another owner needs.
+    """Facts about a background process in a sandbox that a new owner needs.
 
     Parameters
     ----------
     name, command : str
-        The guest's name for it; one line for people.
+        The guest's name for the process, and its command as one readable line.
     started : float
         Seconds since the epoch.
     is_terminal : bool
-        It runs on a terminal.
+        Whether it runs on a terminal.
     """
 
     name: str
@@ -77,7 +78,7 @@ class ProcessRecord:
 
 @dataclass
 class Record:
-    """The state file.
+    """The contents of the state file.
 
     Parameters
     ----------
@@ -86,21 +87,21 @@ class Record:
     created : float
         Seconds since the epoch.
     lease_timeout : float
-        Seconds; the spec's, where the sweep looks for it.
+        Seconds. A copy of the spec's value, in the place where the sweeper reads it.
     owner_pid : int
-        For people to read; ownership is the lock's.
+        For people to read. The lock defines the owner.
     handle : dict or None
-        The runtime's; None before it runs.
+        The runtime's handle, or None before the sandbox runs.
     kernels : list of KernelRecord
     processes : list of ProcessRecord
-        Those that run in it.
+        Kernels and processes that run in the sandbox.
     link : int
-        Number of the link's pair of FIFOs, in a snapshot's record.
+        Number of the link's FIFO pair, in the record of a snapshot.
     started_kernels : int
-        How many kernels were ever started in it: no name is given twice.
+        Number of kernels ever started in the sandbox, so that no kernel name is used twice.
     asks : list of dict
-        Hosts that were asked for, of a notebook's sandbox; see
-        :meth:`~jupyter_agentbox.service.managed_sandbox.Session.recall`.
+        Requests for hosts, in the record of a notebook's sandbox; see
+        :meth:`~jupyter_agentbox.service.managed_sandbox.ManagedSandbox.recall`.
     """
 
     id: str
@@ -123,22 +124,22 @@ class Record:
         return next((kernel for kernel in self.kernels if not kernel.context), None)
 
     def to_bytes(self) -> bytes:
-        """Write it as JSON."""
+        """Return the record as JSON."""
         return msgspec.json.encode(self, enc_hook=_encode)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Record:
-        """Read what :meth:`to_bytes` wrote. Raises ValueError."""
+        """Return the record that :meth:`to_bytes` encoded. Raises ValueError."""
         return msgspec.json.decode(data, type=cls, dec_hook=_decode)
 
     def save(self, directory: Path) -> None:
-        """Write it, whole or not at all. From any thread."""
-        with _saving:  # of two at once, the one that is written last is the newer
+        """Write the record atomically. May be called from any thread."""
+        with _saving:  # of two concurrent calls, the later one must write the newer state
             write_atomically(directory / STATE_FILE, self.to_bytes())
 
     @classmethod
     def load(cls, directory: Path) -> Record:
-        """Read it. Raises NotFound when there is none that can be read."""
+        """Return the record in a directory. Raises NotFound if there is none that can be read."""
         try:
             record = cls.from_bytes((directory / STATE_FILE).read_bytes())
             if record.id != directory.name:
@@ -149,10 +150,11 @@ class Record:
 
 
 class Lock:
-    """Ownership of a sandbox: a lock on the directory's file ``lock``, which its process holds as long as it lives.
+    """The ownership of a sandbox: a lock on the file ``lock`` in its directory.
 
-    The file's time is the heartbeat of the lease. A time of 0 means that the sandbox was told to end: no later process
-    takes it over, and the sweep removes it as soon as nobody owns it.
+    The owning process holds it for as long as it lives. The file's modification time is the heartbeat of the lease. A
+    time of 0 means that the sandbox was told to end: no later process adopts it, and the sweeper removes it as soon as
+    it has no owner.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -166,7 +168,7 @@ class Lock:
         return self._fd >= 0
 
     def acquire(self) -> bool:
-        """Become the owner; false when there is another."""
+        """Become the owner. Return False if there is another one."""
         fd = open_locked(self._path, LOCK_TIMEOUT)
         if fd is None:
             return False
@@ -176,27 +178,30 @@ class Lock:
         return True
 
     def renew(self) -> None:
-        """Begin the lease anew; on a disk that takes no more, it just runs out when this process has ended."""
+        """Restart the lease. If the disk accepts no writes, the lease simply expires after this process has ended."""
         if not self._is_over:
             with suppress(OSError):
                 os.utime(self._fd)
 
     def end_lease(self) -> None:
-        """Have nobody take the sandbox over after this process. From any thread; needs no space on the disk."""
+        """Prevent any process from adopting the sandbox after this one.
+
+        May be called from any thread. Needs no disk space.
+        """
         self._is_over = True
         if self._fd >= 0:
             with suppress(OSError):
                 os.utime(self._fd, (0, 0))
 
     def release(self) -> None:
-        """Own it no longer. Does nothing the second time."""
+        """Give up ownership. Does nothing if it was already given up."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
 
 
 def read_log_tail(directory: Path) -> str:
-    """Return the last of what was said outside of a sandbox, for a person."""
+    """Return the end of the sandbox's log, which is written outside it, as text for people."""
     try:
         with open(directory / "log", "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 2000))
@@ -206,7 +211,7 @@ def read_log_tail(directory: Path) -> str:
 
 
 def is_owned(directory: Path) -> bool:
-    """Whether some process owns the sandbox of this directory."""
+    """Return whether some process owns the sandbox in this directory."""
     try:
         with open(directory / "lock", "rb") as lock:
             return not acquire_lock(lock.fileno(), LOCK_TIMEOUT, is_shared=True)
@@ -215,7 +220,7 @@ def is_owned(directory: Path) -> bool:
 
 
 def was_told_to_end(directory: Path) -> bool:
-    """Whether the owner of the sandbox of this directory had begun to end it; see :meth:`Lock.end_lease`."""
+    """Return whether the owner had begun to end the sandbox in this directory; see :meth:`Lock.end_lease`."""
     try:
         return (directory / "lock").stat().st_mtime == 0
     except OSError:

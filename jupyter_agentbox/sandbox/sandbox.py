@@ -1,8 +1,8 @@
-"""One sandbox's life: start, what runs in it, its end and the reason.
+"""The life cycle of one sandbox: start, adoption, checkpoint and end.
 
-All methods run on the link's thread (:class:`~jupyter_agentbox.sandbox.link.link.LinkThread`); attributes that are
-documented may be read from any thread. The runtime's blocking calls go to worker threads.
-``sandbox.manager`` keeps the registry, runtimes do the isolating.
+All methods run on the link thread (:class:`~jupyter_agentbox.sandbox.link.link.LinkThread`). Any thread may read the
+documented attributes. The runtime's blocking calls run in worker threads. ``sandbox.manager`` keeps the registry of
+sandboxes, and the runtimes isolate them.
 """
 
 from __future__ import annotations
@@ -60,42 +60,44 @@ from .sweep import KEPT_MARK, SESSION_FILE
 
 log = logging.getLogger(__name__)
 
-#: Seconds: for the guest to dial after the runtime said it runs, and to suspend the link; between two looks at whether
-#: it lives, and at what it uses.
+#: Seconds that the guest may take to connect after the runtime reports that the sandbox runs; between two checks that
+#: the sandbox is alive; that the guest may take to suspend the link; between two measurements of resource usage.
 CONNECT_TIMEOUT = 30.0
 WATCH_INTERVAL = 0.5
 SUSPEND_TIMEOUT = 10.0
 MEASURE_INTERVAL = 2.0
-#: Bytes that a sandbox which inherits more files than its disk limit allows may write until it has deleted enough of
-#: them, and how many more than twice its limit it may inherit: it would end at once otherwise, and again.
+#: A sandbox can inherit more files than its disk limit allows. INHERITED_ROOM: bytes that it may still write until it
+#: has deleted enough files. MAX_INHERITED: bytes beyond twice its limit that it may inherit; without this allowance
+#: such a sandbox would end at once, every time it is started.
 INHERITED_ROOM, MAX_INHERITED = 32 * MIB, GIB
-#: What is left in the directory of an ended sandbox whose files are kept.
+#: Entries that stay in the directory of an ended sandbox whose files are kept.
 _KEPT = frozenset({"work", "tokens", "state.json", "lock", SESSION_FILE, KEPT_MARK})
-#: Seconds between two looks at a frozen one, which may keep deleted files; bytes of them for which it is woken.
+#: Seconds between two measurements of a frozen sandbox, which may still hold deleted files; and bytes of deleted files
+#: that make it worth waking.
 FROZEN_INTERVAL, MIN_HELD = 60.0, 16 * MIB
-#: Seconds that the guest may take to look paths up; meanwhile the sandbox is not measured.
+#: Seconds that the guest may take to look up paths. The sandbox is not measured meanwhile.
 LOOKUP_TIMEOUT = 5.0
-#: Seconds that the guest may take to kill a program before the memory is used up.
+#: Seconds that the guest may take to kill a program before the memory limit is reached.
 RELIEF_TIMEOUT = 5.0
 
 
 class Sandbox:
-    """One isolated environment. Made by the manager.
+    """One isolated environment, created by :class:`~jupyter_agentbox.sandbox.manager.SandboxManager`.
 
     Attributes
     ----------
     record : Record
-        What is known of it, as in its state file.
+        The sandbox's record, as in its state file.
     directory, runtime : Path, Runtime
-        Its own on the host, 0700; and what runs it.
+        The sandbox's directory on the host, with mode 0700, and the runtime that runs it.
     kernels : dict of str to Kernel
-        Those started in it, by their names inside.
+        Kernels started in the sandbox, by the guest's name for them.
     processes : ProcessTable
         Commands and background processes.
     end : End or None
-        How it ended; readable from any thread.
+        How the sandbox ended. May be read from any thread.
     measured : tuple of float and Usage, or None
-        When it was measured last, in seconds since the epoch, and what it used; readable from any thread.
+        Time of the last measurement, in seconds since the epoch, and the usage found. May be read from any thread.
     """
 
     def __init__(
@@ -117,58 +119,60 @@ class Sandbox:
         self._freezer: Freezer | None = None
         self._has_inherited = False
         self._disk_room: int | None = None
-        #: Paths of the work folder that were moved from outside, and whether anything was changed; from any thread.
+        #: Workspace paths that were moved from outside the sandbox, and whether anything was changed there. May be set
+        #: from any thread.
         self._moved: list[str] = []
         self._is_changed = False
         self._looked_up: frozenset[tuple[str, int]] = frozenset()
         self.free_space = FreeSpace(self.workspace, directory, record.spec.min_free_disk)
         self._ended = asyncio.Event()
         self._checkpointing = asyncio.Lock()
-        # One that keeps files and one that removes them would leave a directory that nobody owns.
+        # Serializes keep() and discard(): if they ran at the same time, a directory without an owner could remain.
         self._emptying = asyncio.Lock()
         self._link = Link(directory / "link", self.gate.handle, self._link_lost)
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """The sandbox's id."""
         return self.record.id
 
     @property
     def spec(self) -> SandboxSpec:
-        """What was decided about it."""
+        """The specification that policy resolved for the sandbox."""
         return self.record.spec
 
     @property
     def link(self) -> Link:
-        """The link to its guest."""
+        """The link to the guest."""
         return self._link
 
     @property
     def is_left(self) -> bool:
-        """Whether this process owns it no longer, and it lives."""
+        """Whether this process has given up ownership while the sandbox is still alive."""
         return self._is_stopping is not None and self.end is None
 
     @property
     def workspace(self) -> Path:
-        """The host folder that is ``/workspace`` inside."""
+        """The host folder that is mounted at ``/workspace`` inside."""
         return self.spec.workspace or self.directory / "work"
 
     async def start(self, inherit: Sandbox | None, saved: Path | None = None, claim: Claim | None = None) -> None:
-        """Start it and wait for its guest.
+        """Start the sandbox and wait for its guest to connect.
 
         Parameters
         ----------
         inherit : Sandbox or None
-            An ended one whose private workspace becomes this one's.
+            An ended sandbox. Its private workspace is moved into this one.
         saved : Path, optional
-            What :meth:`checkpoint` has written: it goes on from there, with the kernels and processes of its record.
+            Output of :meth:`checkpoint`. The sandbox continues from there, with the kernels and processes in its
+            record.
         claim : Claim, optional
-            Whose it becomes, where it was saved as it waited.
+            New owner of the sandbox's kernel, if the checkpoint was made of an unclaimed sandbox.
 
         Raises
         ------
         RuntimeFailed, RuntimeUnavailable, InvalidRequest
-            Nothing is left behind.
+            Everything that was created has been removed.
         """
         began = time.monotonic()
         try:
@@ -194,11 +198,11 @@ class Sandbox:
             raise
 
     async def _launch(self, start: Callable[..., Handle], *arguments: Any) -> None:
-        # To its end, though nobody may want it any more: what is not known here nobody would end.
+        # Runs to completion even if the caller is cancelled. Without its handle, a started sandbox could not be ended.
         self._handle = await asyncio.to_thread(start, *arguments)
 
     async def give_up(self, inherit: Sandbox | None) -> None:
-        """End and remove it; the workspace that it inherited goes back."""
+        """End and remove the sandbox, and move an inherited workspace back."""
         await self.stop(is_kept=True)
         if inherit is not None and (self.directory / "work").is_dir() and not (inherit.directory / "work").exists():
             (self.directory / "work").rename(inherit.directory / "work")
@@ -207,21 +211,22 @@ class Sandbox:
     async def adopt(
         self, claim: Claim | None = None, inherit: Sandbox | None = None, *, before: Limits | None = None
     ) -> None:
-        """Become the owner of one whose owner is gone, its kernels go on where they are; or of one that waits.
+        """Become the owner of an orphaned sandbox whose kernels still run, or of an unclaimed one.
 
         Parameters
         ----------
         claim, inherit
-            For one that waits.
+            For an unclaimed sandbox.
         before : Limits, optional
-            What it was held to so far; none of it is below what its spec says now.
+            Limits in force so far. None of them is lower than the limit in the spec.
 
         Raises
         ------
         PolicyRefused
-            A limit is lower now, and can't be lowered in a sandbox that runs.
+            A limit is lower than before, and the runtime can't lower it in a running sandbox.
         RuntimeFailed
-            It has another owner, has ended, or does not answer. Nothing has changed; one that waited is ended.
+            The sandbox has another owner, has ended, or does not answer. Nothing has changed, except that an unclaimed
+            sandbox is ended.
         """
         if not self._lock.acquire():
             raise RuntimeFailed(f"sandbox {self.id} belongs to another process")
@@ -238,7 +243,7 @@ class Sandbox:
                 await asyncio.to_thread(self._lower_limits, self._handle, before)
             self._lock.renew()
             self._link.listen()
-            # Its owner may have ended when it was frozen, or while it was saved.
+            # The previous owner may have ended while the sandbox was frozen or while it was being saved.
             self.runtime.thaw(self._handle)
             if claim is None:
                 await asyncio.to_thread(self.runtime.recover, self.id, self.directory)
@@ -252,7 +257,7 @@ class Sandbox:
             except OSError as error:
                 if claim is not None:
                     raise
-                # What its earlier owner wrote is still true.
+                # The previous owner's record is still correct.
                 log.error("the record of sandbox %s cannot be written: %s", self.id, error)
             self._begin_watch()
             how = "adopted" if claim is None else "pool"
@@ -272,19 +277,22 @@ class Sandbox:
                 )
 
     async def leave(self, *, is_waiting: bool = False) -> None:
-        """Own it no longer, and let it live: for its lease it waits for another owner, or frozen, to be claimed."""
+        """Give up ownership and let the sandbox live.
+
+        It waits for another owner for the length of its lease. With `is_waiting`, it waits, frozen, for a claim.
+        """
         if is_waiting and self._handle is not None:
             await asyncio.gather(*(kernel.hang_up() for kernel in self.kernels.values()))
             await asyncio.to_thread(self.runtime.wait_for_claim, self._handle, self.directory)
         elif self._freezer is not None:
-            self._freezer.thaw()  # it watches over its own lease
+            self._freezer.thaw()  # the guest enforces its own lease, so it must run
         self._is_stopping = Cause.STOPPED
         self._link.close("its owner has left")
         await self.gate.aclose()
         self._lock.release()
 
     async def _resume(self, claim: Claim | None = None) -> None:
-        """Go on with what runs in it already."""
+        """Reconnect to the kernels and processes that already run in the sandbox."""
         if claim is not None:
             await put_in_place(self._link, claim, self.runtime.read_covered(self.directory), self.spec.lease_timeout)
         for known in self.record.kernels:
@@ -293,22 +301,22 @@ class Sandbox:
         self.processes.resume(self.record.processes)
 
     async def checkpoint(self, staged: Path) -> bytes:
-        """Save it as it is, while it goes on: memory and writable layer, and a private workspace.
+        """Save the memory, the writable layer and a private workspace while the sandbox keeps running.
 
         Parameters
         ----------
         staged : Path
-            A directory with empty ones named ``image`` and ``work``.
+            Directory that contains the empty directories ``image`` and ``work``.
 
         Returns
         -------
         bytes
-            Its record, for :meth:`start` of a copy.
+            The sandbox's record, for :meth:`start` of a copy.
 
         Raises
         ------
         RuntimeUnavailable
-            Its runtime can't do that.
+            The runtime does not support checkpoints.
         RuntimeFailed, LinkClosed, SandboxEnded
         """
         if self.end is not None:
@@ -323,13 +331,13 @@ class Sandbox:
         async with self._checkpointing:
             kernels = [kernel for kernel in self.kernels.values() if kernel.end is None]
             try:
-                # All of them have to be done before they go on, also if one fails.
+                # Wait for all kernels to hang up before they are resumed, even if one of them fails.
                 hung_up = await asyncio.gather(*(kernel.hang_up() for kernel in kernels), return_exceptions=True)
                 if failed := next((item for item in hung_up if item is not None), None):
                     raise failed
                 await self._link.suspend(SUSPEND_TIMEOUT)
                 arguments = (handle, self.id, self.directory, staged / "image", copy)
-                # The link's files must stay closed as long as gVisor saves.
+                # The link's files must stay closed until gVisor has finished saving.
                 await finished(asyncio.to_thread(self.runtime.checkpoint, *arguments))
                 return replace(self.record, link=self._link.number, handle=None, cleanup=[]).to_bytes()
             finally:
@@ -356,7 +364,7 @@ class Sandbox:
         raise RuntimeFailed(f"the sandbox started and ended before it was ready. Its log says: {words}")
 
     def clean_up_with(self, directory: Path) -> None:
-        """Have the sweep remove ``directory``, one of a front's, when it removes this sandbox."""
+        """Register ``directory``, which belongs to a front, for removal by the sweeper together with this sandbox."""
         self.record.cleanup = [str(directory)]
         self._save()
 
@@ -387,11 +395,12 @@ class Sandbox:
         Parameters
         ----------
         argv, env, cwd
-            Of the process; ``{connection_file}`` in ``argv`` becomes its path inside.
+            Command, environment and working directory of the process. ``{connection_file}`` in ``argv`` is replaced
+            with the path of the connection file inside.
         key, signature_scheme : str
-            For the connection file; the guest adds address and ports.
+            Written to the connection file. The guest adds address and ports.
         context, language : str
-            Name of the context of code that it is for, and what it runs.
+            Name of the code context that the kernel serves, and its language.
         """
         self.record.started_kernels += 1
         name = f"kernel-{self.record.started_kernels}"
@@ -403,7 +412,7 @@ class Sandbox:
         return kernel
 
     def forget_kernel(self, kernel: Kernel) -> None:
-        """Drop one that has ended, or is to."""
+        """Forget a kernel that has ended or is about to end."""
         kernel.close()
         if self.kernels.get(kernel.name) is kernel:
             del self.kernels[kernel.name]
@@ -419,7 +428,7 @@ class Sandbox:
         stdin: bytes = b"",
         timeout: float = 30.0,
     ) -> ExecResult:
-        """Run a command to its end: :meth:`ProcessTable.run` in short."""
+        """Run a command to completion. Shorthand for :meth:`ProcessTable.run`."""
         command = Command(argv=argv, env=env or {}, workdir=cwd)
         return await self.processes.run(command, stdin=stdin, timeout=timeout)
 
@@ -429,27 +438,27 @@ class Sandbox:
             self._save()
 
     async def wait_ended(self) -> End:
-        """Wait until it is over; why is returned."""
+        """Wait until the sandbox has ended, and return how it ended."""
         await self._ended.wait()
         assert self.end is not None
         return self.end
 
     async def stop(self, cause: Cause | End = Cause.STOPPED, *, is_kept: bool = False) -> None:
-        """End it and remove what it was made of. Safe to call again, and from several places at once.
+        """End the sandbox and remove its resources. Safe to call more than once, and concurrently.
 
         Parameters
         ----------
         cause : Cause or End
-            Told to whoever asks why, if it still lives.
+            The recorded reason, if the sandbox is still alive.
         is_kept : bool
-            Keep its directory, for :meth:`start` of a successor to inherit; then :meth:`discard` it.
+            Keep the directory, so that :meth:`start` of a successor can inherit it. Call :meth:`discard` afterwards.
         """
         if not is_kept:
             self.end_lease()
         end = cause if isinstance(cause, End) else End(cause, 137, "it was stopped")
         self._is_stopping = self._is_stopping or end.cause
         if not is_kept:
-            with suppress(OSError):  # from now on the sweep keeps none of its files
+            with suppress(OSError):  # from here on the sweeper keeps none of its files
                 (self.directory / SESSION_FILE).unlink()
         if self.end is None:
             self._note_end(end)
@@ -464,14 +473,20 @@ class Sandbox:
             await self.discard()
 
     def end_lease(self) -> None:
-        """Have no later process take it over, whatever becomes of this one: its end was asked for. From any thread."""
+        """Prevent any later process from adopting the sandbox, because its end was requested.
+
+        May be called from any thread, and takes effect whatever happens to this process.
+        """
         self._lock.end_lease()
 
     async def keep(self) -> None:
-        """Leave nothing of an ended sandbox but its private workspace and what names it, until :meth:`discard`."""
+        """Remove everything of an ended sandbox except its private workspace and the files that identify it.
+
+        These stay until :meth:`discard`.
+        """
         await self.stop(is_kept=True)
         async with self._emptying:
-            if self._lock.is_held:  # or it was discarded meanwhile
+            if self._lock.is_held:  # false if it was discarded meanwhile
                 await asyncio.to_thread(self._strip)
 
     def _strip(self) -> None:
@@ -483,7 +498,7 @@ class Sandbox:
             (self.directory / KEPT_MARK).touch(0o600)
 
     async def take_ended(self) -> bool:
-        """Become the owner of one that ended without an owner; whether it has files to keep."""
+        """Become the owner of a sandbox that ended without an owner. Return whether it has files to keep."""
         if not self._lock.acquire():
             return False
         if self._handle is not None and self.runtime.is_alive(self._handle):
@@ -491,7 +506,7 @@ class Sandbox:
             return False
         is_wanted = (self.directory / SESSION_FILE).exists() and not was_told_to_end(self.directory)
         if not is_wanted or not (self.directory / "work").is_dir():
-            await self.stop()  # another has its files
+            await self.stop()  # another sandbox has its files
             return False
         self.end = End(Cause.CRASHED, 137, "it ended while no server watched it")
         if self._handle is not None and not (self.directory / KEPT_MARK).exists():
@@ -503,11 +518,11 @@ class Sandbox:
 
     @property
     def kept_since(self) -> float:
-        """When its files began to be kept, in seconds since the epoch. Raises OSError if they are not."""
+        """When its files began to be kept, in seconds since the epoch. Raises OSError if they are not kept."""
         return (self.directory / KEPT_MARK).stat().st_mtime
 
     async def discard(self) -> None:
-        """Remove the directory of an ended sandbox. Does nothing the second time."""
+        """Remove the directory of an ended sandbox. Does nothing if it was already removed."""
         async with self._emptying:
             if self._lock.is_held:
                 await asyncio.to_thread(shutil.rmtree, self.directory, True)
@@ -528,10 +543,10 @@ class Sandbox:
         if other is None or not (other.directory / "work").is_dir():
             return
         self._has_inherited = True
-        # First, so that the sweep knows at every moment whose files they are.
+        # Link the file before moving the workspace, so that the sweeper can tell at every moment whose files they are.
         with suppress(FileNotFoundError):
             os.link(other.directory / SESSION_FILE, self.directory / SESSION_FILE)
-        (other.directory / "work").rename(self.directory / "work")  # in place of an empty one
+        (other.directory / "work").rename(self.directory / "work")  # replaces an empty directory
 
     def _save(self) -> None:
         self.record.owner_pid = os.getpid()
@@ -546,12 +561,12 @@ class Sandbox:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether it is stopped, as nothing runs in it; it goes on when somebody speaks to it."""
+        """Whether the sandbox is frozen because nothing runs in it. The next byte sent to it thaws it."""
         return self._freezer is not None and self._freezer.is_frozen
 
     @property
     def is_busy(self) -> bool:
-        """Whether a cell, a command, a background process or a connection to the world goes on."""
+        """Whether a checkpoint, cell, command, background process or outgoing connection is in progress."""
         return (
             self._checkpointing.locked()
             or self.processes.is_busy
@@ -560,7 +575,7 @@ class Sandbox:
         )
 
     async def is_quiet_for(self, timeout: float) -> bool:
-        """Whether nothing has run in it for so many seconds; see ``sandbox.freezer``."""
+        """Return whether nothing has run in the sandbox for `timeout` seconds; see ``sandbox.freezer``."""
         return self.end is None and self._freezer is not None and await self._freezer.is_quiet_for(timeout)
 
     def _begin_watch(self) -> None:
@@ -587,7 +602,13 @@ class Sandbox:
         watching.add_done_callback(lambda _: memory.cancel())
 
     async def _relieve_memory(self, used: int, excess: int) -> int:
-        """Have the guest kill a program before the memory is used up; the bytes that it had, 0 where it killed none."""
+        """Have the guest kill a program before the memory limit is reached.
+
+        Returns
+        -------
+        int
+            Bytes that the program used, or 0 if none was killed.
+        """
         if self._checkpointing.locked():
             return 0
         end = out_of_memory(self.spec.limits)
@@ -604,7 +625,7 @@ class Sandbox:
             stream = self._link.open(header)
             answer = load_json(await asyncio.wait_for(stream.read(), RELIEF_TIMEOUT))
         except (AgentboxError, ProtocolError, asyncio.TimeoutError):
-            return 0  # it is ending, or nothing in it answers any more
+            return 0  # the sandbox is ending, or nothing in it answers
         finally:
             if stream is not None:
                 stream.reset()
@@ -612,7 +633,7 @@ class Sandbox:
         if not isinstance(size, int) or not 0 < size < 1 << 50:
             return 0
         kernel = answer.get("kernel")
-        # What comes from inside may hold anything, and goes to logs.
+        # Text from inside is untrusted and goes to logs, so it is escaped and cut.
         name = f"kernel {ascii(kernel)[:50]}" if kernel else ascii(answer.get("name"))[:50]
         what = f"{name} (process {ascii(answer.get('pid'))[:20]}, {format_size(size)})"
         killed = replace(end, message=f"out of memory: killed {what} {extent}")
@@ -621,7 +642,7 @@ class Sandbox:
         return size
 
     async def _watch(self, freezer: Freezer) -> None:
-        """Look after it: renew the lease, see it die behind our back, hold it to limits nobody else enforces."""
+        """Renew the lease, detect the sandbox's death, and enforce the limits that nothing else enforces."""
         assert self._handle is not None
         renewed = measured = 0.0
         while self._is_stopping is None:
@@ -638,7 +659,8 @@ class Sandbox:
             if self._is_changed or now - measured > interval:
                 self._is_changed = False
                 measured = now
-                with suppress(OSError, RuntimeError):  # no thread is to be had, or the like: it is measured again
+                # for example, no thread is available; the next round measures again
+                with suppress(OSError, RuntimeError):
                     await self._measure(freezer)
                 if self.measured is not None:
                     usage = self.measured[1]
@@ -652,15 +674,15 @@ class Sandbox:
             await asyncio.sleep(WATCH_INTERVAL)
 
     async def _measure(self, freezer: Freezer) -> None:
-        """Measure what it uses, and have it let go of deleted files."""
+        """Measure resource usage, and have the guest release deleted files."""
         usage = await self._ask_usage()
         moved, self._moved = self._moved, []
-        # An inode is used again once its file is let go of.
+        # Once a file is released, its inode number may be reused.
         self._looked_up &= set(usage.deleted)
         fresh = set(usage.deleted) - self._looked_up
         if moved or (fresh and (not freezer.is_frozen or usage.held >= MIN_HELD)):
             if await self._look_up([*moved, *(path for path, _ in fresh)]):
-                self._looked_up |= fresh  # what is still there then code inside has open itself
+                self._looked_up |= fresh  # whatever remains is held open by code inside
             else:
                 self._moved += moved
             usage = await self._ask_usage()
@@ -674,12 +696,14 @@ class Sandbox:
         return await asyncio.to_thread(self.runtime.usage, self._handle, self.directory)
 
     async def _look_up(self, paths: Sequence[str]) -> bool:
-        """Have the guest look up paths of the work folder, as gVisor keeps a deleted file open until somebody does.
+        """Have the guest look up paths of the workspace, so that gVisor closes deleted files.
+
+        gVisor keeps a deleted file open until its path is looked up.
 
         Returns
         -------
         bool
-            Whether it did.
+            Whether the guest did so.
         """
         stream: Stream | None = None
         try:
@@ -694,20 +718,20 @@ class Sandbox:
                 stream.reset()
 
     def note_change(self, *moved: str) -> None:
-        """Have it soon measured and let go of deleted files, as its work folder was changed from outside.
+        """Schedule a measurement and the release of deleted files, because the workspace was changed from outside.
 
-        From any thread.
+        May be called from any thread.
 
         Parameters
         ----------
         moved : str
-            Paths in the work folder whose entries were moved elsewhere.
+            Workspace paths whose entries were moved elsewhere.
         """
         self._moved += moved
         self._is_changed = True
 
     def _room(self, used: int) -> int:
-        """Return how many bytes it may have on the disk: more than the limit, where it began with more."""
+        """Return how many bytes the sandbox may use on disk: its limit, or more if it inherited more."""
         limit = self.spec.limits.disk
         if self._disk_room is None:
             is_over = self._has_inherited and limit < used <= 2 * limit + MAX_INHERITED
@@ -716,7 +740,7 @@ class Sandbox:
         return self._disk_room
 
     async def _find_end(self, reason: str) -> None:
-        """The link or the process is gone: find out why, and clear up."""
+        """Find out why the link or the process was lost, and clean up."""
         assert self._handle is not None
         for _ in range(100):
             if not self.runtime.is_alive(self._handle):
@@ -740,7 +764,7 @@ class Sandbox:
         await self.stop(end.cause, is_kept=True)
 
     async def _record_end(self, end: End, event: str = "ended") -> None:
-        """Write to the audit log that it has ended, or that something in it was ``killed``."""
+        """Write to the audit log that the sandbox has ended, or that something in it was ``killed``."""
         try:
             kernel_id = self.spec.kernel_id if event == "ended" else ""
             await self._audit.arecord("lifecycle", self.id, detail={**end.to_detail(kernel_id), "event": event})
@@ -754,13 +778,13 @@ class Sandbox:
 
 
 async def _ask_in_batches(stream: Stream, paths: Sequence[str]) -> None:
-    """Have the guest look up paths."""
+    """Have the guest look up paths, one batch at a time."""
     for batch in in_batches(paths):
         await _ask(stream, {"paths": batch})
 
 
 async def _ask(stream: Stream, request: dict[str, Any]) -> None:
-    """Send a request, and wait for its answer."""
+    """Send a request and wait for the answer."""
     await stream.write(pack_json(request))
     reader = MessageReader(MIB)
     while not reader.feed(data := await stream.read()):

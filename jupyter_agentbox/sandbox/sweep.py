@@ -1,24 +1,28 @@
-"""Clear away the sandboxes of owners that are no more, and everything that belonged to them.
+"""Remove sandboxes whose owners have ended, and everything that belonged to them.
 
-The registry is the file system: one directory per sandbox beneath ``<state_dir>/sandboxes``. An owner holds a file lock
-on ``lock`` in it for as long as it lives, and touches that file as the heartbeat of its lease. So, for each directory:
+The registry is the file system: one directory for each sandbox beneath ``<state_dir>/sandboxes``. An owner holds a file
+lock on ``lock`` in that directory for as long as it lives, and touches the file as the heartbeat of its lease. The
+sweep treats each directory as follows:
 
-- the lock is held: somebody owns it, and nothing in it is touched;
-- its processes run and the last heartbeat is younger than the lease: it waits to be adopted;
-- it is an agent's, which ended otherwise than by its lease or anybody's will: its files are kept for the time that its
-  ``session.json`` names;
-- else its processes are killed, its control groups and registered paths removed, and the directory with them. If its
+- The lock is held: the sandbox has an owner, and nothing in it is touched.
+- Its processes run and the last heartbeat is younger than the lease: it waits to be adopted.
+- It is a managed sandbox that ended without being asked to, and its lease has not expired: its files are kept for the
+  time stated in its ``session.json``.
+- Otherwise its processes are killed, and its control groups, its registered paths and its directory are removed. If its
   record is damaged, its workspace is moved to ``<state_dir>/lost``, where it stays until somebody deletes it.
-  An owner that begins to end a sandbox sets the time of its heartbeat to 0, so no lease of it is left.
 
-What a killed process was saving, or laying out to be started, goes as well: whoever is at it holds a lock on that too.
+An owner that begins to end a sandbox sets the time of its heartbeat to 0, so that no lease remains.
 
-A container whose sandbox has no directory any more is removed by ``runtimes.docker.orphans``, a program that runs in
-the server's environment for a bounded time, since an engine may hang.
+Snapshots that a killed process was saving or preparing for a start are removed too. A process that works on one holds a
+lock on it as well.
 
-Standard library only and light to import, because it also runs by itself: :func:`ensure_sweeper` starts one small
-process per state directory that does this every few seconds until nothing is left to watch. It is what ends a sandbox
-whose owner was killed and whose guest does not care. It shares :mod:`jupyter_agentbox.linux` with the package.
+``runtimes.docker.orphans`` removes containers whose sandbox has no directory any more. It is a program that runs in the
+server's environment for a bounded time, because an engine may hang.
+
+This module uses only the standard library and is light to import, because it also runs on its own:
+:func:`ensure_sweeper` starts one small process for each state directory. The process sweeps every few seconds until
+nothing is left to watch. It ends sandboxes whose owner was killed and whose guest does not end by itself. It shares
+:mod:`jupyter_agentbox.linux` with the package.
 """
 
 from __future__ import annotations
@@ -49,22 +53,23 @@ from jupyter_agentbox.linux import (
 
 #: Seconds between two rounds of the sweeper, and for which it stays when there is nothing to watch.
 ROUND_INTERVAL, IDLE_TIMEOUT = 2.0, 30.0
-#: Seconds after which a directory in which nobody ever wrote a state is an accident; and for which one stays whose
-#: control groups can't be removed, as it alone names them.
+#: Seconds after which a directory that never got a state file is considered abandoned; and for which a directory is
+#: kept whose control groups can't be removed, because only it records their names.
 UNBORN_TIMEOUT, CGROUP_PATIENCE = 60.0, 600.0
-#: Seconds between two looks at containers, for one look, and for which the sweeper stays if an engine does not answer.
+#: Seconds between two container sweeps, that one of them may take, and for which the sweeper stays if an engine does
+#: not answer.
 CONTAINER_INTERVAL, CONTAINER_TIMEOUT, CONTAINER_PATIENCE = 60.0, 60.0, 3600.0
-#: Longest lease that a state file can ask for, in seconds.
+#: Longest lease that a state file can request, in seconds.
 MAX_LEASE = 7 * 24 * 3600.0
 
-#: In an agent's sandbox's directory: what a later server needs to know of it; and since when the files of an ended one
-#: are kept, by its modification time.
+#: Files in a managed sandbox's directory: the facts that a later server needs, and the mark whose modification time is
+#: when the files of an ended sandbox began to be kept.
 SESSION_FILE, KEPT_MARK = "session.json", "kept"
 #: Longest time for which a session file can have files kept, in seconds.
 MAX_KEPT = 31 * 24 * 3600.0
-#: A sandbox's record in its directory, and the folder of the state directory for those whose record is damaged.
+#: Name of a sandbox's record in its directory, and of the state directory's folder for sandboxes with a damaged record.
 STATE_FILE, LOST = "state.json", "lost"
-#: What is kept of a sandbox whose record is damaged.
+#: Entries that are kept of a sandbox whose record is damaged.
 _KEPT = ("work", STATE_FILE, SESSION_FILE, "log", "lock")
 #: The program that removes containers.
 _ORPHANS = PACKAGE / "runtimes" / "docker" / "orphans.py"
@@ -74,7 +79,7 @@ _ORPHANS = PACKAGE / "runtimes" / "docker" / "orphans.py"
 
 
 def _remove_registered(paths: object) -> None:
-    """Remove what a sandbox registered, if it lies directly in one of our own directories and nowhere else."""
+    """Remove the paths that a sandbox registered, but only those that lie directly in one of our own directories."""
     for text in paths if isinstance(paths, list) else ():
         if not isinstance(text, str):
             continue
@@ -102,7 +107,7 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def _read_processes(state: dict[str, object]) -> tuple[list[tuple[int, int]], list[str]]:
-    """Return processes and control groups from the handle in a state, as far as they make sense."""
+    """Return the valid processes and control groups from the handle in a state."""
     handle = state.get("handle")
     if not isinstance(handle, dict):
         return [], []
@@ -112,20 +117,20 @@ def _read_processes(state: dict[str, object]) -> tuple[list[tuple[int, int]], li
         cgroups = [str(path) for path in handle.get("cgroups", ())]
     except (KeyError, TypeError, ValueError, OverflowError):
         return [], []
-    return [(pid, start) for pid, start in processes if 0 < pid <= 1 << 22], cgroups  # beyond, Linux has none
+    return [(pid, start) for pid, start in processes if 0 < pid <= 1 << 22], cgroups  # Linux has no larger process ids
 
 
 def _read_kept_for(directory: Path) -> float:
-    """Return for how many seconds the files of a sandbox are kept after an end that nobody meant; 0 for not at all."""
+    """Return the seconds for which a sandbox's files are kept after an unintended end, or 0 if they are not kept."""
     if not (directory / "work").is_dir():
-        return 0.0  # another has them
+        return 0.0  # another sandbox has its files
     with contextlib.suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
         return min(float(json.loads((directory / SESSION_FILE).read_bytes())["keep_ended_for"]), MAX_KEPT)
     return 0.0
 
 
 class _Due(NamedTuple):
-    """What is known of a directory that it is time to remove."""
+    """The facts about a directory that is due for removal."""
 
     state: dict[str, object]
     heartbeat: float
@@ -137,14 +142,17 @@ class _Due(NamedTuple):
 
 
 def _judge(directory: Path, now: float) -> _Due | None:
-    """Tell whether it is time to remove one sandbox directory if it has no owner; changes nothing."""
+    """Return the facts about a sandbox's directory if it is due for removal, provided that it has no owner.
+
+    Changes nothing.
+    """
     state = _read_state(directory)
     try:
         heartbeat = (directory / "lock").stat().st_mtime
     except FileNotFoundError:
         heartbeat = directory.stat().st_mtime
         if now - heartbeat < UNBORN_TIMEOUT:
-            return None  # it is just being made, or its owner is removing it
+            return None  # it is being created, or its owner is removing it
     if state is None:
         if now - directory.stat().st_mtime < UNBORN_TIMEOUT:
             return None
@@ -164,10 +172,10 @@ def _judge(directory: Path, now: float) -> _Due | None:
 
 
 def _sweep_one(directory: Path, now: float) -> bool:
-    """Remove one sandbox directory, whose lock is held here, if it is time to."""
+    """Remove one sandbox's directory if it is due. The caller holds its lock. Return whether it was removed."""
     if not (directory / "lock").exists() or (due := _judge(directory, now)) is None:
-        return False  # another process is removing it, or has taken it
-    # Also those that a start which was cut short never wrote down.
+        return False  # another process is removing it, or has adopted it
+    # Include processes that an interrupted start never recorded.
     kill_processes({*due.processes, *find_processes(directory)})
     groups = {*due.cgroups, *_read_lines(directory / "bundle" / "cgroups")}
     age = now - (due.heartbeat or directory.stat().st_mtime)
@@ -182,15 +190,15 @@ def _sweep_one(directory: Path, now: float) -> bool:
         return False
     gone = directory.with_name(f"{GONE}{os.getpid()}-{directory.name}")
     directory.rename(gone)
-    if due.heartbeat and time.time() - due.heartbeat >= due.lease:  # it may have ended since, and was not told to
-        with contextlib.suppress(OSError):  # it was no session, or no server wants to know
+    if due.heartbeat and time.time() - due.heartbeat >= due.lease:  # it may have ended since, but was not told to
+        with contextlib.suppress(OSError):  # it was not a managed sandbox, or no server collects these files
             (gone / SESSION_FILE).replace(directory.parents[1] / "lapsed" / directory.name)
     remove_tree(gone)
     return True
 
 
 def _set_aside(directory: Path) -> None:
-    """Keep the workspace of a sandbox whose record is damaged, for a person to look at and delete."""
+    """Keep the workspace of a sandbox whose record is damaged, for a person to inspect and delete."""
     for name in os.listdir(directory):
         if name not in _KEPT:
             remove_tree(directory / name)
@@ -199,7 +207,7 @@ def _set_aside(directory: Path) -> None:
 
 
 def remove_lost(directory: Path) -> bool:
-    """End what runs in a sandbox whose record is damaged, and remove all of it; false while a process owns it."""
+    """End what runs in a sandbox whose record is damaged, and remove all of it. Return False if a process owns it."""
     try:
         with try_lock(directory / "lock") as is_mine:
             if not is_mine:
@@ -214,14 +222,14 @@ def remove_lost(directory: Path) -> bool:
 
 
 class ContainerSweep:
-    """The removal of containers without a sandbox, beside the caller: nothing here waits for an engine.
+    """Removal of containers without a sandbox, in a child process, so that the caller never waits for an engine.
 
     Parameters
     ----------
     state_dir : Path
-        Its file ``engines`` names the engines; without it there is nothing to do.
+        Its file ``engines`` lists the engines. Without that file there is nothing to do.
     python : str, optional
-        The interpreter of the server's environment, which has Docker's client; by default the one that runs.
+        Interpreter of the server's environment, which has the Docker client. Default: the running interpreter.
     """
 
     def __init__(self, state_dir: Path, python: str = sys.executable) -> None:
@@ -231,11 +239,11 @@ class ContainerSweep:
 
     @property
     def is_done(self) -> bool:
-        """Whether the last look is over, and found none or has removed all."""
+        """Whether the last sweep has finished and no container without a sandbox remained."""
         return self._process is None and self._was_done
 
     def look(self, *, is_due: bool = False) -> None:
-        """Take up what a look has found, end one that takes too long, and begin the next when it is time."""
+        """Collect the result of a finished sweep, kill one that takes too long, and start the next one if it is due."""
         self._is_due = self._is_due or is_due
         age = time.monotonic() - self._started
         if self._process is not None and (self._process.poll() is not None or age > CONTAINER_TIMEOUT):
@@ -258,7 +266,7 @@ class ContainerSweep:
                 self._was_done = False
 
     def wait(self) -> list[str]:
-        """Look once to the end, and return the ids of the sandboxes whose containers were removed."""
+        """Run one sweep to completion, and return the ids of the sandboxes whose containers were removed."""
         self.look(is_due=True)
         if self._process is None:
             return []
@@ -276,17 +284,17 @@ class ContainerSweep:
 
 
 def sweep(state_dir: Path) -> list[str]:
-    """Clear away what has no owner any more, containers included; takes a minute where an engine hangs.
+    """Remove sandboxes that have no owner, and their containers. Takes a minute if an engine hangs.
 
-    Returns the ids of the sandboxes that were removed, or moved to those that are lost. One that resists is left for
-    the next round.
+    Returns the ids of the sandboxes that were removed or moved to the lost ones. A sandbox that can't be removed is
+    left for the next round.
     """
     removed = sweep_directories(state_dir)
     return [*removed, *(name for name in ContainerSweep(state_dir).wait() if name not in removed)]
 
 
 def sweep_directories(state_dir: Path) -> list[str]:
-    """Clear away what has no owner any more, and leave its containers; see :func:`sweep`."""
+    """Remove sandboxes that have no owner, but not their containers; see :func:`sweep`."""
     _sweep_staged(Path(state_dir) / "snapshots")
     removed = []
     base = Path(state_dir) / "sandboxes"
@@ -304,8 +312,8 @@ def sweep_directories(state_dir: Path) -> list[str]:
                 remove_tree(directory)
                 continue
             if _judge(directory, now) is None:
-                continue  # without taking the lock, as that would look like ownership
-            # A lock that was there is not made anew: its owner may be removing it.
+                continue  # checked without taking the lock, which would look like ownership
+            # An existing lock file is not created again, because its owner may be removing it.
             create = 0 if (directory / "lock").exists() else os.O_CREAT
             with try_lock(directory / "lock", os.O_RDWR | os.O_NOFOLLOW | create) as is_mine:
                 if is_mine and _sweep_one(directory, now):
@@ -314,8 +322,9 @@ def sweep_directories(state_dir: Path) -> list[str]:
 
 
 def _sweep_staged(store: Path) -> None:
-    """Remove what killed processes were saving or laying out in the store of snapshots."""
-    with contextlib.suppress(OSError), try_lock(store / "lock") as is_quiet:  # nothing gets its own lock meanwhile
+    """Remove what killed processes were saving or preparing in the snapshot store."""
+    # nothing acquires its own lock while this one is held
+    with contextlib.suppress(OSError), try_lock(store / "lock") as is_quiet:
         if is_quiet:
             remove_unowned(store / "live")
 
@@ -324,12 +333,12 @@ def _sweep_staged(store: Path) -> None:
 
 
 def ensure_sweeper(state_dir: Path) -> bool:
-    """Make sure that a sweeper process watches ``state_dir``; return whether one was started, as none ran already."""
+    """Make sure that a sweeper process watches ``state_dir``. Return whether one had to be started."""
     with try_lock(Path(state_dir) / "sweeper.lock") as is_free:
         if not is_free:
             return False
     env = {name: os.environ[name] for name in ("XDG_RUNTIME_DIR",) if name in os.environ}
-    # It forks and ends at once, so that the sweeper is nobody's child to reap.
+    # It forks and exits at once, so that the sweeper is not a child that this process would have to reap.
     subprocess.run(
         make_bare_command(__file__, str(state_dir), sys.executable),
         stdin=subprocess.DEVNULL,
@@ -351,9 +360,9 @@ def run_sweeper(
     interval: float = ROUND_INTERVAL,
     idle_timeout: float = IDLE_TIMEOUT,
 ) -> None:
-    """Sweep again and again until no sandbox has been there for ``idle_timeout`` seconds.
+    """Sweep repeatedly until no sandbox has existed for ``idle_timeout`` seconds.
 
-    It stays longer, but not for ever, where an engine does not say that none of its containers is left.
+    It stays longer, but for a bounded time, while an engine does not confirm that none of its containers is left.
     """
     base = state_dir / "sandboxes"
     containers = ContainerSweep(state_dir, python)
@@ -367,13 +376,13 @@ def run_sweeper(
                 if _has_entries(base):
                     last_seen = time.monotonic()
                 time.sleep(interval)
-        # A sandbox made just before the lock was let go of found it held, and counts on this sweeper.
+        # A sandbox created just before the lock was released found it held, and relies on this sweeper.
         if not _has_entries(base):
             return
 
 
 def has_left(state_dir: Path) -> bool:
-    """Tell whether there may be something to clear away: a sandbox, or an engine that had containers."""
+    """Return whether there may be something to remove: a sandbox, or an engine that had containers."""
     return _has_entries(state_dir / "sandboxes") or (state_dir / "engines").exists()
 
 

@@ -1,10 +1,13 @@
-"""Scoped tokens: signed, expiring, for one sandbox and a set of verbs, so that an agent never holds the server's own.
+"""Issue and check scoped tokens, so that an agent never holds the server's own token.
 
-A token is ``agentbox_<payload>.<signature>``: JSON and its HMAC-SHA256, both in base64url. The key is a file of the
-state directory. Each token has a record in its sandbox's directory, without which it is none: a token is revoked by
-removing its record, in every process at once, and ends with its sandbox, whose directory goes. Where a sandbox goes on
-as another one, after a restore or while it is parked, the record is moved to that one's directory: it is the live one,
-never one of a snapshot, so what was revoked stays so. Removing the key ends all of them.
+A scoped token is signed, expires, and is valid for one sandbox and a set of verbs. Its text is
+``agentbox_<payload>.<signature>``: JSON and its HMAC-SHA256, both in base64url. The signing key is a file in the state
+directory.
+
+Each token has a record in its sandbox's directory, and is valid only while that record exists. Removing the record
+revokes the token, in every process at once. A token also ends with its sandbox, because the directory is removed. When
+a sandbox continues as another one, after a restore or while it is parked, the live record is moved to the other
+directory. It is never restored from a snapshot, so a revoked token stays revoked. Removing the key ends all tokens.
 """
 
 from __future__ import annotations
@@ -37,40 +40,41 @@ from jupyter_agentbox.linux import write_atomically
 from jupyter_agentbox.models.redaction import PREFIX
 
 Verb = Literal["read", "write", "execute", "restore"]
-#: What a token can be for: the actions of the REST API's routes, and to take its sandbox back to a snapshot.
+#: Verbs that a token can have: the actions of the REST API's routes, and restoring the sandbox to a snapshot.
 VERBS: tuple[Verb, ...] = ("read", "write", "execute", "restore")
-#: Seconds that a token lives unless another time is asked for.
+#: Default lifetime of a token, in seconds.
 DEFAULT_LIFE = 3600.0
-#: Characters of the longest text that is looked at.
+#: Characters of the longest text that is accepted for parsing.
 MAX_LENGTH = 512
-#: Tokens of one sandbox at a time.
+#: Tokens that one sandbox may have at a time.
 MAX_TOKENS = 100
 _KEY_SIZE = 32
-#: How often a record is looked for that is nowhere: it may be moved from one place to the other meanwhile.
+#: Lookups before a record counts as missing: it may be moved from one directory to another between two lookups.
 _LOOKS = 3
 _MAX_RECORD = 16 * 1024
-# A method of the store is called `list`.
+# The store has a method called `list`.
 Paths = list[Path]
 _TEXT = re.compile(PREFIX + r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]{43})")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 class TokenRecord(msgspec.Struct, frozen=True):
-    """What is kept of a token, which is not the token.
+    """The stored facts about a token, without its text.
 
     Parameters
     ----------
     id, name : str
-        Made up here; chosen by its maker.
+        Generated id, and the name chosen by the token's creator.
     sandbox, owner : str
-        Id of the sandbox in the state directory, or of what it is parked as, and whose sandbox it is. In the record on
-        the disk it is the sandbox that the token was made for; where the record lies says which it is now.
+        Id of the sandbox in the state directory, or the id under which it is parked; and the owner of the sandbox. On
+        disk, the id is that of the sandbox for which the token was created. The record's location identifies the
+        current one.
     verbs : tuple of str
-        Of :data:`VERBS`.
+        A subset of :data:`VERBS`.
     created, expires : float
         Seconds since the epoch.
     made_by : str
-        Who made it.
+        Who created the token.
     """
 
     id: str
@@ -83,7 +87,7 @@ class TokenRecord(msgspec.Struct, frozen=True):
     made_by: str
 
 
-#: What a token that was found good stands for.
+#: The permissions of a valid token.
 Scope = TokenRecord
 
 
@@ -94,13 +98,15 @@ class _Payload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TokenStore:
-    """The tokens of one state directory. All of it blocks for a moment, and may be used by any thread and process.
+    """The tokens of one state directory.
+
+    All methods block for a moment. Any thread and process may use them.
 
     Parameters
     ----------
     state_dir : Path
     max_life : float
-        Seconds after which no token is good any more, whatever it was made for.
+        Seconds after which every token expires, whatever lifetime it was issued with.
     """
 
     def __init__(self, state_dir: Path, max_life: float = math.inf) -> None:
@@ -111,14 +117,14 @@ class TokenStore:
     def create(
         self, sandbox: str, *, owner: str, verbs: Sequence[Verb], life: float, name: str, made_by: str
     ) -> tuple[str, TokenRecord]:
-        """Make a token that lives for `life` seconds. Its text is returned with its record, and kept nowhere.
+        """Create a token that expires after `life` seconds. Return its text, which is not stored, and its record.
 
         Raises
         ------
         NotFound
             There is no such sandbox.
         LimitReached
-            It has :data:`MAX_TOKENS` of them.
+            The sandbox already has :data:`MAX_TOKENS` tokens.
         """
         if len(self.list(sandbox)) >= MAX_TOKENS:
             raise LimitReached(f"sandbox {sandbox} has {MAX_TOKENS} tokens, and may have no more at a time")
@@ -136,7 +142,7 @@ class TokenStore:
         return text, record
 
     def list(self, sandbox: str | None = None) -> list[TokenRecord]:
-        """Return the tokens of one sandbox, or of all, oldest first. Those that have expired are removed."""
+        """Return the tokens of one sandbox, or of all, oldest first. Removes expired tokens."""
         base = self._state_dir / "sandboxes"
         found = []
         if sandbox is None:
@@ -152,7 +158,7 @@ class TokenStore:
         return sorted(found, key=lambda record: record.created)
 
     def revoke(self, sandbox: str, token_id: str) -> None:
-        """End a token. Raises NotFound."""
+        """Revoke a token. Raises NotFound."""
         for place in {self._path(sandbox, token_id).parent, *self._places(sandbox)}:
             with contextlib.suppress(OSError):
                 (place / f"{token_id}.json").unlink()
@@ -160,37 +166,37 @@ class TokenStore:
         raise NotFound(f"there is no token {token_id[:64]!r}")
 
     def carry(self, old: str, new: str) -> None:
-        """Have the tokens of a sandbox good for the one that it goes on as, or for what it is parked as: ids of both.
+        """Move the tokens of a sandbox to the sandbox that continues it, or to its parked form. Both are given by id.
 
-        A token that is revoked meanwhile stays so: records are moved, never written again.
+        A token that is revoked meanwhile stays revoked, because records are moved and never rewritten.
         """
         source, target = self._places(old)[0], self._places(new)[0]
         try:
             source.rename(target)
         except FileNotFoundError:
-            pass  # it had none
-        except OSError:  # the new one has some already
+            pass  # the sandbox has no tokens
+        except OSError:  # the new sandbox already has tokens
             for path in source.glob("*.json"):
                 with contextlib.suppress(FileNotFoundError):
                     path.rename(target / path.name)
 
     def authenticate(self, text: str) -> Scope:
-        """Say what a token stands for.
+        """Return the permissions of a token.
 
         Raises
         ------
         NotAuthenticated
-            It is malformed, of another server, expired or revoked, or its sandbox has ended.
+            The token is malformed, was issued by another server, has expired or was revoked, or its sandbox has ended.
         """
         found = _TEXT.fullmatch(text) if len(text) <= MAX_LENGTH else None
         key = self._read_key() if found is not None else None
-        # Nothing of it is read before it is known to be ours.
+        # Verify the signature before reading anything from the token.
         if found is None or key is None or not hmac.compare_digest(_sign(key, found[1]), found[2]):
             raise NotAuthenticated("token was not issued by this server")
         payload = msgspec.json.decode(_decode(found[1]), type=_Payload)
         if payload.e <= time.time():
             raise NotAuthenticated("the token has expired", setting="Policy.max_token_life")
-        for _ in range(_LOOKS):  # it may be moved between two looks
+        for _ in range(_LOOKS):  # the record may be moved between two lookups
             path = self._find(payload.s, payload.i)
             record = _read(path) if path is not None else None
             if record is not None and (record.id, record.sandbox) == (payload.i, payload.s):
@@ -202,24 +208,27 @@ class TokenStore:
         raise NotAuthenticated("the token was revoked, or its sandbox has ended")
 
     def is_valid(self, scope: Scope) -> bool:
-        """Whether what a token stood for still holds."""
+        """Return whether a token's permissions still hold."""
         is_there = any(self._find(scope.sandbox, scope.id) is not None for _ in range(_LOOKS))
         return is_there and scope.expires > time.time()
 
     def _at(self, record: TokenRecord, path: Path) -> TokenRecord:
-        """Say of a record where its token is good now, and until when."""
+        """Return a record with the sandbox that it currently belongs to and its effective expiry."""
         expires = min(record.expires, record.created + self._max_life)
         return msgspec.structs.replace(record, sandbox=path.parent.parent.name, expires=expires)
 
     def _places(self, sandbox: str) -> Paths:
-        """Return where the records of a sandbox's tokens are: the directory of what it is parked as first."""
+        """Return the directories with the records of a sandbox's tokens.
+
+        If it is parked, the parked directory comes first.
+        """
         if not _NAME.fullmatch(sandbox):
             raise NotFound(f"there is no sandbox {sandbox[:64]!r}")
         parked, living = (self._state_dir / kind / sandbox for kind in ("parked", "sandboxes"))
         return [parked / "tokens", living / "tokens"] if parked.is_dir() else [living / "tokens"]
 
     def _find(self, sandbox: str, token_id: str) -> Path | None:
-        """Find a token's record: with the sandbox, or wherever that has gone on since."""
+        """Find a token's record: with its sandbox, or wherever that sandbox has continued since."""
         name = f"{token_id}.json"
         for place in self._places(sandbox):
             if (place / name).exists():
@@ -255,7 +264,10 @@ class TokenStore:
         return key
 
     def _make_key(self) -> bytes:
-        """Return the key, made at first use; whoever comes first makes it, and others find it whole."""
+        """Return the key, creating it at first use.
+
+        The file appears atomically: the first process creates it, and others find it complete.
+        """
         key = self._read_key()
         if key is not None:
             return key
@@ -267,7 +279,7 @@ class TokenStore:
 
 
 def choose_life(asked: float | None, ceiling: float) -> float:
-    """Return how long a token is to live, in seconds. Raises PolicyRefused."""
+    """Return the lifetime of a new token in seconds. Raises PolicyRefused."""
     if asked is not None and asked > ceiling:
         raise PolicyRefused(
             f"a life of {asked:g} s is more than the {ceiling:g} s that a token may live",
@@ -278,7 +290,10 @@ def choose_life(asked: float | None, ceiling: float) -> float:
 
 
 def _read(path: Path) -> TokenRecord | None:
-    """Read a record; None if there is none, or it is malformed. Raises OSError where that can't be told."""
+    """Read a record.
+
+    Return None if it is missing or malformed. Raises OSError if the file can't be read for another reason.
+    """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
             return msgspec.json.decode(file.read(_MAX_RECORD), type=TokenRecord)
