@@ -1,7 +1,7 @@
 """Claim an unclaimed sandbox: configure it before any code of its new owner runs.
 
-This is the host's side. :mod:`jupyter_agentbox.guest.claim` is the guest's, and ``guest.ipykernel.embedded_claim`` the
-kernel's.
+An unclaimed sandbox has the layout ``waiting``. This is the host's side of the claim.
+:mod:`jupyter_agentbox.guest.claim` is the guest's, and ``guest.ipykernel.embedded_claim`` the kernel's.
 """
 
 from __future__ import annotations

@@ -93,8 +93,11 @@ class Record:
     handle : dict or None
         The runtime's handle, or None before the sandbox runs.
     kernels : list of KernelRecord
+        Kernels in the sandbox.
+    cleanup : list of str
+        Directories of fronts that the sweeper removes together with the sandbox.
     processes : list of ProcessRecord
-        Kernels and processes that run in the sandbox.
+        Background processes in the sandbox.
     link : int
         Number of the link's FIFO pair, in the record of a snapshot.
     started_kernels : int

@@ -659,7 +659,7 @@ class Sandbox:
             if self._is_changed or now - measured > interval:
                 self._is_changed = False
                 measured = now
-                # for example, no thread is available; the next round measures again
+                # For example, no thread is available; the next round measures again.
                 with suppress(OSError, RuntimeError):
                     await self._measure(freezer)
                 if self.measured is not None:

@@ -6,8 +6,8 @@ sweep treats each directory as follows:
 
 - The lock is held: the sandbox has an owner, and nothing in it is touched.
 - Its processes run and the last heartbeat is younger than the lease: it waits to be adopted.
-- It is a managed sandbox that ended without being asked to, and its lease has not expired: its files are kept for the
-  time stated in its ``session.json``.
+- It is a managed sandbox that ended on its own before its lease expired: its files are kept for the time stated in its
+  ``session.json``.
 - Otherwise its processes are killed, and its control groups, its registered paths and its directory are removed. If its
   record is damaged, its workspace is moved to ``<state_dir>/lost``, where it stays until somebody deletes it.
 
@@ -323,7 +323,7 @@ def sweep_directories(state_dir: Path) -> list[str]:
 
 def _sweep_staged(store: Path) -> None:
     """Remove what killed processes were saving or preparing in the snapshot store."""
-    # nothing acquires its own lock while this one is held
+    # Nothing acquires its own lock while this one is held.
     with contextlib.suppress(OSError), try_lock(store / "lock") as is_quiet:
         if is_quiet:
             remove_unowned(store / "live")

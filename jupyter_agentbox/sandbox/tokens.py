@@ -93,7 +93,7 @@ Scope = TokenRecord
 
 class _Payload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     i: str  # the token's id
-    s: str  # the sandbox's
+    s: str  # the sandbox's id
     e: float  # when it expires
 
 

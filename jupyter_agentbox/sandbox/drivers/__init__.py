@@ -1,8 +1,8 @@
-"""Drivers: how a front reaches a kernel in a sandbox, messages in and out.
+"""Carry messages between a front and a kernel in a sandbox.
 
-There are two: :mod:`.relay`, for kernels of any language, and :mod:`.embedded`, for ipykernel, which is faster. What is
-common to both is the process: PID 1 inside starts it, passes signals on to it and says how it ended.
-Only on the link's thread, but for what says otherwise.
+There are two drivers: :mod:`.relay`, for kernels of any language, and :mod:`.embedded`, for ipykernel, which is faster.
+Both share the management of the process: PID 1 inside starts it, forwards signals to it and reports how it ended. Use
+on the link thread only, except where stated otherwise.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 _LAUNCH_IPYKERNEL = GUEST / "ipykernel" / "launch_ipykernel.py"
 
-#: Directory inside, writable by all, where connection files are.
+#: World-writable directory inside for connection files.
 CONNECTION_DIR = "/run/kernels"
 
 OnMessage = Callable[[str, list[bytes]], Awaitable[None]]
@@ -46,18 +46,18 @@ class Kernel:
     Attributes
     ----------
     on_message : coroutine function
-        Called with channel and frames of each message; what it awaits is the backpressure. Nothing is taken from the
-        kernel before it is set.
+        Called with the channel and the frames of each message. Awaiting it provides backpressure. Nothing is read from
+        the kernel before it is set.
     end : End or None
-        How it ended; readable from any thread.
+        How the kernel ended. May be read from any thread.
     is_busy : callable
-        Whether it works on something, or may; set by whoever takes its messages.
+        Returns whether the kernel works on something, or may do so. Set by the receiver of its messages.
     is_ready : bool
-        It is connected and has said something, so it handles signals by now.
+        Whether the kernel is connected and has sent a message, which means that it handles signals by now.
     lost : int
-        Messages that are lost, of which nobody was told yet.
+        Lost messages that have not been reported to clients yet.
     name : str
-        The guest's name for it.
+        The guest's name for the kernel.
     """
 
     def __init__(self, sandbox: Sandbox, name: str) -> None:
@@ -75,7 +75,7 @@ class Kernel:
 
     @property
     def on_message(self) -> OnMessage:
-        """Who takes the kernel's messages."""
+        """The receiver of the kernel's messages."""
         return self._on_message
 
     @on_message.setter
@@ -85,23 +85,24 @@ class Kernel:
 
     @property
     def driver(self) -> str:
-        """Which driver it has."""
+        """Name of the kernel's driver."""
         return "embedded" if isinstance(self._driver, Embedded) else "relay"
 
     @property
     def is_heard(self) -> bool:
-        """Whether somebody takes its messages."""
+        """Whether the kernel's messages have a receiver."""
         return self._is_heard.is_set()
 
     async def heard_by_somebody(self) -> None:
-        """Wait until somebody takes its messages; for drivers."""
+        """Wait until the kernel's messages have a receiver. For drivers."""
         await self._is_heard.wait()
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, connection: Mapping[str, Any]) -> None:
         """Start the process and open its channels.
 
-        An ipykernel is embedded, unless the sandbox's ``driver`` is ``relay``: then it listens on UNIX sockets, which
-        cost gVisor less; other kernels on loopback TCP, since not all of them know ``ipc``.
+        ipykernel uses the embedded driver, unless the sandbox's ``driver`` is ``relay``. In that case it listens on
+        UNIX sockets, which are cheaper in gVisor. Other kernels listen on loopback TCP, because not all of them support
+        ``ipc``.
         """
         connection_file = f"{CONNECTION_DIR}/{self.name}.json"
         prepared = prepare_argv(argv)
@@ -120,13 +121,13 @@ class Kernel:
         )
 
     def resume(self, driver: str, claim: Claim | None = None) -> None:
-        """Go on with one that an earlier owner started: what it said meanwhile comes first.
+        """Reconnect to a kernel that an earlier owner started. Its undelivered messages come first.
 
-        With a `claim` it has waited for somebody, and becomes theirs before it reads anything.
+        With a `claim`, the kernel is unclaimed, and the claim is applied before it reads any message.
         """
         self.is_ready = True
         if claim is not None:
-            self.is_busy = lambda: False  # nobody has given it anything to do yet
+            self.is_busy = lambda: False  # it has not been given any work yet
         self._driver = Embedded(self, claim) if driver == "embedded" else Relay(self)
         self._open({})
 
@@ -137,35 +138,38 @@ class Kernel:
         LinkThread.instance().spawn(self._watch(self._control))
 
     async def hang_up(self) -> None:
-        """Have it close all that is open to the host, for a checkpoint of the sandbox. Raises LinkClosed."""
+        """Have the kernel close everything that is open to the host, for a checkpoint of the sandbox.
+
+        Raises LinkClosed.
+        """
         if isinstance(self._driver, Embedded):
             await self._driver.hang_up()
 
     def redial(self) -> None:
-        """Go on after :meth:`hang_up`. Does nothing to one that has ended."""
+        """Reconnect after :meth:`hang_up`. Does nothing if the kernel has ended."""
         if isinstance(self._driver, Embedded) and self.end is None and self.sandbox.end is None:
             try:
                 self._driver.reopen()
-            except OSError as error:  # where user code is uid 0 it may stand in the way
+            except OSError as error:  # user code that runs as uid 0 may interfere
                 LinkThread.instance().spawn(self.cut_off("link", error))
 
     def close(self) -> None:
-        """Let go of one that has ended; what it said and nobody took is dropped."""
+        """Release a kernel that has ended. Its undelivered messages are dropped."""
         if self._driver is not None:
             self._driver.close()
 
     def add_end_callback(self, callback: Callable[[], None]) -> None:
-        """Call back on the link's thread when the kernel has ended."""
+        """Register a callback for the kernel's end, to be called on the link thread."""
         self._callbacks.append(callback)
 
     async def send(self, channel: str, frames: list[bytes]) -> None:
-        """Hand the kernel a message, waiting until it takes it. Raises LinkClosed."""
+        """Send the kernel a message, and wait until the kernel accepts it. Raises LinkClosed."""
         if self._driver is None:
             raise LinkClosed("the kernel was not started")
         await self._driver.send(channel, frames)
 
     def request(self, request: dict[str, Any]) -> None:
-        """Ask the guest for something that concerns it; for drivers."""
+        """Send the guest a request about this kernel. For drivers."""
         if self._control is not None:
             LinkThread.instance().spawn(_write(self._control, request))
 
@@ -176,15 +180,15 @@ class Kernel:
         await self._control.write(pack_json({"signal": int(number)}))
 
     async def cut_off(self, channel: str, error: Exception) -> None:
-        """End it and its sandbox, as it broke a bound; for drivers."""
+        """End the kernel and its sandbox, because the kernel exceeded a bound. For drivers."""
         log.warning("sandbox %s: the kernel's %s was cut off: %s", self.sandbox.id, channel, error)
         self.ended(End(Cause.CRASHED, 1, f"its {channel} channel broke a bound: {error}"))
         await self.sandbox.stop(Cause.CRASHED)
 
     def dropped(self, channel: str, count: object) -> None:
-        """Take note of lost messages; for drivers."""
+        """Record lost messages. For drivers."""
         if isinstance(count, int) and count > 0:
-            self.lost += min(count, 1_000_000)  # a number from inside
+            self.lost += min(count, 1_000_000)  # bounded, because the number comes from inside
             log.warning(
                 "sandbox %s: nobody listened for long, and %r messages on %r are lost", self.sandbox.id, count, channel
             )
@@ -197,7 +201,7 @@ class Kernel:
                     self._heard(load_json(parts[0]))
         except (LinkClosed, ProtocolError, IndexError):
             pass
-        # The process is gone, or the sandbox is: in that case it knows why.
+        # Either the process has ended, or the sandbox has, which then knows the reason.
         if self.end is None:
             if self.sandbox.is_left and self._driver is not None:
                 self._driver.left()
@@ -217,7 +221,7 @@ class Kernel:
             self.ended(End(Cause.CRASHED, 127, f"the kernel's program did not start: {event.get('message')!s:.500}"))
 
     def ended(self, end: End) -> None:
-        """Note the end, the first one only, and tell who asked."""
+        """Record the kernel's end and call the registered callbacks. Only the first end counts."""
         if self.end is None:
             self.end = end
             if self._driver is not None:
@@ -232,7 +236,10 @@ async def _write(stream: Stream, request: dict[str, Any]) -> None:
 
 
 def prepare_argv(argv: Sequence[str]) -> list[str]:
-    """Start ipykernel in our own way, which says why; other kernels as their kernelspecs say."""
+    """Make ipykernel start through our own launcher, whose source gives the reasons.
+
+    The arguments of other kernels are returned unchanged.
+    """
     for index in range(len(argv) - 1):
         if argv[index] == "-m" and argv[index + 1] == "ipykernel_launcher":
             return [*argv[:index], "-c", _LAUNCH_IPYKERNEL.read_text(), *argv[index + 2 :]]

@@ -1,11 +1,11 @@
-"""The embedded driver: ipykernel itself reads and writes FIFOs of the link's directory, and nothing is between.
+"""Connect to ipykernel through FIFOs in the link's directory that ipykernel reads and writes itself.
 
-Its other end is ``guest.ipykernel.embedded``. A round trip costs two wake-ups instead of a dozen. Each owner
-makes FIFOs of its own; the guest opens them for the kernel, as user code can neither see nor open any. How much was
-taken of what the kernel said is written down beside the sandbox, message by message, so that a successor of an owner
-that was killed goes on exactly there.
+The other end is ``guest.ipykernel.embedded``. A round trip costs two wake-ups instead of a dozen. Each owner creates
+its own FIFOs. The guest opens them for the kernel, because user code can neither see nor open them. A file beside the
+sandbox records, message by message, how much of the kernel's output was consumed. If an owner is killed, its successor
+continues exactly there.
 
-The kernel is hostile: of each FIFO this end holds a few reads and one unfinished message, no more.
+The kernel is hostile: for each FIFO, this end buffers at most a few reads and one incomplete message.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ log = logging.getLogger(__name__)
 READ_BY_KERNEL = ("shell", "stdin", "control", "said-read", "answers-read")
 WRITTEN_BY_KERNEL = ("said", "answers")
 CHANNELS = frozenset({b"shell", b"iopub", b"stdin", b"control"})
-#: Largest message of a kernel, bytes.
+#: Largest message of a kernel, in bytes.
 MAX_MESSAGE = 128 * MIB
-#: Bytes of a message for the kernel that make its FIFO a large one; they are not put together before.
+#: Size in bytes from which a message for the kernel enlarges its FIFO and is written without joining its frames first.
 LARGE = 64 * 1024
-#: Reads that may wait while a client is slow.
+#: Reads that may be buffered while a client is slow.
 MAX_READS = 2
 #: Seconds that the kernel may take to close its ends.
 HANG_UP_TIMEOUT = 10.0
@@ -62,18 +62,18 @@ _TAKEN = struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class Claim:
-    """Whose a kernel becomes that has waited.
+    """The identity that an unclaimed kernel takes on.
 
     Parameters
     ----------
     key, signature_scheme : str
-        The session's.
+        For signing messages on the new owner's connection.
     env : mapping of str to str
-        Its whole environment.
+        The kernel's complete environment.
     rlimits : mapping of str to int
-        Its resource limits, no more than it has; names without the prefix.
+        The kernel's resource limits, not above its current ones. Names are without the prefix.
     context : str
-        The context of code that it is; empty for a notebook's.
+        Name of the code context that the kernel serves; empty for a notebook's kernel.
     """
 
     key: str
@@ -83,7 +83,7 @@ class Claim:
     context: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the kernel is told, as a value that JSON can hold."""
+        """Return the part that is sent to the kernel, as a JSON-compatible value."""
         return {
             "key": self.key,
             "signature_scheme": self.signature_scheme,
@@ -93,7 +93,10 @@ class Claim:
 
 
 class Embedded:
-    """The FIFOs of one kernel. One that waited becomes that of a claim with the first of them."""
+    """The embedded driver of one kernel and its FIFOs.
+
+    The first set of FIFOs also applies the claim, if there is one.
+    """
 
     def __init__(self, kernel: Kernel, claim: Claim | None = None) -> None:
         self._kernel = kernel
@@ -105,21 +108,21 @@ class Embedded:
         self._writers: dict[str, Writer] = {}
         self._readers: list[Reader] = []
         self._has_hung_up = asyncio.Event()
-        self._is_open = asyncio.Event()  # not while its ends are closed for a checkpoint
+        self._is_open = asyncio.Event()  # cleared while the kernel's ends are closed for a checkpoint
         self._is_closed = False
 
     def open(self) -> None:
-        """Make FIFOs and have the kernel handed their other ends."""
-        # A new name, and it is there only when our ends are open: gVisor would wait for them for ever.
+        """Create the FIFOs and have the guest hand their other ends to the kernel."""
+        # The name is new, and appears only after our ends are open. Otherwise gVisor would wait for them forever.
         self._name = f"{self._kernel.name}_{secrets.token_hex(8)}"
         for channel in READ_BY_KERNEL:
             self._writers[channel] = Writer(self._make(channel, os.O_RDWR), self._loop)
         rooms = []
         for index, channel in enumerate(WRITTEN_BY_KERNEL):
             fd = self._make(channel, os.O_RDONLY)
-            with contextlib.suppress(OSError):  # beyond this user's share of pipe memory: slower, no worse
+            with contextlib.suppress(OSError):  # over this user's quota of pipe memory: slower, but correct
                 fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
-            # Pages need not be full, but two neighbours have more than one's worth.
+            # Pages need not be full, but two adjacent ones always hold more than one page of data.
             room = fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) // 2 - 2 * mmap.PAGESIZE
             rooms.append(room)
             reader = Reader(fd, self._loop, self._active)
@@ -143,7 +146,7 @@ class Embedded:
         self._kernel.sandbox.link.last_active = time.monotonic()
 
     async def send(self, channel: str, frames: list[bytes]) -> None:
-        """Hand the kernel a message. Raises LinkClosed."""
+        """Send the kernel a message. Raises LinkClosed."""
         is_large = sum(map(len, frames)) > LARGE
         pieces, is_written = [pack_head(frames), *frames] if is_large else [pack(frames)], False
         while not is_written:
@@ -184,23 +187,23 @@ class Embedded:
         self._record.set(index, offset)
         self._kernel.dropped(WRITTEN_BY_KERNEL[index], dropped)
         if index == len(WRITTEN_BY_KERNEL) - 1:
-            self._remove_names()  # the guest opened all, this one last
+            self._remove_names()  # the guest opens this FIFO last, so it has opened all of them
 
     def heard(self, event: dict[str, Any]) -> None:
-        """Take note of what the guest says about the kernel."""
+        """Handle an event that the guest reports about the kernel."""
         if event.get("event") == "hung up":
             self._has_hung_up.set()
 
     def reopen(self) -> None:
-        """Go on after :meth:`hang_up`."""
+        """Reconnect after :meth:`hang_up`."""
         if not self._readers:
             self.open()
 
     async def hang_up(self) -> None:
-        """Have the kernel close its ends, as gVisor saves no open FIFO; :meth:`reopen` makes new ones.
+        """Have the kernel close its ends, because gVisor cannot save an open FIFO. :meth:`reopen` creates new ones.
 
-        What the kernel said before is taken first, and what was sent to it is in its memory. A message of which it has
-        only a part is sent whole once more. Raises LinkClosed.
+        The kernel's earlier output is read first, and its earlier input is in its memory. A message that the kernel
+        received only in part is sent again in full. Raises LinkClosed.
         """
         self._is_open.clear()
         writers, self._writers = self._writers, {}
@@ -229,31 +232,31 @@ class Embedded:
         await asyncio.wait_for(self._has_hung_up.wait(), HANG_UP_TIMEOUT)
 
     def ended(self) -> None:
-        """The kernel is gone; what it said is still taken."""
+        """Handle the kernel's end. Its remaining output is still delivered."""
         self._is_open.set()
         writers, self._writers = self._writers, {}
         for writer in writers.values():
             writer.close()
         for reader in self._readers:
             reader.close_if_unused()
-        self._record.close()  # there is no next owner to tell
+        self._record.close()  # no later owner needs it
         self._remove_names()
 
     def left(self) -> None:
-        """Another owner will take the kernel's messages: take no more."""
+        """Stop reading, because another owner will receive the kernel's messages."""
         self.ended()
         for reader in self._readers:
             reader.close()
         self._record.close()
 
     def close(self) -> None:
-        """Drop what nobody took."""
+        """Drop undelivered output."""
         self.left()
         self._record.remove()
 
 
 class Writer:
-    """Writes whole messages to one FIFO, as the kernel reads."""
+    """A writer of whole messages to one FIFO, at the rate at which the kernel reads."""
 
     def __init__(self, fd: int, loop: asyncio.AbstractEventLoop) -> None:
         self._fd = fd
@@ -264,11 +267,11 @@ class Writer:
         self._is_large = False
 
     async def write(self, pieces: Sequence[bytes]) -> bool:
-        """Write all of them; whether that was done, and not cut off by :meth:`hang_up`. Raises LinkClosed."""
+        """Write all pieces. Return False if :meth:`hang_up` interrupted this. Raises LinkClosed."""
         async with self._lock:
             if not self._is_large and self._fd >= 0 and sum(map(len, pieces)) > LARGE:
                 self._is_large = True
-                with contextlib.suppress(OSError):  # beyond this user's share of pipe memory: slower, no worse
+                with contextlib.suppress(OSError):  # over this user's quota of pipe memory: slower, but correct
                     fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
             rest = deque(memoryview(piece) for piece in pieces)
             while rest:
@@ -289,18 +292,18 @@ class Writer:
             return True
 
     def hang_up(self) -> None:
-        """Write no more: whoever reads drops a part of a message when it is given another FIFO."""
+        """Stop writing. The reader drops an incomplete message when it is given another FIFO."""
         self._has_hung_up = True
         self._can_write.set()
 
     def write_now(self, data: bytes) -> None:
-        """Write a few bytes if there is room: a kernel that needs them has read those before."""
+        """Write a few bytes if there is room. A kernel that needs them has read the previous ones, so there is room."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 os.write(self._fd, data)
 
     def close(self) -> None:
-        """Close it; who writes is told."""
+        """Close the FIFO. Pending writes raise LinkClosed."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             self._loop.remove_writer(fd)
@@ -309,7 +312,7 @@ class Writer:
 
 
 class Acks:
-    """Tells the kernel how many bytes were read of one FIFO, when it is ``interval`` more than it was told."""
+    """Acknowledgements that tell the kernel how many bytes of one FIFO were read, one for every ``interval`` bytes."""
 
     def __init__(self, writer: Writer, interval: int) -> None:
         self._writer = writer
@@ -317,7 +320,7 @@ class Acks:
         self._total = self._told = 0
 
     def add(self, count: int) -> None:
-        """So much more was read."""
+        """Count bytes that were read, and acknowledge them if the interval is reached."""
         self._total += count
         if self._total - self._told >= self._interval:
             self._told = self._total
@@ -325,7 +328,7 @@ class Acks:
 
 
 class Reader:
-    """Reads one FIFO, no faster than what was read is taken."""
+    """A reader of one FIFO that reads no faster than its data is consumed."""
 
     def __init__(self, fd: int, loop: asyncio.AbstractEventLoop, on_data: Callable[[], object]) -> None:
         self.is_closed = False
@@ -340,7 +343,7 @@ class Reader:
         loop.add_reader(fd, self._readable)
 
     async def read(self) -> bytes:
-        """What comes next; ``b""`` when the kernel has closed its end."""
+        """Return the next bytes, or ``b""`` when the kernel has closed its end."""
         while not self._reads:
             if self._fd < 0:
                 return b""
@@ -377,16 +380,16 @@ class Reader:
             self._has_news.set()
 
     async def wait_closed(self) -> None:
-        """Wait until the kernel has closed its end, and all that it said is taken."""
+        """Wait until the kernel has closed its end and all of its output is consumed."""
         await self._has_closed.wait()
 
     def close_if_unused(self) -> None:
-        """Close it if the kernel never wrote: then its end is not seen here."""
+        """Close the FIFO if the kernel never wrote to it, because in that case its end cannot be detected here."""
         if not self._is_used:
             self.close()
 
     def close(self) -> None:
-        """Take no more."""
+        """Stop reading and drop buffered data."""
         self.is_closed = True
         self._close_file()
         self._reads.clear()
@@ -394,14 +397,14 @@ class Reader:
 
 
 class Taken:
-    """How many bytes of what a kernel said were taken, in a file that outlives this process whatever kills it.
+    """A record of how many bytes of a kernel's output were consumed, in a file that survives any death of this process.
 
-    Written through memory, as it is done for each message.
+    It is memory-mapped, because it is written for each message.
 
     Attributes
     ----------
     is_known : bool
-        Whether anything is; of a copy of a sandbox it is not.
+        Whether the record has content. It has none for a copy of a sandbox.
     """
 
     def __init__(self, path: Path) -> None:
@@ -415,29 +418,29 @@ class Taken:
             os.close(fd)
 
     def all(self) -> list[int]:
-        """Of each FIFO."""
+        """Return the count of each FIFO."""
         assert self._map is not None
         return [value for (value,) in _TAKEN.iter_unpack(self._map)]
 
     def set(self, index: int, value: int) -> None:
-        """Note where the kernel begins."""
+        """Record the offset at which the kernel starts."""
         if self._map is not None:
             _TAKEN.pack_into(self._map, index * _TAKEN.size, value % (1 << 64))
             self.is_known = True
 
     def add(self, index: int, count: int) -> None:
-        """Note that so much more was taken."""
+        """Record that `count` more bytes were consumed."""
         if self._map is not None:
             self.set(index, _TAKEN.unpack_from(self._map, index * _TAKEN.size)[0] + count)
 
     def close(self) -> None:
-        """Leave it to the next owner."""
+        """Close the record and leave it for the next owner."""
         if self._map is not None:
             self._map.close()
             self._map = None
             self.is_known = False
 
     def remove(self) -> None:
-        """There will be no next owner."""
+        """Remove the record, because there will be no next owner."""
         self.close()
         self._path.unlink(missing_ok=True)

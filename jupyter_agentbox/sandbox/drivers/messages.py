@@ -1,7 +1,7 @@
-"""The little that the front knows of Jupyter's messages: which cell runs, and how to say something in it.
+"""Parse and create Jupyter messages as far as the front needs it: which cell runs, and how to add output to it.
 
-Everything is read from frames of bounded size and nothing from large ones; what the kernel sends
-is hostile, so a notice is always parented to a header that a *client* sent.
+Only frames of bounded size are parsed; large ones are skipped. Kernel output is hostile, so a notice always has a
+header that a *client* sent as its parent.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ DELIMITER = b"<IDS|MSG>"
 MAX_HEADER = 16 * 1024
 MAX_IDENTITIES = 16
 MAX_PENDING = 1024
-#: Seconds after which the news that a request is over counts as lost: since the kernel's reply; on control, where not
-#: every kernel answers, since it was asked and has not begun.
+#: Seconds after which the ``idle`` status of a request counts as lost. They count from the kernel's reply. On control,
+#: where not every kernel replies, they count from the request, if the kernel has not begun to process it.
 LOST_TIME = 10.0
 
 
 def header_index(frames: Sequence[bytes]) -> int | None:
-    """Find the header: the second frame after the delimiter, or None where there is none."""
+    """Return the index of the header, which is the second frame after the delimiter, or None if there is none."""
     for index, frame in enumerate(frames[:MAX_IDENTITIES]):
         if frame == DELIMITER:
             return index + 2 if len(frames) >= index + 6 else None
@@ -36,7 +36,7 @@ def header_index(frames: Sequence[bytes]) -> int | None:
 
 
 def parse(frame: bytes) -> dict[str, Any]:
-    """Read a small JSON object; an empty one where it is none."""
+    """Return the object in a small JSON frame, or an empty one if the frame holds anything else."""
     if len(frame) > MAX_HEADER:
         return {}
     try:
@@ -47,14 +47,14 @@ def parse(frame: bytes) -> dict[str, Any]:
 
 
 class Signer:
-    """Makes messages that a client of the kernel accepts.
+    """A signer of messages that the kernel's clients accept.
 
     Parameters
     ----------
     key : bytes
-        The session's key; empty signs nothing.
+        The connection's signing key. With an empty key, messages are not signed.
     signature_scheme : str
-        Such as ``hmac-sha256``.
+        For example ``hmac-sha256``.
     """
 
     def __init__(self, key: bytes, signature_scheme: str = "hmac-sha256") -> None:
@@ -65,7 +65,7 @@ class Signer:
         self._session = uuid.uuid4().hex
 
     def message(self, topic: bytes, kind: str, content: dict[str, Any], parent: bytes = b"{}") -> list[bytes]:
-        """Make the frames of one iopub message; ``parent`` is a header as the client sent it."""
+        """Return the frames of one iopub message. ``parent`` is a header as the client sent it."""
         header = {
             "msg_id": uuid.uuid4().hex,
             "msg_type": kind,
@@ -78,17 +78,18 @@ class Signer:
         return [topic, DELIMITER, self._sign(signed), *signed]
 
     def is_signed(self, frames: Sequence[bytes], index: int) -> bool:
-        """Whether a message, whose header is at that index, was made by somebody who has the key."""
+        """Return whether a message, whose header is at `index`, was signed with the key."""
         return hmac.compare_digest(frames[index - 1], self._sign(frames[index : index + 4]))
 
     def _sign(self, frames: Sequence[bytes]) -> bytes:
         return hmac.new(self._key, b"".join(frames), self._digest).hexdigest().encode() if self._key else b""
 
     def renew(self, frames: list[bytes], since: float) -> list[bytes] | None:
-        """Give a message an id of its own, if it was made before ``since``; None where it was made later.
+        """Give a message a new id if it was made before ``since``, or return None if it was not.
 
-        A kernel that goes on from a snapshot says what it had in memory then, as it did before. Jupyter's clients raise
-        at a message that they have had, and hear nothing more on that channel. What was not signed well stays so.
+        A kernel that continues from a snapshot sends the messages that it had in memory, just as it did before. Jupyter
+        clients raise an exception when they receive a message twice, and then stop listening on that channel. A message
+        with an invalid signature is returned unchanged.
         """
         index = header_index(frames)
         header = parse(frames[index]) if index is not None else {}
@@ -105,7 +106,7 @@ class Signer:
 
 
 class Request(NamedTuple):
-    """An execute request as its client sent it: who, its header, and whether its failure aborts those behind it."""
+    """An execute request: who sent it, its header as sent, and whether its failure aborts the requests after it."""
 
     identity: bytes
     header: bytes
@@ -114,7 +115,7 @@ class Request(NamedTuple):
 
 @dataclass
 class _Asked:
-    """A request that is not known to be over: where it stands in line, and when it counts as over in any case."""
+    """A request that may still be running: its queue, and the time at which it counts as finished in any case."""
 
     lane: tuple[str, str]
     kind: str
@@ -124,16 +125,16 @@ class _Asked:
 
 
 class RunningCell:
-    """Which execute request the kernel works on, seen from the messages that pass.
+    """A tracker of the execute request that the kernel works on, derived from the messages that pass.
 
     Attributes
     ----------
     header : bytes or None
-        The header of the running request as its client sent it, or None when the kernel is idle.
+        Header of the running request as its client sent it, or None if the kernel is idle.
     is_shutdown_asked : bool
-        A client asked the kernel to shut down.
+        Whether a client asked the kernel to shut down.
     count : int
-        The kernel's own count of what it has run, as far as it was heard.
+        The kernel's own execution count, as last seen.
     """
 
     def __init__(self) -> None:
@@ -150,31 +151,35 @@ class RunningCell:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a cell runs, or has been sent and not been answered."""
+        """Whether a cell runs, or was sent and has not finished."""
         self._forget_lost()
         return bool(self._pending)
 
     @property
     def is_working(self) -> bool:
-        """Whether any request may still run. Each one, of whatever kind, ends with the status ``idle``, but that may be
-        lost: a kernel drops what its socket cannot queue, and not every kernel says it of everything."""
+        """Whether any request may still be running.
+
+        Every request, of whatever kind, ends with the status ``idle``. That message may be lost: a kernel drops what
+        its socket cannot queue, and not every kernel sends the status for every request.
+        """
         self._forget_lost()
         return bool(self._asked) or not self._is_idle
 
     @property
     def pending(self) -> list[Request]:
-        """Cells that were sent and not answered."""
+        """The cells that were sent and have not finished."""
         self._forget_lost()
         return list(self._pending.values())
 
     def saw_request(self, frames: Sequence[bytes], identity: bytes = b"", channel: str = "shell") -> bool:
-        """Look at what a client sends on shell or control; whether it is a cell to run."""
+        """Track a message that a client sends on shell or control. Return whether it is a cell to run."""
         index = header_index(frames)
         header = parse(frames[index]) if index is not None else {}
         kind, request_id = header.get("msg_type"), header.get("msg_id")
         if index is None or not isinstance(kind, str) or not isinstance(request_id, str):
-            return False  # no kernel does anything with it
-        if len(self._asked) < MAX_PENDING:  # those before it keep the kernel busy until there is room for others
+            return False  # no kernel processes it
+        # At the limit, the earlier requests keep the kernel busy until there is room for others
+        if len(self._asked) < MAX_PENDING:
             over = time.monotonic() + LOST_TIME if channel == "control" else math.inf
             self._asked[request_id] = _Asked((channel, str(header.get("subshell_id"))[:64]), kind, over)
         self.is_shutdown_asked |= kind == "shutdown_request"
@@ -186,7 +191,10 @@ class RunningCell:
         return kind == "execute_request"
 
     def withdraw(self, frames: Sequence[bytes]) -> Request | None:
-        """Forget an execute request that will not be sent on; None, and nothing is forgotten, for any other message."""
+        """Forget an execute request that will not be forwarded, and return it.
+
+        For any other message, return None and forget nothing.
+        """
         index = header_index(frames)
         request_id = parse(frames[index]).get("msg_id") if index is not None else None
         found = self._pending.pop(request_id, None) if isinstance(request_id, str) else None
@@ -195,7 +203,7 @@ class RunningCell:
         return found
 
     def saw_output(self, frames: Sequence[bytes]) -> None:
-        """Look at what the kernel sends on iopub."""
+        """Track a message that the kernel sends on iopub."""
         index = header_index(frames)
         if index is None or b'"status"' not in frames[index][:MAX_HEADER]:
             return
@@ -204,7 +212,7 @@ class RunningCell:
         state = parse(frames[index + 3]).get("execution_state")
         request = parse(frames[index + 1]).get("msg_id")
         if request in self._lost:
-            return  # what comes late of it tells nothing: the rest may not come
+            return  # a late message of such a request proves nothing, because the remaining ones may never arrive
         self._is_idle = state == "idle"
         if not isinstance(request, str):
             return
@@ -219,8 +227,13 @@ class RunningCell:
             self._is_over(request)
 
     def _is_over(self, request: str) -> list[str]:
-        """A request is over. So are those before it in its line that the kernel never spoke of, or that it can't be at
-        any more: it takes cells one after the other, and what is no request has no reply. Returns all of them."""
+        """Mark a request as finished, and with it earlier ones in its queue that must have finished.
+
+        Return all of them.
+
+        An earlier request must have finished if the kernel never reported it as busy, if it is a message without a
+        reply, or if both are cells, because the kernel runs cells one after the other.
+        """
         before = []
         if (asked := self._asked.get(request)) is not None and asked.has_begun:
             for name, other in self._asked.items():
@@ -238,7 +251,7 @@ class RunningCell:
         return over
 
     def _forget_lost(self) -> None:
-        """Go on without the news that was lost."""
+        """Stop waiting for requests whose ``idle`` status was lost."""
         now = time.monotonic()
         for request in [name for name, asked in self._asked.items() if asked.over <= now]:
             over = self._is_over(request)
@@ -246,7 +259,10 @@ class RunningCell:
             self._lost.extend(over)
 
     def saw_reply(self, frames: Sequence[bytes]) -> bool:
-        """Look at what the kernel answers on shell or control; whether it is a failure that aborts the cells behind."""
+        """Track a reply of the kernel on shell or control.
+
+        Return whether it is a failure that aborts the queued cells.
+        """
         index = header_index(frames)
         kind = parse(frames[index]).get("msg_type") if index is not None else None
         if index is None or not str(kind).endswith("_reply"):
@@ -267,7 +283,7 @@ class RunningCell:
         return status == "error" and request is not None and request.stops
 
     def clear(self) -> None:
-        """Forget all: the kernel is gone."""
+        """Forget everything, because the kernel has ended."""
         self.header, self._running, self.is_shutdown_asked = None, "", False
         self._begun, self._is_idle = "", False
         self._asked.clear()

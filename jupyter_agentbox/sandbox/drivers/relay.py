@@ -1,4 +1,4 @@
-"""The relay, for kernels of any language: the guest speaks ZMTP to the kernel's sockets, and carries their bytes."""
+"""Relay messages to and from kernels of any language: the guest speaks ZMTP with the kernel and copies bytes."""
 
 from __future__ import annotations
 
@@ -18,28 +18,31 @@ if TYPE_CHECKING:
     from . import Kernel
 
 CHANNELS = ("shell", "iopub", "stdin", "control")
-#: Largest message of a kernel, bytes.
+#: Largest message of a kernel, in bytes.
 MAX_MESSAGE = 128 * MIB
-#: Credit of the channels beyond the initial one, bytes: a round trip's worth at full speed.
+#: Credit of a channel beyond the initial one, in bytes: one round trip's worth at full speed.
 CHANNEL_CREDIT = 4 * MIB
-#: Requests of which it is remembered who sent them.
+#: Requests whose senders are remembered.
 MAX_REQUESTS = 256
 
 
 class Senders:
-    """Remembers who sent a request, for kernels that leave the client's identity out of their replies (Deno's does)."""
+    """A record of who sent which request.
+
+    It serves kernels such as Deno's, which omit the client's identity in their replies.
+    """
 
     def __init__(self) -> None:
         self._requests: deque[tuple[bytes, bytes]] = deque(maxlen=MAX_REQUESTS)
 
     def note(self, frames: Sequence[bytes]) -> None:
-        """Take note of a request that goes to the kernel."""
+        """Remember a request that is sent to the kernel."""
         index = header_index(frames)
         if index is not None and frames[0] != DELIMITER:
             self._requests.append((frames[0], frames[index]))
 
     def address(self, frames: list[bytes]) -> list[bytes]:
-        """Return what a kernel answered with the identity of whoever asked in front, where that is known."""
+        """Prepend the requester's identity to a kernel's reply, if it is missing and known."""
         if not frames or frames[0] != DELIMITER:
             return frames
         index = header_index(frames)
@@ -51,7 +54,7 @@ class Senders:
 
 
 class Relay:
-    """A stream of the link for each channel."""
+    """The relay driver of one kernel, with one stream of the link for each channel."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -61,7 +64,7 @@ class Relay:
         self._senders = Senders()
 
     def open(self) -> None:
-        """Begin to carry."""
+        """Open the channels' streams and start carrying messages."""
         for channel in CHANNELS:
             header = {"kind": "channel", "kernel": self._kernel.name, "channel": channel, "window": CHANNEL_CREDIT}
             stream = self._kernel.sandbox.open_stream(header)
@@ -71,25 +74,25 @@ class Relay:
             LinkThread.instance().spawn(self._carry(channel, stream))
 
     def heard(self, event: dict[str, Any]) -> None:
-        """Take note of what the guest says about the kernel."""
+        """Handle an event that the guest reports about the kernel."""
         if event.get("event") == "connected" and event.get("channel") in CHANNELS:
             self._connected.add(event["channel"])
 
     def ended(self) -> None:
-        """The kernel is gone; what it said is still taken."""
+        """Handle the kernel's end. Its remaining messages are still delivered."""
 
     def left(self) -> None:
-        """Another owner will take the kernel's messages."""
+        """Handle the loss of ownership. Another owner will receive the kernel's messages."""
 
     def close(self) -> None:
-        """Drop what nobody took."""
+        """Drop undelivered messages."""
         for stream in self._streams.values():
             stream.reset("the kernel has ended")
 
     async def send(self, channel: str, frames: list[bytes]) -> None:
-        """Hand the kernel a message. Raises LinkClosed."""
+        """Send the kernel a message. Raises LinkClosed."""
         self._senders.note(frames)
-        async with self._locks[channel]:  # a message is written in pieces, as credit comes
+        async with self._locks[channel]:  # a message is written in pieces as credit arrives
             await self._streams[channel].write(zmtp.encode(frames))
 
     async def _carry(self, channel: str, stream: Stream) -> None:

@@ -1,1 +1,1 @@
-"""The connection to a sandbox's guest, and the thread on which all of them run."""
+"""The link to a sandbox's guest, and the thread that serves all links."""

@@ -1,9 +1,10 @@
-"""The host's end of the link: streams to one guest over a pair of FIFOs, on the thread of :class:`LinkThread`.
+"""Implement the host's end of the link: streams to one guest over a pair of FIFOs, on the :class:`LinkThread`.
 
-:mod:`jupyter_agentbox.guest.framing` is the format, :mod:`jupyter_agentbox.guest.loop` the other end.
+:mod:`jupyter_agentbox.guest.framing` defines the format, and :mod:`jupyter_agentbox.guest.loop` implements the guest's
+end.
 
-The guest is hostile: what it can make this end hold is bounded by
-``max_streams * (credit + one frame)``, and a guest that breaks the format loses its link, no more.
+The guest is hostile. It can make this end buffer at most ``max_streams * (credit + one frame)`` bytes, and a guest that
+violates the format only loses its link.
 """
 
 from __future__ import annotations
@@ -44,27 +45,28 @@ log = logging.getLogger(__name__)
 
 #: Bytes read from the guest at a time.
 READ_SIZE = 256 * 1024
-#: Wanted capacity of each FIFO, bytes; the kernel may grant less.
+#: Requested capacity of each FIFO in bytes. The kernel may grant less.
 PIPE_SIZE = 1024 * 1024
-#: Credit is given back when half of a stream's is used, or after so many seconds.
+#: Credit is returned when half of a stream's window is used, or after this many seconds.
 GRANT_DELAY = 0.05
-#: Seconds between two nudges for a guest that waits in a dead owner's files, and most of these files.
+#: Seconds between two attempts to release a guest that is blocked on a dead owner's FIFOs, and the maximum number of
+#: these FIFOs.
 NUDGE_INTERVAL, MAX_LEFT = 0.05, 256
-#: Names of pairs of FIFOs; a number beyond 18 digits is none of a host's.
+#: Names of FIFO pairs. The host never uses a number of more than 18 digits.
 _PAIR = re.compile(r"(?:up|down)\.([0-9]{1,18})(?:\..*)?", re.ASCII | re.DOTALL)
-#: What is kept of the header of a stream that a guest opens.
+#: Fields that are kept of the header of a stream that the guest opens.
 HEADER_FIELDS = ("kind", "via", "address", "port")
 #: Streams that one guest may have open at a time.
 MAX_GUEST_STREAMS = 512
 
 
 class Stream:
-    """A byte stream to or from the guest. Only on the link's thread.
+    """A byte stream to or from the guest. Use on the link thread only.
 
     Attributes
     ----------
     header : dict
-        What it was opened with.
+        The header with which the stream was opened.
     """
 
     def __init__(self, link: Link, stream_id: int, header: dict[str, Any]) -> None:
@@ -86,7 +88,7 @@ class Stream:
         self._link.grant(self._id, count)
 
     async def read(self) -> bytes:
-        """The next bytes, at most one frame; ``b""`` at the guest's EOF.
+        """Return the next bytes, at most one frame, or ``b""`` at the guest's EOF.
 
         Raises
         ------
@@ -104,13 +106,13 @@ class Stream:
         if self._owed >= self._window // 2:
             self._pay()
         elif self._payment is None:
-            # Soon, though it is little: to the guest it also says what need not be kept for another owner.
+            # Return small amounts soon, too: credit also tells the guest which data it need not keep for another owner.
             self._payment = asyncio.get_running_loop().call_later(GRANT_DELAY, self._pay)
             self._link._unpaid.add(self)
         return bytes(data)
 
     def _pay(self) -> None:
-        """Give the guest the credit it is owed; not for each message, since every frame costs both ends."""
+        """Return the owed credit to the guest. Credits are batched, because every frame costs both ends."""
         if self._payment is not None:
             self._payment.cancel()
             self._payment = None
@@ -119,7 +121,7 @@ class Stream:
         self._link.grant(self._id, owed)
 
     async def write(self, data: bytes | memoryview) -> None:
-        """Send all of ``data``, as the guest gives credit and reads. Raises LinkClosed."""
+        """Send all of ``data``, as fast as the guest gives credit and reads. Raises LinkClosed."""
         view = memoryview(data)
         while len(view):
             self._check()
@@ -132,12 +134,12 @@ class Stream:
             view = view[self._link.send(self._id, view[:room]) :]
 
     async def write_eof(self) -> None:
-        """No more will be written."""
+        """Signal that nothing more will be written."""
         self._check()
         self._link.send_eof(self._id)
 
     def reset(self, reason: str = "") -> None:
-        """End it both ways; does nothing the second time."""
+        """End the stream in both directions. Does nothing if it was already reset."""
         self._link.reset(self._id, reason)
         self._lost(reason or "reset here")
 
@@ -146,7 +148,7 @@ class Stream:
             raise LinkClosed(f"stream closed: {self._reason}")
 
     def _received(self, data: bytes) -> None:
-        # Put together up to the size of a frame: many small pieces would take many times their size.
+        # Merge data up to the size of a frame, because many small pieces would take many times their size in memory.
         last = self._incoming[-1] if self._incoming else None
         if last is None or len(last) + len(data) > MAX_PAYLOAD[DATA]:
             self._incoming.append(data)
@@ -168,16 +170,17 @@ class Stream:
 
 
 class Link:
-    """The link to one guest. Only on the link's thread.
+    """The link to one guest. Use on the link thread only.
 
     Parameters
     ----------
     directory : Path
-        Where the FIFOs ``down.N`` and ``up.N`` are made.
+        Directory in which the FIFOs ``down.N`` and ``up.N`` are created.
     on_stream : callable
-        Coroutine function that serves each stream the guest opens.
+        Coroutine function that serves each stream that the guest opens.
     on_lost : callable
-        Called once with the reason when the guest is gone or broke the format.
+        Called once with the reason when the link closes, for example because the guest disconnected or violated the
+        format.
 
     Attributes
     ----------
@@ -186,7 +189,7 @@ class Link:
     on_write : callable
         Called before something is sent.
     number : int
-        Of the present pair of FIFOs; each has a higher one than those before.
+        Number of the current FIFO pair. Each pair has a higher number than all before it.
     """
 
     def __init__(
@@ -216,16 +219,16 @@ class Link:
         self._greeted: asyncio.Future[dict[str, Any]] = self._loop.create_future()
 
     def listen(self, after: int = 0) -> None:
-        """Make new FIFOs, so that nothing of an earlier owner's is in them, and wait for the guest.
+        """Create new FIFOs, which contain nothing of an earlier owner's, and listen for the guest.
 
-        They get a new number too: gVisor tells files apart by their inodes' numbers, which Linux uses again.
+        The FIFOs also get a new number. gVisor tells files apart by their inode numbers, and Linux reuses those.
 
         Parameters
         ----------
         after : int
-            The number that the guest, restored from a checkpoint, knows already.
+            Highest number that a guest restored from a checkpoint already knows.
         """
-        # What an earlier owner left, at hand before its names are removed.
+        # Take references to the FIFOs of an earlier owner before their names are removed.
         left = linkdir.reference_fifos(self._directory, MAX_LEFT)
         try:
             self._open_files(after)
@@ -238,7 +241,10 @@ class Link:
         self._nudge(left)
 
     def _nudge(self, left: list[int]) -> None:
-        """Let the guest go on if it waits, as gVisor does, for the other end of FIFOs whose owner died before that."""
+        """Release the guest if it is blocked on FIFOs whose owner died before the guest opened them.
+
+        gVisor waits for the other end of a FIFO. Opening and closing these FIFOs lets it continue.
+        """
         if self._is_lost or self._greeted.done() or not left:
             for fd in left:
                 os.close(fd)
@@ -253,29 +259,29 @@ class Link:
         found = [match[1] for match in map(_PAIR.fullmatch, names) if match]
         number = self.number = max([after, *map(int, found)]) + 1
         linkdir.remove_names(self._directory, names)
-        # Read and write, since a FIFO cannot be opened for writing alone before its reader is there.
+        # Opened for reading and writing, because opening a FIFO for writing alone fails until it has a reader.
         self._writer = linkdir.share_fifo(self._directory, f"down.{number}", os.O_RDWR)
-        # The guest looks for this one, and finds the other one there.
+        # The guest looks for this FIFO, so the other one must already exist.
         name = ".".join(("up", str(number), *([token] if token else [])))
         self._reader = linkdir.share_fifo(self._directory, name, os.O_RDONLY)
         for fd in (self._reader, self._writer):
             try:
                 fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
             except OSError:
-                pass  # beyond this user's share of pipe memory: slower, no worse
+                pass  # over this user's quota of pipe memory: slower, but correct
         self._loop.add_reader(self._reader, self._readable)
 
     async def suspend(self, timeout: float) -> None:
-        """Have the guest close its ends, and keep all streams, so that the sandbox can be checkpointed.
+        """Have the guest close its ends for a checkpoint of the sandbox. All streams stay open.
 
-        What is written from here on waits for :meth:`resume`. Raises LinkClosed.
+        Data that is written from now on is queued until :meth:`resume`. Raises LinkClosed.
         """
         if self._suspended is not None:
             raise LinkClosed("the link is suspended already")
         self._pay_all()
         self._token = secrets.token_hex(8)
         self.open({"kind": "suspend", "token": self._token})
-        # The guest's last: whatever is queued later stays here.
+        # This is the last data for the guest. Anything queued later stays on the host.
         self._pending = memoryview(bytes(self._pending) + self._connection.take_output())
         self._suspended = self._loop.create_future()
         if self._pending:
@@ -288,19 +294,19 @@ class Link:
         self._close_files()
 
     def resume(self) -> None:
-        """Go on with a suspended link."""
+        """Continue a suspended link."""
         if self._suspended is None or self._is_lost:
             return
         self._suspended = None
         try:
             self._open_files(self.number, self._token)
-        except OSError as error:  # where user code is uid 0 it may stand in the way
+        except OSError as error:  # user code that runs as uid 0 may interfere
             self.close(f"the link could not be opened again: {error}")
             return
         self._flush()
 
     async def wait_connected(self, timeout: float) -> dict[str, Any]:
-        """Wait for the guest's hello. Raises LinkClosed when it does not come in ``timeout`` seconds."""
+        """Wait for the guest's hello. Raises LinkClosed if it does not arrive within ``timeout`` seconds."""
         try:
             return await asyncio.wait_for(asyncio.shield(self._greeted), timeout)
         except asyncio.TimeoutError:
@@ -316,11 +322,11 @@ class Link:
         return stream
 
     def close(self, reason: str = "closed") -> None:
-        """Close the link; every stream on it ends. Does nothing the second time."""
+        """Close the link, which ends every stream on it. Does nothing if it is already closed."""
         if self._is_lost:
             return
         if self._pay_all():
-            return  # the last write failed, and closed it
+            return  # the last write failed and closed the link
         self._is_lost = True
         self._close_files()
         if self._suspended is not None and not self._suspended.done():
@@ -329,7 +335,7 @@ class Link:
         self._pending = memoryview(b"")
         if not self._greeted.done():
             self._greeted.set_exception(LinkClosed(f"the guest was lost: {reason}"))
-            self._greeted.exception()  # looked at: nobody may be waiting for it
+            self._greeted.exception()  # marks the exception as retrieved, in case nothing awaits it
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream._lost(reason)
@@ -344,7 +350,7 @@ class Link:
         self._reader = self._writer = -1
 
     def _pay_all(self) -> bool:
-        """Tell the guest what was taken; whether the link is closed by now."""
+        """Return all owed credit to the guest. Return whether the link is closed afterwards."""
         streams, self._unpaid = self._unpaid, set()
         for stream in streams:
             stream._pay()
@@ -353,7 +359,7 @@ class Link:
     # -- for Stream --------------------------------------------------------------------------
 
     def room(self, stream_id: int) -> int:
-        """Bytes that :meth:`send` takes now."""
+        """Return the number of bytes that :meth:`send` accepts now."""
         return self._connection.room(stream_id)
 
     def want_room(self, stream: Stream) -> None:
@@ -361,7 +367,7 @@ class Link:
         self._waiting.add(stream)
 
     def send(self, stream_id: int, data: memoryview) -> int:
-        """Queue data of a stream; the count taken is returned."""
+        """Queue data of a stream. Return the number of bytes accepted."""
         count = self._connection.send(stream_id, data)
         self._flush()
         return count
@@ -379,7 +385,7 @@ class Link:
             self._flush()
 
     def reset(self, stream_id: int, reason: str) -> None:
-        """End a stream both ways."""
+        """End a stream in both directions."""
         if self._streams.pop(stream_id, None) is not None and not self._is_lost:
             self._connection.reset(stream_id, reason)
             self._flush()
@@ -469,7 +475,7 @@ class Link:
             stream._lost(f"reset by the guest: {value!r:.200}")
 
     def _opened(self, stream_id: int, header: dict[str, Any]) -> None:
-        # A guest that opens and resets streams quickly must not pile up their servers here.
+        # A guest that quickly opens and resets streams must not make serving tasks accumulate here.
         if self._serving >= MAX_GUEST_STREAMS:
             self._connection.reset(stream_id, "too many streams")
             return

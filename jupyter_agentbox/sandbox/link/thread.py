@@ -1,8 +1,8 @@
-"""The one thread, with an event loop of its own, that serves all links of this process.
+"""Run the one thread, with its own event loop, that serves all links of this process.
 
-Jupyter calls from several event loops, some of which stop between two calls; so nothing of ours belongs to a loop of a
-caller's, and callers reach this one by :meth:`LinkThread.run`
-or by a coroutine function that is decorated with :func:`on_link_thread`.
+Jupyter calls from several event loops, and some of them stop between two calls. Therefore none of our objects belongs
+to a caller's loop. Callers reach this one with :meth:`LinkThread.run` or with a coroutine function decorated with
+:func:`on_link_thread`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class LinkThread:
-    """The one thread and event loop of this process that serve all its sandboxes."""
+    """The thread and event loop that serve all sandboxes of this process."""
 
     _instance: ClassVar[LinkThread | None] = None
     _lock: ClassVar[threading.Lock] = threading.Lock()
@@ -38,7 +38,7 @@ class LinkThread:
 
     @classmethod
     def instance(cls) -> LinkThread:
-        """The thread of this process; a forked child gets its own."""
+        """Return the link thread of this process. A forked child gets its own."""
         with cls._lock:
             if cls._instance is None or cls._instance._pid != os.getpid():
                 cls._instance = cls()
@@ -49,24 +49,24 @@ class LinkThread:
         self.loop.run_forever()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run ``work`` on the thread; its result comes by the future."""
+        """Run ``work`` on the link thread and return a future for its result."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` on the thread and await it from whatever loop the caller is on."""
+        """Run ``work`` on the link thread and await it from the caller's event loop."""
         if threading.current_thread() is self._thread:
             return await work
         return await asyncio.wrap_future(self.submit(work))
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run ``work`` beside everything else; only on the thread itself. Errors are logged."""
+        """Run ``work`` as a background task and log its errors. Call on the link thread only."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
 
     async def repeat(self, interval: float, work: Callable[[], Awaitable[None]]) -> None:
-        """Do work again and again, after so many seconds each time. What fails is logged, and done again."""
+        """Call `work` repeatedly, every `interval` seconds. Errors are logged, and the next call is made as usual."""
         while True:
             await asyncio.sleep(interval)
             try:
@@ -83,7 +83,7 @@ class LinkThread:
 
 
 def on_link_thread(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Run a coroutine function on the link's thread, whichever event loop awaits it."""
+    """Make a coroutine function run on the link thread, whichever event loop awaits it."""
 
     @functools.wraps(function)
     async def run(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -93,12 +93,12 @@ def on_link_thread(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P,
 
 
 async def finished(work: Awaitable[T]) -> T:
-    """Await work to its end, also where the caller is cancelled meanwhile: what it does must not be torn."""
+    """Await work to completion, even if the caller is cancelled meanwhile, because it must not stop halfway."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # looked at: nobody else will
+            task.exception()  # marks the exception as retrieved, as nothing else awaits it
         raise

@@ -1,8 +1,8 @@
-"""Programs run in a sandbox: to their end, as a stream of events, in the background, or on a terminal.
+"""Run programs in a sandbox: to completion, as a stream of events, in the background, or on a terminal.
 
-:class:`ProcessTable` is what callers use, from any event loop; everything else here runs on the link's thread.
-:mod:`jupyter_agentbox.guest.jobs` is the other end and says what the messages are. It is not trusted: what it sends is
-checked, what it can make this end hold is bounded, and a lie ends the process that it was told about.
+Callers use :class:`ProcessTable`, from any event loop. Everything else here runs on the link thread.
+:mod:`jupyter_agentbox.guest.jobs` is the other end and documents the messages. It is not trusted: its messages are
+checked, the data that it can make this end buffer is bounded, and a protocol violation ends the process concerned.
 """
 
 from .table import Events, ProcessTable

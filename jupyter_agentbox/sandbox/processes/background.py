@@ -1,4 +1,4 @@
-"""Processes that outlive their readers and their owner: what they printed last is kept here."""
+"""Run processes that outlive their readers and their owner, and keep their latest output."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from .wire import KILL_TIMEOUT, Box, ProtocolViolation, Wire, find_loss
 
 log = logging.getLogger(__name__)
 
-#: What is kept of each output, bytes; older ones are dropped.
+#: Bytes kept of each output. Older ones are dropped.
 RING_SIZE = 1 * MIB
-#: Seconds for the guest to start one; that a reader who lags behind may hold one up.
+#: Seconds that the guest may take to start a process; and for which a slow reader may delay one.
 START_TIMEOUT = 30.0
 HOLD_TIMEOUT = 10.0
-#: Bytes a second taken from each, so that none keeps the link's thread busy with what nobody reads.
+#: Bytes read from each process per second, at most, so that none keeps the link thread busy with output that nobody
+#: reads.
 DRAIN_RATE = 32 * MIB
 _CHUNK = 64 * KIB
 
 
 class Ring:
-    """The last part of an output, with the offsets of the whole."""
+    """A buffer of the last part of an output, addressed by offsets within the whole."""
 
     def __init__(self) -> None:
         self.start = self.end = 0
@@ -52,15 +53,15 @@ class Ring:
 
 
 class Process:
-    """A process in the background, on a terminal or not; it outlives its readers and its owner.
+    """A background process, on a terminal or not, which outlives its readers and its owner.
 
     Attributes
     ----------
     rings : dict of str to Ring
     exit : Exit or None
-        How it ended.
+        How the process ended.
     loss : Exception or None
-        Why its end cannot be learnt.
+        Why its end cannot be determined.
     """
 
     def __init__(self, box: Box, record: ProcessRecord) -> None:
@@ -82,12 +83,12 @@ class Process:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come of it."""
+        """Whether the process produces no more events."""
         return self.exit is not None or self.loss is not None
 
     @property
     def info(self) -> ProcessInfo:
-        """What is known of it now."""
+        """The current state of the process."""
         return ProcessInfo(
             id=self.record.name,
             command=self.record.command,
@@ -100,7 +101,7 @@ class Process:
         )
 
     def open(self, header: dict[str, Any]) -> None:
-        """Start it, or with ``is_resumed`` in the header go on with it."""
+        """Start the process, or reconnect to it if the header has ``is_resumed``."""
         name = self.record.name
         stream = self._box.open_stream({"kind": "process", "process": name, "is_kept": True, **header})
         self._wire = Wire(stream, may_skip=True)
@@ -108,7 +109,7 @@ class Process:
         LinkThread.instance().spawn(self._pump(self._wire))
 
     async def wait_started(self) -> None:
-        """Wait until it runs. Raises InvalidRequest, SandboxEnded, LinkClosed."""
+        """Wait until the process runs. Raises InvalidRequest, SandboxEnded, LinkClosed."""
         try:
             await asyncio.wait_for(asyncio.shield(self._started), START_TIMEOUT)
         except asyncio.TimeoutError:
@@ -138,11 +139,11 @@ class Process:
                     log.warning("process %s: %s", self.record.name, error)
         if self.loss is not None and not self._started.done():
             self._started.set_exception(self.loss)
-            self._started.exception()  # looked at: nobody may be waiting for it
+            self._started.exception()  # marks the exception as retrieved, in case nothing awaits it
         self._tell()
 
     async def _pace(self, count: int) -> None:
-        """Wait for readers who lag, for a while; and take no more than so much a second."""
+        """Wait for slow readers, for a bounded time, and limit the rate of reading."""
         deadline = time.monotonic() + HOLD_TIMEOUT
         while any(follower.lags for follower in self.followers):
             self._moved.clear()
@@ -162,11 +163,11 @@ class Process:
         changed.set()
 
     def moved(self) -> None:
-        """Note that a reader has taken something."""
+        """Record that a reader has consumed output."""
         self._moved.set()
 
     async def change(self, timeout: float | None = None) -> bool:
-        """Wait for news; whether there are any."""
+        """Wait for a change. Return False after a timeout."""
         try:
             await asyncio.wait_for(self._changed.wait(), timeout)
         except asyncio.TimeoutError:
@@ -174,7 +175,7 @@ class Process:
         return True
 
     async def write(self, data: bytes, timeout: float) -> None:
-        """Give it input."""
+        """Write to the process's input."""
         assert self._input is not None
         try:
             async with self._writing:
@@ -185,21 +186,21 @@ class Process:
             raise InvalidRequest("the process has closed its input or ended", field="id") from None
 
     async def close_input(self) -> None:
-        """Let it read to the end."""
+        """Close the process's input, so that it reads an end of file."""
         assert self._input is not None
         async with self._writing:
             try:
                 await self._input.write_eof()
             except LinkClosed:
-                pass  # closed already
+                pass  # already closed
 
     async def ask(self, **request: Any) -> None:
-        """Ask the guest for a signal and the like."""
+        """Send the guest a request, such as a signal."""
         if self._wire is not None and not self.is_over:
             await self._wire.ask(**request)
 
     async def forget(self) -> None:
-        """End it with all that it started, and let the guest forget it."""
+        """End the process and everything it started, and have the guest forget it."""
         self._is_forgotten = True
         if self._wire is None or self._input is None:
             return
@@ -207,13 +208,13 @@ class Process:
         try:
             await self._wire.stream.write_eof()
         except LinkClosed:
-            pass  # with the sandbox, or with its owner's trust in the guest
-        # The guest answers by its own end of the stream, if it is true.
+            pass  # closed with the sandbox, or because the guest violated the protocol
+        # A well-behaved guest answers by closing its end of the stream.
         asyncio.get_running_loop().call_later(KILL_TIMEOUT, self._wire.stream.reset)
 
 
 class Follower:
-    """Reads a background process from some place on."""
+    """A reader of a background process, from given offsets."""
 
     def __init__(self, process: Process, offsets: Mapping[str, int]) -> None:
         self.is_given_up = False
@@ -223,7 +224,7 @@ class Follower:
 
     @property
     def lags(self) -> bool:
-        """Whether it is so far behind that it should be waited for."""
+        """Whether the reader is so far behind that the process should wait for it."""
         rings = self._process.rings
         return not self.is_given_up and any(
             rings[name].end - place > RING_SIZE // 2 for name, place in self._places.items()
@@ -247,6 +248,6 @@ class Follower:
             await process.change()
 
     def close(self) -> None:
-        """Read no more; the process goes on."""
+        """Stop reading. The process continues."""
         self._process.followers.discard(self)
         self._process.moved()

@@ -1,4 +1,4 @@
-"""The programs of one sandbox, as callers on any event loop see them."""
+"""Run and manage the programs of one sandbox, for callers on any event loop."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from .background import Follower, Process
 from .values import Chunk, Command, ExecResult, Exit, Output, ProcessInfo, check_size, check_text
 from .wire import KILL_TIMEOUT, Box, Foreground
 
-#: Background processes that a sandbox may have, ended ones that nobody has removed included.
+#: Background processes that a sandbox may have, including ended ones that have not been removed.
 MAX_PROCESSES = 32
-#: Commands that may run at a time; each takes up to two of the streams that the guest accepts.
+#: Commands that may run at a time. Each uses up to two of the streams that the guest accepts.
 MAX_COMMANDS = 200
-#: Bytes that :meth:`ProcessTable.run` keeps of each output unless told, and at most.
+#: Bytes that :meth:`ProcessTable.run` keeps of each output: default and maximum.
 DEFAULT_OUTPUT = 10 * MIB
 MAX_OUTPUT = 64 * MIB
-#: Seconds that a command may take at most.
+#: Longest time that a command may take, in seconds.
 MAX_TIMEOUT = 3600.0
 
 
 class Events:
-    """Events of a process as they happen, ending with its :class:`Exit`; close it, or use it as a context.
+    """A stream of a process's events as they happen, ending with its :class:`Exit`.
 
-    Iterate on any event loop. A slow reader of a command holds it up, and one who goes away ends it; of a background
-    process it misses what fell out of what is kept, which the offsets tell.
+    Close it, or use it as a context manager. It can be iterated on any event loop. A slow reader delays a command, and
+    closing ends it. A reader of a background process misses output that was dropped from the buffer, as the offsets
+    show.
     """
 
     def __init__(self, source: Foreground | Follower) -> None:
@@ -52,7 +53,7 @@ class Events:
         return event
 
     async def aclose(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._is_done = True
         await self._thread.run(self._close())
 
@@ -66,25 +67,25 @@ class Events:
         await self.aclose()
 
     def __del__(self) -> None:
-        # A reader that was cancelled between two events may never have closed it.
+        # A reader that was cancelled between two events may not have closed it.
         self._thread.loop.call_soon_threadsafe(self._source.close)
 
 
 class ProcessTable:
-    """The programs of one sandbox. Its coroutines may be awaited on any event loop.
+    """The programs of one sandbox. The coroutines may be awaited on any event loop.
 
     Parameters
     ----------
     box : Sandbox
     on_change : callable
-        Told the records of the background processes when they have changed, on the link's thread.
+        Called on the link thread with the records of the background processes after they have changed.
 
     Attributes
     ----------
     max_timeout : float
-        Seconds that a command may take at most.
+        Longest time that a command may take, in seconds.
     used : float
-        When somebody last ran, started, fed or signalled something, seconds since the epoch.
+        When a program was last run, started, written to or signalled, in seconds since the epoch.
     """
 
     def __init__(self, box: Box, on_change: Callable[[list[ProcessRecord]], object] = lambda records: None) -> None:
@@ -98,7 +99,7 @@ class ProcessTable:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a command runs, or a background process."""
+        """Whether a command or a background process runs."""
         return self._commands > 0 or any(not process.is_over for process in self._processes.values())
 
     # -- commands ----------------------------------------------------------------------------
@@ -106,25 +107,25 @@ class ProcessTable:
     async def run(
         self, command: Command, *, stdin: bytes = b"", timeout: float = 30.0, max_output: int = DEFAULT_OUTPUT
     ) -> ExecResult:
-        """Run a command to its end. What it left running in the background goes on, unheard.
+        """Run a command to completion. Anything that it leaves in the background continues, but its output is not read.
 
         Parameters
         ----------
         command : Command
         stdin : bytes
-            All that it can read.
+            The command's complete input.
         timeout : float
-            Seconds after which it is killed with all that it started.
+            Seconds after which it is killed together with everything it started.
         max_output : int
-            Bytes kept of each output; the rest is read, counted and dropped.
+            Bytes kept of each output. The rest is read, counted and dropped.
 
         Raises
         ------
         InvalidRequest, PolicyRefused
         SandboxEnded
-            While it ran.
+            The sandbox ended while the command ran.
         LinkClosed
-            What came back is no output of a command.
+            The guest sent invalid output.
         """
         if not 0 <= max_output <= MAX_OUTPUT:
             raise InvalidRequest(f"max_output is 0 to {MAX_OUTPUT} bytes", field="max_output")
@@ -154,9 +155,9 @@ class ProcessTable:
         )
 
     async def stream(self, command: Command, *, stdin: bytes = b"", timeout: float | None = None) -> Events:
-        """Run a command and give its events as they happen. It ends with its reader, and waits for a slow one.
+        """Run a command and return its events as they happen. It ends with its reader, and waits for a slow one.
 
-        To go on without a reader, :meth:`start` it and :meth:`follow` it.
+        To run a process without a reader, use :meth:`start` and :meth:`follow`.
         """
         return await self._thread.run(self._stream(command, stdin, timeout))
 
@@ -181,7 +182,7 @@ class ProcessTable:
     # -- background processes and terminals --------------------------------------------------
 
     async def start(self, command: Command) -> ProcessInfo:
-        """Start a process in the background. It outlives its owner as long as the sandbox does.
+        """Start a background process. It outlives its owner for as long as the sandbox does.
 
         Raises
         ------
@@ -192,17 +193,18 @@ class ProcessTable:
     async def open_terminal(
         self, command: Command | None = None, *, rows: int = 24, columns: int = 80, term: str = "xterm-256color"
     ) -> ProcessInfo:
-        """Start a login shell, or something else, on a terminal of its own.
+        """Start a login shell or another command on a terminal of its own.
 
-        It is a background process: read it by :meth:`follow`, which begins with what the terminal showed last; any
-        number of readers may, and come back. Control characters in what is written act as on any terminal.
+        The result is a background process. Read it with :meth:`follow`, which begins with the terminal's most recent
+        output. Any number of readers may do so, and may reconnect. Control characters in the input act as on any
+        terminal.
 
         Parameters
         ----------
         command : Command, optional
         rows, columns : int
         term : str
-            Kind of terminal, as ``TERM``.
+            Terminal type, the value of ``TERM``.
         """
         command = command or Command()
         command = dataclasses.replace(command, env={**command.env, "TERM": check_text(term, "term")})
@@ -234,7 +236,7 @@ class ProcessTable:
             await self._remove(ended)
 
     def resume(self, records: Sequence[ProcessRecord]) -> None:
-        """Go on with those of an earlier owner. On the link's thread."""
+        """Reconnect to the processes of an earlier owner. Call on the link thread."""
         for record in records:
             self._processes[record.name] = process = Process(self._box, record)
             process.open({"is_resumed": True})
@@ -244,24 +246,24 @@ class ProcessTable:
         return [process.info for process in tuple(self._processes.values())]
 
     def get(self, name: str) -> ProcessInfo:
-        """Return one of them. Raises NotFound."""
+        """Return one background process. Raises NotFound."""
         return self._find(name).info
 
     async def read(
         self, name: str, *, stream: str = "stdout", offset: int = 0, count: int = MIB, wait: float = 0
     ) -> Chunk:
-        """Read what a background process printed, from an offset on.
+        """Read the output of a background process from an offset.
 
         Parameters
         ----------
         stream : str
             ``stdout`` or ``stderr``.
         offset : int
-            In all that it ever printed there.
+            Offset within everything that was ever printed there.
         count : int
-            Bytes at most.
+            Maximum number of bytes.
         wait : float
-            Seconds to wait for something to come, if nothing is there.
+            Seconds to wait for output if there is none yet.
         """
         return await self._thread.run(self._read(name, stream, offset, count, wait))
 
@@ -281,7 +283,7 @@ class ProcessTable:
         return Chunk(data, place, after, place - offset, process.is_over and after == ring.end)
 
     async def follow(self, name: str, *, stdout_offset: int | None = None, stderr_offset: int | None = None) -> Events:
-        """Give the events of a background process, from its oldest output that is kept or from given offsets on."""
+        """Return the events of a background process, from the oldest output that is kept or from the given offsets."""
         offsets = {"stdout": stdout_offset, "stderr": stderr_offset}
         for field, offset in offsets.items():
             if offset is not None and offset < 0:
@@ -292,15 +294,18 @@ class ProcessTable:
         return Events(Follower(self._find(name), offsets))
 
     async def write(self, name: str, data: bytes, *, timeout: float = 30.0) -> None:
-        """Write to its input, and wait until it is on its way. Raises TimeoutError, InvalidRequest, NotFound."""
+        """Write to a process's input, and wait until the data is on its way.
+
+        Raises TimeoutError, InvalidRequest, NotFound.
+        """
         await self._thread.run(self._used(name).write(data, timeout))
 
     async def close_stdin(self, name: str) -> None:
-        """Close its input; on a terminal, type an end of file."""
+        """Close a process's input. On a terminal, type an end of file."""
         await self._thread.run(self._used(name).close_input())
 
     async def signal(self, name: str, number: int | str) -> None:
-        """Send a signal, such as 15, ``TERM`` or ``SIGTERM``, to its process group."""
+        """Send a signal, such as 15, ``TERM`` or ``SIGTERM``, to the process group."""
         try:
             text = str(number).upper()
             known = signal.Signals(int(number)) if text.isdigit() else signal.Signals["SIG" + text.removeprefix("SIG")]
@@ -309,11 +314,11 @@ class ProcessTable:
         await self._thread.run(self._used(name).ask(signal=int(known)))
 
     async def resize(self, name: str, rows: int, columns: int) -> None:
-        """Set the size of its terminal."""
+        """Set the size of the terminal."""
         await self._thread.run(self._used(name).ask(size=check_size(rows, columns)))
 
     async def kill(self, name: str) -> ProcessInfo:
-        """Kill it with all that it started, whatever sessions they made, and wait for its end."""
+        """Kill a process and everything it started, in whatever session, and wait for its end."""
         return await self._thread.run(self._kill(name))
 
     async def _kill(self, name: str) -> ProcessInfo:
@@ -321,7 +326,7 @@ class ProcessTable:
         return await self._wait(name, KILL_TIMEOUT)
 
     async def wait(self, name: str, timeout: float | None = None) -> ProcessInfo:
-        """Wait for its end; after `timeout` seconds it is returned as it is."""
+        """Wait for a process's end. After `timeout` seconds, return its current state."""
         return await self._thread.run(self._wait(name, timeout))
 
     async def _wait(self, name: str, timeout: float | None) -> ProcessInfo:
@@ -333,7 +338,7 @@ class ProcessTable:
         return process.info
 
     async def remove(self, name: str) -> None:
-        """Kill it with all that it started, and forget it and what it printed."""
+        """Kill a process and everything it started, and forget it and its output."""
         self._find(name)
         await self._thread.run(self._remove(name))
 

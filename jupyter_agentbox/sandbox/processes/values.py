@@ -1,4 +1,4 @@
-"""What callers of ``sandbox.processes`` give and get: plain values, checked."""
+"""Define the values that callers of ``sandbox.processes`` pass and receive, and validate them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from jupyter_agentbox.spec import WORKSPACE, SandboxSpec
 
 _VARIABLE = re.compile(r"[^=\0]+")
 _SHOWN = 200
-#: Rows or columns of a terminal, at most.
+#: Maximum number of rows or columns of a terminal.
 MAX_SIDE = 1000
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """What to run.
+    """A command to run.
 
     Parameters
     ----------
     line : str, optional
-        For the shell: bash where the image has it, else sh.
+        Command line for the shell: bash if the image has it, otherwise sh.
     argv : sequence of str, optional
-        A program and its arguments, without a shell. With neither, a login shell.
+        A program and its arguments, run without a shell. Without `line` and `argv`, a login shell is run.
     workdir : str
-        Directory inside; a relative one is beneath ``/workspace``.
+        Directory inside. A relative path is resolved against ``/workspace``.
     env : mapping of str to str
-        Added to the sandbox's own; the variables that lead to the egress gate can't be replaced.
+        Variables to add to the sandbox's environment. The variables that point to the egress gate can't be replaced.
     user : str
         ``user``, or ``root`` where the profile allows it.
     """
@@ -43,12 +43,12 @@ class Command:
 
     @property
     def shown(self) -> str:
-        """One short line for people."""
+        """The command as one short line for people."""
         text = self.line if self.line is not None else " ".join(self.argv or ("login shell",))
         return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
     def header(self, spec: SandboxSpec) -> dict[str, Any]:
-        """Check it and put it into the guest's words. Raises InvalidRequest, PolicyRefused."""
+        """Validate the command and return it as a header for the guest. Raises InvalidRequest, PolicyRefused."""
         if self.line is not None and self.argv is not None:
             raise InvalidRequest("give either a line for the shell or argv, not both", field="argv")
         header: dict[str, Any] = {"cwd": f"{WORKSPACE}/{check_text(self.workdir, 'workdir')}"}
@@ -85,15 +85,15 @@ def check_text(value: object, field: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """Something a process printed.
+    """Output of a process.
 
     Parameters
     ----------
     stream : str
-        ``stdout`` or ``stderr``; all that a terminal shows is ``stdout``.
+        ``stdout`` or ``stderr``. All output of a terminal is ``stdout``.
     offset : int
-        Of its first byte in all that was printed there. If it is beyond the end of the last one, bytes between were
-        dropped.
+        Offset of the first byte within the whole output of that stream. If it is beyond the end of the previous output,
+        the bytes between were dropped.
     data : bytes
     """
 
@@ -111,9 +111,9 @@ class Exit:
     exit_code : int
         128 + n after signal n.
     signal : int
-        That ended it; 0 for none.
+        Signal that ended the process; 0 for none.
     timed_out : bool
-        It was killed because its time was over.
+        Whether it was killed because it reached its timeout.
     """
 
     exit_code: int
@@ -123,20 +123,20 @@ class Exit:
 
 @dataclasses.dataclass(frozen=True)
 class ExecResult:
-    """What a command gave.
+    """The result of a command.
 
     Parameters
     ----------
     stdout, stderr : bytes
-        All that it printed, or the first part.
+        The command's output, or the first part of it.
     exit_code : int
-        128 + n after signal n, 127 if there is no such program.
+        128 + n after signal n, 127 if the program does not exist.
     timed_out : bool
-        It was killed because its time was over.
+        Whether it was killed because it reached its timeout.
     truncated : bool
-        It printed more than was kept.
+        Whether it printed more than was kept.
     stdout_bytes, stderr_bytes : int
-        All that it printed.
+        Bytes printed in total.
     duration : float
         Seconds.
     """
@@ -153,7 +153,7 @@ class ExecResult:
 
 @dataclasses.dataclass(frozen=True)
 class ProcessInfo:
-    """A background process, as it is now.
+    """The current state of a background process.
 
     Parameters
     ----------
@@ -161,13 +161,13 @@ class ProcessInfo:
     started : float
         Seconds since the epoch.
     state : str
-        ``running``, ``exited``, or ``lost`` when its end could not be learnt.
+        ``running``, ``exited``, or ``lost`` if its end could not be determined.
     exit_code : int or None
-        Once it has exited.
+        None until the process has exited.
     is_terminal : bool
-        It runs on a terminal.
+        Whether it runs on a terminal.
     stdout_bytes, stderr_bytes : int
-        Printed so far.
+        Bytes printed so far.
     """
 
     id: str
@@ -182,17 +182,17 @@ class ProcessInfo:
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """A part of what a background process printed.
+    """Part of a background process's output.
 
     Parameters
     ----------
     data : bytes
     offset, next_offset : int
-        Of its first byte, and where to read on.
+        Offset of the first byte, and the offset at which to continue reading.
     dropped : int
-        Bytes between the offset that was asked for and the oldest that is kept.
+        Bytes between the requested offset and the oldest byte that is kept.
     is_end : bool
-        The process has ended, and nothing follows.
+        Whether the process has ended and no more output follows.
     """
 
     data: bytes

@@ -1,4 +1,4 @@
-"""One process's stream to the guest, read with suspicion; and commands, which live no longer than their readers."""
+"""Read one process's stream from the untrusted guest, and run foreground commands, which end with their readers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from jupyter_agentbox.spec import KIB, End, SandboxSpec
 
 from .values import Exit, Output
 
-#: Seconds for the guest to tell the end after a kill.
+#: Seconds that the guest may take to report the end of a process after a kill.
 KILL_TIMEOUT = 5.0
-#: Credit of a process beyond the initial one, and its largest message, bytes.
+#: Credit of a process beyond the initial one, and its largest message, in bytes.
 _CREDIT = 256 * KIB
 _MAX_MESSAGE = 256 * KIB
 _MAX_OFFSET = 1 << 62
@@ -26,7 +26,7 @@ _NAMES = {b"1": "stdout", b"2": "stderr"}
 
 
 class Box(Protocol):
-    """What this module needs of a sandbox."""
+    """The part of a sandbox that this module needs."""
 
     end: End | None
 
@@ -39,21 +39,21 @@ class Box(Protocol):
 
 
 class ProtocolViolation(LinkClosed):
-    """The guest sent what is no output of a process."""
+    """The guest sent a message that is not valid process output."""
 
 
 class Started:
-    """The guest runs it, or goes on with it."""
+    """The guest has started the process, or has resumed it."""
 
 
 class Wire:
-    """One process's stream, read with suspicion.
+    """The stream of one process, with validation of everything that the guest sends.
 
     Parameters
     ----------
     stream : Stream
     may_skip : bool
-        Offsets may jump ahead.
+        Whether offsets may jump ahead.
     """
 
     def __init__(self, stream: Stream, *, may_skip: bool) -> None:
@@ -66,14 +66,14 @@ class Wire:
         stream.grant(_CREDIT)
 
     async def next(self) -> Output | Exit | Started:
-        """Wait for the next event; a cancelled wait loses none.
+        """Wait for the next event. A cancelled wait loses none.
 
         Raises
         ------
         LinkClosed
-            The stream is lost, or the guest broke its format.
+            The stream is lost, or the guest violated its format.
         InvalidRequest
-            The program's directory can't be entered.
+            The program's working directory can't be entered.
         """
         while not self._events:
             data = await self.stream.read()
@@ -106,12 +106,12 @@ class Wire:
         return Output(stream, offset, data)
 
     async def ask(self, **request: Any) -> None:
-        """Ask the guest for something; it is not waited for long, and the answer is what the process does."""
+        """Send the guest a request, for a bounded time. There is no reply; the effect shows in the process's events."""
         try:
             async with self._asking:
                 await asyncio.wait_for(self.stream.write(pack_json(request)), KILL_TIMEOUT)
         except (LinkClosed, asyncio.TimeoutError):
-            pass  # it has ended, or its guest does not listen: whoever reads learns that
+            pass  # the process has ended or its guest does not respond; the reader finds out
 
 
 async def _feed(stream: Stream, data: bytes) -> None:
@@ -123,7 +123,7 @@ async def _feed(stream: Stream, data: bytes) -> None:
 
 
 async def find_loss(box: Box, error: LinkClosed) -> SandboxEnded | LinkClosed:
-    """Find out what a lost stream means: most often that the sandbox has ended, which is told with its reason."""
+    """Return the reason for a lost stream: most often that the sandbox has ended, including how it ended."""
     if isinstance(error, ProtocolViolation):
         return error
     try:
@@ -134,7 +134,7 @@ async def find_loss(box: Box, error: LinkClosed) -> SandboxEnded | LinkClosed:
 
 
 class Foreground:
-    """A command in the foreground: it lives no longer than whoever reads it."""
+    """A command in the foreground, which ends when its reader stops reading."""
 
     def __init__(self, box: Box, header: dict[str, Any], stdin: bytes, timeout: float | None) -> None:
         self._box = box
@@ -154,7 +154,7 @@ class Foreground:
     def _time_is_over(self) -> None:
         self._timed_out = True
         LinkThread.instance().spawn(self._wire.ask(kill=True))
-        # A guest that does not obey, or cannot tell since nobody reads, is not waited for.
+        # Reset the stream if the guest does not obey, or cannot report the end because its output is not being read.
         self._timers.append(asyncio.get_running_loop().call_later(KILL_TIMEOUT, self._wire.stream.reset))
 
     async def next(self) -> Output | Exit:
@@ -172,7 +172,7 @@ class Foreground:
         return event
 
     def close(self) -> None:
-        """Let it end. Does nothing the second time."""
+        """End the command. Does nothing if it was already closed."""
         for timer in self._timers:
             timer.cancel()
         if self._feeding is not None:
