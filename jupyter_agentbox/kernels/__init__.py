@@ -1,1 +1,1 @@
-"""One kernel id: its endpoints, its warm start, and code that runs in it."""
+"""The kernels: their endpoints and sandboxes, warm starts, and the code that runs in them."""

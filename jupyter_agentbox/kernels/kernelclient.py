@@ -1,10 +1,11 @@
-"""A client of a kernel in this process: it runs code and gathers what comes of it, with no socket between.
+"""Run code on a kernel and collect its results, as an in-process client without a socket.
 
-:class:`KernelClient` sits on a :class:`~jupyter_agentbox.kernels.front.front.Front` beside the clients of notebooks and
-shares the kernel with them: it sends when the kernel is free, so that nothing it has to withdraw is ever in the
-kernel's own queue and an interrupt never hits somebody else's cell. ``kernels.runner`` makes them.
+A :class:`KernelClient` joins a :class:`~jupyter_agentbox.kernels.front.front.Front` beside the clients of notebooks and
+shares the kernel with them. It sends code only when the kernel is free. Therefore nothing that it may have to withdraw
+is ever in the kernel's own queue, and an interrupt never hits another client's cell. ``kernels.runner`` creates the
+clients.
 
-Only on the link's thread. What the kernel says is hostile; ``models.outputs`` reads it.
+Use on the link thread only. Kernel output is hostile; ``models.outputs`` parses it.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ from jupyter_agentbox.spec import Cause, End
 
 from .front.front import Front
 
-#: Seconds that interrupted code has to end before the kernel is said to be busy still.
+#: Seconds that interrupted code has to end before the kernel is reported as still busy.
 INTERRUPT_GRACE = 3.0
-#: Seconds that outputs may come later than the reply, and than the news of the kernel's end.
+#: Seconds that outputs may arrive after the reply, and after the notification of the kernel's end.
 IDLE_GRACE = 2.0
 END_GRACE = 0.1
-#: Seconds for a new kernel to say its first word, and between two questions.
+#: Seconds that a new kernel may take to send its first message, and between two requests for one.
 START_TIMEOUT = 60.0
 ASK_INTERVAL = 0.5
-#: Seconds without a word after which a request of somebody's that never ran, such as one with a wrong
-#: signature, is no reason to wait.
+#: Seconds without any message after which another client's request that never ran, such as one with a wrong signature,
+#: no longer blocks.
 QUIET_TIME = 3.0
 
 
@@ -65,7 +66,7 @@ class _State(msgspec.Struct):
 
 
 class Feed:
-    """Events on their way to one reader. Bounded by the run's limits, as what is outdated is dropped unread."""
+    """A queue of events for one reader. The run's limits bound it, because outdated events are dropped unread."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
@@ -74,7 +75,7 @@ class Feed:
         self._news = asyncio.Event()
 
     def put(self, event: Event) -> None:
-        """Add an event; text is joined to text that waits."""
+        """Add an event. Text is appended to text that is still queued."""
         if isinstance(event, StreamEvent):
             if self._text is None or self._text[0] != event.name:
                 self._end_text()
@@ -102,12 +103,12 @@ class Feed:
                 return
 
     def close(self) -> None:
-        """No more will come."""
+        """Mark the end of the events."""
         self._is_closed = True
         self._news.set()
 
     async def read(self) -> list[Event]:
-        """Wait for events and take them; none when there will be no more."""
+        """Wait for events and return them. An empty list means that there are no more."""
         while not self._events and self._text is None and not self._is_closed:
             self._news.clear()
             await self._news.wait()
@@ -117,7 +118,7 @@ class Feed:
 
 
 class _Run:
-    """One execution, from the wish for it to its end."""
+    """One execution, from its request to its end."""
 
     def __init__(self, outputs: Outputs, is_silent: bool = False) -> None:
         self.outputs = outputs
@@ -137,7 +138,7 @@ class _Run:
         return self.end is not None or (self.reply is not None and self.is_idle)
 
     def wake(self) -> None:
-        """Something has changed."""
+        """Wake the waiting task, because something has changed."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -146,7 +147,7 @@ class _Run:
         self.wake()
 
     async def until(self, condition: Callable[[], bool], deadline: float | None) -> bool:
-        """Wait until it is so; false when the loop's time reaches `deadline` first."""
+        """Wait until the condition holds. Return False if the loop's time reaches `deadline` first."""
         loop = asyncio.get_running_loop()
         self._is_late = False
         timer = loop.call_at(deadline, self._expire) if deadline is not None else None
@@ -163,16 +164,16 @@ class _Run:
 
 
 class KernelClient:
-    """Runs code on one front's kernel, one run at a time.
+    """A client that runs code on one front's kernel, one run at a time.
 
     Parameters
     ----------
     front : Front
-        Which it joins, for the front's life.
+        The front that the client joins, for the front's lifetime.
     send_signal : coroutine function
-        Signals the present kernel and its children; never fails.
+        Sends a signal to the current kernel and its children. Never fails.
     name : str
-        The context's, for results.
+        The context's name, for results.
     """
 
     def __init__(self, front: Front, send_signal: Callable[[int], Awaitable[None]], name: str) -> None:
@@ -187,7 +188,7 @@ class KernelClient:
 
     @classmethod
     def of(cls, front: Front, send_signal: Callable[[int], Awaitable[None]], name: str) -> KernelClient:
-        """The one that sits on this front, or a new one."""
+        """Return the client that has joined this front, or a new one."""
         for peer in front.local_peers.values():
             if isinstance(peer, KernelClient):
                 return peer
@@ -205,25 +206,25 @@ class KernelClient:
         keep_running: bool = False,
         is_silent: bool = False,
     ) -> CodeResult:
-        """Run code and wait for its end. When the caller is cancelled, so is the run.
+        """Run code and wait for its end. If the caller is cancelled, the code is interrupted.
 
         Parameters
         ----------
         code : str
         timeout : float or None
-            Seconds, waiting for other code to end included, until it is withdrawn or interrupted.
+            Seconds until the code is withdrawn or interrupted, including the time spent waiting for other code to end.
         limits : OutputLimits
         emit : callable, optional
-            Told each event.
+            Called with each event.
         keep_running : bool
-            Let it run on when the caller is cancelled; what it puts out from there on is lost.
+            If the caller is cancelled, let the code run on. Its further output is lost.
         is_silent : bool
-            Leave no trace in the history.
+            Keep the code out of the history.
 
         Raises
         ------
         RuntimeFailed
-            The kernel has started and does not speak.
+            The kernel has started but does not answer.
         """
         loop = asyncio.get_running_loop()
         run = _Run(Outputs(limits, emit), is_silent)
@@ -235,14 +236,15 @@ class KernelClient:
             while True:
                 if not await self._wait_for_turn(run, deadline):
                     return self._withdrawn(run, loop.time() - began)
-                # Withdrawn from the line with the sending, in one turn of the loop: the next in it sees a busy kernel.
+                # Removed from the queue and sent in one step of the event loop, so the next run in the queue sees a
+                # busy kernel.
                 self._send(run, code)
                 began = loop.time()
                 await self._wait_for_end(run, deadline, keep_running)
                 if run.reply is None or run.reply.status != "aborted" or run.end is not None:
                     break
                 del self._sent[run.msg_id]
-                # Somebody's failing cell took along what the kernel had in its queue; this has not run.
+                # Another client's failing cell aborted the kernel's queue. This code has not run, so it is sent again.
                 self._waiting.appendleft(run)
             return await self._conclude(run, loop.time, began)
         finally:
@@ -251,16 +253,19 @@ class KernelClient:
             self._wake_first()
 
     async def interrupt(self) -> None:
-        """Interrupt what the kernel runs, whoever sent it."""
+        """Interrupt the code that the kernel runs, whoever sent it."""
         await self._send_signal(signal.SIGINT)
 
     def request_interrupt(self) -> None:
-        """Ask the kernel by a message to interrupt what it runs: for those that a signal would end."""
+        """Ask the kernel with a message to interrupt its code. For kernels that a signal would end."""
         if self.front.is_attached:
             self.front.submit(self, "control", self._message("interrupt_request", {})[1])
 
     async def _wait_for_kernel(self, run: _Run) -> None:
-        """Wait until a new kernel's outputs are heard; the first are lost if nobody is connected yet."""
+        """Wait until a new kernel's outputs are received.
+
+        Its first outputs are lost if the kernel has no connection yet.
+        """
         front, loop = self.front, asyncio.get_running_loop()
         deadline = loop.time() + START_TIMEOUT
         while not front.is_heard and front.end is None:
@@ -270,7 +275,7 @@ class KernelClient:
             await run.until(lambda: front.is_heard or front.end is not None, loop.time() + ASK_INTERVAL)
 
     async def _wait_for_turn(self, run: _Run, deadline: float | None) -> bool:
-        """Wait until nothing else runs. False when time is over, or there is no kernel and none is on its way."""
+        """Wait until nothing else runs. Return False on a timeout, or if there is no kernel and none is starting."""
         loop = asyncio.get_running_loop()
         front, since = self.front, loop.time()
 
@@ -282,7 +287,7 @@ class KernelClient:
 
         while True:
             epoch = front.epoch
-            self._ask()  # when it is a new kernel by now
+            self._ask()  # the kernel may have been replaced by now
             look_again = loop.time() + (QUIET_TIME if front.is_heard else ASK_INTERVAL)
             await run.until(
                 lambda: is_free() or front.end is not None or front.epoch != epoch,  # noqa: B023
@@ -308,7 +313,7 @@ class KernelClient:
             "store_history": not run.is_silent,
             "user_expressions": {},
             "allow_stdin": False,
-            # On a shared kernel a failure here must not take along what others have sent.
+            # On a shared kernel, a failure here must not abort the requests of other clients.
             "stop_on_error": False,
         }
         run.reply, run.has_started, run.is_idle = None, False, False
@@ -321,7 +326,7 @@ class KernelClient:
         loop = asyncio.get_running_loop()
         try:
             while not run.is_over:
-                # Once it has answered, what is still to come is on its way.
+                # After the reply, the remaining output is already on its way.
                 limit = loop.time() + IDLE_GRACE if run.reply is not None else deadline
                 answered = run.reply
                 if not await run.until(lambda: run.is_over or run.reply is not answered, limit):  # noqa: B023
@@ -337,7 +342,7 @@ class KernelClient:
         values: dict[str, Any] = {}
         status: Status
         if run.end is not None:
-            # What it said last may come a moment after the news.
+            # The kernel's last output may arrive a moment after the notification of its end.
             await asyncio.sleep(END_GRACE)
             status = "kernel_died"
             values = {"end": run.end, "message": f"the kernel ended: {run.end.message}"}
@@ -364,7 +369,7 @@ class KernelClient:
         )
 
     async def _stop(self, run: _Run) -> dict[str, Any]:
-        """Interrupt a run whose time is over; what there is to say is returned."""
+        """Interrupt a run that reached its timeout. Return the values to report in its result."""
         if not run.has_started:
             run.is_abandoned = True
             return {"message": "the kernel did not begin with it in time; if it does later, it is interrupted"}
@@ -382,7 +387,7 @@ class KernelClient:
         }
 
     async def _abandon(self, run: _Run) -> None:
-        """Interrupt it; if it is in the kernel's queue, as soon as it begins."""
+        """Interrupt the run now, or as soon as it starts if it is in the kernel's queue."""
         run.is_abandoned = True
         if run.is_over:
             self._sent.pop(run.msg_id, None)
@@ -412,7 +417,7 @@ class KernelClient:
     # -- what the front tells ----------------------------------------------------------------
 
     def on_message(self, channel: str, frames: list[bytes]) -> None:
-        """See :class:`~jupyter_agentbox.kernels.front.front.LocalPeer`."""
+        """Handle a message; see :class:`~jupyter_agentbox.kernels.front.front.LocalPeer`."""
         if channel == "iopub":
             self._heard_at = asyncio.get_running_loop().time()
         index = header_index(frames) if self._sent else None
@@ -445,7 +450,7 @@ class KernelClient:
         run.wake()
 
     def on_kernel(self) -> None:
-        """See :class:`~jupyter_agentbox.kernels.front.front.LocalPeer`."""
+        """Handle a change of the kernel; see :class:`~jupyter_agentbox.kernels.front.front.LocalPeer`."""
         for run in list(self._sent.values()):
             if run.end is None and (run.epoch != self.front.epoch or not self.front.is_attached):
                 run.end = self.front.end or End(Cause.STOPPED, 0, "it was replaced by another")

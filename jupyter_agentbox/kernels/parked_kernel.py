@@ -1,4 +1,4 @@
-"""What a parked kernel is, and what a kernel goes on from."""
+"""Define the interface of a parked kernel, and the saved state that a kernel continues from."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from jupyter_agentbox.spec import SandboxSpec
 
 @dataclass(frozen=True)
 class Restoration:
-    """What a kernel that is about to be started goes on from.
+    """The saved state from which a kernel is about to be started.
 
     Parameters
     ----------
     spec : SandboxSpec
-        For its sandbox, as policy has it now.
+        Specification of its sandbox under the current policy.
     record, saved
         See ``SandboxManager.restore``.
     """
@@ -30,18 +30,18 @@ class Restoration:
 
 
 class ParkedKernel(Protocol):
-    """A kernel that was saved to the disk, and ended; ``service.live.parking`` makes them.
+    """A kernel that was saved to disk and ended. ``service.live.parking`` implements it.
 
     Parameters
     ----------
     snapshot_id, sandbox_id : str
-        Of what was saved, and of the sandbox that ended.
+        Ids of the saved state and of the sandbox that ended.
     spec : SandboxSpec
-        What that was.
+        Specification of that sandbox.
     kernel : KernelRecord
-        The notebook's.
+        The notebook's kernel.
     asks : list of dict
-        Of its :class:`~jupyter_agentbox.sandbox.record.Record`.
+        From its :class:`~jupyter_agentbox.sandbox.record.Record`.
     """
 
     @property
@@ -56,16 +56,16 @@ class ParkedKernel(Protocol):
     def asks(self) -> list[dict[str, Any]]: ...
 
     def waking(self) -> AbstractContextManager[None]:
-        """Have it count as one that lives. Raises LimitReached."""
+        """Count the kernel as a live one within the context. Raises LimitReached."""
 
     def opened(self) -> AbstractAsyncContextManager[Restoration]:
-        """Have what was saved at hand, as policy allows it now. Raises AgentboxError."""
+        """Provide the saved state within the context, with the current policy applied. Raises AgentboxError."""
 
     def moved(self, sandbox: Sandbox) -> None:
-        """It goes on in another sandbox from now on."""
+        """Record that the kernel continues in another sandbox."""
 
     async def woken(self, sandbox: Sandbox) -> None:
-        """It goes on in another sandbox: remove what was saved. Never fails."""
+        """Remove the saved state, because the kernel runs in another sandbox now. Never fails."""
 
     async def forget(self) -> None:
-        """Nobody wants it any more: remove what was saved. Never fails."""
+        """Remove the saved state, because the kernel is no longer needed. Never fails."""

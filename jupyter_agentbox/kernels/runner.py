@@ -1,11 +1,11 @@
-"""Runs code in kernels that persist: a sandbox's own contexts, or the kernel of an open notebook.
+"""Run code in persistent kernels: a sandbox's own contexts, or the kernel of an open notebook.
 
-A *context* is a named kernel in a sandbox, started at first use, with a front of its own, so that any Jupyter client
-can be attached to it as well. In the sandbox of a notebook's kernel, that kernel is the context ``default``: a person
-and an agent share its variables. Which sandboxes a caller may use at all is decided above, by whoever calls.
+A *context* is a named kernel in a sandbox. It is started at first use and has its own front, so any Jupyter client can
+attach to it as well. In the sandbox of a notebook's kernel, that kernel is the context ``default``, so a person and an
+agent share its variables. The caller of this module decides which sandboxes a user may use.
 
-``kernels.kernelclient`` runs the code, ``models.outputs`` says what came of it. (It is not
-called ``code``, as that is what everything here takes as an argument, and a module of the standard library.)
+``kernels.kernelclient`` runs the code, and ``models.outputs`` describes the results. (The module is not called
+``code``, because that is the usual name of an argument here, and of a standard library module.)
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from .sandboxed_kernel import SandboxedKernel
 from .warm.starts import DEFAULT_CONTEXT as DEFAULT
 from .warm.starts import context_argv
 
-#: Most contexts of one sandbox, a notebook's kernel not counted.
+#: Maximum number of contexts in one sandbox, not counting a notebook's kernel.
 MAX_CONTEXTS = 16
-#: Most bytes of code in one run.
+#: Maximum size of the code in one run, in bytes.
 MAX_CODE = 4 * MIB
-#: Seconds that a signal may wait for a guest that does not read, and that a killed kernel has to be gone.
+#: Seconds that a signal may wait for a guest that does not read, and that a killed kernel may take to end.
 SIGNAL_TIMEOUT = 5.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -54,13 +54,13 @@ class _Context:
         self.language = language
         self.front: Front | None = None
         self._sandbox = sandbox
-        # One that runs already is that of an earlier owner, or of a snapshot.
+        # A kernel that already runs was started by an earlier owner, or comes from a snapshot.
         self._key = known.key if known is not None else secrets.token_hex(16)
         self._kernel = sandbox.kernels.get(known.name) if known is not None else None
         self._lock = asyncio.Lock()
 
     async def ready(self) -> KernelClient:
-        """Return the client of its kernel, after starting one if there is none."""
+        """Return the client of the context's kernel. Starts a kernel if there is none."""
         async with self._lock:
             if self._sandbox.end is not None:
                 raise SandboxEnded(self._sandbox.end)
@@ -95,7 +95,7 @@ class _Context:
             self._kernel = None
 
     async def signal(self, number: int) -> None:
-        """Signal the kernel and its children, if there is one."""
+        """Send a signal to the kernel and its children, if there is a kernel."""
         other = find_language(self._sandbox.spec.kernels, self.language) if self.language != PYTHON else None
         if number == signal.SIGINT and other is not None and other.interrupt_mode == "message":
             if self.front is not None:
@@ -105,7 +105,7 @@ class _Context:
                 await asyncio.wait_for(self._kernel.signal(number), SIGNAL_TIMEOUT)
 
     async def kill(self) -> None:
-        """End its kernel; the context is dead then."""
+        """Kill the kernel. The context is dead afterwards."""
         async with self._lock:
             kernel = self._kernel
             if kernel is not None and kernel.end is None:
@@ -118,35 +118,35 @@ class _Context:
                     await asyncio.wait_for(gone.wait(), SIGNAL_TIMEOUT)
 
     def ended(self, end: End) -> None:
-        """The sandbox has ended; the kernel's own watcher would notice a moment later."""
+        """Record that the sandbox has ended, before the kernel's own watcher notices it."""
         if self._kernel is not None:
             self._kernel.ended(end)
 
     def close(self) -> None:
-        """Give back what it holds here. A kernel that lives is left to the sandbox's next owner."""
+        """Release the context's resources in this process. A running kernel is left to the sandbox's next owner."""
         if self._kernel is not None and self._kernel.end is not None:
             self._forget_kernel()
         if self.front is not None:
             self.front.close()
 
     def connection_info(self) -> dict[str, Any]:
-        """What a Jupyter client needs to attach, the key included."""
+        """Return the connection information for a Jupyter client, including the key."""
         assert self.front is not None
         return {**self.front.connection_info, "key": self._key, "signature_scheme": "hmac-sha256"}
 
     def info(self) -> ContextInfo:
-        # One that was started ahead, or goes on from elsewhere, has no front before it is used.
+        # A prestarted or taken-over kernel has no front before its first use.
         is_idle = self.front is None and self._kernel is not None and not self._kernel.is_busy()
         return _describe(self.name, self.language, self.front, is_idle=is_idle)
 
 
 class Runner:
-    """Code in the kernels of this process's sandboxes. Its coroutines may be awaited on any event loop.
+    """A runner of code in the kernels of this process's sandboxes. The coroutines may be awaited on any event loop.
 
     Parameters
     ----------
     max_contexts : int
-        Most contexts of one sandbox.
+        Maximum number of contexts in one sandbox.
     """
 
     _shared: ClassVar[Runner | None] = None
@@ -158,18 +158,18 @@ class Runner:
 
     @classmethod
     def shared(cls) -> Runner:
-        """The one of this process, so that REST and MCP see the same contexts."""
+        """Return the runner of this process, which REST and MCP share so that both see the same contexts."""
         if cls._shared is None or cls._shared._thread is not LinkThread.instance():
             cls._shared = cls()
         return cls._shared
 
     def notebook(self, kernel_id: str) -> SandboxedKernel:
-        """Find an open notebook's kernel.
+        """Return an open notebook's kernel.
 
         Raises
         ------
         NotFound
-            This server runs none of that id in a sandbox.
+            This server runs no sandboxed kernel with that id.
         """
         slot = SandboxedKernel.find(kernel_id=kernel_id)
         if slot is None:
@@ -190,32 +190,32 @@ class Runner:
         keep_running: bool = False,
         is_silent: bool = False,
     ) -> CodeResult:
-        """Run code and wait for what comes of it.
+        """Run code and return its result.
 
         Parameters
         ----------
         place : Sandbox or SandboxedKernel
         code : str
         context : str
-            Which kernel; one that is not there yet is started.
+            Context to run in. It is created if it does not exist.
         language : str, optional
-            Must be the context's, if given; see :class:`~jupyter_agentbox.models.CodeRequest`.
+            If given, it must be the context's language; see :class:`~jupyter_agentbox.models.CodeRequest`.
         timeout : float or None
-            Seconds until it is interrupted; waiting for other code in the same kernel counts, starting the kernel
-            does not.
+            Seconds after which the code is interrupted. Waiting for other code in the same kernel counts, starting the
+            kernel does not.
         limits : OutputLimits, optional
             How much output is kept.
         keep_running : bool
-            Let it run on when the caller is cancelled, instead of interrupting it.
+            If the caller is cancelled, let the code run on instead of interrupting it.
         is_silent : bool
-            Leave no trace in the history.
+            Keep the code out of the history.
 
         Raises
         ------
         InvalidRequest, TooLarge
-            A value is wrong.
+            A value is invalid.
         SandboxEnded, LinkClosed, RuntimeFailed
-            No kernel can be had. The end of one under the code is told by the result.
+            No kernel is available. If a kernel ends while it runs the code, the result reports that.
         """
         self._check(code, timeout, limits)
         return await self._thread.run(
@@ -233,9 +233,9 @@ class Runner:
         limits: OutputLimits | None = None,
         keep_running: bool = False,
     ) -> AsyncIterator[Event]:
-        """Run code and yield events as they come, a :class:`~jupyter_agentbox.models.outputs.DoneEvent` last.
+        """Run code and yield its events, with a :class:`~jupyter_agentbox.models.outputs.DoneEvent` last.
 
-        Parameters and errors are those of :meth:`run`. To close the iterator early is to go away.
+        Parameters and errors are those of :meth:`run`. Closing the iterator early counts as cancelling the call.
         """
         self._check(code, timeout, limits)
         feed = Feed()
@@ -292,7 +292,7 @@ class Runner:
             raise InvalidRequest(f"limits: {error}", field="limits") from None
 
     async def interrupt(self, place: Place, context: str = DEFAULT) -> None:
-        """Interrupt what the context runs, whoever sent it. Raises NotFound."""
+        """Interrupt the code that the context runs, whoever sent it. Raises NotFound."""
         await self._thread.run(self._interrupt(place, context))
 
     async def _interrupt(self, place: Place, name: str) -> None:
@@ -301,13 +301,13 @@ class Runner:
             await slot.signal(signal.SIGINT)
         else:
             context = self._find(place, name)
-            if context.front is not None and context.front.is_heard:  # before, it would kill the kernel
+            if context.front is not None and context.front.is_heard:  # before that, the signal would kill the kernel
                 await context.signal(signal.SIGINT)
 
     # -- contexts ----------------------------------------------------------------------------
 
     async def contexts(self, place: Place) -> list[ContextInfo]:
-        """List the contexts, the notebook's kernel first."""
+        """Return the contexts, with the notebook's kernel first."""
         return await self._thread.run(self._list(place))
 
     async def _list(self, place: Place) -> list[ContextInfo]:
@@ -316,12 +316,14 @@ class Runner:
         return found + [context.info() for context in self._of(_sandbox_of(place)).values()]
 
     async def create_context(self, place: Place, name: str = DEFAULT, language: str | None = None) -> ContextInfo:
-        """Start a context's kernel, so that the first run need not wait for it; one that is there stays as it is.
+        """Start a context's kernel, so that the first run need not wait for it.
+
+        An existing context is left as it is.
 
         Raises
         ------
         InvalidRequest, TooLarge
-            The name is none, the language is unknown, there are too many.
+            The name is invalid, the language is unknown, or there are too many contexts.
         SandboxEnded, LinkClosed
         """
         return await self._thread.run(self._create(place, name, language))
@@ -342,7 +344,7 @@ class Runner:
         context.close()
 
     async def restart_context(self, place: Place, name: str = DEFAULT) -> ContextInfo:
-        """Give a context a new kernel. Addresses stay, variables go. Raises NotFound, Conflict."""
+        """Give a context a new kernel. The addresses stay, the variables are lost. Raises NotFound, Conflict."""
         return await self._thread.run(self._restart(place, name))
 
     async def _restart(self, place: Place, name: str) -> ContextInfo:
@@ -352,7 +354,10 @@ class Runner:
         return context.info()
 
     async def connection_info(self, place: Place, context: str = DEFAULT) -> dict[str, Any]:
-        """What a Jupyter client on this machine needs to attach to a context; it holds the key. Raises NotFound."""
+        """Return the connection information for a Jupyter client on this machine, including the key.
+
+        Raises NotFound.
+        """
 
         async def get() -> dict[str, Any]:
             return self._find(place, context).connection_info()
@@ -392,11 +397,11 @@ class Runner:
             if len(contexts) >= self.max_contexts:
                 raise TooLarge(f"a sandbox has {self.max_contexts} contexts at most; delete one", field="context")
             context = contexts[name] = _Context(sandbox, name, language or PYTHON)
-        # The start is everybody's who waits for it: one caller that goes away does not end it.
+        # Several callers may wait for the same start, so the cancellation of one of them does not end it.
         return await asyncio.shield(self._ready(contexts, context))
 
     def _language(self, place: Place, language: str | None) -> str | None:
-        """Return a language as its kernel is called, or ``python``. Raises InvalidRequest."""
+        """Return the kernel's name for a language, or ``python``. Raises InvalidRequest."""
         if language is None or language.lower() == PYTHON:
             return language and PYTHON
         kernels = _sandbox_of(place).spec.kernels
@@ -409,7 +414,7 @@ class Runner:
         return found.languages[0].lower()
 
     def _name(self, place: Place, name: str, language: str | None) -> str:
-        """Give a language other than Python a context of its own, where none was named."""
+        """Return the context to use: for a language other than Python its own one, unless a context was named."""
         wanted = self._language(place, language)
         if name != DEFAULT or wanted in (None, PYTHON):
             return name
@@ -427,7 +432,7 @@ class Runner:
             raise
 
     def _of(self, sandbox: Sandbox) -> dict[str, _Context]:
-        """The contexts of a sandbox, for its life."""
+        """Return the contexts of a sandbox, which live as long as it does."""
         contexts = self._contexts.get(sandbox)
         if contexts is None:
             contexts = self._contexts[sandbox] = {
@@ -440,7 +445,7 @@ class Runner:
             def on_refusal(host: str, port: int, sentence: str) -> None:
                 if earlier is not None:
                     earlier(host, port, sentence)
-                # Which kernel asked is not known; those in which nothing runs show nothing.
+                # The kernel that made the request is unknown. Kernels in which nothing runs do not show it.
                 for context in contexts.values():
                     if context.front is not None:
                         context.front.refusal(host, port, sentence)
@@ -450,7 +455,7 @@ class Runner:
         return contexts
 
     async def aclose(self) -> None:
-        """Let go of all contexts at once, since the process ends; their kernels end with their sandboxes."""
+        """Release all contexts, because the process is about to exit. Their kernels end with their sandboxes."""
         await self._thread.run(self._close())
 
     async def _close(self) -> None:
@@ -461,7 +466,7 @@ class Runner:
 
     async def _clear_up(self, sandbox: Sandbox) -> None:
         end = await sandbox.wait_ended()
-        # Who waits for an answer hears of the end first, and of why.
+        # Callers that wait for an answer learn about the end and its reason before the contexts are closed.
         for context in self._contexts.get(sandbox, {}).values():
             context.ended(end)
         await asyncio.sleep(END_GRACE)

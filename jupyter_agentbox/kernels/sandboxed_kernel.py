@@ -1,9 +1,9 @@
-"""One kernel id: the front that clients know, and behind it one sandbox after another.
+"""Manage one kernel id: the front that clients connect to, and the sandboxes that run the kernel one after another.
 
-``jupyter.provisioner`` drives it by Jupyter's calls. A restart gives a new sandbox, so variables,
-``/tmp`` and stray processes are gone; addresses stay, and so does a private workspace.
+``jupyter.provisioner`` drives it with Jupyter's calls. A restart creates a new sandbox, so variables, ``/tmp`` and
+stray processes are lost. The addresses and a private workspace stay.
 
-Coroutines run on the link's thread; :attr:`SandboxedKernel.end` may be read from anywhere.
+Coroutines run on the link thread. :attr:`SandboxedKernel.end` may be read from any thread.
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ from .warm.templates import KernelRequest
 
 #: Seconds that a signal may wait for a guest that does not read.
 SIGNAL_TIMEOUT = 5.0
-#: Seconds that a kernel may take to be ready before the start of others goes on; between two looks at it.
+#: Seconds that a starting kernel may delay the next start until it is ready; and between two checks of it.
 READY_TIMEOUT, READY_INTERVAL = 20.0, 0.02
-#: Seconds that a kernel which is to be parked has to come to an end with what it does: its last word comes after the
-#: reply.
+#: Seconds that a kernel to be parked has to become idle, because its ``idle`` status comes after the reply.
 IDLE_GRACE = 1.0
-#: Seconds that a process that ends waits for its sandboxes to be gone. What is left then, the sweeper takes.
+#: Seconds that an exiting process waits for its sandboxes to end. The sweeper removes the rest.
 EXIT_TIMEOUT = 8.0
 
 
@@ -52,9 +51,9 @@ class KeptKernel:
     ----------
     manager : SandboxManager
     sandbox : Sandbox
-        Its last one, which has ended.
+        The last sandbox of the kernel. It has ended.
     until : float
-        When its files are removed, in seconds since the epoch.
+        When the files are removed, in seconds since the epoch.
     """
 
     manager: SandboxManager
@@ -62,12 +61,12 @@ class KeptKernel:
     until: float
 
     async def expire(self) -> None:
-        """Remove the files when their time is over, unless the kernel was started again."""
+        """Remove the files when they expire, unless the kernel was started again."""
         await asyncio.sleep(self.until - time.time())
         await self.forget()
 
     async def forget(self) -> None:
-        """Remove the files, if they are still kept. On the link's thread."""
+        """Remove the files, if they are still kept. Call on the link thread."""
         kernel_id = self.sandbox.spec.kernel_id
         if SandboxedKernel.kept.get(kernel_id) is self:
             del SandboxedKernel.kept[kernel_id]
@@ -75,32 +74,32 @@ class KeptKernel:
 
 
 class SandboxedKernel:
-    """Holds a kernel id's front and its present sandbox, or what the kernel was parked as.
+    """The front and the current sandbox of one kernel id, or its parked kernel.
 
     Parameters
     ----------
     manager : SandboxManager
-        Makes and ends the sandboxes.
+        Creates and ends the sandboxes.
     key, signature_scheme
-        The session's; the same over restarts.
+        For signing messages. They stay the same over restarts.
     log : logger
-        Where ends are told.
+        Receives the reasons for which kernels ended.
     warm : WarmStarts, optional
-        What a start takes a kernel from that was started ahead.
+        Provides prestarted kernels.
 
     Attributes
     ----------
     end : End or None
-        How the present kernel ended, or None while there is one. Nothing has ended before the first start.
+        How the current kernel ended, or None while it runs. Also None before the first start.
     on_command : coroutine function or None
-        See :class:`~jupyter_agentbox.kernels.front.front.Front`; to be set before the first start.
+        See :class:`~jupyter_agentbox.kernels.front.front.Front`. Set it before the first start.
     """
 
-    #: By ids of kernels that go on from a snapshot when Jupyter starts them, which is taken out then.
+    #: Snapshots to continue from when Jupyter starts these kernels, by kernel id. A start removes its entry.
     restorations: ClassVar[dict[str, Restoration]] = {}
-    #: By ids of kernels that an earlier server parked, until Jupyter starts them.
+    #: Kernels that an earlier server parked, by kernel id, until Jupyter starts them.
     waiting: ClassVar[dict[str, ParkedKernel]] = {}
-    #: By ids of kernels that Jupyter has given up, until somebody starts them again, or their time is over.
+    #: Files of kernels that Jupyter has given up, by kernel id, until the kernel is started again or they expire.
     kept: ClassVar[dict[str, KeptKernel]] = {}
     _all: ClassVar[weakref.WeakSet[SandboxedKernel]] = weakref.WeakSet()
     _all_lock: ClassVar[threading.Lock] = threading.Lock()
@@ -116,7 +115,7 @@ class SandboxedKernel:
     ) -> None:
         self.end: End | None = None
         self.on_command: OnCommand | None = None
-        #: What the kernel runs.
+        #: Language of the kernel.
         self.language = "python"
         self.manager = manager
         self._warm = warm
@@ -124,7 +123,7 @@ class SandboxedKernel:
         self._signature_scheme = signature_scheme
         self._log = log or logging.getLogger(__name__)
         self._front: Front | None = None
-        #: What the first cell is to show, beside what it puts out.
+        #: Text to show with the first cell, in addition to its output.
         self.first_notice = ""
         self._sandbox: Sandbox | None = None
         self._kernel: Kernel | None = None
@@ -139,7 +138,7 @@ class SandboxedKernel:
 
     @classmethod
     def find(cls, *, kernel_id: str | None = None, sandbox_id: str | None = None) -> SandboxedKernel | None:
-        """Find the slot of a kernel id, or the one that a sandbox is in; None where this process has none."""
+        """Return the sandboxed kernel with a kernel id, or in a sandbox, or None if this process has none."""
         for slot in cls.all():
             sandbox, parked = slot.sandbox, slot.parked
             if sandbox is not None and (sandbox.id == sandbox_id or sandbox.spec.kernel_id == (kernel_id or None)):
@@ -150,22 +149,25 @@ class SandboxedKernel:
 
     @classmethod
     def all(cls) -> list[SandboxedKernel]:
-        """The slots of this process. From any thread."""
+        """Return the sandboxed kernels of this process. May be called from any thread."""
         with cls._all_lock:
             return list(cls._all)
 
     @classmethod
     async def leave_all(cls, *, parked_only: bool = False) -> None:
-        """Let every kernel of this process live on without it, or only those that are parked."""
+        """Give up ownership of every kernel of this process, or only of the parked ones, and let them live."""
         slots = [slot for slot in cls.all() if slot.is_held]
         await LinkThread.instance().run(_gather(*(slot.leave(parked_only=parked_only) for slot in slots)))
 
     def release_later(self) -> None:
-        """Release it from whatever thread found out that nobody holds it any more; waits for nothing."""
+        """Schedule :meth:`release` without waiting for it. May be called from any thread."""
         LinkThread.instance().submit(self.release())
 
     def retire_later(self, seconds: float) -> None:
-        """Have :meth:`retire` done, from whatever thread found out that Jupyter starts the kernel no more."""
+        """Schedule :meth:`retire` without waiting for it, because Jupyter will not start the kernel again.
+
+        May be called from any thread.
+        """
         LinkThread.instance().submit(self.retire(seconds))
 
     @property
@@ -175,17 +177,20 @@ class SandboxedKernel:
 
     @property
     def sandbox(self) -> Sandbox | None:
-        """The present sandbox, or the ended one whose workspace the next will have."""
+        """The current sandbox, or the ended one whose workspace the next sandbox inherits."""
         return self._sandbox
 
     @property
     def parked(self) -> ParkedKernel | None:
-        """What the kernel was saved as, while it is parked. From any thread."""
+        """The parked kernel, while the kernel is parked. May be read from any thread."""
         return self._parked if self.end is None else None
 
     @property
     def spec(self) -> SandboxSpec | None:
-        """What was decided about the present sandbox, or of what the next will take the place of. From any thread."""
+        """The spec of the current sandbox, or of the one that the next sandbox replaces.
+
+        May be read from any thread.
+        """
         before = self._sandbox or self._parked
         return before.spec if before is not None else None
 
@@ -195,17 +200,18 @@ class SandboxedKernel:
         return self._front
 
     async def start(self, spec: SandboxSpec, argv: Sequence[str]) -> dict[str, Any]:
-        """Start a kernel in a new sandbox, in place of any other.
+        """Start a kernel in a new sandbox, replacing any current one.
 
         Returns
         -------
         dict
-            Connection information for clients; the same each time.
+            Connection information for clients. It is the same each time.
 
         Raises
         ------
         AgentboxError
-            It did not start. Nothing of the attempt is left, and nothing at all if it was the first.
+            The kernel did not start. Nothing of the attempt is left; if it was the first start, the endpoints are
+            removed too.
         """
         async with self._lock:
             is_first = self._front is None
@@ -242,7 +248,7 @@ class SandboxedKernel:
         )
 
     async def _start_warm(self, spec: SandboxSpec, argv: Sequence[str], front: Front) -> Kernel | None:
-        """Go on with a kernel that was started ahead; None where there is none for this one."""
+        """Start from a prestarted kernel. Return None if there is none that fits."""
         if self._warm is None:
             return None
         wish = KernelRequest(spec, argv, self._key.decode(), self._signature_scheme, front.refusal, self._sandbox)
@@ -266,12 +272,12 @@ class SandboxedKernel:
 
     @property
     def client(self) -> str:
-        """The session of the client that ran the last cell; empty if that is not known."""
+        """Jupyter session id of the client that ran the last cell; empty if unknown."""
         known = self._sandbox.record.main_kernel if self._sandbox is not None else None
         return known.client if known is not None else ""
 
     async def _release_start_permit(self, kernel: Kernel) -> None:
-        """Let the next one start once this kernel is ready, or takes unusually long."""
+        """Let the next kernel start once this one is ready or takes unusually long."""
         try:
             for _ in range(int(READY_TIMEOUT / READY_INTERVAL)):
                 if kernel.is_ready or kernel.end is not None:
@@ -281,26 +287,26 @@ class SandboxedKernel:
             self.manager.starting.release()
 
     async def adopt(self, record: Record, spec: SandboxSpec) -> dict[str, Any]:
-        """Put a kernel that an earlier process started behind new endpoints, and go on with it.
+        """Take over a kernel that an earlier process started, and create new endpoints for it.
 
         Parameters
         ----------
         record : Record
             From ``SandboxManager.orphans``.
         spec : SandboxSpec
-            Its own, as policy has it now.
+            The sandbox's specification under the current policy.
 
         Returns
         -------
         dict
-            Connection information for clients, with the key that the kernel has.
+            Connection information for clients, with the kernel's existing key.
 
         Raises
         ------
         PolicyRefused
-            It can't be held to what policy has now, and is to be ended.
+            The current policy can't be applied to the running sandbox. The caller has to end it.
         AgentboxError
-            Somebody else has it, or it has ended. Nothing has changed.
+            Another process owns the sandbox, or it has ended. Nothing has changed.
         """
         async with self._lock:
             known = _main_kernel(record)
@@ -319,24 +325,25 @@ class SandboxedKernel:
             return self._connection_info(front)
 
     async def restore(self, found: Restoration, moved: Callable[[Sandbox], object]) -> dict[str, Any]:
-        """Put the kernel of a snapshot behind the endpoints, in place of any other, which ends.
+        """Start the kernel of a snapshot behind the endpoints, replacing and ending any current one.
 
         Parameters
         ----------
         found : Restoration
-            What was saved.
+            The saved state.
         moved : callable
-            Told the new sandbox, before its kernel says a word to anybody.
+            Called with the new sandbox before its kernel sends any message.
 
         Returns
         -------
         dict
-            Connection information for clients; the key is the kernel's, so the same where it was this slot's before.
+            Connection information for clients. The key is that of the restored kernel, so it stays the same if the
+            snapshot was made of this kernel id.
 
         Raises
         ------
         AgentboxError
-            It did not start. What was there goes on.
+            The kernel did not start. The current one, if any, keeps running.
         """
         async with self._lock:
             return await self._restore(found, moved)
@@ -370,7 +377,10 @@ class SandboxedKernel:
         return self._connection_info(front)
 
     async def leave(self, *, parked_only: bool = False) -> None:
-        """Let go of the kernel, which lives on and waits for a successor of this process; or only if it is parked."""
+        """Give up ownership of the kernel and let it live for a successor of this process.
+
+        With `parked_only`, do so only if it is parked.
+        """
         async with self._lock:
             if parked_only and self.parked is None:
                 return
@@ -385,14 +395,14 @@ class SandboxedKernel:
             self.end = self.end or End(Cause.STOPPED, 0, "it was left to the next server")
 
     async def park(self, save: Callable[[Sandbox], Awaitable[ParkedKernel]]) -> None:
-        """Have the kernel saved, and end it with its sandbox. The endpoints stay, and what is sent there wakes it.
+        """Save the kernel, and end it with its sandbox. The endpoints stay, and messages sent to them wake it.
 
         Raises
         ------
         Conflict
-            Something runs, or there is no kernel.
+            Code is running, or there is no kernel.
         AgentboxError
-            It was not saved, and goes on.
+            The kernel could not be saved. It keeps running.
         """
         async with self._lock:
             kernel, front, sandbox = self._kernel, self._front, self._sandbox
@@ -417,7 +427,7 @@ class SandboxedKernel:
             await self.manager.stop(sandbox, End(Cause.STOPPED, 0, "it was parked"))
 
     async def take_over(self, parked: ParkedKernel) -> dict[str, Any]:
-        """Put a kernel that an earlier process parked behind new endpoints; see :meth:`adopt`."""
+        """Take over a kernel that an earlier process parked, and create new endpoints for it; see :meth:`adopt`."""
         async with self._lock:
             known = parked.kernel
             self._key, self._signature_scheme = known.key.encode(), known.signature_scheme
@@ -427,14 +437,14 @@ class SandboxedKernel:
             return self._connection_info(front)
 
     async def wake(self) -> None:
-        """Let a parked kernel go on, and hand it what waits for it. Does nothing to one that is not parked.
+        """Restore a parked kernel and deliver its queued messages. Does nothing if the kernel is not parked.
 
         Raises
         ------
         LimitReached
-            There are as many sandboxes as there may be.
+            The maximum number of sandboxes is reached.
         AgentboxError
-            It did not start. It is parked still.
+            The kernel could not be restored. It stays parked.
         """
         async with self._lock:
             parked = self.parked
@@ -475,7 +485,10 @@ class SandboxedKernel:
                 self._front.detach()
 
     async def _take_files_back(self) -> None:
-        """A restart keeps a private workspace: of a parked kernel it is with what was saved. Otherwise forget that."""
+        """Prepare a restart of a parked kernel: recover a private workspace and discard the rest of the saved state.
+
+        The private workspace of a parked kernel is stored with the saved state.
+        """
         parked = self._parked
         if parked is None:
             return
@@ -499,13 +512,16 @@ class SandboxedKernel:
         return {**front.connection_info, "key": self._key, "signature_scheme": self._signature_scheme}
 
     def expect_end(self, why: End | None = None) -> None:
-        """Somebody asked the kernel to end: no cell needs to be told. The log is told why, if that is known."""
+        """Record that the kernel's end was requested, so that no cell reports it. The reason, if known, is logged."""
         self._meant = why or self._meant
         if self._front is not None:
             self._front.is_end_expected = True
 
     def end_lease(self) -> None:
-        """Have no later process take the kernel over: its end was asked for. From any thread."""
+        """Prevent any later process from adopting the kernel, because its end was requested.
+
+        May be called from any thread.
+        """
         sandbox = self._sandbox
         if sandbox is not None:
             sandbox.end_lease()
@@ -513,8 +529,8 @@ class SandboxedKernel:
     async def signal(self, number: int) -> None:
         """Send a signal to the kernel and its children.
 
-        An interrupt that comes before the kernel can handle it would kill it, and there is nothing to
-        interrupt yet: it is dropped. So is any signal for a kernel that is gone.
+        An interrupt before the kernel can handle it would kill the kernel, and there is nothing to interrupt yet, so it
+        is dropped. Any signal for a kernel that has ended is dropped too.
         """
         kernel = self._kernel
         if kernel is None or kernel.end is not None or (number == signal.SIGINT and not kernel.is_ready):
@@ -527,26 +543,26 @@ class SandboxedKernel:
             self._log.warning("the sandbox does not take signal %d", number)
 
     async def stop(self) -> None:
-        """End the kernel with its sandbox, whatever it does; what a restart needs is kept."""
+        """End the kernel with its sandbox, whatever it does. Everything that a restart needs is kept."""
         self.expect_end()
         async with self._lock:
             await self._stop()
 
     async def prepare_restart(self) -> None:
-        """The present kernel is over and a next one will come: keep what it needs."""
+        """End the current kernel, and keep everything that the next one needs."""
         await self.stop()
         if self._front is not None:
             self._front.restarting()
 
     async def refuse(self, sentence: str) -> None:
-        """Tell whoever sends something, until a kernel is started, why there is none. Heartbeats are not answered."""
+        """Answer every request with an explanation, until a kernel is started. Heartbeats are not answered."""
         async with self._lock:
             await self._stop()
             if self._front is not None:
                 self._front.refuse_all(sentence)
 
     async def release(self) -> None:
-        """End and remove everything. Safe at any time, and again."""
+        """End and remove everything. Safe to call at any time and more than once."""
         self.expect_end()
         async with self._lock:
             await self._release()
@@ -562,12 +578,12 @@ class SandboxedKernel:
             self.expect_end()
         end = self._meant
         if self._front is not None and not self._front.is_end_expected and self._kernel is not None:
-            # A kernel's end that nobody asked for is why its sandbox ends.
+            # If the kernel ended unexpectedly, its end is the reason for the sandbox's end.
             is_own = self._kernel in self._sandbox.kernels.values()
             end = (self._kernel.end if is_own else None) or end
         await self.manager.stop(self._sandbox, end, is_kept=True)
         if self._kernel is not None and self._kernel.end is None:
-            # The kernel's own watcher notices a moment later; poll() must not have to wait for it.
+            # The kernel's own watcher notices a moment later, but poll() must not have to wait for it.
             self._kernel.ended(self._sandbox.end or end)
 
     async def _release(self) -> None:
@@ -589,12 +605,12 @@ class SandboxedKernel:
         self.end = self.end or End(Cause.STOPPED, 0, "it was removed")
 
     async def retire(self, seconds: float) -> None:
-        """Release it, as Jupyter does not start the kernel again; keep a private workspace for :meth:`take_kept`.
+        """Release a kernel that Jupyter will not start again, but keep a private workspace for :meth:`take_kept`.
 
         Parameters
         ----------
         seconds : float
-            For how long; 0 for not at all.
+            How long to keep the files; 0 for not at all.
         """
         if self.end is None:
             self.expect_end()
@@ -613,7 +629,7 @@ class SandboxedKernel:
         LinkThread.instance().spawn(kept.expire())
 
     def take_kept(self, kernel_id: str) -> Sandbox | None:
-        """Have the next start inherit the files of an ended kernel of that id; return its sandbox if there is one."""
+        """Have the next start inherit the kept files of a kernel id. Return their sandbox, or None if there is none."""
         kept = self.kept.pop(kernel_id, None)
         if kept is None:
             return None
@@ -626,7 +642,7 @@ class SandboxedKernel:
         self.end = kernel.end
         if self._front is not None and not self._front.is_end_expected:
             self._log.error("%s", end_notice(self.end))
-        # A sandbox without its kernel is no use to anybody, and Jupyter may never ask for it again.
+        # A sandbox without its kernel is of no use, and Jupyter may never ask for it again.
         LinkThread.instance().spawn(self._clear_up(kernel))
 
     async def _clear_up(self, kernel: Kernel) -> None:
@@ -650,7 +666,7 @@ async def _gather(*work: Awaitable[None]) -> None:
 
 
 def _release_all() -> None:
-    """Take along what is left: a console, for one, just ends, without a word to its kernel manager."""
+    """End the kernels that remain at exit. A console, for example, exits without notifying its kernel manager."""
 
     async def release() -> None:
         released = [slot.release() for slot in slots] + [kept.forget() for kept in list(SandboxedKernel.kept.values())]
@@ -662,5 +678,5 @@ def _release_all() -> None:
             LinkThread.instance().submit(release()).result(EXIT_TIMEOUT)
 
 
-# Not atexit: by then no worker thread can be started any more, and runtimes need them.
+# atexit is too late: no worker threads can be started by then, and the runtimes need them.
 threading._register_atexit(_release_all)  # type: ignore[attr-defined]

@@ -1,1 +1,1 @@
-"""What Jupyter's clients connect to, in place of the kernel."""
+"""The endpoints that Jupyter clients connect to instead of the kernel itself."""

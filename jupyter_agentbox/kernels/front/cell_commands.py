@@ -1,4 +1,4 @@
-"""How a front knows a cell that is for the host and not for the kernel. ``service.live.magics`` does them."""
+"""Recognize cells that are commands for the host and not for the kernel. ``service.live.magics`` executes them."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import NamedTuple
 
 from jupyter_agentbox.sandbox.drivers.messages import Request, header_index, parse
 
-#: Bytes of the longest content of a request that is looked at.
+#: Longest content of a request that is parsed, in bytes.
 MAX_CONTENT = 8 * 1024
 _COMMAND = re.compile(r"%(snapshots|snapshot|restore|fork)(?:[ \t]+(.*))?")
 _COMMENTS = ("#", "//")
 
 
 class HostCell(NamedTuple):
-    """A cell for the host.
+    """A cell that is a command for the host.
 
     Parameters
     ----------
     request : Request
-        Who sent it, and its header.
+        The sender, and the header of the request.
     code, name, argument : str
-        All of the cell; what is asked for.
+        The whole cell, and the command's name and argument.
     is_silent : bool
-        Nothing is to be shown.
+        Whether to show nothing.
     """
 
     request: Request
@@ -35,14 +35,14 @@ class HostCell(NamedTuple):
 
 
 def read_host_cell(identity: bytes, frames: Sequence[bytes]) -> HostCell | None:
-    """Read an execute request whose code is for the host; None for any other message.
+    """Return the host command in an execute request, or None for any other message.
 
     Parameters
     ----------
     identity : bytes
-        Of the client.
+        The client's identity.
     frames : sequence of bytes
-        The message from what stands before the delimiter on. Its signature is the caller's to check.
+        The message, from the frames before the delimiter on. The caller has to check its signature.
     """
     index = header_index(frames)
     if index is None or len(frames[index + 3]) > MAX_CONTENT or b"%" not in frames[index + 3]:

@@ -1,4 +1,4 @@
-"""One endpoint of a ``kernels.front.front``: its clients, and what they sent that no kernel has taken yet."""
+"""Implement one endpoint of a ``kernels.front.front``: its clients, and the queue of messages for the kernel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_QUEUED_BYTES = 16 * MIB
 
 
 class Channel:
-    """One endpoint: its clients, and what they sent that the kernel has not taken yet."""
+    """One endpoint: its clients, and the queue of messages that the kernel has not accepted yet."""
 
     def __init__(self, front: Front, name: str, port: int, socket_type: bytes) -> None:
         self.front = front
@@ -55,9 +55,9 @@ class Channel:
         self.link()
 
     def link(self) -> None:
-        """Make the address that clients are told.
+        """Create the address that clients use.
 
-        KernelManager removes "its" ipc files at every restart: what it removes is this alias, not the socket.
+        KernelManager removes "its" ipc files at every restart. It removes this alias and not the socket.
         """
         with suppress(FileExistsError):
             self.alias.symlink_to(self.path.name)
@@ -73,7 +73,7 @@ class Channel:
             self.put(peer.identity, frames)
 
     def put(self, identity: bytes, frames: list[bytes]) -> None:
-        """Have a client's message wait for the kernel."""
+        """Queue a client's message for the kernel."""
         self._see(identity, frames)
         self._queue.append([identity, *frames])
         self._queued_bytes += sum(map(len, frames))
@@ -85,7 +85,7 @@ class Channel:
         if self.name != "stdin" and self._read_host_cell(identity, frames) is None:
             if self.front.cell.saw_request(frames, identity, self.name) and identity not in self.front.local_peers:
                 self.front.audience.saw_client(identity)
-            # A console says so and leaves, with no word to its kernel manager.
+            # A console sends a shutdown request and exits, without notifying its kernel manager.
             self.front.is_end_expected |= self.front.cell.is_shutdown_asked
 
     def _read_host_cell(self, identity: bytes, frames: list[bytes]) -> HostCell | None:
@@ -93,11 +93,11 @@ class Channel:
 
     @property
     def waiting(self) -> list[list[bytes]]:
-        """What clients sent and no kernel was handed: an identity, and a message."""
+        """The queued messages that no kernel has received, each with its client's identity first."""
         return list(self._queue)
 
     def see_again(self) -> None:
-        """Another kernel will be handed what waits."""
+        """Track the queued messages again, because another kernel will receive them."""
         for identity, *frames in self._queue:
             self._see(identity, frames)
 
@@ -111,8 +111,8 @@ class Channel:
         topic = frames[0][1:]
         if frames[0][:1] == b"\x01" and len(peer.topics) < MAX_SUBSCRIPTIONS:
             peer.topics.append(topic)
-            # Clients that know it wait for this before their first request. The kernel cannot say it to
-            # them: its one subscriber is the driver.
+            # Clients that support it wait for this message before their first request. The kernel cannot send it to
+            # them, because its only subscriber is the driver.
             subscription = topic.decode("utf-8", "replace")
             welcome = self.front.signer.message(topic, "iopub_welcome", {"subscription": subscription})
             peer.write(zmtp.encode(welcome))
@@ -127,10 +127,10 @@ class Channel:
             peer.write(zmtp.encode(frames))
 
     async def pump(self, kernel: Kernel) -> None:
-        """Hand the kernel what clients send, for as long as it is the one attached."""
+        """Send the kernel the messages of clients, for as long as it is attached."""
         while True:
             if self._answering is not None:
-                await asyncio.wait([self._answering])  # whatever becomes of this pump
+                await asyncio.wait([self._answering])  # completes even if this pump is cancelled
                 self._answering = None
             while not self._queue:
                 self._wake.clear()
@@ -140,7 +140,7 @@ class Channel:
             if cell is not None:
                 await self.front.wait_idle()
                 if not self._queue or self._queue[0] is not frames:
-                    continue  # it was aborted
+                    continue  # the cell was aborted
             self._queue.popleft()
             self._queued_bytes -= sum(map(len, frames[1:]))
             if cell is not None:
@@ -157,7 +157,7 @@ class Channel:
                 self._pause(False)
 
     def abort_waiting(self) -> None:
-        """Answer the cells that wait as aborted, as the kernel does with its own when one before them fails."""
+        """Answer the queued cells as aborted, as the kernel does with its own queue when a cell fails."""
         kept: deque[list[bytes]] = deque()
         for frames in self._queue:
             cell = self._read_host_cell(frames[0], frames[1:])
@@ -176,14 +176,14 @@ class Channel:
             self._pause(False)
 
     async def publish(self, frames: list[bytes]) -> None:
-        """Send to every client that subscribed to the topic."""
+        """Send a message to every client that has subscribed to its topic."""
         topic, pieces = frames[0], cut(frames)
         for peer in list(self.peers):
             if any(topic.startswith(wanted) for wanted in peer.topics):
                 await peer.deliver(pieces)
 
     async def route(self, frames: list[bytes]) -> None:
-        """Send to the client whose identity is the first frame; nowhere when it has gone."""
+        """Send a message to the client whose identity is the first frame. Drop it if that client has disconnected."""
         peer = self.by_identity.get(frames[0])
         if peer is not None:
             await peer.deliver(cut(frames[1:]))

@@ -1,7 +1,7 @@
-"""Where fronts keep their sockets: a short path in a directory that only this user can enter.
+"""Create the directories of the fronts' sockets: short paths that only this user can enter.
 
-Each front's directory has a lock that its process holds, so that what a killed process left behind
-is told from what is in use, and goes when the next front is made, or a server starts.
+Each front's directory contains a lock that its process holds. This distinguishes directories in use from those that a
+killed process left behind. The latter are removed when the next front is created or a server starts.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from pathlib import Path
 from jupyter_agentbox.errors import AgentboxError
 from jupyter_agentbox.linux import open_locked, remove_unowned, try_lock
 
-#: Addresses of UNIX sockets are short; this leaves room for what Jupyter and libzmq add.
+#: Longest path of a front. Addresses of UNIX sockets are short, and Jupyter and libzmq need room to extend them.
 MAX_PATH = 100
 
 
 def runtime_directory() -> Path:
-    """Find or make the directory, private to this user, that the fronts live in.
+    """Return the private directory of this user that contains the fronts. Creates it if necessary.
 
     Raises
     ------
     AgentboxError
-        Somebody else's, or open to others: another local user may have made it first.
+        The directory belongs to another user or is accessible to others. Another local user may have created it first.
     """
     user_dir = os.environ.get("XDG_RUNTIME_DIR", "")
     path = Path(user_dir, "agentbox")
-    # Room for "/xxxxxxxx/k-1".
+    # Leave room for "/xxxxxxxx/k-1".
     if not user_dir or not os.path.isdir(user_dir) or len(os.fsencode(path)) + 14 > MAX_PATH:
         path = Path(f"/tmp/agentbox-{os.geteuid()}")
     with suppress(FileExistsError):
@@ -45,17 +45,17 @@ def runtime_directory() -> Path:
 
 
 def make_directory() -> tuple[Path, int]:
-    """Make one front's directory, and remove those whose owner is gone.
+    """Create the directory of one front, and remove directories without an owner.
 
     Returns
     -------
     Path, int
-        The directory, and the descriptor of its lock: close it after the directory is removed.
+        The directory, and the descriptor of its lock. Close the descriptor after the directory is removed.
 
     Raises
     ------
     AgentboxError
-        As :func:`runtime_directory`.
+        See :func:`runtime_directory`.
     """
     base = runtime_directory()
     with try_lock(base / "lock", timeout=math.inf):
@@ -67,7 +67,7 @@ def make_directory() -> tuple[Path, int]:
 
 
 def clear() -> None:
-    """Remove the directories of fronts whose owner is gone. Raises AgentboxError, as :func:`runtime_directory`."""
+    """Remove the directories of fronts without an owner. Raises AgentboxError, like :func:`runtime_directory`."""
     base = runtime_directory()
     with try_lock(base / "lock", timeout=math.inf):
         remove_unowned(base)

@@ -1,14 +1,15 @@
-"""The front: five ZeroMQ endpoints on the host, held for as long as the kernel id lives.
+"""Provide the front of a kernel: five ZeroMQ endpoints on the host that exist as long as the kernel id.
 
-Clients connect here and never notice that the kernel behind was replaced: addresses stay the same
-over restarts, what they send meanwhile waits, and heartbeats are answered true to the state. The
-front speaks ZMTP itself (``guest.zmtp``) on UNIX sockets in a 0700 directory, and
-hands whole messages to a *driver* (:class:`Kernel`), which is all it knows of sandboxes.
+Clients connect here and do not notice when the kernel is replaced. The addresses stay the same over restarts, messages
+sent meanwhile are queued, and heartbeats reflect the kernel's state. The front speaks ZMTP itself (``guest.zmtp``) on
+UNIX sockets in a directory with mode 0700, and passes whole messages to a *driver* (:class:`Kernel`). It knows nothing
+else of sandboxes.
 
-It does not verify signatures: who can reach the sockets is the user, and the kernel checks every
-request with the same key as it does without a sandbox. The key serves the front's own notices only.
+It does not verify the signatures of messages for the kernel. Only the user can reach the sockets, and the kernel checks
+every request with the same key as it does without a sandbox. The front uses the key to sign its own messages, and to
+check requests that it answers itself.
 
-All of it runs on one event loop, that of the link thread.
+Everything here runs on one event loop, that of the link thread.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from .endpoints import make_directory
 from .peers import LocalPeer, Peer
 from .reconnect import ASKER, Audience
 
-#: Channel name, port, and the type of socket that a kernel has there.
+#: Channel name, port, and type of the socket that a kernel has there.
 CHANNELS = (
     ("shell", 1, b"ROUTER"),
     ("iopub", 2, b"XPUB"),
@@ -44,8 +45,8 @@ CHANNELS = (
 MAX_REFUSALS_A_CELL = 5
 MAX_NOTICE = 2000
 
-#: Seconds without a word after which a cell that never began, such as one with a wrong signature, is waited for no
-#: more; and that a reply may come later than the news that its cell is over.
+#: Seconds without any message after which a cell that never started, such as one with a wrong signature, is no longer
+#: waited for; and seconds that a reply may arrive after the cell's ``idle`` status.
 QUIET_TIME, REPLY_GRACE = 3.0, 0.05
 
 OnMessage = Callable[[str, list[bytes]], Awaitable[None]]
@@ -53,7 +54,7 @@ OnCommand = Callable[[str, str], Awaitable[str]]
 
 
 class Kernel(Protocol):
-    """What the front drives: a kernel in a sandbox."""
+    """The interface of a kernel in a sandbox, as the front uses it."""
 
     on_message: OnMessage
     is_busy: Callable[[], bool]
@@ -67,14 +68,14 @@ class Kernel(Protocol):
 
 @dataclass(frozen=True)
 class WakeHandlers:
-    """What a front calls when clients want something of a parked kernel.
+    """The functions that a front calls when clients send messages to a parked kernel.
 
     Parameters
     ----------
     on_wanted : callable
-        Something was sent to it, and waits.
+        Called when a message for the kernel arrives and has to be queued.
     on_shutdown : callable
-        It was asked to end.
+        Called when a client asked the kernel to shut down.
     """
 
     on_wanted: Callable[[], None]
@@ -82,42 +83,42 @@ class WakeHandlers:
 
 
 def end_notice(end: End) -> str:
-    """Make the sentence that tells a person why a kernel ended, and what to do about it."""
+    """Return a message that tells a person why a kernel ended and what to do about it."""
     remedy = f". Raise {end.setting} to allow more" if end.setting else ""
     return f"the kernel ended: {end.message}{remedy}"
 
 
 class Front:
-    """The endpoints of one kernel id. Make it with :meth:`open`.
+    """The endpoints of one kernel id. Create it with :meth:`open`.
 
     Parameters
     ----------
     key, signature_scheme
-        The session's, for notices.
+        For signing the front's own messages.
     slow_client_timeout : float
-        Seconds without reading a byte after which a client loses messages instead of holding up the kernel.
+        Seconds without reading a byte after which a client loses messages instead of blocking the kernel.
     max_message : int
-        Bytes that one message of a client may have.
+        Largest message of a client, in bytes.
     log : logger
-        Where it says what it cut.
+        Receives a message for each client that is cut off or loses messages.
 
     Attributes
     ----------
     is_alive : bool
-        Whether heartbeats are answered: the kernel lives or is being started.
+        Whether heartbeats are answered, because the kernel runs or is being started.
     is_end_expected : bool
-        Somebody asked for the end, so nobody needs to be told. Reset with each kernel.
+        Whether the kernel's end was requested, so that it need not be reported. Reset with each kernel.
     is_heard : bool
-        The present kernel has said something on iopub, so nothing that it says there is lost from here on.
+        Whether the current kernel has sent a message on iopub. From then on, no message that it sends there is lost.
     epoch : int
-        Counts the kernels attached.
+        Number of kernels attached so far.
     local_peers : dict of bytes to LocalPeer
         Clients in this process, by identity; see :meth:`join`.
     audience : Audience
-        Whom what the kernel says waits for, after it was taken back.
+        The clients that are expected to reconnect after the kernel was taken over. Kernel output waits for them.
     on_command : coroutine function or None
-        Does what a cell for the host asks for: told name and argument, it returns what to show, or raises
-        AgentboxError. Without it such cells are the kernel's.
+        Executes a cell that is a command for the host. It is called with name and argument, and returns the text to
+        show or raises AgentboxError. Without it, such cells are sent to the kernel.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class Front:
         self.local_peers: dict[bytes, LocalPeer] = {}
         self.audience = Audience()
         self.on_command: OnCommand | None = None
-        #: Shown with the first cell.
+        #: Text to show with the first cell.
         self.first_notice = ""
         self._is_free = asyncio.Event()
         self.directory, self._lock = make_directory()
@@ -153,12 +154,13 @@ class Front:
         self._refusals_of: bytes | None = None
         self._is_closed = False
         self._attached = 0.0
-        #: Of the channels that carry all others, those on which the kernel has said nothing yet since it was attached.
+        #: Sources, ``control`` or ``shell`` (which stands for the other channels), on which the kernel has sent no new
+        #: message since it was attached, so that its messages may repeat earlier ones.
         self._repeating: set[str] = set()
 
     @classmethod
     async def open(cls, **kwargs: Any) -> Front:
-        """Make the directory and bind all five endpoints, or nothing.
+        """Create the directory and bind all five endpoints. On failure, nothing is left behind.
 
         Raises
         ------
@@ -176,12 +178,12 @@ class Front:
 
     @property
     def connection_info(self) -> dict[str, Any]:
-        """Transport, ip and ports as Jupyter wants them; the same for the front's whole life."""
+        """Transport, ip and ports in Jupyter's format. They stay the same for the front's whole life."""
         ports: dict[str, Any] = {f"{name}_port": port for name, port, _ in CHANNELS}
         return {"transport": "ipc", "ip": str(self.directory / "k"), **ports}
 
     def attach(self, kernel: Kernel) -> None:
-        """Put this kernel behind the endpoints, in place of any other."""
+        """Put a kernel behind the endpoints, replacing any current one."""
         self.detach()
         self.link()
         self._kernel = kernel
@@ -215,13 +217,16 @@ class Front:
         self._tell_local_peers()
 
     def ask(self) -> None:
-        """Ask the kernel for its state, as one that goes on from elsewhere says nothing by itself. Nobody is told."""
+        """Ask the kernel for its state, because a kernel that was taken over or restored sends nothing on its own.
+
+        The reply is not forwarded to clients.
+        """
         self._channels["shell"].put(ASKER, self.signer.message(b"", "kernel_info_request", {})[1:])
 
     def abort_pending(self) -> None:
-        """Answer the cells that the present kernel has not answered: another takes its place, and never will.
+        """Answer the cells that the current kernel has not answered, because it is being replaced and never will.
 
-        What it was not handed yet is for the other one.
+        Cells that have not been sent to the kernel stay queued for the next one.
         """
         waiting = {frame for frames in self._channels["shell"].waiting for frame in frames}
         for request in self.cell.pending:
@@ -229,7 +234,7 @@ class Front:
                 self.conclude(request, {"status": "aborted"})
 
     def conclude(self, request: Request, reply: dict[str, Any], *said: tuple[str, dict[str, Any]]) -> None:
-        """Answer a cell in the kernel's stead: what it put out, the reply, and that it is over."""
+        """Answer a cell in place of the kernel, with outputs, a reply and the status ``idle``."""
         for kind, content in (*said, ("status", {"execution_state": "idle"})):
             self._show(self.signer.message(kind.encode(), kind, content, request.header))
         peer = self._channels["shell"].by_identity.get(request.identity)
@@ -239,12 +244,12 @@ class Front:
 
     @property
     def is_attached(self) -> bool:
-        """Whether there is a kernel that takes messages now."""
+        """Whether there is a kernel that accepts messages now."""
         return bool(self._pumps)
 
     @property
     def end(self) -> End | None:
-        """How the kernel ended; None while there is one, and while another is on its way."""
+        """How the kernel ended. None while there is one, and while the next one is starting."""
         if self._is_closed:
             return End(Cause.STOPPED, 0, "it was removed")
         return self._kernel.end if self._kernel is not None and not self.is_alive else None
@@ -254,7 +259,7 @@ class Front:
         self.local_peers[peer.identity] = peer
 
     def submit(self, peer: LocalPeer, channel: str, frames: list[bytes]) -> None:
-        """Send a message of a client of this process: its frames from the delimiter on."""
+        """Send a message of a client of this process, given as its frames from the delimiter on."""
         self._channels[channel]._enqueue(peer, frames)
 
     def _tell_local_peers(self) -> None:
@@ -262,31 +267,33 @@ class Front:
             peer.on_kernel()
 
     def detach(self) -> None:
-        """Take the kernel away. What clients send from here on waits for the next one."""
+        """Detach the kernel. Messages that clients send from now on are queued for the next one."""
         self._kernel = self._wake_handlers = None
         self._stop_pumps()
 
     def hold(self) -> None:
-        """Let what clients send wait, until :meth:`resume`, :meth:`park` or another kernel. Only while none of it is
-        on its way: see ``Kernel.is_busy``."""
+        """Queue the messages of clients until :meth:`resume`, :meth:`park` or another kernel.
+
+        Call it only while no message is being sent to the kernel; see ``Kernel.is_busy``.
+        """
         for pump in self._pumps:
             pump.cancel()
         self._pumps = []
 
     def resume(self) -> None:
-        """Hand on what waits after :meth:`hold`."""
+        """Deliver the messages that were queued since :meth:`hold`."""
         if self._kernel is not None and self._kernel.end is None:
             self._start_pumps(self._kernel)
 
-    # A kernel that was saved to the disk
+    # A kernel that was saved to disk
 
     @property
     def is_parked(self) -> bool:
-        """Whether the kernel is saved to the disk, and lives for all that clients see."""
+        """Whether the kernel is saved to disk. Clients still see it as alive."""
         return self._wake_handlers is not None
 
     def park(self, handlers: WakeHandlers) -> None:
-        """Take the kernel away until a client wants it. Meanwhile heartbeats are answered, and it is idle."""
+        """Detach the kernel until a client needs it. Meanwhile heartbeats are answered, and clients see it as idle."""
         self.detach()
         self.is_alive = True
         self._wake_handlers = handlers
@@ -296,12 +303,14 @@ class Front:
             handlers.on_wanted()
 
     def answer_parked(self, channel: str, peer: Peer | LocalPeer, frames: list[bytes]) -> bool:
-        """Look at what a client sends to a parked kernel. What would end or interrupt it does not wake it.
+        """Handle a message that a client sends to a parked kernel.
+
+        Shutdown and interrupt requests do not wake the kernel.
 
         Returns
         -------
         bool
-            Whether it is answered; else it is to wait for the kernel.
+            Whether the message was handled here. Otherwise it has to be queued for the kernel.
         """
         if self._wake_handlers is None or channel == "stdin":
             return False
@@ -321,7 +330,7 @@ class Front:
         return True
 
     def refuse_all(self, sentence: str) -> None:
-        """Answer every cell with this sentence, until a kernel is attached or on its way."""
+        """Answer every cell with this message, until a kernel is attached or starting."""
         loop = asyncio.get_running_loop()
 
         def refuse() -> None:
@@ -329,7 +338,7 @@ class Front:
                 self.refuse_waiting(sentence)
 
         def on_wanted() -> None:
-            loop.call_soon(refuse)  # it does not wait yet
+            loop.call_soon(refuse)  # the message is not queued yet
 
         handlers = WakeHandlers(on_wanted, lambda: None)
         self.notice(sentence)
@@ -337,7 +346,7 @@ class Front:
         self.is_alive = False
 
     def refuse_waiting(self, sentence: str) -> None:
-        """Tell those who wait for a kernel that it does not come, and why."""
+        """Answer the queued and pending cells with an error, because no kernel will run them."""
         content = {"ename": "AgentboxError", "evalue": sentence, "traceback": [f"agentbox: {sentence}"]}
         for request in self.cell.pending:
             self.conclude(request, {"status": "error", "execution_count": 0, **content}, ("error", content))
@@ -353,13 +362,13 @@ class Front:
         self._pumps = []
 
     def restarting(self) -> None:
-        """A new kernel is on its way: heartbeats are answered, and the addresses are there again."""
+        """Prepare for a new kernel that is starting: answer heartbeats, and restore the addresses."""
         self.is_alive = True
         self._wake_handlers = None
         self.link()
 
     def link(self) -> None:
-        """Bring back the addresses that ``KernelManager.cleanup_ipc_files`` removed."""
+        """Restore the addresses that ``KernelManager.cleanup_ipc_files`` removed."""
         for channel in self._channels.values():
             channel.link()
 
@@ -368,16 +377,17 @@ class Front:
             return
         if kernel.end is not None and not self.is_end_expected:
             self._show(self.stream_message(end_notice(kernel.end)))
-        # It stays attached: the last it said may still be on its way to the clients.
+        # The kernel stays attached, because its last output may still be on its way to the clients.
         self._stop_pumps()
-        # What waits was meant for the kernel that is gone. What comes later is for its successor.
+        # Queued messages were meant for the kernel that has ended. Later ones are for its successor.
         for channel in self._channels.values():
             channel.drop_queue()
         self._tell_local_peers()
 
     async def _on_message(self, kernel: Kernel, channel: str, frames: list[bytes]) -> None:
         await self.audience.is_there.wait()
-        if kernel is not self._kernel or header_index(frames) is None:  # what is no message, Jupyter's clients choke on
+        # Jupyter clients fail on anything that is not a message.
+        if kernel is not self._kernel or header_index(frames) is None:
             return
         if self._repeating:
             frames = self._renew("control" if channel == "control" else "shell", frames)
@@ -406,10 +416,13 @@ class Front:
             if is_failure and self._is_host_cell_next:
                 self._channels["shell"].abort_waiting()
 
-    # Cells for the host
+    # Cells that are commands for the host
 
     def read_host_cell(self, identity: bytes, frames: list[bytes]) -> HostCell | None:
-        """Read a message that is a cell for the host, signed by a client that is none of this process; None if not."""
+        """Return the host command in a message, if it was signed by a client outside this process.
+
+        Otherwise return None.
+        """
         if self.on_command is None or identity in self.local_peers:
             return None
         cell = read_host_cell(identity, frames)
@@ -422,7 +435,7 @@ class Front:
         return bool(waiting) and self.read_host_cell(waiting[0][0], waiting[0][1:]) is not None
 
     async def wait_idle(self) -> None:
-        """Wait until the kernel has answered the cells that it was handed."""
+        """Wait until the kernel has answered the cells that were sent to it."""
         waiting = {frame for frames in self._channels["shell"].waiting for frame in frames}
         handed = {request.header for request in self.cell.pending} - waiting
         is_late = False
@@ -436,7 +449,7 @@ class Front:
             await asyncio.sleep(REPLY_GRACE)
 
     async def answer(self, cell: HostCell) -> None:
-        """Do what a cell for the host asks for, and answer as a kernel would."""
+        """Execute a cell that is a command for the host, and answer it as a kernel would."""
         assert self.on_command is not None
         request, count = cell.request, self.cell.count
         self._show(self.signer.message(b"status", "status", {"execution_state": "busy"}, request.header))
@@ -462,7 +475,10 @@ class Front:
         self.conclude(request, reply, *shown)
 
     def _renew(self, source: str, frames: list[bytes]) -> list[bytes]:
-        """Tell what a kernel that goes on from a snapshot may have said before from what it says since."""
+        """Give a message a new id if a kernel restored from a snapshot may have sent it before.
+
+        The first message that was made after the kernel was attached ends this for its source.
+        """
         if source not in self._repeating:
             return frames
         renewed = self.signer.renew(frames, self._attached)
@@ -471,18 +487,18 @@ class Front:
         return renewed or frames
 
     def has_listeners(self, identity: bytes, count: int) -> bool:
-        """Whether a client of this identity, if any, and so many subscribers have connected."""
+        """Return whether a client with this identity, if given, and at least `count` subscribers are connected."""
         is_known = not identity or all(identity in self._channels[name].by_identity for name in ("shell", "stdin"))
         return is_known and sum(bool(peer.topics) for peer in self._channels["iopub"].peers) >= count
 
     def stream_message(self, text: str, name: str = "stderr", parent: bytes = b"") -> list[bytes]:
-        """Make the frames of a stream message, as output of the running cell unless told of another parent."""
+        """Return the frames of a stream message. It is output of the running cell, unless another parent is given."""
         clean = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text[:MAX_NOTICE])
         content = {"name": name, "text": f"agentbox: {clean}\n"}
         return self.signer.message(b"stream." + name.encode(), "stream", content, parent or self.cell.header or b"{}")
 
     def notice(self, text: str, name: str = "stderr") -> None:
-        """Show a line to every client, as output of the running cell. Needs no kernel; waits for nobody."""
+        """Show a line to every client as output of the running cell. Works without a kernel and does not wait."""
         frames = self.stream_message(text, name)
         self._show(frames)
         for peer in list(self.local_peers.values()):
@@ -495,7 +511,7 @@ class Front:
                 peer.write(data)
 
     def refusal(self, host: str, port: int, sentence: str) -> None:
-        """Show a refusal of the egress gate: each host and port once a cell, and few of them."""
+        """Show a connection that the egress gate refused: each host and port once per cell, and only a few of them."""
         cell = self.cell.header
         if cell is None:
             return
@@ -509,7 +525,7 @@ class Front:
         self.notice(sentence)
 
     def close(self) -> None:
-        """Close the endpoints and remove their directory; idempotent."""
+        """Close the endpoints and remove their directory. Does nothing if already closed."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -517,6 +533,6 @@ class Front:
         self._tell_local_peers()
         for channel in self._channels.values():
             channel.close()
-        # The lock is held until the directory is gone, so that nobody takes it for an abandoned one meanwhile.
+        # Hold the lock until the directory is removed, so that no other process treats it as abandoned meanwhile.
         shutil.rmtree(self.directory, ignore_errors=True)
         os.close(self._lock)

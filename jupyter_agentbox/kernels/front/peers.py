@@ -1,8 +1,8 @@
-"""The clients of a ``kernels.front.front``: those that connect, and those in this process.
+"""Implement the clients of a ``kernels.front.front``: those that connect, and those in this process.
 
-A client that connects has a bounded buffer of its own: one that does not read loses messages, and holds up nobody else
-for long. So ZMTP is spoken here and not by libzmq, which cannot say how much it holds for whom, and would cost a thread
-and two context switches for each message.
+Each connected client has its own bounded buffer. A client that does not read loses messages, and cannot block others
+for long. This is why ZMTP is implemented here instead of using libzmq. libzmq cannot report how much it buffers for
+which client, and would cost a thread and two context switches for each message.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from .channels import Channel
 
 MAX_PEERS = 256
-#: Frames of one message. A kernel takes one more, the client's identity.
+#: Maximum number of frames in one message. A kernel accepts one more, for the client's identity.
 MAX_FRAMES = 4095
-#: Bytes for one client that are not left for the end of the loop's turn.
+#: Bytes buffered for one client from which they are written at once, and not at the end of the event loop's iteration.
 FLUSH_SIZE = 64 * 1024
-#: Bytes that wait for one client before the kernel waits as well. What is on its way when a cell is answered should be
-#: little: nbclient drops what it has not read four seconds later.
+#: Bytes queued for one client before the kernel has to wait. Only little should be queued when a cell is answered:
+#: nbclient drops everything that it has not read four seconds later.
 WRITE_BUFFER = 128 * 1024
 
 
 def cut(frames: list[bytes]) -> list[bytes | memoryview]:
-    """Encode a message: a small one as one piece, a large one as pieces of which large frames are not copied."""
+    """Encode a message: a small one as one piece, a large one as pieces in which large frames are not copied."""
     pieces: list[bytes | memoryview] = []
     small: list[bytes] = []
     for part in zmtp.split(frames):
@@ -45,20 +45,21 @@ def cut(frames: list[bytes]) -> list[bytes | memoryview]:
 
 
 class LocalPeer(Protocol):
-    """A client in this process: the messages of any other, without a socket. Nothing it does may block.
+    """A client in this process, which exchanges the same messages as any other, without a socket.
 
-    What it is told it takes at once, so it holds nobody up; how much of it to keep is its own business.
+    Its methods must not block. It accepts messages immediately, so it never delays others, and decides itself how many
+    to keep.
     """
 
     @property
     def identity(self) -> bytes:
-        """Its routing identity."""
+        """The client's routing identity."""
 
     def on_message(self, channel: str, frames: list[bytes]) -> None:
-        """Take what the kernel says: all of iopub, and what is addressed to this client."""
+        """Handle a message of the kernel: every iopub message, and those addressed to this client."""
 
     def on_kernel(self) -> None:
-        """Another kernel was attached, or the attached one has ended: see the front's attributes."""
+        """Handle a change of the kernel: another one was attached, or it has ended. See the front's attributes."""
 
 
 class Peer(asyncio.Protocol):
@@ -67,9 +68,9 @@ class Peer(asyncio.Protocol):
     Attributes
     ----------
     identity : bytes
-        Its routing identity; empty until the handshake is over.
+        The client's routing identity; empty until the handshake is complete.
     topics : list of bytes
-        What it has subscribed to.
+        The client's subscriptions.
     """
 
     transport: asyncio.Transport
@@ -84,7 +85,7 @@ class Peer(asyncio.Protocol):
         self._pending: list[bytes] = []
         self._pending_size = 0
         self._is_amid_message = False
-        self._turn = asyncio.Lock()  # of those who deliver
+        self._turn = asyncio.Lock()  # serializes delivery
         self._writable = asyncio.Event()
         self._writable.set()
 
@@ -117,8 +118,8 @@ class Peer(asyncio.Protocol):
 
     def _introduce(self, identity: bytes) -> None:
         self.identity = identity or b"\0" + uuid.uuid4().bytes
-        # The newest of a name wins, as with ROUTER_HANDOVER: a page that reconnects is back before its old
-        # socket is gone.
+        # The newest connection with an identity wins, as with ROUTER_HANDOVER, because a page reconnects before its old
+        # socket is closed.
         self.channel.by_identity[self.identity] = self
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -141,9 +142,10 @@ class Peer(asyncio.Protocol):
                 self.write(zmtp.encode(front.stream_message(text)))
 
     def write(self, data: bytes) -> None:
-        """Write an encoded message, whatever waits before it.
+        """Write an encoded message, whatever is queued before it.
 
-        Messages that come in one turn of the loop go out in one system call: each costs a fight for the GIL.
+        Messages of one iteration of the event loop are written in one system call, because each call competes for the
+        GIL.
         """
         if not self._pending and not self._is_amid_message:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -160,9 +162,12 @@ class Peer(asyncio.Protocol):
             self.transport.write(pending[0] if len(pending) == 1 else b"".join(pending))
 
     async def deliver(self, pieces: list[bytes | memoryview]) -> None:
-        """Write a message of :func:`cut`, after waiting for a client that still reads; one that does not loses it.
+        """Write a message from :func:`cut`, and wait for a client that still reads.
 
-        Of several pieces each waits until the one before has room, since what a transport has no room for it copies.
+        A client that does not loses the message.
+
+        Each of several pieces waits until the previous one has left room, because a transport copies data that it has
+        no room for.
         """
         async with self._turn:
             if not self._writable.is_set() and not await self._wait():
@@ -188,7 +193,7 @@ class Peer(asyncio.Protocol):
                     return
                 self.transport.write(rest.popleft())
         finally:
-            # A message that has begun is written whole, even if the client stops reading.
+            # A message that was begun is written completely, even if the client stops reading.
             self._is_amid_message = False
             if rest and not self.transport.is_closing():
                 self.transport.write(b"".join(rest))

@@ -1,7 +1,7 @@
-"""Who listens to a front whose kernel was taken back or woken: what it says waits until they are there.
+"""Hold back a kernel's output after it was taken over or woken, until its clients have reconnected.
 
-A page that lost its server comes back to the new one as the same *client*: with the session id that it had, which is
-also its sockets' identity. So which client ran the last cell is kept beside the sandbox.
+A page that lost its server reconnects to the new one as the same *client*: with its previous session id, which is also
+the identity of its sockets. Therefore the client that ran the last cell is recorded beside the sandbox.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from jupyter_agentbox.spec import MIB
 if TYPE_CHECKING:
     from .front import Front
 
-#: The identity of what a front asks on its own account.
+#: The identity of requests that a front makes itself.
 ASKER = b"\0agentbox"
-#: Seconds that what the kernel says waits for listeners; that it may take to answer while it is idle.
+#: Seconds that kernel output waits for listeners; and that an idle kernel may take to answer.
 TIMEOUT, ANSWER_TIMEOUT = 10.0, 1.0
 MAX_CLIENT = 128
-#: Bytes of output that are kept for a page that is not back yet.
+#: Bytes of output that are buffered for a page that has not reconnected yet.
 MAX_KEPT = 16 * MIB
-#: Bytes that a message takes beside its frames, so that many small ones are bounded as well.
+#: Bytes charged for each message in addition to its frames, so that many small messages are bounded as well.
 _OVERHEAD = 1024
 
 
 class Audience:
-    """Those who listen to one front. Only on the link's thread.
+    """The clients that listen to one front. Use on the link thread only.
 
     Attributes
     ----------
     is_there : Event
-        Not set while what the kernel says is to wait.
+        Cleared while the kernel's output has to wait for clients.
     has_answered : Event
-        The kernel answered the front's own request, so it does not work on a cell.
+        Set once the kernel has answered the front's own request, which means that it is not running a cell.
     on_client : callable or None
-        Told of each change of the client that runs cells.
+        Called when another client runs a cell than before.
     """
 
     def __init__(self) -> None:
@@ -48,12 +48,12 @@ class Audience:
         self._client = ""
 
     def expect(self) -> None:
-        """Have what the kernel says wait for them, but not for ever."""
+        """Make the kernel's output wait for clients, for a bounded time."""
         self.is_there.clear()
         asyncio.get_running_loop().call_later(TIMEOUT, self.is_there.set)
 
     def saw_client(self, identity: bytes) -> None:
-        """Take note of who sent a cell."""
+        """Record which client sent a cell."""
         client = identity.decode("latin-1")
         if client != self._client and len(client) <= MAX_CLIENT and client.isprintable() and client.isascii():
             self._client = client
@@ -61,7 +61,9 @@ class Audience:
                 self.on_client(client)
 
     async def gather(self, front: Front, client: str, listeners: int, is_left: Callable[[], bool]) -> bool:
-        """Wait until the client's sockets and so many subscribers are there, or were closed, and have the kernel speak.
+        """Wait for a client's sockets and the given number of subscribers, then release the kernel's output.
+
+        It stops waiting when `is_left` returns True, because the sockets were closed.
 
         Returns
         -------
@@ -81,14 +83,14 @@ class Audience:
 
 
 class BoundedBuffer(list[tuple[str, list[Any]]]):
-    """The messages that Jupyter keeps for a page that is away, in place of a list without bounds.
+    """A bounded list of the messages that Jupyter buffers for a disconnected page.
 
-    Of output that is too much the rest is left out, and this is said in its place.
+    It replaces Jupyter's unbounded list. Output beyond the limit is dropped, and a notice takes its place.
 
     Parameters
     ----------
     front : Front
-        It words the notice.
+        Creates the notice.
     """
 
     def __init__(self, front: Front) -> None:
@@ -98,7 +100,7 @@ class BoundedBuffer(list[tuple[str, list[Any]]]):
         self._is_cut = False
 
     def append(self, item: tuple[str, list[Any]]) -> None:
-        """Keep a message, unless it is too much."""
+        """Append a message, unless it exceeds the limit."""
         channel, frames = item
         size = _OVERHEAD + sum(map(len, frames))
         is_output = channel == "iopub" and not is_status(frames)
@@ -113,13 +115,16 @@ class BoundedBuffer(list[tuple[str, list[Any]]]):
 
 
 def is_status(frames: list[bytes]) -> bool:
-    """Whether a message of iopub tells a kernel's state."""
+    """Return whether an iopub message reports a kernel's state."""
     index = header_index(frames)
     return index is not None and parse(frames[index]).get("msg_type") == "status"
 
 
 def is_missed(channel: str, frames: list[bytes], client: str) -> bool:
-    """Whether a client that was away needs a message: news of a kernel's state while others asked, it does not."""
+    """Return whether a reconnected client needs a message.
+
+    It does not need ``status`` and ``iopub_welcome`` messages that other clients' requests caused.
+    """
     index = header_index(frames)
     if channel != "iopub" or index is None or parse(frames[index]).get("msg_type") not in ("status", "iopub_welcome"):
         return True

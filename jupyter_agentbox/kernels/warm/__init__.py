@@ -1,1 +1,1 @@
-"""Warm starts: templates, the pool, and what takes from them."""
+"""Warm starts: templates, the pool, and the choice between them."""

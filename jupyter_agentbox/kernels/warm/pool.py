@@ -1,9 +1,9 @@
-"""The pool: sandboxes with a kernel that runs, frozen, until somebody who starts one takes it.
+"""Keep a pool of frozen, unclaimed sandboxes with running kernels.
 
-A server *keeps* a pool: it makes sandboxes off the hot path, and ends those that are too old or that nobody needs.
-They lie in the registry like all others, without an owner, so any process of this user may take one: whoever gets its
-lock. Each is taken once, and gets the folder, limits, hosts, environment and secrets of whoever took it before any
-code runs in it.
+A server *keeps* a pool: it creates sandboxes outside the critical path, and ends those that are too old or not needed.
+They are in the registry like all others, but without an owner. Any process of this user may claim one by acquiring its
+lock. Each is claimed only once, and gets the claimer's folder, limits, hosts, environment and secrets before any code
+runs in it.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from .templates import KernelRequest, Templates
 
 log = logging.getLogger(__name__)
 
-#: File of a waiting sandbox's directory that holds its key.
+#: File in an unclaimed sandbox's directory that contains its key.
 MARK = "pooled"
-#: Seconds between two looks of a keeper, between two at what the kernels depend on, and after a failure.
+#: Seconds between two rounds of a keeper, between two checks of what the kernels depend on, and after a failure.
 LOOK_INTERVAL, INPUTS_INTERVAL, RETRY_INTERVAL = 2.0, 30.0, 60.0
-#: Seconds that a kernel which was just started has the machine to itself before the pool is filled again.
+#: Seconds for which a kernel that was just started has the machine to itself before the pool is refilled.
 FILL_DELAY = 3.0
-#: Seconds that one waits at most, and for which a kind that nobody has started is kept.
+#: Longest time that a sandbox stays in the pool, and that a kind of kernel is kept without being started, in seconds.
 MAX_AGE, MAX_UNUSED = 3600.0, 24 * 3600.0
-#: Memory that one is taken to need before any was measured, bytes.
+#: Assumed memory usage of a sandbox before any was measured, in bytes.
 FIRST_GUESS = 100 * MIB
 
 
 class Pool:
-    """Takes sandboxes that wait, whoever keeps them. On the link's thread.
+    """A source of unclaimed sandboxes, whichever process keeps them. Use on the link thread.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class Pool:
         self._base = templates.manager.state_dir / "sandboxes"
 
     def find(self, key: str) -> list[Path]:
-        """Return the directories of those of a key that nobody has taken, oldest first."""
+        """Return the directories of unclaimed sandboxes with a key, oldest first."""
         found = []
         with suppress(OSError):
             for path in self._base.glob(f"[!.]*/{MARK}"):
@@ -67,16 +67,16 @@ class Pool:
         return [directory for _, directory in sorted(found)]
 
     def is_filled(self) -> bool:
-        """Whether anything waits, of whatever key."""
+        """Return whether the pool contains any sandbox, whatever its key."""
         return any(self._base.glob(f"[!.]*/{MARK}"))
 
     async def take(self, wish: KernelRequest, key: str) -> Sandbox | None:
-        """Take one for a kernel; None where there is none.
+        """Claim a sandbox for a kernel. Return None if there is none.
 
         Raises
         ------
         InvalidRequest
-            The work folder cannot be one.
+            The requested workspace is not usable.
         """
         for directory in await asyncio.to_thread(self.find, key):
             try:
@@ -94,7 +94,10 @@ class Pool:
         return None
 
     def _fits(self, record: Record, wish: KernelRequest) -> bool:
-        """Whether its limits can be narrowed: what stands in for a missing control group is fixed at the start."""
+        """Return whether a sandbox's limits can be lowered to those of a request.
+
+        Substitutes for a missing control group are fixed at the start.
+        """
         enforceable = getattr(self._manager.runtime, "enforceable", None)
         is_narrower = record.spec.limits != wish.spec.limits
         return not (is_narrower and enforceable is not None and any(enforceable().values()))
@@ -102,16 +105,16 @@ class Pool:
 
 @dataclass
 class _Kind:
-    """A kind of kernel that is to wait.
+    """A kind of kernel for which the pool keeps sandboxes.
 
     Parameters
     ----------
     spec, argv
-        Of the last one that was started.
+        Of the last kernel of this kind that was started.
     used : float
-        When, by the monotonic clock.
+        When that was, by the monotonic clock.
     pause_until : float
-        When the next may be made, after a failure.
+        Time before which no sandbox of this kind is created, after a start or a failure.
     """
 
     spec: SandboxSpec
@@ -122,7 +125,7 @@ class _Kind:
 
 @dataclass
 class _Waiting:
-    """One that waits."""
+    """An unclaimed sandbox in the pool."""
 
     key: str
     made: float
@@ -130,7 +133,7 @@ class _Waiting:
 
 
 class Keeper:
-    """Keeps a pool filled, for as long as its server lives. On the link's thread.
+    """The task that keeps a pool filled for as long as its server lives. Use on the link thread.
 
     Parameters
     ----------
@@ -150,7 +153,7 @@ class Keeper:
         self._task: asyncio.Task[None] | None = None
 
     def want(self, key: str, spec: SandboxSpec, argv: Sequence[str]) -> None:
-        """Take note that such a kernel was started: the next ones are to wait."""
+        """Record that such a kernel was started, so that the pool keeps sandboxes for the next ones."""
         if self._is_closed or spec.warm is None or not spec.warm.pool_size:
             return
         kind = self._kinds.setdefault(key, _Kind(spec, argv, 0.0))
@@ -161,7 +164,7 @@ class Keeper:
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """Number of sandboxes that this keeper has in the pool."""
         return len(self._waiting)
 
     async def _keep(self) -> None:
@@ -190,10 +193,10 @@ class Keeper:
                 del self._kinds[key]
             elif now >= kind.pause_until and self._has_room(key, kind):
                 await self._add(key, kind)
-                self._wake.set()  # for the next one at once
+                self._wake.set()  # create the next one at once
 
     def _still_waits(self, sandbox_id: str) -> bool:
-        """Begin its lease anew, as nobody else does; false once somebody has taken it, or it has ended."""
+        """Renew a sandbox's lease, because it has no owner to do so. Return False if it was claimed or has ended."""
         directory = self._manager.state_dir / "sandboxes" / sandbox_id
         try:
             if is_owned(directory) or Record.load(directory).spec.layout != "waiting":
@@ -204,7 +207,7 @@ class Keeper:
         return True
 
     async def _drop_changed(self) -> None:
-        """Forget the kinds that no start will ask for again, since a package or a program has changed."""
+        """Drop or rename the kinds whose key has changed, because a package or a program has changed."""
         for key, kind in list(self._kinds.items()):
             inputs = await asyncio.to_thread(self._templates.inputs, kind.spec, kind.argv)
             new = make_key(inputs) if inputs is not None else ""
@@ -243,7 +246,7 @@ class Keeper:
             await self._end(sandbox.id)
 
     async def _make(self, key: str, kind: _Kind) -> Sandbox:
-        """Start one, off a template where there is one."""
+        """Start an unclaimed sandbox, from a template if there is one."""
         found: Snapshot | None = None
         if self._policy.templates:
             found = await asyncio.to_thread(self._templates.find, key)
@@ -255,14 +258,14 @@ class Keeper:
         return sandbox
 
     async def _end(self, sandbox_id: str) -> None:
-        """End one that waits, unless somebody has just taken it."""
+        """End an unclaimed sandbox, unless it was just claimed."""
         self._waiting.pop(sandbox_id, None)
         directory = self._manager.state_dir / "sandboxes" / sandbox_id
-        with suppress(AgentboxError, OSError):  # it is somebody's, or is gone
+        with suppress(AgentboxError, OSError):  # it was claimed or has ended
             await asyncio.to_thread(end_waiting, directory, self._manager.runtime)
 
     async def aclose(self) -> None:
-        """End all that wait."""
+        """End all unclaimed sandboxes."""
         self._is_closed = True
         if self._task is not None:
             self._wake.set()
@@ -272,14 +275,14 @@ class Keeper:
 
 
 def end_waiting(directory: Path, runtime: Runtime) -> None:
-    """End a sandbox that waits, and remove all of it. Blocks.
+    """End an unclaimed sandbox, and remove all of it. Blocks.
 
     Raises
     ------
     RuntimeFailed
-        Somebody has taken it.
+        It was claimed.
     NotFound
-        It is gone.
+        It has ended.
     """
     record, lock = Record.load(directory), Lock(directory)
     if not lock.acquire():
@@ -295,4 +298,4 @@ def end_waiting(directory: Path, runtime: Runtime) -> None:
 
 
 async def _ignore(channel: str, frames: list[bytes]) -> None:
-    """Nobody listens yet."""
+    """Ignore a message, because the kernel has no receiver yet."""

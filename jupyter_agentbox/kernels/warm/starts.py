@@ -1,6 +1,7 @@
-"""Warm starts: a kernel is taken out of the pool, or goes on from a template, or starts cold.
+"""Start kernels warm: take one from the pool, start from a template, or report that a cold start is needed.
 
-Any process takes what is there. Only a process that lives long, a server, makes more in the background: it *keeps*.
+Any process may use the pool and the templates. Only a long-lived process, a server, makes more of them in the
+background; see ``is_keeping``.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ from .templates import KernelRequest, Templates
 log = logging.getLogger(__name__)
 
 _IPYKERNEL = ("-m", "ipykernel_launcher", "-f", "{connection_file}")
-#: Seconds that a new kernel has the machine to itself before a template of its kind is made.
+#: Seconds for which a new kernel has the machine to itself before a template of its kind is made.
 MAKING_DELAY = 10.0
-#: The context of code that a sandbox of an agent or a program has from its start on.
+#: The code context that an agent's or program's sandbox has from its start.
 DEFAULT_CONTEXT = "default"
-#: With less memory, bytes, or fewer processes it has none before code is run: the kernel would take much of them.
+#: With less memory, in bytes, or fewer processes, the context is not created before code is run, because its kernel
+#: would use much of them.
 MIN_MEMORY, MIN_PROCESSES = 256 * MIB, 64
 
 
 class WarmStarts:
-    """The warm starts of one manager's sandboxes. Coroutines run on the link's thread.
+    """The warm starts of one manager's sandboxes. Coroutines run on the link thread.
 
     Parameters
     ----------
@@ -60,7 +62,7 @@ class WarmStarts:
 
     @classmethod
     def shared(cls, manager: SandboxManager, policy: Policy) -> WarmStarts:
-        """Those of a manager that :meth:`SandboxManager.shared` returned."""
+        """Return the warm starts of a manager from :meth:`SandboxManager.shared`."""
         with cls._shared_lock:
             found = cls._shared.get(id(manager))
             if found is None:
@@ -68,12 +70,14 @@ class WarmStarts:
             return found
 
     async def start(self, wish: KernelRequest, *, is_from_pool: bool = False) -> Sandbox | None:
-        """Start a kernel off what was started ahead, or only off what waits; None where it has to start cold.
+        """Start a kernel from the pool or from a template, or from the pool only.
+
+        Return None if it has to start cold.
 
         Raises
         ------
         AgentboxError
-            What would keep a cold start from succeeding too.
+            The error would also make a cold start fail.
         """
         self._gather_later()
         inputs = await asyncio.to_thread(self.templates.inputs, wish.spec, wish.argv)
@@ -90,20 +94,20 @@ class WarmStarts:
         return sandbox
 
     async def create(self, spec: SandboxSpec, *, has_code: bool = True, is_usual: bool = True) -> Sandbox:
-        """Start a sandbox for an agent or a program: one in which its context ``default`` waits, or one without.
+        """Start a sandbox for an agent or a program, with its context ``default`` prestarted if that is worthwhile.
 
         Parameters
         ----------
         spec : SandboxSpec
         has_code : bool
-            Code will be run in that context. Where not, a cold start takes less time than a template.
+            Whether code will be run in that context. If not, a cold start is faster than a start from a template.
         is_usual : bool
-            The next ones will want the same.
+            Whether later requests are likely to be the same.
 
         Raises
         ------
         AgentboxError
-            It did not start.
+            The sandbox did not start.
         """
         limits = spec.limits
         is_large = limits.memory >= MIN_MEMORY and limits.processes >= MIN_PROCESSES
@@ -117,7 +121,7 @@ class WarmStarts:
         return await self.manager.create(spec)
 
     def _gather_later(self) -> None:
-        """Make the import cache for the cold starts to come, once in this process's life."""
+        """Schedule the creation of the import cache for later cold starts, once in this process's life."""
 
         async def gather() -> None:
             await asyncio.sleep(MAKING_DELAY)
@@ -139,21 +143,21 @@ class WarmStarts:
                 log.info("made a template of profile %s: %s", spec.profile, made.id)
             except (AgentboxError, OSError) as error:
                 log.warning("no template was made of profile %s: %s", spec.profile, error)
-                return  # and not tried again by this process
+                return  # this process does not try again
             self._making.pop(key, None)
 
         self._making[key] = LinkThread.instance().loop.create_task(make())
 
     @classmethod
     async def aclose_all(cls) -> None:
-        """End what waits in this process's pools, and make no more. From any event loop."""
+        """End the unclaimed sandboxes in this process's pools, and make no more. May be awaited on any event loop."""
         cls.is_keeping = False
         with cls._shared_lock:
             found, cls._shared = list(cls._shared.values()), {}
         await LinkThread.instance().run(_gather(found))
 
     async def aclose(self) -> None:
-        """End what waits, and make no more."""
+        """End the unclaimed sandboxes, and make no more."""
         tasks = [*self._making.values(), *([self._gathering] if self._gathering is not None else [])]
         for task in tasks:
             task.cancel()
@@ -161,7 +165,7 @@ class WarmStarts:
 
 
 def context_argv(spec: SandboxSpec) -> list[str]:
-    """Return the command of a context's Python: the server's own, another environment's, or an image's."""
+    """Return the command of a context's Python kernel: the server's Python, another environment's, or an image's."""
     return [spec.python or (sys.executable if spec.root is None else "python3"), *_IPYKERNEL]
 
 

@@ -1,6 +1,9 @@
-"""What a kernel that was started ahead depends on: if any of it differs, another one is needed.
+"""Compute the key of a prestarted kernel: everything that it depends on.
 
-Pure functions over a decided sandbox. What is not among the inputs is given to the kernel when it is claimed.
+If any input differs, another kernel is needed.
+
+These are pure functions of a resolved spec. Everything that is not among the inputs is given to the kernel when it is
+claimed.
 """
 
 from __future__ import annotations
@@ -17,14 +20,14 @@ from jupyter_agentbox.linux import PACKAGE
 from jupyter_agentbox.sandbox.drivers import prepare_argv
 from jupyter_agentbox.spec import LIMIT_NAMES, Grant, SandboxSpec
 
-#: Bytes of an environment that can be given to a kernel that waits.
+#: Largest environment that an unclaimed kernel can be given, in bytes.
 MAX_ENV = 48 * 1024
-#: Variables that Python, its kernel and the C library look at when they start.
+#: Variables that Python, ipykernel and the C library read when they start.
 _EARLY = re.compile(
     r"PYTHON.*|IPYTHON.*|JUPYTER_(?!SESSION).*|LD_.*|LC_.*|LANG|LANGUAGE|GLIBC_.*|MALLOC_.*|TZ|PATH|HOME|USER|LOGNAME"
     r"|SHELL|TMPDIR|XDG_.*|MPL.*|PYDEVD_.*|ZMQ_.*|OPENBLAS_CORETYPE"
 )
-#: Those of one start, or one terminal, which nothing looks at before it runs code.
+#: Variables of one start or one terminal, which nothing reads before it runs code.
 _LATE = re.compile(r"JPY_SESSION_NAME|KERNEL_.*|TERM|COLORTERM|NO_COLOR")
 _CODE = (
     "guest",
@@ -37,7 +40,10 @@ _CODE = (
 
 
 def can_be_warm(spec: SandboxSpec, argv: Sequence[str]) -> bool:
-    """Whether such a kernel can go on from one that was started ahead: an ipykernel that speaks to the host itself."""
+    """Return whether a kernel can be started warm.
+
+    It has to be an ipykernel with the embedded driver, whose settings can be applied when it is claimed.
+    """
     return (
         spec.warm is not None
         and spec.driver == "auto"
@@ -51,14 +57,14 @@ def can_be_warm(spec: SandboxSpec, argv: Sequence[str]) -> bool:
 
 
 def waiting_spec(spec: SandboxSpec, *, lease: float) -> SandboxSpec:
-    """Return what a kernel is started ahead with: nothing of anybody's, and the most that its profile may have.
+    """Return the spec of an unclaimed sandbox: nothing that belongs to one user, and the profile's maximum limits.
 
     Parameters
     ----------
     spec : SandboxSpec
-        Of somebody's.
+        The spec of some user's sandbox.
     lease : float
-        Seconds that it waits without anybody looking after it.
+        Seconds that the sandbox lives without a process that renews its lease.
     """
     assert spec.warm is not None
     return replace(
@@ -79,10 +85,11 @@ def waiting_spec(spec: SandboxSpec, *, lease: float) -> SandboxSpec:
 
 
 def early_environment(spec: SandboxSpec) -> dict[str, str]:
-    """Return the variables that a kernel has to have from its start on.
+    """Return the variables that a kernel needs from its start.
 
-    Others, such as an administrator's passwords for a database, are never in what waits. Modules that are imported
-    ahead may look at any of them, so with those it is all but what differs from start to start.
+    Others, such as an administrator's database passwords, are never in an unclaimed kernel. Preloaded modules may read
+    any variable. With a preload, the result is therefore everything except the variables that differ from start to
+    start.
     """
     assert spec.warm is not None
     if spec.warm.preload:
@@ -91,19 +98,19 @@ def early_environment(spec: SandboxSpec) -> dict[str, str]:
 
 
 def find_inputs(spec: SandboxSpec, argv: Sequence[str], fingerprint: Mapping[str, str]) -> dict[str, str]:
-    """Return all that matters, as texts that can be compared. Blocks: it looks at the environment's files.
+    """Return all inputs of the key as comparable texts. Blocks, because it inspects the environment's files.
 
     Parameters
     ----------
     spec, argv
-        Of somebody's kernel.
+        Of some user's kernel.
     fingerprint : mapping
-        The runtime's.
+        The runtime's fingerprint.
     """
     assert spec.warm is not None
     values = {
         "code": _hash_code(),
-        # "python" and "python3" of one environment are the same.
+        # "python" and "python3" of one environment count as the same.
         "argv": [os.path.dirname(argv[0]), os.path.realpath(argv[0]), *argv[1:]],
         "env": early_environment(spec),
         "limits": vars(spec.warm.limits),
@@ -118,7 +125,7 @@ def find_inputs(spec: SandboxSpec, argv: Sequence[str], fingerprint: Mapping[str
 
 
 def make_key(inputs: Mapping[str, str]) -> str:
-    """Return the name of what has these inputs."""
+    """Return the key for these inputs."""
     return _hash(dict(inputs))
 
 
@@ -148,7 +155,7 @@ def _root_marks(root: Path | None) -> Iterator[Path]:
 
 
 def _hash_packages(spec: SandboxSpec) -> str:
-    """Return a hash of which packages are installed: an installation makes and removes entries of these directories."""
+    """Return a hash of the installed packages. Every installation creates or removes entries of these directories."""
     bases = (
         [spec.root / "usr", spec.root / "usr/local"] if spec.root is not None else [Path("/usr"), Path("/usr/local")]
     )

@@ -1,9 +1,9 @@
-"""Templates: snapshots of kernels right after their start, in which no code of anybody's has run.
+"""Keep templates: snapshots of kernels right after their start, in which no user code has run.
 
-A start goes on from one, in a fraction of the time: with its own folder, environment, limits, hosts, keys and random
-numbers, which it is given before it reads its first request. Templates lie in the snapshot store, an owner's apart from
-another's. ``kernels.warm.template_key`` says what each depends on, ``kernels.warm.pool`` has kernels that
-run already.
+Starting from a template takes a fraction of the time of a cold start. The kernel is given its own folder, environment,
+limits, hosts, keys and random numbers before it reads its first request. Templates are kept in the snapshot store,
+separately for each owner. ``kernels.warm.template_key`` defines what a template depends on, and ``kernels.warm.pool``
+keeps kernels that already run.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from .template_key import can_be_warm, find_inputs, make_key, waiting_spec
 
 log = logging.getLogger(__name__)
 
-#: Templates of one owner; the oldest make room.
+#: Maximum number of templates of one owner. The oldest ones are removed.
 MAX_TEMPLATES = 8
-#: Seconds for a kernel to start and import what it is to.
+#: Seconds that a kernel may take to start and import its preloaded modules.
 READY_TIMEOUT = 120.0
-#: Seconds that one in the making outlives its maker.
+#: Seconds that an unfinished template's sandbox outlives its creator.
 LEASE = 30.0
 _SANDBOX = "template"
-#: What a template's description has beside its inputs: who made it, and for which command.
+#: Additional fields in a template's fingerprint: which installation created it, and for which command.
 _MAKER, _ARGV = "maker", "command"
 _WORDS = {
     "code": "this package",
@@ -71,10 +71,10 @@ _WORDS = {
     "root": "the image or the system",
 }
 
-# A method below is called `list`.
+# The class below has a method called `list`.
 List = list[str]
-#: Packages may be installed for the user: in a folder where Python looks only if it is there from the start. What is
-#: not needed besides need not be read at each start.
+#: Code that prepares a kernel for the snapshot. Packages may be installed for the user, in a folder that Python
+#: searches only if it exists from the start. Unneeded memory is released, so that it need not be read at each start.
 _SETTLE = """exec('''
 import ctypes, gc, os, site, sys
 folder = site.getusersitepackages()
@@ -90,21 +90,21 @@ _REHEARSAL = "None"
 
 @dataclass(frozen=True)
 class KernelRequest:
-    """A kernel that somebody wants, and whom it is to be.
+    """A request for a kernel, with the identity that it is to have.
 
     Parameters
     ----------
     spec : SandboxSpec
     argv : sequence of str
     key, signature_scheme : str
-        Of its session.
+        For signing messages.
     on_refusal : callable, optional
     inherit : Sandbox, optional
         See ``SandboxManager.create``.
     context : str
-        The context of code that it is to be; empty for a notebook's.
+        Name of the code context that the kernel serves; empty for a notebook's kernel.
     is_usual : bool
-        The next ones will want the same, so that it is worth while to start those ahead.
+        Whether later requests are likely to be the same, so that prestarting kernels for them is worthwhile.
     """
 
     spec: SandboxSpec
@@ -118,17 +118,17 @@ class KernelRequest:
 
     @property
     def claimed(self) -> SandboxSpec:
-        """The spec of a sandbox that waited and became this one."""
+        """The spec of an unclaimed sandbox after it was claimed for this request."""
         return replace(self.spec, layout="claimed")
 
     @property
     def claim(self) -> Claim:
-        """What its kernel is told."""
+        """The claim that is sent to the kernel."""
         return Claim(self.key, self.signature_scheme, self.spec.env, make_rlimits(self.spec.limits), self.context)
 
 
 class Templates:
-    """The templates of one user. Coroutines run on the link's thread.
+    """The templates of one user. Coroutines run on the link thread.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ class Templates:
 
     @property
     def store(self) -> SnapshotStore:
-        """Where they are kept; made at first use. Raises InvalidConfig."""
+        """The store that keeps the templates, created at first use. Raises InvalidConfig."""
         with self._mutex:
             if self._store is None:
                 policy = self._policy
@@ -159,36 +159,37 @@ class Templates:
             return self._store
 
     def inputs(self, spec: SandboxSpec, argv: Sequence[str]) -> dict[str, str] | None:
-        """Return what such a kernel depends on; None where it can only start cold. Blocks."""
+        """Return the inputs that a kernel depends on, or None if it can only start cold. Blocks."""
         if not can_be_warm(spec, argv):
             return None
         try:
             return find_inputs(spec, argv, self.manager.runtime.fingerprint(spec))
         except AgentboxError:
-            return None  # this runtime can't restore
+            return None  # this runtime cannot restore
 
     def list(self) -> list[Snapshot]:
-        """Return all, oldest first. Blocks."""
+        """Return all templates, oldest first. Blocks."""
         if not (self._policy.state_path / "snapshots").is_dir():
             return []
         return sorted(self.store.list(self._owner), key=lambda item: item.meta.created)
 
     def find(self, key: str) -> Snapshot | None:
-        """Find the newest of that key. Blocks."""
+        """Return the newest template with a key, or None. Blocks."""
         return next((item for item in reversed(self.list()) if item.meta.name == key), None)
 
     def find_changes(self, item: Snapshot) -> List | None:
-        """Return what is not as it was when a template was made: if anything, no kernel starts off it. Blocks.
+        """Return what has changed since a template was made. After any change, no kernel starts from it. Blocks.
 
         Returns
         -------
         list of str or None
-            In words. None where another installation of this package, which is there still, made it for itself.
+            Descriptions of the changes. None if another installation of this package, which still exists, made the
+            template for itself.
 
         Raises
         ------
         AgentboxError
-            Its runtime can't be asked.
+            The template's runtime cannot be queried.
         """
         then = dict(item.meta.fingerprint)
         maker, argv = then.pop(_MAKER, ""), json.loads(then.pop(_ARGV, "[]"))
@@ -207,37 +208,39 @@ class Templates:
         return [_WORDS.get(name, name) for name in {**now, **then} if now.get(name) != then.get(name)]
 
     def remove_unfit(self) -> Iterator[tuple[Snapshot, str]]:
-        """Remove those that no kernel starts off any more, and yield each with what is not as it was. Blocks."""
+        """Remove outdated templates, and yield each one with a description of what has changed. Blocks."""
         for item in self.list():
-            with suppress(AgentboxError):  # of a runtime that can't be asked now
+            with suppress(AgentboxError):  # its runtime cannot be queried now
                 if changes := self.find_changes(item):
                     self.remove(item.id)
                     yield item, ", ".join(changes)
 
     def remove(self, snapshot_id: str) -> None:
-        """Remove one; one that is gone is no error. Blocks."""
+        """Remove a template. Does nothing if it does not exist. Blocks."""
         try:
             self.store.delete(snapshot_id, self._owner)
         except NotFound:
             pass
 
     async def start(self, wish: KernelRequest, key: str) -> Sandbox | None:
-        """Start a kernel off the template of that key; None where there is none that works.
+        """Start a kernel from the template with a key. Return None if there is no working template.
 
-        One that does not is removed: the start goes on cold, in no weaker isolation.
+        A template that fails is removed. The kernel then starts cold, with the same isolation.
 
         Raises
         ------
         AgentboxError
-            What would keep a cold start from succeeding too.
+            The error would also make a cold start fail.
         """
         found = await asyncio.to_thread(self.find, key)
         return None if found is None else await self._restore(found, wish.claimed, wish)
 
     async def wait_off(self, found: Snapshot, spec: SandboxSpec) -> Sandbox | None:
-        """Start a sandbox that waits off a template; None where that fails, and then it is removed.
+        """Start an unclaimed sandbox from a template.
 
-        Its kernel has run a cell since, so that the pages which that takes are there when it is claimed.
+        Return None if that fails, in which case the template is removed.
+
+        The sandbox's kernel runs a cell first, so that the memory pages needed for that are loaded when it is claimed.
         """
         sandbox = await self._restore(found, waiting_spec(spec, lease=LEASE))
         if sandbox is not None:
@@ -267,7 +270,7 @@ class Templates:
 
     @asynccontextmanager
     async def _checked_out(self, found: Snapshot) -> AsyncIterator[Path]:
-        """Have its files at hand; nothing is left of them, also where whoever wanted them goes away meanwhile."""
+        """Provide a template's files within the context. They are removed even if the caller is cancelled meanwhile."""
         context = self.store.checkout(found.id, self._owner, verify="once")
         entering = asyncio.ensure_future(asyncio.to_thread(context.__enter__))
         try:
@@ -277,12 +280,12 @@ class Templates:
                 await finished(asyncio.to_thread(context.__exit__, None, None, None))
 
     async def make(self, spec: SandboxSpec, argv: Sequence[str]) -> Snapshot:
-        """Make the template of such kernels, in place of those of the same profile and program that fit no more.
+        """Make a template for such kernels. It replaces outdated ones of the same profile and program.
 
         Raises
         ------
         AgentboxError
-            It can't be had here, and why.
+            Why a template can't be made here.
         """
         inputs = await asyncio.to_thread(self.inputs, spec, argv)
         if inputs is None:
@@ -313,7 +316,7 @@ class Templates:
         return made
 
     def _remove_others(self, made: Snapshot) -> None:
-        """Remove what no start will ever fit again, and the oldest beyond the bound."""
+        """Remove the templates that the new one replaces, and the oldest ones beyond the maximum number."""
         mine = made.meta.fingerprint
         others = [item for item in self.list() if item.id != made.id]
         same = [
@@ -326,7 +329,10 @@ class Templates:
             self.remove(item.id)
 
     async def launch(self, spec: SandboxSpec, argv: Sequence[str]) -> Sandbox:
-        """Start a sandbox that waits, with its kernel ready. Raises AgentboxError; nothing is left then."""
+        """Start an unclaimed sandbox, and return it when its kernel is ready.
+
+        Raises AgentboxError, and leaves nothing then.
+        """
         waiting = waiting_spec(spec, lease=LEASE)
         sandbox = await self.manager.create(waiting)
         try:
@@ -347,7 +353,7 @@ class Templates:
 
 
 async def _warm_up(kernel: Kernel, signer: Signer, spec: SandboxSpec) -> None:
-    """Have it import what is to be imported, and go once through what every cell goes through."""
+    """Have the kernel import the preloaded modules, and run the code paths that every cell uses once."""
     assert spec.warm is not None
     modules = spec.warm.preload
     failed, said = await _run(kernel, signer, [*(f"exec('import {module}', {{}})" for module in modules), _SETTLE])
@@ -361,7 +367,12 @@ async def _warm_up(kernel: Kernel, signer: Signer, spec: SandboxSpec) -> None:
 async def _run(
     kernel: Kernel, signer: Signer, cells: Sequence[str], *, is_silent: bool = True
 ) -> tuple[int | None, dict[str, Any]]:
-    """Run cells that leave no trace, up to the first that fails; return its number, and what was said last.
+    """Run cells that leave no trace, up to the first one that fails.
+
+    Returns
+    -------
+    int or None, dict
+        Index of the cell that failed, or None; and the content of the last reply.
 
     Raises
     ------
