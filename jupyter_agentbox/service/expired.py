@@ -43,7 +43,7 @@ async def tell(state_dir: Path, audit: AuditLog) -> list[ManagedSandbox]:
                 log.error("the end of sandbox %s is not in the audit log: %s", path.name, error)
             found.append(managed)
         except (OSError, ValueError, RecursionError) as error:
-            log.error("sandbox %s ended, as its lease was over; its managed cannot be read: %s", path.name, error)
+            log.error("sandbox %s ended, as its lease was over; its record cannot be read: %s", path.name, error)
         finally:
             with suppress(OSError):
                 path.unlink()
