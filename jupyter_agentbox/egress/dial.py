@@ -1,6 +1,6 @@
-"""One lookup, then one connection to what it answered: no second lookup that could say something else.
+"""Look a name up once and connect to one of the answers. There is no second lookup that could return another address.
 
-Used by :mod:`.gate` only, on the link's event loop.
+Only :mod:`.gate` uses this module, on the link's event loop.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from jupyter_agentbox.spec import Grant
 
 from .rules import Kind, classify_address, private_rule
 
-#: Finds the addresses of a name.
+#: Returns the addresses of a name.
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 #: Connects to an address, never to a name.
 Connect = Callable[[str, int], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
-#: Most answers of a lookup that are tried.
+#: Maximum number of addresses to try.
 MAX_ADDRESSES = 8
-#: Bytes that one connection buffers from the server's side.
+#: Bytes that one connection buffers from the server.
 BUFFER_SIZE = 64 * 1024
 
 
 class Resolver:
-    """Looks names up with the system's resolver, a few at a time.
+    """Lookups with the system's resolver, with a limit on how many run at a time.
 
-    Each lookup has a thread of its own: the system's resolver cannot be interrupted, and slow names of one sandbox
-    must not take the threads of another, nor hold up the end of the process.
+    Each lookup has its own thread. The system's resolver cannot be interrupted, so slow names of one sandbox
+    must not block the threads of another, or delay the exit of the process.
 
     Parameters
     ----------
     limit : int
-        Lookups at the same time; more wait.
+        Concurrent lookups; further ones wait.
     """
 
     def __init__(self, limit: int = 4) -> None:
         self._slots = asyncio.Semaphore(limit)
 
     async def __call__(self, host: str, port: int) -> list[str]:
-        """Return the addresses of a name in the order to try them. Raises OSError."""
+        """Return the addresses of a name in the order in which to try them. Raises OSError."""
         loop = asyncio.get_running_loop()
         await self._slots.acquire()
         answer: asyncio.Future[list[str]] = loop.create_future()
@@ -65,7 +65,7 @@ class Resolver:
                 addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
             except (OSError, UnicodeError) as error:
                 problem = error if isinstance(error, OSError) else OSError(str(error))
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the event loop has ended in the meantime
                 loop.call_soon_threadsafe(finish, addresses, problem)
 
         threading.Thread(target=work, name="agentbox-lookup", daemon=True).start()
@@ -73,11 +73,11 @@ class Resolver:
 
 
 def is_own_address(address: str) -> bool:
-    """Tell whether an address is one of this machine's, public or not, by trying to bind it."""
+    """Return whether an address, public or not, belongs to this machine, by trying to bind it."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     version = "ipv6" if family == socket.AF_INET6 else "ipv4"
     try:
-        # Where this is on, any address can be bound and the test says nothing.
+        # With this option any address can be bound, and the test is meaningless.
         if Path(f"/proc/sys/net/{version}/ip_nonlocal_bind").read_text().strip() == "1":
             return False
     except OSError:
@@ -93,12 +93,12 @@ def is_own_address(address: str) -> bool:
 def refused_answer(
     name: str, port: int, addresses: Iterable[str], grant: Grant, is_own: Callable[[str], bool] = is_own_address
 ) -> tuple[str, str] | None:
-    """Find the first answer of a lookup that may not be dialled; one bad answer refuses the name.
+    """Return the first address of a lookup that must not be connected to. One such address refuses the name.
 
     Returns
     -------
     tuple of (str, str) or None
-        The address, and the sentence for the guest, which does not name the address.
+        The address, and the sentence for the guest, which does not contain the address.
     """
     for address in addresses:
         try:
@@ -130,16 +130,16 @@ async def dial(
     addresses : iterable of str
         Approved addresses.
     port : int
-        Port.
+        Port number.
     connect : callable
-        Connects to one of them.
+        Connects to one address.
     timeout : float
-        Seconds for each.
+        Seconds for each address.
 
     Raises
     ------
     OSError
-        None answered; the last error.
+        No address answered. This is the last error.
     """
     problem: OSError = OSError("no address")
     for address in list(addresses)[:MAX_ADDRESSES]:

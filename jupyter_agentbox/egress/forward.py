@@ -1,7 +1,7 @@
-"""Carries allowed bytes between a stream of the guest and a server, and checks what it carries.
+"""Carry allowed bytes between a stream of the guest and a server, and check the TLS hello.
 
-A raw connection is checked once, at its TLS hello; plain HTTP is :mod:`.http_forward`'s. Knows nothing of policy:
-:mod:`.gate` gives it connections, or the refusal to tell the guest.
+A raw connection is checked once, at its TLS hello. :mod:`.http_forward` handles plain HTTP. This module knows nothing
+of policy: :mod:`.gate` passes it connections, or the refusal to send to the guest.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .rules import normal_name, printable
 from .wire import WireError, client_hello_name, may_be_tls
 
 PIECE = 64 * 1024
-#: Fatal alert "unrecognized_name": programs then say what is the matter instead of "connection closed".
+#: Fatal alert "unrecognized_name". With it, programs report the cause instead of "connection closed".
 TLS_ALERT = b"\x15\x03\x01\x00\x02\x02\x70"
 
 
 class Stream(Protocol):
-    """What is used of :class:`jupyter_agentbox.sandbox.link.link.Stream`."""
+    """Methods used of :class:`jupyter_agentbox.sandbox.link.link.Stream`."""
 
     header: dict[str, Any]
 
@@ -33,28 +33,28 @@ class Stream(Protocol):
         """Return the next bytes; empty at the guest's EOF."""
 
     async def write(self, data: bytes) -> None:
-        """Send, as the guest takes it."""
+        """Send data as fast as the guest reads it."""
 
     async def write_eof(self) -> None:
-        """No more will be written."""
+        """Signal that nothing more will be written."""
 
     def reset(self, reason: str = "") -> None:
-        """End it both ways; idempotent."""
+        """Close both directions. Idempotent."""
 
 
 class Refused(Exception):
-    """Something is not let through; the text is the sentence for the guest.
+    """A connection or request is refused; the text is the sentence for the guest.
 
     Parameters
     ----------
     sentence : str
-        Printable ASCII.
+        Printable ASCII text.
     status : int
-        HTTP status that says so: 403 for a decision, 400 and 5xx for failures.
+        HTTP status: 403 for a decision, 400 and 5xx for failures.
     host, port
-        What was asked for, as far as it is known.
+        Requested host and port, as far as they are known.
     detail : dict, optional
-        For the audit log only.
+        Details for the audit log only.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Refused(Exception):
 
 
 class Source:
-    """Bytes of one side, with those that were read and not yet used."""
+    """Buffered reader for one side of a connection."""
 
     def __init__(self, read: Callable[[], Awaitable[bytes]]) -> None:
         self.buffer = bytearray()
@@ -77,7 +77,7 @@ class Source:
         self._read = read
 
     async def fill(self) -> bool:
-        """Read one more piece; false at the end."""
+        """Read one more piece into the buffer. Return False at EOF."""
         if not self.has_eof:
             data = await self._read()
             self.buffer += data
@@ -85,19 +85,19 @@ class Source:
         return not self.has_eof
 
     async def read(self) -> bytes:
-        """Take what is there, or the next piece; empty at the end."""
+        """Return the buffered bytes, or the next piece; empty at EOF."""
         if not self.buffer:
             await self.fill()
         return self.take(len(self.buffer))
 
     def take(self, count: int) -> bytes:
-        """Take bytes off the front of the buffer."""
+        """Remove and return bytes from the front of the buffer."""
         data = bytes(self.buffer[:count])
         del self.buffer[:count]
         return data
 
     async def head(self, timeout: float) -> bytes | None:
-        """Take an HTTP head; None if the side ended before its first byte."""
+        """Return an HTTP head, or None if EOF came before its first byte."""
 
         async def find() -> bytes | None:
             known = 0
@@ -115,18 +115,18 @@ class Source:
 
 
 class Upstream:
-    """A connection to a server that was decided, logged and dialled.
+    """Connection to a server that has been allowed, logged and opened.
 
     Parameters
     ----------
     host, port, rule
-        What was allowed, and by which pattern.
+        Allowed host and port, and the pattern that allowed them.
     address : str
-        What was dialled.
+        Address of the connection.
     reader, writer
-        The connection.
+        Streams of the connection.
     on_close : callable
-        Called once, with this object.
+        Called once, with this object, when the connection closes.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Upstream:
         return data
 
     async def write(self, data: bytes) -> None:
-        """Send bytes, and wait while the server does not take them."""
+        """Send bytes, and wait while the server does not read them."""
         self.bytes_up += len(data)
         self.last_used = time.monotonic()
         self.writer.write(data)
@@ -167,14 +167,14 @@ class Upstream:
         self.last_used = time.monotonic()
 
     async def finish(self, timeout: float) -> None:
-        """Close, after what was written has gone out or the timeout is over."""
+        """Close after all written bytes have been sent or the timeout has expired."""
         self.writer.close()
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             await asyncio.wait_for(self.writer.wait_closed(), timeout)
         self.close()
 
     def close(self) -> None:
-        """Close at once; idempotent."""
+        """Close at once. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self.writer.transport.abort()
@@ -183,20 +183,20 @@ class Upstream:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds until each kind of waiting ends.
+    """Timeouts of the gate, in seconds.
 
     Parameters
     ----------
     head : float
         For the first bytes of the guest: HTTP head, SOCKS request, TLS hello.
     lookup, connect : float
-        For one lookup, and for one address.
+        For one lookup, and for connecting to one address.
     idle, half_closed : float
-        For a connection on which nothing moves, open both ways, or one way only.
+        For a connection without traffic that is open in both directions, or in only one.
     keep_alive : float
         Between two HTTP requests.
     linger : float
-        For the guest to take a refusal before the connection is closed.
+        For the guest to read a refusal before the connection is closed.
     """
 
     head: float = 30.0
@@ -209,7 +209,7 @@ class Timeouts:
 
 
 async def finish(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks and wait for their ends, so that no error is left unseen."""
+    """Cancel tasks and wait until they have ended, so that every exception is retrieved."""
     tasks = list(tasks)
     for task in tasks:
         task.cancel()
@@ -217,7 +217,7 @@ async def finish(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 async def say_and_close(stream: Stream, data: bytes, timeout: float) -> None:
-    """Send last words, and give the guest time to read them."""
+    """Send final data, and give the guest time to read it before closing."""
 
     async def say() -> None:
         await stream.write(data)
@@ -231,7 +231,7 @@ async def say_and_close(stream: Stream, data: bytes, timeout: float) -> None:
 
 
 async def check_hello(client: Source, host: str, port: int, timeout: float) -> None:
-    """Let only a TLS hello for ``host`` pass. On other ports than 443 something else than TLS passes too.
+    """Accept only a TLS hello for ``host``. On ports other than 443, accept protocols other than TLS too.
 
     The hello stays in the buffer. Raises :class:`Refused`.
     """
@@ -245,14 +245,14 @@ async def check_hello(client: Source, host: str, port: int, timeout: float) -> N
                 return name
             if not await client.fill():
                 if not client.buffer:
-                    return None  # nothing was sent, so nothing is to be checked
+                    return None  # nothing was sent, so there is nothing to check
                 raise WireError("TLS ends within its hello")
 
     try:
         if port == 443:
             name = await asyncio.wait_for(hello(), timeout)
         else:
-            # The server may speak first here, so the client may be silent for as long as it likes.
+            # The server may speak first here, so the client may stay silent indefinitely.
             if not client.buffer:
                 await client.fill()
             name = await asyncio.wait_for(hello(), timeout)
@@ -288,9 +288,9 @@ async def relay(
     upstream : Upstream
         The server's side.
     timeouts : Timeouts
-        How long nothing may move.
+        Limits on the time without traffic.
     check : callable, optional
-        Must end well before anything goes to the server; what the server says is carried meanwhile.
+        Must succeed before anything is sent to the server. Data from the server is carried in the meantime.
     """
 
     async def up() -> None:

@@ -1,7 +1,7 @@
-"""The egress gate of one sandbox: parses, decides, looks up, dials, logs. Host side, on the link's event loop.
+"""Decide on and carry the outgoing connections of one sandbox. Runs on the host, on the link's event loop.
 
-The guest only carries bytes; everything that it says is hostile. What one sandbox can hold here is bounded: its
-connections, the bytes buffered for each, its names, its lookups, and the time of everything that waits.
+The guest only carries bytes, and everything that it sends is hostile. The resources that one sandbox can hold here
+are bounded: its connections, the bytes buffered for each, its names, its lookups, and the time of every wait.
 """
 
 from __future__ import annotations
@@ -38,40 +38,40 @@ from .rules import Decision, check_grant, decide, normal_name, ports_of, printab
 
 log = logging.getLogger(__name__)
 
-#: Addresses that names get inside; the guest listens on those it is told.
+#: Network of the addresses that stand for host names inside. The gate tells the guest on which of them to listen.
 NAME_NETWORK = ipaddress.ip_network("127.64.0.0/10")
-#: Calls with host, port and sentence when something was not let through.
+#: Called with host, port and a sentence when something is refused.
 OnRefusal = Callable[[str, int, str], None]
 
 _PHRASES = {400: "bad request", 403: "refused", 502: "unreachable", 503: "not now", 504: "no answer in time"}
 
 
 class Audit(Protocol):
-    """Where the gate writes what it decides. :class:`~jupyter_agentbox.storage.audit.log.AuditLog` is one."""
+    """Log to which the gate writes its decisions, for example :class:`~jupyter_agentbox.storage.audit.log.AuditLog`."""
 
     async def arecord(self, kind: str, sandbox: str, **columns: Any) -> int:
-        """Write a row, and return its number once it is safe. Raises AgentboxError."""
+        """Write a row and return its number once it is durable. Raises AgentboxError."""
 
     def note(self, kind: str, sandbox: str, **columns: Any) -> None:
-        """Write a row that nobody waits for."""
+        """Write a row without waiting for it."""
 
 
 @dataclass(frozen=True)
 class GateLimits:
-    """What one sandbox may hold at the gate.
+    """Limits on what one sandbox may hold at the gate.
 
     Parameters
     ----------
     connections : int
-        Streams at the same time, lookups of names apart.
+        Concurrent streams, not counting DNS streams.
     names : int
         Names that have an address inside.
     lookups : int
-        Lookups at the same time.
+        Concurrent lookups.
     dns_streams : int
-        Streams of DNS queries at the same time.
+        Concurrent streams of DNS queries.
     timeouts : Timeouts
-        How long anything waits.
+        Timeouts of every wait.
     """
 
     connections: int = 256
@@ -82,24 +82,24 @@ class GateLimits:
 
 
 class Gate:
-    """What lets a sandbox's connections out.
+    """Egress gate of one sandbox, through which all its connections leave.
 
     Parameters
     ----------
     sandbox_id : str
-        For the audit log.
+        Sandbox id for the audit log.
     grant : Grant
-        What the sandbox may reach. Assigning another ends the connections that it does not cover.
+        What the sandbox may reach. Assigning a new grant closes the connections that it does not cover.
     audit : Audit
-        Where each decision is written before it takes effect; what cannot be written is refused.
+        Log to which each decision is written before it takes effect. A connection that cannot be logged is refused.
     resolve, connect : callable, optional
-        Stand-ins for the lookup and the dial.
+        Replacements for the lookup and for the connection.
     is_own : callable, optional
-        Tells this machine's own addresses.
+        Returns whether an address belongs to this machine.
     on_refusal : callable, optional
-        Told of everything that was not let through.
+        Called for each refusal.
     limits : GateLimits
-        Bounds.
+        Limits of this sandbox.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Gate:
 
     @property
     def grant(self) -> Grant:
-        """What the sandbox may reach now."""
+        """Current grant: what the sandbox may reach."""
         return self._grant
 
     @grant.setter
@@ -151,11 +151,11 @@ class Gate:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a connection is open, or a name is being looked up."""
+        """Whether a connection or a stream of DNS queries is open."""
         return self._connections > 0 or self._dns_streams > 0
 
     async def handle(self, stream: Stream) -> None:
-        """Serve one stream of the guest, "tcp" or "dns", to its end. Never raises."""
+        """Serve one stream of the guest, of kind "tcp" or "dns", until it ends. Never raises."""
         task = asyncio.current_task()
         assert task is not None
         if self._is_closed:
@@ -176,7 +176,7 @@ class Gate:
             stream.reset()
 
     async def aclose(self) -> None:
-        """End every connection; what comes later is refused."""
+        """Close every connection and refuse all later ones."""
         self._is_closed = True
         await finish([t for t in self._tasks if t is not asyncio.current_task()])
         for upstream in list(self._upstreams):
@@ -286,7 +286,7 @@ class Gate:
             upstream.close()
 
     async def _carry(self, stream: Stream, client: Source, upstream: Upstream) -> None:
-        """Serve a connection that leads to one host and port, whichever way it came."""
+        """Carry a connection that leads to one host and port, for all three ways in (proxy, SOCKS and direct)."""
         host, port = upstream.host, upstream.port
         if port == 80:
             fixed = HttpForwarder(client, stream, self._open, self._is_allowed, self._times, (host, port))
@@ -306,7 +306,7 @@ class Gate:
         return decide(host, port, self._grant).is_allowed
 
     async def _open(self, host: str, port: int) -> Upstream:
-        """Decide, look up, log and dial. Raises :class:`Refused`."""
+        """Decide, look up, log and connect. Raises :class:`Refused`."""
         decision = decide(host, port, self._grant)
         name = decision.host
         if not decision.is_allowed:
@@ -334,7 +334,7 @@ class Gate:
         upstream = Upstream(name, port, decision.rule, address, reader, writer, self._closed)
         self._upstreams.add(upstream)
         if self._is_closed or not self._is_allowed(name, port):
-            upstream.close()  # the grant has changed since
+            upstream.close()  # the grant has changed in the meantime
             raise Refused(f"{name}:{port} is not allowed any more", 403, name, port)
         return upstream
 
@@ -355,7 +355,7 @@ class Gate:
             raise Refused(why, 503, decision.host, port) from None
 
     async def _log_refusal(self, refused: Refused) -> None:
-        """Write and tell what was not let through. Only a 403 is a decision against it; the others failed."""
+        """Log and report a refusal. Only 400 and 403 are decisions; other statuses are failures."""
         if self.on_refusal is not None:
             try:
                 self.on_refusal(refused.host, refused.port, refused.sentence)
@@ -402,7 +402,8 @@ class Gate:
                         return
                 number, packet, size = frame
                 client.take(size)
-                # One after the other: each answer is made here and at once, and a flood waits for its own log rows.
+                # One query at a time: each answer is computed here without waiting, and a flood waits for its own log
+                # rows.
                 await self._answer(stream, number, packet)
         finally:
             self._dns_streams -= 1
@@ -418,7 +419,7 @@ class Gate:
             await self._log_refusal(refused)
 
     def _resolve_inside(self, query: wire.DnsQuery) -> tuple[int, str | None, list[tuple[str, int]], Refused | None]:
-        """Answer from the grant alone: no name is ever looked up outside for a query from inside."""
+        """Answer a query from the grant alone. No query from inside ever causes a lookup outside."""
         if query.error != wire.NOERROR:
             return query.error, None, [], None
         is_address_query = query.type == wire.TYPE_A
@@ -426,7 +427,7 @@ class Gate:
         if shown == "localhost":
             return wire.NOERROR, "127.0.0.1" if is_address_query else None, [], None
         if shown.endswith(".arpa"):
-            return wire.NXDOMAIN, None, [], None  # reverse lookups and the like, of which nothing is known here
+            return wire.NXDOMAIN, None, [], None  # reverse lookups and the like; the gate has no data for them
         try:
             name = normal_name(query.name)
             ports = ports_of(name, self._grant)[: wire.MAX_LISTENERS]
@@ -441,15 +442,15 @@ class Gate:
         return wire.NOERROR, address, [(address, port) for port in ports], None
 
     def _address_of(self, name: str) -> str:
-        """Return the address that stands for a name inside; the name unused for longest loses its own."""
+        """Return the address that stands for a name inside. A full table evicts its least recently used name."""
         if name in self._names:
             self._names.move_to_end(name)
             return self._names[name]
         if len(self._names) >= self.limits.names:
             _, old = self._names.popitem(last=False)
             del self._addresses[old]
-        # Numbers go round the whole network before one comes again, so that no program that remembers an
-        # answer too long reaches another host by it.
+        # Addresses are assigned round-robin over the whole network. An address is reused as late as possible, so that a
+        # program that caches an answer for too long does not reach another host.
         while True:
             self._next_address = self._next_address % (NAME_NETWORK.num_addresses - 2) + 1
             address = str(NAME_NETWORK[self._next_address])

@@ -1,8 +1,8 @@
-"""HTTP/1.1 as a strict proxy must read it: heads, the framing of bodies, refusals. Pure functions.
+"""Parse and write HTTP/1.1 as a strict proxy: heads, body framing, refusals. Pure functions.
 
-Whatever two programs might read differently is refused instead of mended: both lengths, two lengths, folded
-lines, bare line feeds, spaces before a colon, control characters, loose chunks. That leaves no room to smuggle a
-second request past the check of the first.
+Input that two programs might interpret differently is refused, not repaired: a Content-Length with a
+Transfer-Encoding, two lengths, folded lines, bare line feeds, spaces before a colon, control characters, malformed
+chunks. This prevents smuggling a second request past the check of the first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from .rules import printable
 from .wire import WireError
 
-#: Largest head, bytes, and most header lines.
+#: Largest head in bytes, and maximum number of header lines.
 MAX_HEAD = 64 * 1024
 MAX_LINES = 256
 
@@ -28,7 +28,7 @@ _HOP_BY_HOP = frozenset(
         "te", "trailer", "upgrade",
     }
 )  # fmt: skip
-#: Headers that choose the target or the framing: naming them in Connection must not remove them.
+#: Headers that determine the target or the framing. Naming them in Connection must not remove them.
 _KEPT = frozenset({"host", "content-length", "transfer-encoding"})
 
 Headers = list[tuple[str, str]]
@@ -36,7 +36,7 @@ Headers = list[tuple[str, str]]
 
 @dataclass
 class Framing:
-    """How a body ends: after ``length`` bytes, with the last chunk, or with the connection."""
+    """How a body ends: after ``length`` bytes, with the last chunk, or when the connection closes."""
 
     length: int = 0
     is_chunked: bool = False
@@ -45,7 +45,7 @@ class Framing:
 
 @dataclass
 class Request:
-    """One request head.
+    """Request head.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Request:
     headers : list of (str, str)
         Header lines in order.
     framing : Framing
-        How its body ends.
+        Framing of the body.
     """
 
     method: str
@@ -64,27 +64,27 @@ class Request:
     framing: Framing = field(default_factory=Framing)
 
     def values(self, name: str) -> list[str]:
-        """Return the values of all lines of that (lower-case) name."""
+        """Return the values of all header lines with this lower-case name."""
         return [value for key, value in self.headers if key.lower() == name]
 
     @property
     def is_upgrade(self) -> bool:
-        """Whether it asks to go on as a websocket.
+        """Whether the request asks to upgrade to a websocket.
 
-        Other upgrades are not passed on: the requests of HTTP/2 could not be checked any more.
+        Other upgrades are not passed on, because the requests inside an HTTP/2 connection could not be checked.
         """
         return "upgrade" in _tokens(self.headers, "connection") and _tokens(self.headers, "upgrade") == {"websocket"}
 
     @property
     def is_last(self) -> bool:
-        """Whether the client wants the connection to end with the answer."""
+        """Whether the client asks to close the connection after the answer."""
         options = _tokens(self.headers, "connection") | _tokens(self.headers, "proxy-connection")
         return "close" in options or (self.version == "1.0" and "keep-alive" not in options)
 
 
 @dataclass
 class Response:
-    """One response head; ``raw`` is how it goes on to the client."""
+    """Response head; ``raw`` is the form in which it is sent to the client."""
 
     status: int
     raw: bytes
@@ -93,15 +93,17 @@ class Response:
 
 
 def find_head(data: bytes | bytearray, known: int = 0) -> int | None:
-    """Return the size of the head at the start of ``data``; None while it is not there in full.
+    """Return the size of the head at the start of ``data``, or None while it is incomplete.
 
-    So many bytes were looked at before are not looked at again, or a head in tiny pieces would take its square in time.
+    The first ``known`` bytes were searched before and are skipped. Otherwise a head that arrives in tiny pieces would
+    take
+    quadratic time.
     """
     end = data.find(b"\r\n\r\n", max(0, known - 3), MAX_HEAD)
     if end < 0:
         if len(data) >= MAX_HEAD:
             raise WireError("the HTTP head is too long")
-        # A client that ends lines with a bare line feed would wait here for ever.
+        # A client that ends lines with a bare line feed would wait here until the timeout.
         if _BARE_LINE_FEED.search(data, known):
             raise WireError("an HTTP line ends with a bare line feed")
         return None
@@ -146,7 +148,7 @@ def _framing(headers: Headers, version: str) -> Framing | None:
 
 
 def parse_request(head: bytes) -> Request:
-    """Read a request head that :func:`find_head` has found."""
+    """Parse a request head that :func:`find_head` has found."""
     line, headers = _lines(head)
     parts = line.split(" ")
     if len(parts) != 3 or not _TOKEN.fullmatch(parts[0]) or not _TARGET.fullmatch(parts[1]):
@@ -162,17 +164,17 @@ def parse_request(head: bytes) -> Request:
 
 
 def split_authority(text: str, default_port: int) -> tuple[str, int]:
-    """Split ``host:port``; brackets stay, so that an address is seen as one."""
+    """Split ``host:port``. Brackets are kept, so that an address is recognized as one."""
     match = _AUTHORITY.fullmatch(text)
     port = int(match["port"] or default_port) if match else 0
-    # Bytes beyond ASCII were read as Latin-1, so another name than the client's would be looked up.
+    # Bytes beyond ASCII were decoded as Latin-1, so the lookup would be for a name other than the client's.
     if match is None or not match["host"] or not match["host"].isascii() or not 0 < port <= 65535:
         raise WireError("HTTP with no valid host")
     return match["host"], port
 
 
 def split_url(target: str) -> tuple[str, int, str]:
-    """Split an absolute ``http`` URL into host, port and origin form. User names in it are refused."""
+    """Split an absolute ``http`` URL into host, port and origin form. A URL with a user name is refused."""
     if not target.lower().startswith("http://"):
         raise WireError("a proxied URL must start with http://")
     rest = target[7:]
@@ -183,7 +185,7 @@ def split_url(target: str) -> tuple[str, int, str]:
 
 
 def forwarded(request: Request, target: str, authority: str) -> bytes:
-    """Make the head that goes to the server: origin form, our Host, nothing that was meant for the proxy."""
+    """Return the head to send to the server: origin form, a new Host header, no headers meant for the proxy."""
     named = _tokens(request.headers, "connection") - _KEPT
     lines = [f"{request.method} {target} HTTP/1.1", f"Host: {authority}"]
     for name, value in request.headers:
@@ -198,7 +200,7 @@ def forwarded(request: Request, target: str, authority: str) -> bytes:
 
 
 def parse_response(head: bytes, method: str) -> Response:
-    """Read a response head, to the request of that method."""
+    """Parse the head of the response to a request with this method."""
     line, headers = _lines(head)
     match = re.fullmatch(r"HTTP/(1\.[01]) ([1-9][0-9][0-9])(?: [\t \x21-\x7e\x80-\xff]*)?", line)
     if not match:
@@ -215,9 +217,9 @@ def parse_response(head: bytes, method: str) -> Response:
 
 
 class BodyReader:
-    """Finds the end of a body: says of each piece how much of it belongs to the body.
+    """Parser that finds the end of a body: it returns how much of each piece belongs to the body.
 
-    Chunks are passed on as they came and only checked, so their sizes need no second encoding.
+    Chunks are checked and passed on unchanged, so they need not be encoded again.
     """
 
     MAX_LINE = 4096
@@ -231,7 +233,7 @@ class BodyReader:
         self.is_done = not (self._is_chunked or self.ends_with_connection or self._left)
 
     def feed(self, data: bytes | bytearray) -> int:
-        """Return how many bytes at the start of ``data`` belong to the body."""
+        """Return the number of bytes at the start of ``data`` that belong to the body."""
         if self.ends_with_connection:
             return len(data)
         if not self._is_chunked:
@@ -280,7 +282,7 @@ class BodyReader:
 
 
 def refusal(status: int, phrase: str, sentence: str, method: str = "GET") -> bytes:
-    """Make an answer of the gate itself, whose reason phrase already says what is the matter.
+    """Return a response of the gate itself, with the refusal's sentence as its reason phrase.
 
     Programs such as pip and requests show only the reason phrase of a failed CONNECT.
     """

@@ -1,7 +1,7 @@
-"""Carries plain HTTP request by request, each of them checked: a kept-alive connection is no way around the rules.
+"""Forward plain HTTP and check each request, so that a kept-alive connection cannot bypass the rules.
 
-Serves the proxy, where each request names its own host, and connections to port 80, which lead to one host.
-Neighbours: :mod:`.http1` reads the bytes, :mod:`.forward` has the two sides, :mod:`.gate` decides.
+This serves the proxy, where each request names its own host, and connections to port 80, which lead to one host.
+:mod:`.http1` parses the bytes, :mod:`.forward` provides the two sides, and :mod:`.gate` decides.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from .forward import Refused, Source, Stream, Timeouts, Upstream, finish, relay,
 from .rules import is_malformed, normal_name, printable
 from .wire import WireError
 
-#: Decides and dials.
+#: Decides on a host and port and connects to it.
 Open = Callable[[str, int], Awaitable[Upstream]]
 
 
 class HttpForwarder:
-    """Serves the HTTP requests of one connection of the guest, one after the other.
+    """Server for the HTTP requests of one connection of the guest, handled one after the other.
 
     Parameters
     ----------
     client, stream
         The guest's side.
     open_upstream : callable
-        Decides and dials; raises :class:`Refused`.
+        Decides and connects; raises :class:`Refused`.
     is_allowed : callable
-        Tells whether an open connection may still be used.
+        Returns whether an open connection may still be used.
     timeouts : Timeouts
-        How long it waits.
+        Timeouts of every wait.
     fixed : tuple of (str, int), optional
-        The one host and port that the connection leads to; without it this is a proxy.
+        The one host and port that the connection leads to. Without it this is a proxy.
     connect : callable, optional
-        Serves ``CONNECT host:port``, which takes the connection over.
+        Serves ``CONNECT host:port``, which takes over the connection.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class HttpForwarder:
         self._connect = connect
         self._upstream: Upstream | None = None
         self._is_sent = False
-        #: Method of the request at hand, which decides whether a refusal has a body.
+        #: Method of the current request; a refusal of HEAD has no body.
         self.method = "GET"
-        #: An answer has begun, so no refusal can be sent any more.
+        #: Whether an answer has begun, in which case a refusal can no longer be sent.
         self.has_answered = False
 
     async def run(self, upstream: Upstream | None = None) -> None:
-        """Serve until the guest is done. Raises :class:`Refused` and WireError."""
+        """Serve requests until the guest is done. Raises :class:`Refused` and WireError."""
         self._upstream = upstream
         timeout = self._timeouts.head
         try:
@@ -90,7 +90,7 @@ class HttpForwarder:
         await self._connect(host, port)
 
     def _target(self, request: http1.Request) -> tuple[str, int, str]:
-        """Return host, port and origin form; the URL, the Host header and a fixed target must agree."""
+        """Return host, port and origin form. The URL, the Host header and a fixed target must agree."""
         if self._fixed is not None and (request.target.startswith("/") or request.target == "*"):
             host, port, path = *self._fixed, request.target
         elif request.target.startswith("/"):
@@ -135,7 +135,7 @@ class HttpForwarder:
         return True
 
     async def _exchange(self, request: http1.Request, head: bytes, upstream: Upstream) -> http1.Response:
-        """Send a request and carry its answer back, at the same time: either may be long."""
+        """Send a request and carry its answer back at the same time, because either may be long."""
         self._is_sent = False
         receive = asyncio.create_task(self._receive(request, upstream))
         send = asyncio.create_task(self._send(request, head, upstream))
@@ -145,12 +145,12 @@ class HttpForwarder:
                 left = max(upstream.last_used + self._timeouts.idle - time.monotonic(), 0)
                 done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    task.result()  # an error of either ends both
+                    task.result()  # an error in either task ends both
                 if not done and upstream.last_used + self._timeouts.idle <= time.monotonic():
                     raise asyncio.TimeoutError
             response = receive.result()
             if not self._is_sent:
-                response.is_last = True  # where the next request would begin cannot be told
+                response.is_last = True  # the start of the next request is unknown
             return response
         finally:
             await finish((receive, send))
@@ -159,7 +159,7 @@ class HttpForwarder:
         await upstream.write(head)
         await self._carry(self._client, http1.BodyReader(request.framing), upstream.write)
         self._is_sent = True
-        # The guest may go away while the server thinks: be there to notice it.
+        # Keep reading, to notice when the guest disconnects while the server prepares its answer.
         if not self._client.buffer:
             await self._client.fill()
 

@@ -1,9 +1,10 @@
-"""Named groups of hosts, read from the configuration of the package managers themselves.
+"""Read named groups of hosts from the configuration of the package managers themselves.
 
-So a company's mirror works by itself, and no list of hosts grows old here. Read anew each time, blocking: a file or
-two, and for npm one run of npm when its files have changed. Call it in a worker thread.
+A company's mirror therefore works without extra settings, and there is no list of hosts to maintain here. The
+configuration is read again each time, and reading blocks: it takes a file or two, and for npm one run of npm when its
+files have changed. Call it in a worker thread.
 
-Addresses in such configuration may hold passwords: only hosts and ports are taken out of it.
+URLs in such configuration may contain passwords, so only hosts and ports are taken from it.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ from .rules import DEFAULT_PORTS, normal_name
 
 log = logging.getLogger(__name__)
 
-#: Seconds that npm may take to tell its configuration.
+#: Timeout for reading npm's configuration, in seconds.
 NPM_TIMEOUT = 20.0
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A named group of hosts.
+    """Named group of hosts.
 
     Parameters
     ----------
     name : str
-        Its name.
+        Name of the preset.
     hosts : tuple of str
         Patterns.
     note : str or None
-        Why it is empty, if it is.
+        Reason why the preset is empty, if it is.
     """
 
     name: str
@@ -53,16 +54,16 @@ class Preset:
 
 
 class _NotThere(Exception):
-    """A package manager is not installed or cannot be asked; the text says so."""
+    """A package manager is not installed or its configuration cannot be read; the text gives the reason."""
 
 
 def expand(name: str) -> tuple[str, ...]:
-    """Return the patterns of a preset; an empty one is logged with the reason.
+    """Return the patterns of a preset. If it is empty, log the reason.
 
     Raises
     ------
     InvalidRequest
-        There is no preset of that name.
+        There is no preset with this name.
     """
     preset = lookup(name)
     if preset.note:
@@ -71,7 +72,7 @@ def expand(name: str) -> tuple[str, ...]:
 
 
 def expand_all(entries: Iterable[str]) -> tuple[str, ...]:
-    """Replace the names of presets in a list by their patterns, and leave out what is there twice."""
+    """Replace the names of presets in a list with their patterns, and remove duplicates."""
     found: dict[str, None] = {}
     for entry in entries:
         found.update(dict.fromkeys(expand(entry) if entry in PRESETS else (entry,)))
@@ -79,7 +80,7 @@ def expand_all(entries: Iterable[str]) -> tuple[str, ...]:
 
 
 def lookup(name: str) -> Preset:
-    """Return a preset with the reason why it is empty, if it is; see :func:`expand`."""
+    """Return a preset, with a reason if it is empty; see :func:`expand`."""
     source = PRESETS.get(name)
     if source is None:
         raise InvalidRequest(
@@ -93,7 +94,7 @@ def lookup(name: str) -> Preset:
 
 
 def host_pattern(url: str) -> str | None:
-    """Return the pattern for the host of an http or https URL, without anything else that stands in it."""
+    """Return the pattern for the host of an http or https URL, without the URL's other parts."""
     try:
         parts = urlsplit(url.strip())
         if parts.scheme.lower() not in ("http", "https") or not parts.hostname:
@@ -122,7 +123,7 @@ def _patterns(urls: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Pip:
-    """The indexes pip is set to, and what it would use if nothing were set."""
+    """pip's configured indexes, and its defaults."""
 
     index: str
     extra: tuple[str, ...]
@@ -132,7 +133,7 @@ class _Pip:
 
 def _pip() -> _Pip:
     try:
-        # By name: pip is no dependency, and has no stubs.
+        # Imported by name: pip is not a dependency and has no stubs.
         configuration: Any = importlib.import_module("pip._internal.configuration").Configuration(isolated=False)
         public: Any = importlib.import_module("pip._internal.models.index").PyPI
     except ImportError:
@@ -142,11 +143,11 @@ def _pip() -> _Pip:
         values: Mapping[str, str] = dict(configuration.items())
         default = (str(public.simple_url), (str(public.netloc), str(public.file_storage_domain)))
     except Exception as error:
-        # Another release of pip may have moved all this: then nothing is allowed, and it is said why.
+        # A newer pip may have moved these modules. In that case nothing is allowed, and the note gives the reason.
         raise _NotThere(f"the configuration of pip cannot be read ({type(error).__name__})") from None
 
     def value(name: str) -> str:
-        # What pip install goes by, the last one winning; newer releases keep a dict for each file.
+        # The sections that pip install reads, in ascending precedence. Newer releases keep a dict for each file.
         found = ""
         for section in ("global", "install", ":env:"):
             entry: Any = values.get(f"{section}.{name}")
@@ -160,7 +161,7 @@ def _pip() -> _Pip:
 def _pypi() -> list[str]:
     pip = _pip()
     hosts = _patterns([pip.index, *pip.extra])
-    # The public index keeps its files on a second host; of a mirror only its own host is known.
+    # The public index serves its files from a second host. Of a mirror, only its own host is known.
     public = pip.default_hosts[0]
     return hosts + [host for host in pip.default_hosts[1:] if public in hosts]
 
@@ -172,7 +173,7 @@ def _run_npm(npm: str, *arguments: str, env: Mapping[str, str] | None = None) ->
     try:
         return subprocess.run(
             [npm, *arguments],
-            cwd="/",  # the configuration of no project
+            cwd="/",  # a folder without the configuration of a project
             env={**os.environ, "NO_UPDATE_NOTIFIER": "1", **(env or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -181,7 +182,7 @@ def _run_npm(npm: str, *arguments: str, env: Mapping[str, str] | None = None) ->
             check=True,
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        # Its output is left out: it may hold what stands in the configuration.
+        # Leave out npm's output: it may contain secrets from the configuration.
         raise _NotThere(f"npm cannot be asked for its configuration ({type(error).__name__})") from None
 
 
@@ -193,13 +194,13 @@ def _stamp(path: str) -> tuple[str, int, int]:
     return path, found.st_mtime_ns, found.st_size
 
 
-#: What npm said last, by what it depends on.
+#: npm's last answer, by the state that it depends on.
 _npm_answers: dict[str, _Npm] = {}
 
 
 @dataclass(frozen=True)
 class _Npm:
-    """npm's registries without credentials, the one it has built in, and the files that could change them."""
+    """npm's registries without credentials, its built-in registry, and the files that can change them."""
 
     registries: dict[str, str]
     default: str
@@ -215,7 +216,7 @@ def _npm() -> _Npm:
     if npm is None:
         raise _NotThere("npm is not installed on the machine of the Jupyter server")
     settings = sorted((k, v) for k, v in os.environ.items() if k.lower().startswith("npm_config_") or k == "HOME")
-    # A digest, as the settings may hold tokens and the answer is kept on disk.
+    # A digest, because the settings may contain tokens and the answer is stored on disk.
     key = hashlib.sha256(repr((_stamp(npm), settings)).encode()).hexdigest()
     answer = _npm_answers.get(key) or _read_npm_answer(key)
     if answer is None or not answer.is_current:
@@ -243,7 +244,7 @@ def _npm_file() -> Path:
 
 
 def _read_npm_answer(key: str) -> _Npm | None:
-    """What an earlier process was told: npm takes half a second, and a batch run may be no longer than that."""
+    """Return the stored answer of an earlier process. Running npm takes half a second, as long as a whole batch run."""
     try:
         kept = json.loads(_npm_file().read_text())
         if kept["key"] != key:
@@ -260,7 +261,7 @@ def _write_npm_answer(key: str, answer: _Npm) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(path, json.dumps({"key": key, **asdict(answer)}).encode())
     except (OSError, RuntimeError):
-        pass  # it will be asked again
+        pass  # npm is run again next time
 
 
 def _npm_hosts() -> list[str]:
@@ -328,7 +329,7 @@ def _apt(distribution: str) -> Callable[[], list[str]]:
 
 
 def _github() -> list[str]:
-    # Nothing configures these: the site itself, its API, archives, raw files, releases and large files.
+    # No configuration names these: the site itself, its API, archives, raw files, releases and large files.
     return [
         "github.com", "api.github.com", "codeload.github.com", "gist.github.com", "raw.githubusercontent.com",
         "objects.githubusercontent.com", "media.githubusercontent.com", "release-assets.githubusercontent.com",
@@ -341,7 +342,7 @@ def _crates() -> list[str]:
     if shutil.which("cargo") is None and not home.is_dir():
         raise _NotThere("cargo is not installed on the machine of the Jupyter server")
     text = next((_read(home / name) for name in ("config.toml", "config") if (home / name).is_file()), "")
-    # Only addresses are wanted, so no TOML parser is needed, which Python 3.10 has not got.
+    # Only URLs are needed, so a regular expression is enough. Python 3.10 has no TOML parser.
     text = re.sub(r"(?m)^\s*#.*$", "", text)
     urls = re.findall(r"""(?m)(?:^|[\s{,.])(?:index|registry)\s*=\s*["'](?:sparse\+)?(https?://[^"']+)["']""", text)
     urls += [
@@ -350,11 +351,11 @@ def _crates() -> list[str]:
         if re.fullmatch(r"CARGO_REGISTRIES_.*_INDEX", key)
     ]
     is_replaced = re.search(r"\[source\.[\"']?crates-io[\"']?\][^\[]*replace-with", text)
-    # Cargo has its own registry built in: an index and a file host.
+    # Cargo has a built-in registry: an index and a file host.
     return _patterns(urls) + ([] if is_replaced else ["index.crates.io", "static.crates.io", "crates.io"])
 
 
-#: Name of each preset and where its hosts come from.
+#: Presets by name, with the function that returns the hosts of each.
 PRESETS: dict[str, Callable[[], list[str]]] = {
     "pypi": _pypi,
     "npm": _npm_hosts,
@@ -366,11 +367,11 @@ PRESETS: dict[str, Callable[[], list[str]]] = {
 
 
 def pip_environment() -> dict[str, str]:
-    """Return the variables that let pip and npm inside use the indexes that they use outside.
+    """Return the environment variables that make pip and npm inside use the same indexes as outside.
 
-    Only what differs from their defaults, and without user names and passwords: those never go inside.
+    Contains only values that differ from the defaults. User names and passwords are removed: they never go inside.
     """
-    # pip repeats a refused CONNECT five times over many seconds, and shows its reason only when it repeats it.
+    # pip retries a refused CONNECT five times over many seconds, and shows the reason only when it retries.
     found = {"PIP_RETRIES": "1"}
     try:
         pip = _pip()

@@ -1,11 +1,11 @@
-"""Who may be reached: patterns, names and addresses. Pure decisions, no input or output.
+"""Decide which hosts a sandbox may reach, by patterns, names and addresses. No input or output.
 
-A pattern is an exact name (``example.org``), everything below a name (``*.example.org``, which is not
-``example.org`` itself), or ``*``; each may carry one port (``example.org:8443``). Without a port a
-pattern means ports 80 and 443. Names are compared label by label in their lower-case ASCII form.
+A pattern is an exact name (``example.org``), every subdomain of a name (``*.example.org``, which excludes
+``example.org`` itself), or ``*``. Each may end in one port (``example.org:8443``). A pattern without a port covers
+ports 80 and 443. Names are compared label by label in lower-case ASCII form.
 
-:mod:`~jupyter_agentbox.egress.gate` asks here before anything leaves, and
-``policy.policy`` checks what people write in settings.
+:mod:`~jupyter_agentbox.egress.gate` calls this module before it lets a connection out, and ``policy.policy`` uses it
+to validate settings.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from jupyter_agentbox.spec import Grant
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-#: What a pattern without a port means.
+#: Ports of a pattern that names no port.
 DEFAULT_PORTS = (80, 443)
 #: Longest name in the DNS, in characters.
 MAX_NAME = 253
 
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
 _PRINTABLE = frozenset(string.ascii_letters + string.digits + string.punctuation)
-#: IDNA 2003 and 2008 send these to different names, so what a person meant cannot be told.
+#: IDNA 2003 and IDNA 2008 map these characters to different names, so the intended name is ambiguous.
 _AMBIGUOUS = "ß\u03c2\u200c\u200d"
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """One parsed entry of an allowlist.
+    """Parsed entry of an allowlist.
 
     Parameters
     ----------
     text : str
-        As it was written; what the audit log calls the rule.
+        Original text; the audit log calls it the rule.
     name : str
         Normalised name without the wildcard; empty for ``*``.
     is_below : bool
-        Matches what is below ``name`` and not ``name`` itself.
+        Whether the pattern matches the subdomains of ``name``, without ``name`` itself.
     port : int or None
-        The only port; None means :data:`DEFAULT_PORTS`.
+        The only allowed port; None means :data:`DEFAULT_PORTS`.
     """
 
     text: str
@@ -55,38 +55,38 @@ class Pattern:
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """Ports that the pattern allows."""
+        """Allowed ports."""
         return DEFAULT_PORTS if self.port is None else (self.port,)
 
     @property
     def is_exact(self) -> bool:
-        """Whether the pattern stands for one name."""
+        """Whether the pattern matches exactly one name."""
         return not self.is_below
 
     def matches_name(self, name: str) -> bool:
-        """Tell whether a normalised name is meant, whatever the port."""
+        """Return whether the pattern matches a normalised name, regardless of the port."""
         if not self.is_below:
             return name == self.name
-        # The dot is what keeps evilexample.org out of *.example.org.
+        # The dot keeps evilexample.org from matching *.example.org.
         return not self.name or name.endswith("." + self.name)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What the rules say about one host and port.
+    """Decision on one host and port.
 
     Parameters
     ----------
     is_allowed : bool
-        Whether the grant covers it.
+        Whether the grant covers the host and port.
     host : str
-        The name in normalised form; where it has none, what was asked for in printable form.
+        Normalised name, or the requested name in printable form if it cannot be normalised.
     rule : str or None
-        The pattern that allowed it.
+        Pattern that allowed the connection.
     reason : str
-        For a refusal, one printable ASCII sentence that names host and port, and the setting that would allow it.
+        For a refusal: one sentence in printable ASCII that names host and port, and the setting that would allow them.
     is_malformed : bool
-        It is refused because the host is no host name, which no setting changes.
+        Whether the host is refused because it is not a valid host name. No setting can allow it.
     """
 
     is_allowed: bool
@@ -97,32 +97,32 @@ class Decision:
 
 
 class AddressGivenError(ValueError):
-    """What should be a host name is an IP address."""
+    """An IP address was given where a host name is required."""
 
 
 def printable(text: str, limit: int = MAX_NAME) -> str:
-    """Make a hostile string safe for a log, a status line or a notebook.
+    """Return a hostile string in a form that is safe for a log, a status line or a notebook.
 
     Parameters
     ----------
     text : str
-        Anything.
+        Any text.
     limit : int
-        Characters kept.
+        Maximum number of characters to keep.
 
     Returns
     -------
     str
-        Printable ASCII without spaces; everything else is ``?``.
+        Printable ASCII without spaces. Every other character is replaced by ``?``.
     """
     shown = "".join(c if c in _PRINTABLE else "?" for c in text[:limit])
     return shown + "..." if len(text) > limit else shown
 
 
 def is_ip_literal(text: str) -> bool:
-    """Tell whether clients would read a host as an address instead of a name.
+    """Return whether clients would interpret a host as an address instead of a name.
 
-    They read a last label that is a number as IPv4 (``127.0.0.1``, ``2130706433``, ``0x7f.1``, ``0177.1``),
+    They interpret a numeric last label as IPv4 (``127.0.0.1``, ``2130706433``, ``0x7f.1``, ``0177.1``),
     and colons or brackets as IPv6.
     """
     if ":" in text or text.startswith("["):
@@ -132,24 +132,24 @@ def is_ip_literal(text: str) -> bool:
 
 
 def normal_name(text: str) -> str:
-    """Bring a host name to the one form in which names are compared.
+    """Return a host name in the normal form in which names are compared.
 
     Parameters
     ----------
     text : str
-        A name in any case, with or without the last dot, in Unicode or ``xn--`` form.
+        Name in any case, with or without a trailing dot, in Unicode or ``xn--`` form.
 
     Returns
     -------
     str
-        Lower case, ASCII, no dot at the end.
+        Lower-case ASCII name without a trailing dot.
 
     Raises
     ------
     AddressGivenError
-        It is an address.
+        The text is an IP address.
     ValueError
-        It is no host name.
+        The text is not a valid host name.
     """
     if len(text) > 4 * MAX_NAME:
         raise ValueError("is too long for a host name")
@@ -161,7 +161,7 @@ def normal_name(text: str) -> str:
         except UnicodeError:
             raise ValueError("is not a valid international host name") from None
     name = text.lower().removesuffix(".")
-    # After the IDNA mapping: full-width digits have become plain ones by now.
+    # Check after the IDNA mapping, which turns full-width digits into plain ones.
     if is_ip_literal(name):
         raise AddressGivenError("is an IP address: only names are allowed")
     if not name or len(name) > MAX_NAME or not all(_LABEL.fullmatch(part) for part in name.split(".")):
@@ -170,7 +170,7 @@ def normal_name(text: str) -> str:
 
 
 def is_malformed(text: str) -> bool:
-    """Tell whether a host is neither a name nor an address."""
+    """Return whether a host is neither a name nor an address."""
     try:
         normal_name(text)
     except AddressGivenError:
@@ -181,19 +181,19 @@ def is_malformed(text: str) -> bool:
 
 
 def parse_pattern(text: str, *, setting: str = "Policy.allowed_hosts", field: str = "hosts") -> Pattern:
-    """Read one entry of an allowlist.
+    """Parse one entry of an allowlist.
 
     Parameters
     ----------
     text : str
-        ``name``, ``*.name`` or ``*``, with ``:port`` or without.
+        ``name``, ``*.name`` or ``*``, with or without ``:port``.
     setting, field : str
-        What the error names.
+        Setting and field that the error names.
 
     Raises
     ------
     InvalidRequest
-        It is malformed, an address, or a URL.
+        The pattern is malformed, an address, or a URL.
     """
 
     def bad(why: str) -> InvalidRequest:
@@ -224,7 +224,7 @@ def parse_pattern(text: str, *, setting: str = "Policy.allowed_hosts", field: st
 
 @functools.lru_cache(maxsize=256)
 def parse_patterns(texts: tuple[str, ...], setting: str, field: str = "hosts") -> tuple[Pattern, ...]:
-    """Read a whole list; see :func:`parse_pattern`. Remembered, since each decision needs it."""
+    """Parse a list of patterns; see :func:`parse_pattern`. Cached, because every decision needs the list."""
     return tuple(parse_pattern(text, setting=setting, field=field) for text in texts)
 
 
@@ -235,7 +235,7 @@ def check_grant(grant: Grant) -> None:
 
 
 def ports_of(name: str, grant: Grant) -> tuple[int, ...]:
-    """Return the ports on which a grant lets a normalised name be reached; none if it is not allowed."""
+    """Return the ports on which a grant allows a normalised name; empty if it does not allow the name."""
     found = {
         port
         for pattern in parse_patterns(grant.hosts, grant.setting)
@@ -251,9 +251,9 @@ def decide(host: str, port: int, grant: Grant) -> Decision:
     Parameters
     ----------
     host : str
-        The name as code inside wrote it: hostile.
+        Name as code inside wrote it: hostile.
     port : int
-        Port.
+        Port number.
     grant : Grant
         What the sandbox may reach.
     """
@@ -279,15 +279,15 @@ def decide(host: str, port: int, grant: Grant) -> Decision:
 
 @dataclass(frozen=True)
 class Kind:
-    """What kind of address is not public.
+    """Category of an address that is not public.
 
     Parameters
     ----------
     what : str
-        In words, such as ``loopback``.
+        Description, such as ``loopback``.
     is_ordinary : bool
-        It is one of the ranges that networks number their machines with: RFC 1918 and unique local IPv6 addresses.
-        A wildcard of ``private_hosts`` opens these and no others.
+        Whether the address is in a range from which networks number their machines: RFC 1918 or unique local IPv6.
+        A wildcard in ``private_hosts`` opens only these.
     """
 
     what: str
@@ -298,15 +298,15 @@ def _table(rows: dict[str, str]) -> list[tuple[ipaddress.IPv4Network | ipaddress
     return [(ipaddress.ip_network(network), what) for network, what in rows.items()]
 
 
-#: Special-purpose ranges: IANA's registries for IPv4 and IPv6, metadata services of clouds that lie in other ranges,
-#: and IPv6 forms that carry an IPv4 address. What Python calls not global is refused too, in the table or not.
+#: Special-purpose ranges: IANA's registries for IPv4 and IPv6, cloud metadata services in other ranges, and IPv6 forms
+#: that carry an IPv4 address. Addresses that Python does not consider global are refused even if they are not listed.
 _SPECIAL = _table(
     {
         "0.0.0.0/8": "unspecified",
         "100.100.100.200/32": "metadata service",  # Alibaba Cloud
         "100.64.0.0/10": "carrier-grade NAT",
         "127.0.0.0/8": "loopback",
-        "168.63.129.16/32": "metadata service",  # Azure; a public address by its number
+        "168.63.129.16/32": "metadata service",  # Azure; the number alone looks like a public address
         "169.254.0.0/16": "link-local or metadata service",
         "192.0.0.0/24": "reserved or metadata service",
         "192.88.99.0/24": "6to4 relay",
@@ -335,15 +335,15 @@ _SPECIAL = _table(
         "ff00::/8": "multicast",
     }
 )
-#: What a wildcard of ``private_hosts`` may open.
+#: Ranges that a wildcard in ``private_hosts`` may open.
 _ORDINARY = _table(dict.fromkeys(("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"), "private"))
-#: Public here, though IANA has them reserved: closed networks number their package mirrors with the documentation
-#: networks, and as nobody may use them for anything inside, they lead to nothing that needs protection.
+#: Treated as public although IANA reserves them: closed networks number their package mirrors from the documentation
+#: networks. Nobody may use these addresses for internal services, so they lead to nothing that needs protection.
 _DOCUMENTATION = _table(
     dict.fromkeys(("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32"), "documentation")
 )
 _GLOBAL_V6 = ipaddress.ip_network("2000::/3")
-#: Interface identifiers of ISATAP, before the IPv4 address.
+#: ISATAP interface identifiers, which precede the IPv4 address.
 _ISATAP = (0x00005EFE, 0x02005EFE)
 
 
@@ -352,9 +352,9 @@ def _find(ip: IPAddress, table: list[tuple[ipaddress.IPv4Network | ipaddress.IPv
 
 
 def carried_address(address: str | IPAddress) -> ipaddress.IPv4Address | None:
-    """Return the IPv4 address that an IPv6 one carries in one of the standard forms, if any.
+    """Return the IPv4 address embedded in an IPv6 address in one of the standard forms, or None.
 
-    Of the prefix ``64:ff9b:1::/48`` the address is read as in the longest of its forms.
+    For the prefix ``64:ff9b:1::/48`` the longest of its forms is assumed.
     """
     ip = ipaddress.ip_address(address)
     if ip.version == 4:
@@ -371,7 +371,7 @@ def carried_address(address: str | IPAddress) -> ipaddress.IPv4Address | None:
 
 
 def classify_address(address: str | IPAddress) -> Kind | None:
-    """Tell of what kind an address is that may not be dialled.
+    """Return the category of an address that must not be connected to.
 
     Parameters
     ----------
@@ -381,12 +381,12 @@ def classify_address(address: str | IPAddress) -> Kind | None:
     Returns
     -------
     Kind or None
-        None if it is a public address.
+        None for a public address.
 
     Raises
     ------
     ValueError
-        It is no address.
+        The text is not an address.
     """
     ip = ipaddress.ip_address(address)
     form = _find(ip, _SPECIAL)
@@ -401,26 +401,26 @@ def classify_address(address: str | IPAddress) -> Kind | None:
         return Kind(ordinary, is_ordinary=True)
     if _find(ip, _DOCUMENTATION) is not None:
         return None
-    # Whatever IANA has not given out as global unicast is refused, known to the table or not.
+    # Refuse everything that IANA has not assigned as global unicast, listed in the table or not.
     if not ip.is_global or (ip.version == 6 and ip not in _GLOBAL_V6):
         return Kind("reserved")
     return None
 
 
 def private_rule(name: str, port: int, grant: Grant, *, is_ordinary: bool) -> str | None:
-    """Return the entry of ``private_hosts`` that lets a name resolve to a refused address.
+    """Return the entry of ``private_hosts`` that lets a name resolve to a refused address, or None.
 
     Parameters
     ----------
     name : str
         Normalised name.
     port : int
-        Port.
+        Port number.
     grant : Grant
         What the sandbox may reach.
     is_ordinary : bool
-        The address is in an ordinary private range, and not this machine's own. Any other one is opened only by an
-        exact name with its port: behind these stand the Jupyter server, the proxies and metadata services.
+        Whether the address is in an ordinary private range and does not belong to this machine. Any other address needs
+        an exact name with a port, because the Jupyter server, proxies and metadata services have such addresses.
     """
     for pattern in parse_patterns(grant.private_hosts, "Policy.private_hosts", "private_hosts"):
         if not is_ordinary and not (pattern.is_exact and pattern.port):
@@ -430,7 +430,7 @@ def private_rule(name: str, port: int, grant: Grant, *, is_ordinary: bool) -> st
     return None
 
 
-#: One name, many owners: what is behind it is chosen by the path of the request, which TLS hides.
+#: Names shared by many owners: the path of the request selects the content, and TLS hides the path.
 _SHARED_NAMES = re.compile(
     r"""(?: s3(?:[.-][a-z0-9-]+)*\.amazonaws\.com | storage\.(?:cloud\.google|googleapis)\.com
       | (?:[a-z0-9.-]+\.)?r2\.cloudflarestorage\.com | [a-z0-9-]+\.(?:digitaloceanspaces|backblazeb2|wasabisys)\.com
@@ -441,7 +441,7 @@ _SHARED_NAMES = re.compile(
       | api\.telegram\.org )""",
     re.VERBOSE | re.ASCII,
 )
-#: Anybody may register a name below these.
+#: Zones in which anybody may register a name.
 _SHARED_BELOW = """
     s3.amazonaws.com amazonaws.com cloudfront.net googleapis.com appspot.com run.app web.app firebaseio.com
     windows.net azureedge.net azurewebsites.net githubusercontent.com github.io gitlab.io workers.dev pages.dev r2.dev
@@ -451,17 +451,17 @@ _SHARED_BELOW = """
 
 
 def shared_host_note(pattern: str) -> str | None:
-    """Warn of a pattern whose hosts serve anybody's files.
+    """Return a warning if the hosts of a pattern serve content of arbitrary owners, or None.
 
     Parameters
     ----------
     pattern : str
-        A well-formed pattern.
+        Well-formed pattern.
 
     Returns
     -------
     str or None
-        A sentence for the administrator, or None.
+        Sentence for the administrator, or None.
     """
     parsed = parse_pattern(pattern)
     if parsed.is_below and not parsed.name:

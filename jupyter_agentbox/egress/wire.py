@@ -1,7 +1,7 @@
-"""Reads what code inside sends first: TLS ClientHello, SOCKS5, DNS. Pure functions over hostile bytes.
+"""Parse the first bytes that code inside sends: TLS ClientHello, SOCKS5, DNS. Pure functions over hostile bytes.
 
-Each reader takes the bytes so far. It returns None while it needs more, raises :class:`WireError` as soon as they
-can become nothing valid, and never looks further than its limit. HTTP is in :mod:`.http1`.
+Each parser takes the bytes received so far. It returns None while it needs more, raises :class:`WireError` as soon as
+no continuation can be valid, and never reads beyond its limit. HTTP is in :mod:`.http1`.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 
 
 class WireError(ValueError):
-    """The bytes are not what they must be; the text says why, and holds nothing of theirs."""
+    """The bytes are invalid; the text says why and contains none of them."""
 
 
 # -- TLS ------------------------------------------------------------------------------------------
 
-#: Most bytes that a ClientHello may have, and records that it may come in: it is read anew with each piece.
+#: Maximum size of a ClientHello, and maximum number of its records. It is parsed again with each piece.
 MAX_HELLO, MAX_RECORDS = 32 * 1024, 64
 _CLIENT_HELLO = 1
 _SERVER_NAME = 0
 
 
 class _Cursor:
-    """Takes fields off the front of a message that is there in full."""
+    """Reader that takes fields off the front of a complete message."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -49,27 +49,27 @@ class _Cursor:
 
 
 def may_be_tls(data: bytes) -> bool:
-    """Tell whether the bytes so far may be the start of a TLS connection."""
+    """Return whether the bytes received so far can be the start of a TLS connection."""
     return data[:1] == b"\x16" and data[1:2] in (b"", b"\x03")
 
 
 def client_hello_name(data: bytes) -> str | None:
-    """Read the server name of a TLS ClientHello, which may come in several records.
+    """Return the server name of a TLS ClientHello, which may span several records.
 
     Parameters
     ----------
     data : bytes
-        What the client sent so far.
+        Bytes that the client has sent so far.
 
     Returns
     -------
     str or None
-        The name, empty if the hello has none; None if more bytes are needed.
+        The name; empty if the hello has none; None if more bytes are needed.
 
     Raises
     ------
     WireError
-        It is no ClientHello.
+        The bytes are not a valid ClientHello.
     """
     message = bytearray()
     position = 0
@@ -117,7 +117,7 @@ def _name_in_hello(body: bytes) -> str:
             name = entries.vector(2).data
             if is_host_name:
                 names.append(name.decode("latin-1"))
-    # A second name is what one party reads and the other does not.
+    # With two names, this parser and the server might each use a different one.
     if len(names) > 1:
         raise WireError("the TLS hello holds several server names")
     return names[0] if names else ""
@@ -131,14 +131,14 @@ SOCKS_REFUSED = 2
 SOCKS_UNREACHABLE = 4
 SOCKS_NO_COMMAND = 7
 SOCKS_NO_ADDRESS_TYPE = 8
-#: Answers to the greeting: no authentication; none of the offered methods will do.
+#: Answers to the greeting: no authentication; none of the offered methods is acceptable.
 SOCKS_NO_AUTH = b"\x05\x00"
 SOCKS_NO_METHOD = b"\x05\xff"
 
 
 @dataclass(frozen=True)
 class SocksRequest:
-    """One request; ``error`` is the reply code if it cannot be served whatever the policy."""
+    """SOCKS request; ``error`` is the reply code if the request cannot be served under any policy."""
 
     host: str
     port: int
@@ -147,7 +147,7 @@ class SocksRequest:
 
 
 def socks_greeting(data: bytes) -> tuple[int, bool] | None:
-    """Read a greeting: its size in bytes, and whether it offers to go without authentication."""
+    """Parse a greeting. Return its size in bytes, and whether it offers no authentication as a method."""
     if data[:1] not in (b"", b"\x05"):
         raise WireError("it is not SOCKS5")
     if len(data) < 2 or len(data) < 2 + data[1]:
@@ -156,7 +156,7 @@ def socks_greeting(data: bytes) -> tuple[int, bool] | None:
 
 
 def socks_request(data: bytes) -> SocksRequest | None:
-    """Read a request. Addresses are read as well, so that the refusal can name them."""
+    """Parse a request. Addresses are parsed too, so that the refusal can name them."""
     if data[:1] not in (b"", b"\x05") or data[2:3] not in (b"", b"\x00"):
         raise WireError("it is not SOCKS5")
     if len(data) < 5:
@@ -180,7 +180,7 @@ def socks_request(data: bytes) -> SocksRequest | None:
 
 
 def socks_reply(code: int) -> bytes:
-    """Make the reply to a request. The bound address means nothing here and is zero."""
+    """Return the reply to a request. The bound address has no meaning here and is zero."""
     return bytes((5, code, 0, 1, 0, 0, 0, 0, 0, 0))
 
 
@@ -189,30 +189,30 @@ def socks_reply(code: int) -> bytes:
 NOERROR, FORMERR, NXDOMAIN, NOTIMP, REFUSED = 0, 1, 3, 4, 5
 TYPE_A = 1
 _CLASS_IN = 1
-#: Seconds that programs may remember an answer.
+#: Seconds for which programs may cache an answer.
 DNS_TTL = 10
-#: Largest query that is looked at, bytes.
+#: Maximum size of a query, in bytes.
 MAX_QUERY = 4096
 
 
 @dataclass(frozen=True)
 class DnsQuery:
-    """One question.
+    """Parsed DNS question.
 
     Parameters
     ----------
     id : int
-        To be repeated in the answer.
+        Query id, repeated in the answer.
     flags : int
-        As they came.
+        Flags of the query.
     name : str
-        The name asked for, with dots; hostile. Empty for the root.
+        Requested name, with dots; hostile. Empty for the root.
     type : int
-        Such as :data:`TYPE_A`.
+        Record type, such as :data:`TYPE_A`.
     question : bytes
-        The question section, to be repeated as it came.
+        Question section, repeated unchanged in the answer.
     error : int
-        Not :data:`NOERROR` if the query cannot be answered otherwise.
+        Response code other than :data:`NOERROR` if the query can only be answered with an error.
     """
 
     id: int
@@ -224,7 +224,7 @@ class DnsQuery:
 
 
 def dns_query(packet: bytes) -> DnsQuery | None:
-    """Read a query; None for what deserves no answer: too short, or an answer itself."""
+    """Parse a query. Return None if it gets no answer: it has an invalid size, or is an answer itself."""
     if not 12 <= len(packet) <= MAX_QUERY:
         return None
     ident, flags, questions = struct.unpack_from(">HHH", packet)
@@ -242,13 +242,13 @@ def dns_query(packet: bytes) -> DnsQuery | None:
     position = 12
     while True:
         length = packet[position] if position < len(packet) else 64
-        # 64 and more is a compression pointer or undefined: neither belongs into a question.
+        # 64 and above is a compression pointer or undefined. Neither is valid in a question.
         if length > 63 or position + 1 + length > len(packet) or position - 12 + length > 254:
             return failed(FORMERR)
         position += 1 + length
         if not length:
             break
-        # A dot in a label would make two of it.
+        # A dot inside a label would make it look like two labels.
         labels.append(packet[position - length : position].decode("latin-1").replace(".", "\\"))
     if position + 4 > len(packet):
         return failed(FORMERR)
@@ -258,8 +258,8 @@ def dns_query(packet: bytes) -> DnsQuery | None:
 
 
 def dns_answer(query: DnsQuery, code: int, address: str | None = None) -> bytes:
-    """Make the answer to a query: a code, and for an A query an IPv4 address."""
-    # Answer, recursion available; opcode and "recursion desired" as they came.
+    """Return the answer to a query: a response code, and for an A query an IPv4 address."""
+    # Answer, recursion available; opcode and "recursion desired" are copied from the query.
     flags = 0x8080 | query.flags & 0x7900 | code
     head = struct.pack(">HHHHHH", query.id, flags, 1 if query.question else 0, 1 if address else 0, 0, 0)
     if not address:
@@ -268,18 +268,18 @@ def dns_answer(query: DnsQuery, code: int, address: str | None = None) -> bytes:
     return head + query.question + record
 
 
-# The "dns" stream between guest and gate. The guest numbers its queries, so answers may come in any order:
+# Format of the "dns" stream between guest and gate. The guest numbers its queries, so answers may come in any order:
 #   to the gate   length u16, number u32, query
 #   to the guest  length u16, number u32, count u8, count times (IPv4 address, port u16), answer
-# The guest listens on the addresses before it passes the answer on. An empty answer means: give none.
+# The guest listens on these addresses before it passes the answer on. An empty answer means: send no answer.
 
-#: Most ports that one name gets listeners on.
+#: Maximum number of ports on which the guest listens for one name.
 MAX_LISTENERS = 32
 _NUMBER = struct.Struct(">I")
 
 
 def query_frame(data: bytes | bytearray) -> tuple[int, bytes, int] | None:
-    """Read one frame to the gate: number, query, and the frame's size."""
+    """Parse one frame to the gate. Return number, query, and the frame's size."""
     if len(data) < 2:
         return None
     length = int.from_bytes(data[:2], "big")
@@ -291,7 +291,7 @@ def query_frame(data: bytes | bytearray) -> tuple[int, bytes, int] | None:
 
 
 def answer_frame(number: int, listen: list[tuple[str, int]], answer: bytes) -> bytes:
-    """Make one frame to the guest."""
+    """Return one frame to the guest."""
     places = b"".join(ipaddress.IPv4Address(host).packed + struct.pack(">H", port) for host, port in listen)
     body = _NUMBER.pack(number) + bytes((len(listen),)) + places + answer
     return len(body).to_bytes(2, "big") + body
