@@ -1,4 +1,4 @@
-"""Started as ``python -I -S -B <this directory>`` as PID 1: makes the directory a package and runs it."""
+"""Run the guest as PID 1, started as ``python -I -S -B <this directory>``: import the directory as a package."""
 
 import os
 import sys

@@ -1,7 +1,7 @@
-"""A sandbox that was made before anybody asked for it: it waits, and is claimed once, before any user's code runs.
+"""Serve the claim of a sandbox that was started in advance, before any user's code runs in it.
 
-Until then PID 1 may mount. The claim puts the work folder in its place and covers what is to be hidden there, lowers
-the limits of programs, and gives that right up for good. What goes wrong ends the sandbox.
+Until the claim, PID 1 may mount. The claim mounts the work folder, covers its hidden entries, lowers the limits of
+programs, and gives up the right to mount for good. Any failure ends the sandbox.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from .loop import Stream
 
-#: What the host puts there.
+#: Mount point at which the host provides the work folder.
 GIVEN = "/run/agentbox/claim/work"
 
 
 class Claim:
-    """The one claim of a waiting sandbox.
+    """Claim of a waiting sandbox. It can be made only once.
 
     From the host, as JSON messages on a stream of kind ``claim``: any number of
     ``{"masks": [[path, is_folder], ...]}``, then ``{"rlimits": {...}, "lease": seconds}``, which is answered by
@@ -33,7 +33,7 @@ class Claim:
     Parameters
     ----------
     on_lease : callable
-        Told how long the sandbox may be without an owner from here on, in seconds.
+        Called with the sandbox's new lease: how long it may be without an owner, in seconds.
     on_failure : callable
         Ends the sandbox.
     """
@@ -45,7 +45,7 @@ class Claim:
         self._is_made = False
 
     def open(self, stream: Stream) -> None:
-        """Serve the stream of it."""
+        """Serve the claim's stream."""
 
         def asked(request: dict[str, Any]) -> None:
             if "masks" in request:
@@ -53,7 +53,7 @@ class Claim:
                 return
             try:
                 self._make(request)
-            except Exception as error:  # whatever it is: nothing may go on half made
+            except Exception as error:  # any error: a partly claimed sandbox must not continue
                 stream.reset(repr(error)[:500])
                 self._on_failure()
             else:

@@ -1,4 +1,4 @@
-"""Connections that the host opens to a program inside: to a loopback port, and nowhere else."""
+"""Open connections from the host to programs inside, on loopback ports only."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .pump import Pump
 
 
 def open_connection(loop: Loop, stream: Stream) -> None:
-    """Serve a stream ``{"kind": "connect", "port": n}``: the bytes of one TCP connection, both ways.
+    """Serve a stream ``{"kind": "connect", "port": n}``: the bytes of one TCP connection, in both directions.
 
-    It is reset, with the reason, where nobody accepts it.
+    If nothing accepts the connection, the stream is reset with the reason.
     """
     port = stream.header.get("port")
     if not isinstance(port, int) or not 0 < port < 65536:
@@ -22,7 +22,7 @@ def open_connection(loop: Loop, stream: Stream) -> None:
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.setblocking(False)
     early: list[bytes] = []
-    # What the host sends before the connection is there is no more than the stream's first credit.
+    # Data that the host sends before the connection is open is limited by the stream's initial credit.
     stream.on_data = early.append
 
     def fail(reason: str) -> None:

@@ -1,12 +1,13 @@
 """Cover the hidden entries of the work folder from inside, and give up the right to mount.
 
-With the runtime runsc the host has covered them already, so gVisor's file server cannot read them. gVisor itself does
-not know of those mounts, though, and would let code inside delete or replace what is beneath. A mount that gVisor knows
-forbids that. One made in here needs no connection to the host, of which gVisor has some 250, so there is no such limit.
+With the runtime runsc the host has covered them already, so gVisor's file server cannot read them. But gVisor itself
+does not know of those mounts, and would let code inside delete or replace the files beneath them. A mount that gVisor
+knows of prevents that. A mount made inside needs no connection to the host. gVisor has about 250 of those, so mounts
+made inside are not limited by their number.
 
-The module is also a program: the runtime runsc passes its text to the interpreter (``-c``) with the guest's directory
-and arguments, to cover what was found before the guest runs; the runtime docker does so by :mod:`.docker_enter`.
-Standard library only, and no import of a sibling.
+This module is also a program. The runtime runsc passes its text to the interpreter (``-c``), with the guest's directory
+and arguments, to cover the hidden entries before the guest runs. The runtime docker uses ``container_start`` for that.
+It may use only the standard library and must not import other modules of the guest.
 """
 
 import ctypes
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 WORKSPACE = "/workspace"
-#: What is to be covered, as the launcher wrote it, and what covers a file.
+#: List of the entries to cover, written by the launcher, and the empty file that covers a file.
 COVERED, NOTHING = "/run/agentbox/covered", "/run/agentbox/nothing"
 MS_RDONLY, MS_REMOUNT, MS_BIND = 1, 32, 4096
-#: To mount, and to give that up.
+#: Capabilities to mount and to change the bounding set, and the prctl option that drops them.
 CAP_SETPCAP, CAP_SYS_ADMIN, PR_CAPBSET_DROP = 8, 21, 24
 _CAPABILITIES_V3 = 0x20080522
 
@@ -30,7 +31,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def mount(source: str, target: str, flags: int, kind: str = "", data: str = "") -> None:
-    """Mount, or raise OSError."""
+    """Mount a file system. Raises OSError."""
     arguments = (os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), data.encode())
     _check(_libc.mount(*arguments), target)
 
@@ -46,7 +47,7 @@ def cover(entries: "Iterable[tuple[str, bool]]") -> None:
     for path, is_folder in entries:
         target = f"{WORKSPACE}/{path}"
         if not os.path.lexists(target) or os.path.islink(target):
-            continue  # gone since the host has looked, or a link, which the host has covered if that can be
+            continue  # removed since the host has looked, or a link, which the host has covered if possible
         if is_folder:
             mount("tmpfs", target, MS_RDONLY, "tmpfs", "mode=0555")
         else:
@@ -55,7 +56,7 @@ def cover(entries: "Iterable[tuple[str, bool]]") -> None:
 
 
 def give_up_mounting() -> None:
-    """Give up the capabilities to mount and to change the bounding set, for this program and all that it starts."""
+    """Drop the capabilities to mount and to change the bounding set, for this program and all its descendants."""
     for number in (CAP_SYS_ADMIN, CAP_SETPCAP):
         _check(_libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0), "the bounding set")
     head = ctypes.create_string_buffer(struct.pack("=II", _CAPABILITIES_V3, 0))
@@ -67,12 +68,12 @@ def give_up_mounting() -> None:
 
 
 def pack(entries: "Iterable[tuple[str, bool]]") -> bytes:
-    """Return a list of covered entries as :func:`parse` reads it."""
+    """Return a list of covered entries in the format of :func:`parse`."""
     return b"".join((b"d" if is_folder else b"f") + os.fsencode(name) + b"\0" for name, is_folder in entries)
 
 
 def parse(data: bytes) -> "list[tuple[str, bool]]":
-    """Read a list of covered entries: for each ``d`` or ``f``, the path, and a NUL character."""
+    """Parse a list of covered entries. Each is ``d`` or ``f``, the path, and a NUL character."""
     return [(os.fsdecode(item[1:]), item[:1] == b"d") for item in data.split(b"\0") if item]
 
 
@@ -83,13 +84,13 @@ def _check(result: int, what: str) -> None:
 
 
 def cover_found() -> None:
-    """Cover what the host found."""
+    """Cover the entries that the host found."""
     with open(COVERED, "rb") as file:
         cover(parse(file.read()))
 
 
 def main(program: str, arguments: "list[str]") -> None:
-    """Cover what the host found, and become the guest in the directory ``program``."""
+    """Cover the entries that the host found, and run the guest in the directory ``program``."""
     cover_found()
     give_up_mounting()
     sys.argv = [program, *arguments]

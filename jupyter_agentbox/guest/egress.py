@@ -1,8 +1,8 @@
-"""The way out of a sandbox: listeners on loopback that hand every connection, unread, to the host.
+"""Listen on loopback for outgoing connections of the sandbox, and pass each one, unparsed, to the host.
 
-An HTTP proxy and a SOCKS5 proxy at fixed ports; a name server whose answers lead to loopback addresses, on which
-the guest listens as the host says; and those listeners. All parsing and deciding is done by the host's gate
-(``egress/gate.py``; the format of the "dns" stream is described in ``egress/wire.py``).
+There is an HTTP proxy and a SOCKS5 proxy at fixed ports. There is also a name server, whose answers are loopback
+addresses, and a listener on each of those addresses that the host names. The host's gate does all parsing and makes all
+decisions (``egress/gate.py``; ``egress/wire.py`` describes the format of the "dns" stream).
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ HTTP_PROXY_ADDRESS = ("127.0.0.1", 3128)
 SOCKS_ADDRESS = ("127.0.0.1", 1080)
 DNS_ADDRESS = ("127.0.0.1", 53)
 
-#: Connections at the same time, and accepted ones that wait for it.
+#: Maximum number of connections, and the length of the accept queue.
 MAX_CONNECTIONS = 256
 BACKLOG = 128
-#: Transparent listeners; the one unused for longest makes room.
+#: Maximum number of transparent listeners. A new one replaces the least recently used.
 MAX_LISTENERS = 512
-#: Queries without an answer yet; more are answered with a failure.
+#: Maximum number of pending queries. Further queries are answered with a failure.
 MAX_QUERIES = 512
-#: Longest query, bytes; longer ones get no answer.
+#: Maximum size of a query, in bytes. Longer queries get no answer.
 MAX_QUERY = 4096
-#: Clients of the name server by TCP at the same time, and seconds each may take.
+#: Maximum number of TCP clients of the name server, and seconds that each may take.
 MAX_DNS_CLIENTS = 32
 DNS_CLIENT_TIMEOUT = 10.0
-#: Seconds until a listener is tried again when descriptors are short, and that a refused client may take to read why.
+#: Seconds until accepting is retried when descriptors run out, and seconds for a refused client to read the reason.
 RETRY_INTERVAL = 0.1
 LINGER_TIMEOUT = 2.0
-#: Seconds that the host has for an answer.
+#: Timeout for the host's answer, in seconds.
 QUERY_TIMEOUT = 15.0
 
 NO_OWNER = (
@@ -52,12 +52,12 @@ Address = tuple[str, int]
 
 
 def servfail(query: bytes) -> bytes:
-    """Make the answer "server failure" to a query of 12 bytes or more."""
+    """Return the answer "server failure" to a query of 12 bytes or more."""
     return query[:2] + bytes((0x80 | query[2] & 0x79, 0x80 | _SERVFAIL)) + bytes(8)
 
 
 def listener(address: Address, kind: int = socket.SOCK_STREAM) -> socket.socket:
-    """Make a non-blocking socket bound to ``address``, listening where it is a stream's."""
+    """Return a non-blocking socket bound to ``address``. A stream socket also listens."""
     sock = socket.socket(socket.AF_INET, kind)
     try:
         sock.setblocking(False)
@@ -80,7 +80,7 @@ class Egress:
     loop : Loop
     link : Link
     http, socks, dns : tuple of (str, int)
-        Where to listen; port 0 takes any free one.
+        Addresses to listen on; port 0 selects any free port.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class Egress:
         self._fixed: list[socket.socket] = []
         self._lingering: set[Callable[[], None]] = set()
         self.names = NameServer(loop, link, self.listen)
-        #: Where it really listens: "http", "socks" and "dns".
+        #: Actual addresses: "http", "socks" and "dns".
         self.addresses: dict[str, Address] = {}
 
     def start(self) -> None:
-        """Open the fixed listeners. One that fails is said on stderr, and the others still serve."""
+        """Open the fixed listeners. If one fails, print the error on stderr and start the others."""
         for via, address in self._wanted.items():
             try:
                 sock = listener(address)
@@ -131,7 +131,7 @@ class Egress:
         self.names.close()
 
     def listen(self, address: Address) -> None:
-        """Listen on the address of a name, as the host says."""
+        """Listen on the address of a name, as instructed by the host."""
         if address in self._listeners:
             self._listeners.move_to_end(address)
             return
@@ -141,7 +141,7 @@ class Egress:
             sock = listener(address)
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._listeners:
-                # Another port of the same name may still work.
+                # A listener on another port of the same name may still work.
                 print(f"agentbox: cannot listen on {address}: {error}", file=sys.stderr)
                 return
             self._close_oldest()
@@ -161,7 +161,7 @@ class Egress:
                 connection, _ = sock.accept()
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
-                    # The listener stays ready for ever: look again only after a moment.
+                    # The listener stays ready, so polling it would spin. Accept again after a pause.
                     self._loop.watch(sock.fileno())
                     self._loop.later(RETRY_INTERVAL, watch)
                 return
@@ -197,7 +197,7 @@ class Egress:
                 self._connection_done()
 
         def drain() -> None:
-            # Closing with unread bytes would reset the connection, and the client might never see the words.
+            # Closing with unread bytes would reset the connection, and the client might never see the message.
             try:
                 if connection.recv(65536):
                     return
@@ -222,7 +222,7 @@ class Egress:
 
 
 class NameServer:
-    """Carries DNS queries to the host, and its answers back once the addresses in them are listened on.
+    """Name server that passes DNS queries to the host, and listens on the answer's addresses before it answers.
 
     Parameters
     ----------
@@ -239,13 +239,13 @@ class NameServer:
         self._stream: Stream | None = None
         self._received = bytearray()
         self._number = 0
-        # Number of a query -> the query, who gets the answer, and the timer that ends the waiting.
+        # Number of a query -> the query, the function that sends the answer, and the timer of the timeout.
         self._pending: dict[int, tuple[bytes, Callable[[bytes], object], list[object]]] = {}
         self._clients: set[Callable[[], None]] = set()
         self._sockets: list[socket.socket] = []
 
     def start(self, address: Address) -> Address:
-        """Serve by UDP and TCP; return where."""
+        """Serve UDP and TCP. Return the address."""
         tcp = listener(address)
         try:
             udp = listener(tcp.getsockname(), socket.SOCK_DGRAM)
@@ -307,7 +307,7 @@ class NameServer:
                 return
             data = len(answer).to_bytes(2, "big") + answer
             try:
-                # Answers are small: a client whose buffer cannot take one does not read any.
+                # Answers are small. If the client's buffer has no room for one, the client is not reading.
                 if connection.send(data) < len(data):
                     close()
             except OSError:
@@ -343,7 +343,7 @@ class NameServer:
 
     def _ask(self, query: bytes, reply: Callable[[bytes], object]) -> None:
         if not 12 <= len(query) <= MAX_QUERY or query[2] & 0x80:
-            return  # no query: answering it could start a loop of answers
+            return  # not a query: answering it could start a loop of answers
         self._number = (self._number + 1) & 0xFFFFFFFF
         number = self._number
         body = number.to_bytes(4, "big") + query

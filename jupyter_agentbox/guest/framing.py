@@ -1,14 +1,14 @@
-"""The link's wire format: many byte streams over one, sans-I/O, the same file at both ends.
+"""Define the link's wire format: many byte streams over one. No input or output; both ends use this file.
 
 A frame is ``length (u32), type (u8), stream (u32), payload``, big-endian. Streams are opened with a
-JSON header, carry bytes under credit-based flow control, and end by an EOF each way or by a reset.
+JSON header, carry bytes under credit-based flow control, and end by an EOF in each direction or by a reset.
 The host opens odd ids, the guest even ones; ids only grow.
 
-The guest is hostile to the host: a :class:`Connection` never buffers more than one frame of input,
-never takes more than the credit it gave, and gives up (:class:`ProtocolError`) on the first frame
-that breaks a rule. Whoever drives it closes the link then.
+The guest is hostile to the host. A :class:`Connection` never buffers more than one frame of input,
+never accepts more than the credit that it gave, and raises :class:`ProtocolError` on the first frame
+that breaks a rule. The caller then closes the link.
 
-This module also runs inside sandboxes: standard library only, and as few imports as can be.
+This module also runs inside sandboxes, so it uses only the standard library, and few imports.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VERSION = 1
 
 HELLO, OPEN, DATA, CREDIT, EOF, RESET, PING, PONG = range(1, 9)
 
-#: Largest payload of each frame type, bytes.
+#: Largest payload of each frame type, in bytes.
 MAX_PAYLOAD = {
     HELLO: 4096,
     OPEN: 256 * 1024,
@@ -35,15 +35,15 @@ MAX_PAYLOAD = {
     PING: 8,
     PONG: 8,
 }
-#: The same of what a guest sends to the host. Its headers have a few short fields.
+#: Largest payload of frames from the guest to the host. The guest's headers have only a few short fields.
 MAX_GUEST_PAYLOAD = {**MAX_PAYLOAD, HELLO: 256, OPEN: 1024}
-#: Credit of a stream at its opening, each way, bytes.
+#: Credit of a stream when it is opened, in each direction, in bytes.
 INITIAL_CREDIT = 64 * 1024
-#: No credit grows beyond this, bytes.
+#: Maximum credit of a stream, in bytes.
 MAX_CREDIT = 1 << 31
-#: Output that waits because the peer does not read; beyond it the link is given up, bytes.
+#: Maximum pending output for a peer that does not read, in bytes. Beyond it the link fails.
 MAX_OUTPUT = 8 * 1024 * 1024
-#: How much of it may be data; the rest is for answers, bytes.
+#: Part of that output that may be data, in bytes. The rest is for answers.
 DATA_OUTPUT = 1024 * 1024
 
 _HEAD = struct.Struct(">IBI")
@@ -51,11 +51,11 @@ _U32 = struct.Struct(">I")
 
 
 class ProtocolError(Exception):
-    """The peer broke a rule of the format; the link cannot go on."""
+    """The peer broke a rule of the format, so the link must be closed."""
 
 
 class Event:
-    """Something the peer did: ``kind`` is a frame type, ``value`` what came with it.
+    """Action of the peer: ``kind`` is a frame type, ``value`` its content.
 
     HELLO and OPEN carry a dict, DATA bytes, CREDIT the new credit (int), RESET a reason (str).
     """
@@ -75,21 +75,21 @@ class _Stream:
     __slots__ = ("credit", "has_local_eof", "has_remote_eof", "window")
 
     def __init__(self) -> None:
-        self.credit = INITIAL_CREDIT  # what we may still send
+        self.credit = INITIAL_CREDIT  # what this end may still send
         self.window = INITIAL_CREDIT  # what the peer may still send
         self.has_local_eof = False
         self.has_remote_eof = False
 
 
 class Connection:
-    """One end's state of the link.
+    """State of one end of the link.
 
     Parameters
     ----------
     is_host : bool
-        Which end this is.
+        Whether this is the host's end.
     max_streams : int
-        Streams that the peer may have open at a time; one more is reset at once.
+        Maximum number of open streams of the peer. Further streams are reset at once.
     """
 
     def __init__(self, is_host: bool, max_streams: int = 512) -> None:
@@ -107,11 +107,11 @@ class Connection:
     # -- what we send ------------------------------------------------------------------------
 
     def hello(self, info: dict[str, Any]) -> None:
-        """Introduce this end; the first frame each way."""
+        """Send the hello, the first frame in each direction."""
         self._put(HELLO, 0, _dump({"version": VERSION, **info}))
 
     def open(self, header: dict[str, Any]) -> int:
-        """Open a stream; its id is returned."""
+        """Open a stream and return its id."""
         payload = _dump(header)
         if len(payload) > MAX_PAYLOAD[OPEN]:
             raise ValueError(f"stream header of {len(payload)} bytes; at most {MAX_PAYLOAD[OPEN]} fit")
@@ -122,23 +122,23 @@ class Connection:
         return stream
 
     def room(self, stream: int) -> int:
-        """Bytes that :meth:`send` would take now: credit of the stream and space of the output."""
+        """Return how many bytes :meth:`send` accepts now: the stream's credit, limited by the space in the output."""
         state = self._streams.get(stream)
         if state is None or state.has_local_eof:
             return 0
         return max(0, min(state.credit, DATA_OUTPUT - self.output_size))
 
     def credit(self, stream: int) -> int:
-        """Bytes that the peer will still take on this stream."""
+        """Return how many bytes the peer accepts on this stream."""
         state = self._streams.get(stream)
         return 0 if state is None or state.has_local_eof else state.credit
 
     def is_open(self, stream: int) -> bool:
-        """Whether the stream exists and was not reset or closed both ways."""
+        """Return whether the stream exists and was not reset or closed in both directions."""
         return stream in self._streams
 
     def send(self, stream: int, data: bytes | memoryview) -> int:
-        """Queue as much of ``data`` as the peer's credit allows; the count is returned."""
+        """Queue as much of ``data`` as the peer's credit allows. Return the number of queued bytes."""
         state = self._streams.get(stream)
         if state is None or state.has_local_eof:
             return 0
@@ -150,14 +150,14 @@ class Connection:
         return count
 
     def grant(self, stream: int, count: int) -> None:
-        """Let the peer send ``count`` bytes more."""
+        """Allow the peer to send ``count`` more bytes."""
         state = self._streams.get(stream)
         if state is not None and not state.has_remote_eof and count > 0:
             state.window += count
             self._put(CREDIT, stream, _U32.pack(count))
 
     def send_eof(self, stream: int) -> None:
-        """No more data from this end."""
+        """Signal that this end sends no more data."""
         state = self._streams.get(stream)
         if state is not None and not state.has_local_eof:
             state.has_local_eof = True
@@ -165,34 +165,34 @@ class Connection:
             self._drop_if_done(stream, state)
 
     def reset(self, stream: int, reason: str = "") -> None:
-        """End the stream both ways, now."""
+        """Close the stream in both directions at once."""
         if self._streams.get(stream) is not None:
             self._drop(stream)
             self._put(RESET, stream, _clip(reason))
 
     def ping(self, payload: bytes = b"\0" * 8) -> None:
-        """Ask for an answer."""
+        """Ask the peer for an answer."""
         self._put(PING, 0, payload)
 
     @property
     def output_size(self) -> int:
-        """Bytes that wait to be written to the peer."""
+        """Number of bytes that wait to be written to the peer."""
         return len(self._output)
 
     def take_output(self) -> bytearray:
-        """All bytes to be written to the peer, which are then the caller's."""
+        """Return all bytes to write to the peer, and clear the output. The caller owns the buffer."""
         data, self._output = self._output, bytearray()
         return data
 
     # -- what the peer sends -----------------------------------------------------------------
 
     def receive(self, data: bytes) -> list[Event]:
-        """Take what was read; what the peer did is returned.
+        """Parse bytes from the peer. Return its actions.
 
         Raises
         ------
         ProtocolError
-            The peer broke a rule. Nothing more may be fed.
+            The peer broke a rule. The connection must not be used any further.
         """
         self._input += data
         events: list[Event] = []
@@ -236,7 +236,7 @@ class Connection:
                 self._handle_stream(kind, stream, state, payload, events)
             elif not self._was_open(stream):
                 raise ProtocolError(f"frame type {kind} on stream {stream}, which was never opened")
-            # else: closed here while this frame was on its way
+            # else: the stream was closed here before this frame arrived
 
     def _handle_open(self, stream: int, payload: bytes, events: list[Event]) -> None:
         if stream % 2 != self._peer_parity or stream <= self._peer_highest:
@@ -291,7 +291,7 @@ class Connection:
             self._peer_open -= 1
 
     def _put(self, kind: int, stream: int, payload: bytes | memoryview) -> None:
-        # Not a list of pieces: small ones would take many times their size.
+        # One buffer, because a list of small pieces would take many times their size.
         self._output += _HEAD.pack(len(payload), kind, stream)
         self._output += payload
         if len(self._output) > MAX_OUTPUT:
@@ -299,12 +299,12 @@ class Connection:
 
 
 class MessageReader:
-    """Messages of several parts on a raw stream: ``u32 total, (u32 length, part)*``.
+    """Parser for messages of several parts on a raw stream: ``u32 total, (u32 length, part)*``.
 
     Parameters
     ----------
     max_size : int
-        Largest message, bytes.
+        Size of the largest message, in bytes.
     """
 
     def __init__(self, max_size: int) -> None:
@@ -312,7 +312,7 @@ class MessageReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[list[bytes]]:
-        """Take what was read; whole messages are returned. Raises ProtocolError."""
+        """Parse more bytes. Return the messages that are complete. Raises ProtocolError."""
         self._buffer += data
         messages = []
         while len(self._buffer) >= 4:
@@ -328,24 +328,24 @@ class MessageReader:
 
 
 def copy_out(buffer: bytearray, start: int, end: int) -> bytes:
-    """The bytes of a part of ``buffer``, copied once; a slice would be copied twice."""
+    """Return a part of ``buffer`` as bytes, copied once. A slice would be copied twice."""
     with memoryview(buffer) as view:
         return bytes(view[start:end])
 
 
 def pack_message(*parts: bytes) -> bytes:
-    """One message of these parts, as :class:`MessageReader` reads it."""
+    """Return one message of these parts, in the format of :class:`MessageReader`."""
     body = b"".join(_U32.pack(len(part)) + part for part in parts)
     return _U32.pack(len(body)) + body
 
 
 def pack_json(value: dict[str, Any]) -> bytes:
-    """One message of one JSON part."""
+    """Return one message with one JSON part."""
     return pack_message(_dump(value))
 
 
 def load_json(part: bytes) -> dict[str, Any]:
-    """A JSON object from the peer. Raises ProtocolError if it is none."""
+    """Parse a JSON object from the peer. Raises ProtocolError if it is not one."""
     return _load(part)
 
 

@@ -1,4 +1,4 @@
-"""Jobs: programs that the host runs and watches, their output on its way to the host and their input from it."""
+"""Run programs for the host, and carry their output to the host and their input from it."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-#: Room that a message's own framing takes, bytes.
+#: Maximum size of a message's own framing, in bytes.
 _OVERHEAD = 64
-#: What a kept job's outputs hold for the next owner, and what is read of a program ahead of the host, bytes.
+#: Bytes of output that a kept job holds for the next owner, and bytes read from a program ahead of the host.
 KEPT = 1024 * 1024
 AHEAD = 128 * 1024
-#: Most that a pipe can hold at a program's end, bytes.
+#: Maximum number of bytes left in a pipe when a program ends.
 _PIPE = 1024 * 1024
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 
 
 class Output:
-    """What a program printed on one descriptor: the part that the host has not taken, and of a kept job, the last.
+    """Output of a program on one descriptor: what the host has not read, and for a kept job also the most recent part.
 
     Parameters
     ----------
     keep : int
-        Bytes to keep after they were sent, for another owner.
+        Number of bytes to keep after they were sent, for another owner.
 
     Attributes
     ----------
     start, sent, end : int
-        Offsets in all that was printed: of the first byte held, of the next to send, after the last.
+        Offsets in the whole output: of the first byte held, of the next byte to send, and after the last byte.
     """
 
     def __init__(self, keep: int) -> None:
@@ -46,7 +46,7 @@ class Output:
         self._buffer = bytearray()
 
     def put(self, data: bytes, *, is_heard: bool = True) -> None:
-        """Add what was read; while nobody hears it, what is too old goes unsent."""
+        """Add output. Without an owner (``is_heard`` is false), output older than the kept part is never sent."""
         self._buffer += data
         self.end += len(data)
         if not is_heard:
@@ -54,7 +54,7 @@ class Output:
         self._trim()
 
     def take(self, count: int) -> tuple[int, bytes]:
-        """Take up to `count` bytes to send, and the offset of the first."""
+        """Return the next bytes to send, at most `count`, and the offset of the first."""
         offset = self.sent
         data = bytes(self._buffer[offset - self.start : offset - self.start + count])
         self.sent += len(data)
@@ -62,7 +62,7 @@ class Output:
         return offset, data
 
     def rewind(self) -> None:
-        """Begin anew with all that is held."""
+        """Send everything that is held again."""
         self.sent = self.start
 
     def _trim(self) -> None:
@@ -73,7 +73,7 @@ class Output:
 
 
 class Job:
-    """A program run for the host, over a stream ``{"kind": "process", "process": id, ...}``.
+    """Program run for the host, over a stream ``{"kind": "process", "process": id, ...}``.
 
     The header says what to run: ``argv``, or ``line`` for a shell, or neither for a login shell; ``env``, ``cwd``,
     ``is_root``, ``has_stdin``; ``size`` (rows, columns) gives it a terminal. To the host: ``1`` or ``2`` + decimal
@@ -81,8 +81,11 @@ class Job:
     start). From the host JSON: ``{"signal": n}``, ``{"kill": true}``, ``{"size": [rows, columns]}``. Input comes
     as the raw bytes of a stream ``{"kind": "stdin", "process": id}``, whose EOF closes it.
 
-    One with ``is_kept`` outlives its owner, and its end: an EOF of the host ends and forgets it, and another owner
-    gets all that its outputs hold by a header with ``is_resumed``. Any other is killed with its stream.
+    A job with ``is_kept`` survives the loss of its owner, and its record survives the end of the program. An EOF from
+    the
+    host ends and removes it. Another owner opens it with a header that has ``is_resumed``, and receives all held
+    output.
+    Any other job is killed when its stream ends.
     """
 
     def __init__(self, loop: Loop, processes: Processes, jobs: dict[str, Job], stream: Stream) -> None:
@@ -116,7 +119,7 @@ class Job:
         self.attach(stream)
 
     def attach(self, stream: Stream) -> None:
-        """Take orders from this owner, and send it all that is held."""
+        """Take requests from this owner, and send it all held output."""
         for output in self._outputs.values():
             output.rewind()
         self._is_start_sent = self._is_exit_sent = False
@@ -128,12 +131,12 @@ class Job:
         self._push()
 
     def attach_input(self, stream: Stream) -> None:
-        """Feed the program from this stream."""
+        """Read the program's input from this stream."""
         if self._stdin < 0:
             stream.reset("the input is closed")
             return
         self._input_stream = stream
-        self._input_size = 0  # what an earlier owner sent is none of this one's credit
+        self._input_size = 0  # input of an earlier owner does not count as credit of this one
         stream.on_data = functools.partial(self._fed, stream)
         stream.on_eof = self._input_ended
 
@@ -188,7 +191,7 @@ class Job:
         self._fds = dict(zip(ours[1:], (b"1", b"2"), strict=False))
 
     def _open_terminal(self, size: list[int], is_root: bool) -> tuple[int, int]:
-        """Open one that belongs to whom it is for: there is no changing owners without the capability."""
+        """Open a terminal that belongs to the job's user. The owner cannot be changed later without the capability."""
         os.seteuid(0 if is_root else self._processes.uid)
         try:
             master, slave = os.openpty()
@@ -204,11 +207,11 @@ class Job:
             self._processes.kill_marked(self.mark, self._process)
         elif "size" in request and self._has_terminal and self._fds:
             _set_size(next(iter(self._fds)), *request["size"])
-            if self._process is not None:  # gVisor does not say it by itself
+            if self._process is not None:  # gVisor does not send it by itself
                 self._processes.signal_session(self.mark, self._process.pid, signal.SIGWINCH)
 
     def _exited(self, code: int, number: int) -> None:
-        # What is in the pipes was printed before the end. Programs left behind may print on: not to us.
+        # The pipes hold output from before the exit. Output of programs that are still running is not collected.
         for fd in list(self._fds):
             count = 0
             while fd in self._fds and count < _PIPE and (size := self._read(fd)):
@@ -231,7 +234,7 @@ class Job:
             self._end()
 
     def _end(self) -> None:
-        """Nobody wants it any more. What a command that ended by itself left running goes on."""
+        """End a job that is no longer wanted. Programs left behind by a command that exited by itself keep running."""
         if self._is_kept or self._exit is None:
             self._processes.kill_marked(self.mark, self._process)
         for fd in list(self._fds):
@@ -245,7 +248,7 @@ class Job:
     # -- output ------------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
-        """Add a line of our own to its errors, or to what its terminal shows; not once it has ended."""
+        """Add a line of our own to the program's stderr, or to its terminal, unless it has ended."""
         if self._exit is None:
             tag, end = (b"1", "\r\n") if self._has_terminal else (b"2", "\n")
             self._outputs[tag].put((text + end).encode("utf-8", "replace"), is_heard=self._stream is not None)
@@ -290,7 +293,7 @@ class Job:
             stream.write(pack_message(b"started"))
             self._is_start_sent = True
         is_moving = True
-        while is_moving:  # by turns, so that neither output starves the other
+        while is_moving:  # alternate, so that neither output starves the other
             is_moving = False
             for tag, output in self._outputs.items():
                 room = stream.credit - _OVERHEAD
@@ -336,13 +339,13 @@ class Job:
             except BlockingIOError:
                 self._loop.watch(self._stdin, None, self._write_input)
                 return
-            except OSError:  # nobody reads it any more
+            except OSError:  # the program has closed its input
                 self._has_input_eof = True
             if self._has_input_eof:
                 self._close_input()
             else:
                 self._loop.watch(self._stdin)
-        # Credit comes back only when the program has taken what was sent, or never will.
+        # Return credit only when the program has read the input, or never will.
         if self._input_stream is not None:
             self._input_stream.consumed(self._input_size)
         self._input_size = 0
@@ -374,7 +377,7 @@ def _set_size(terminal: int, rows: int, columns: int) -> None:
 
 
 def open_job(loop: Loop, processes: Processes, jobs: dict[str, Job], stream: Stream) -> None:
-    """Serve a stream of kind ``process`` (start one, or go on with one) or ``stdin``."""
+    """Serve a stream of kind ``process`` (start or resume a job) or ``stdin``."""
     job = jobs.get(stream.header["process"])
     is_input = stream.header["kind"] == "stdin"
     if job is not None:

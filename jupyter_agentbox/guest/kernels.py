@@ -1,7 +1,8 @@
-"""Kernels inside: the process, and its messages carried between its sockets and the link.
+"""Run kernels, and carry messages between their sockets and the link.
 
-A kernel outlives its owner: what it says meanwhile waits in the outboxes of its channels. One that is *embedded* has no
-sockets: it is handed the FIFOs of each owner, and keeps what it says itself (``guest.ipykernel.embedded``).
+A kernel survives the loss of its owner. Until the next owner connects, its messages wait in the outboxes of its
+channels. An *embedded* kernel has no sockets: it receives the FIFOs of each owner, and keeps its own messages
+(``guest.ipykernel.embedded``).
 """
 
 from __future__ import annotations
@@ -23,22 +24,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-#: Socket type that the guest plays towards each of the kernel's sockets.
+#: Socket type that the guest uses for each of the kernel's sockets.
 CHANNELS = {"shell": b"DEALER", "iopub": b"SUB", "stdin": b"DEALER", "control": b"DEALER"}
-#: One identity on all, so that a kernel's stdin request finds the client of the shell request.
+#: The same identity on all sockets, so that a kernel's stdin request finds the client of the shell request.
 IDENTITY = b"agentbox"
-#: Below the ephemeral range, so that no program is handed one of them by chance.
+#: Below the ephemeral range, so that no program is assigned one of these ports by chance.
 FIRST_PORT = 9000
-#: What waits for the host, bytes. Much for iopub: a kernel drops what its socket cannot queue.
+#: Limits on the bytes that wait for the host. The limit for iopub is high because a kernel drops messages that its
+#: socket cannot queue.
 OUTBOX_LIMIT = 4 * 1024 * 1024
 IOPUB_LIMIT = 64 * 1024 * 1024
-#: Largest message of the kernel's, and for it, bytes: 512 MiB of a client's, and what goes with them.
+#: Largest message from and to the kernel, in bytes: 512 MiB of a client's data, plus its envelope.
 MAX_MESSAGE = 128 * 1024 * 1024
 MAX_REQUEST = 513 * 1024 * 1024
-#: FIFOs of an embedded kernel, those that it reads first; as in its own program, which cannot be imported here.
+#: FIFOs of an embedded kernel: those that it reads, then those that it writes. The kernel's program defines them too,
+#: and cannot be imported here.
 READ_FIFOS = ("shell", "stdin", "control", "said-read", "answers-read")
 WRITTEN_FIFOS = ("said", "answers")
-#: What such a kernel's launcher loads, in that order: it is told their names in AGENTBOX_EMBEDDED.
+#: Modules that an embedded kernel's launcher loads, in this order. AGENTBOX_EMBEDDED passes it the names.
 EMBEDDED_MODULES = (
     "embedded_protocol",
     "embedded_lazy",
@@ -51,19 +54,19 @@ LINK_DIR = "/run/agentbox/link"
 IMPORT_CACHE = f"{LINK_DIR}/imports"
 _DIAL_INTERVAL = 0.01
 _READ_SIZE = 256 * 1024
-#: Reads of iopub that one word on another channel lets go first, at most.
+#: Maximum number of reads from iopub before a message on another channel is carried.
 _MAX_DRAIN = 64
 
 
 class Kernel:
-    """One kernel process, started for a stream ``{"kind": "kernel", "name": ...}``.
+    """Kernel process, started for a stream ``{"kind": "kernel", "name": ...}``.
 
     To the host: JSON messages ``{"event": "connected", "channel": ...}``, ``{"event": "exited", "code", "signal",
     "is_out_of_memory"}``, ``{"event": "failed", "message"}``, ``{"event": "dropped", "channel", "count"}`` and
-    ``{"event": "hung up"}``. From the host: ``{"signal": n}``; for an embedded kernel ``{"fifos": name, "taken",
-    "room"}`` and ``{"hang_up": true}`` too, the first of which has a ``claim`` for one that waited
-    (``guest.ipykernel.embedded_claim``). An EOF from the host ends the kernel; the loss of the owner does not. All
-    processes that descend from a kernel end with it.
+    ``{"event": "hung up"}``. From the host: ``{"signal": n}``. For an embedded kernel also ``{"fifos": name, "taken",
+    "room"}`` and ``{"hang_up": true}``; the first of them has a ``claim`` if the kernel waited to be claimed
+    (``guest.ipykernel.embedded_claim``). An EOF from the host ends the kernel; the loss of the owner does not. When a
+    kernel ends, all its descendants are killed.
     """
 
     def __init__(self, loop: Loop, processes: Processes, stream: Stream) -> None:
@@ -118,11 +121,11 @@ class Kernel:
 
     @property
     def pid(self) -> int:
-        """Its process; 0 where it never ran or runs no more."""
+        """Process id; 0 if the kernel is not running."""
         return self._process.pid if self.is_running else 0
 
     def attach(self, stream: Stream) -> None:
-        """Take orders from this owner, and tell it all that nobody has heard yet."""
+        """Take requests from this owner, and send it all events that no owner has received."""
         read_requests(stream, self._asked)
         stream.on_eof = self.end
         stream.on_reset = lambda reason: self._events.detach()
@@ -139,12 +142,12 @@ class Kernel:
             self._order({"taken": request.get("taken")}, [])
 
     def end(self) -> None:
-        """Kill it, with all that it has started."""
+        """Kill the kernel and all its descendants."""
         if self.is_running:
             self._processes.kill_marked(self._mark, self._process)
 
     def connected(self, channel: Channel) -> None:
-        """Tell the host that it listens there."""
+        """Tell the host that a channel is connected."""
         self._tell(event="connected", channel=channel.name)
         if channel.name == "iopub":
             for other in self.channels.values():
@@ -152,17 +155,17 @@ class Kernel:
 
     @property
     def is_listened_to(self) -> bool:
-        """Whether what it puts out is heard: a request that came before would be answered, and never known to end."""
+        """Whether the kernel's iopub is connected. A request sent before would be answered but never seen to end."""
         return "iopub" in self.channels and self.channels["iopub"].is_connected
 
     def dropped(self, channel: Channel, count: int) -> None:
-        """Tell the host that it has missed messages."""
+        """Tell the host that messages were dropped."""
         self._tell(event="dropped", channel=channel.name, count=count)
 
     def _open_embedded(self, *, has_cache: bool) -> tuple[int, ...]:
-        """Make what an embedded kernel starts with: the socket of its orders, its program and the import cache.
+        """Return the descriptors for an embedded kernel: a socket for orders, its program and the import cache.
 
-        A program that ran before may have changed what is imported, so the cache is the first one's alone.
+        Only the first program gets the cache, because an earlier program may have changed the modules to import.
         """
         self._orders, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.setblocking(False)
@@ -186,7 +189,7 @@ class Kernel:
             claim = {"claim": request["claim"]} if request.get("claim") else {}
             self._order({"taken": request["taken"], "room": request["room"], **claim}, fds)
         except OSError:
-            pass  # that owner is gone, and another one will ask
+            pass  # that owner has disconnected, and the next one will ask again
         finally:
             for fd in fds:
                 os.close(fd)
@@ -196,7 +199,7 @@ class Kernel:
         try:
             socket.send_fds(self._orders, [json.dumps(order).encode()], fds)
         except OSError:
-            pass  # it is ending, or does not look
+            pass  # the kernel is exiting or does not read its orders
 
     def _order_done(self) -> None:
         assert self._orders is not None
@@ -213,7 +216,7 @@ class Kernel:
 
     def _exited(self, code: int, number: int) -> None:
         self.is_running = False
-        self._processes.kill_marked(self._mark, self._process)  # a program that it started may have outlived it
+        self._processes.kill_marked(self._mark, self._process)  # a program that it started may still be running
         if self._orders is not None:
             self._loop.watch(self._orders.fileno())
             self._orders.close()
@@ -226,7 +229,7 @@ class Kernel:
 
 
 class Channel:
-    """The guest's connection to one of the kernel's sockets, and the stream to the host."""
+    """Guest's connection to one of the kernel's sockets, and the stream to the host."""
 
     def __init__(self, loop: Loop, kernel: Kernel, name: str, address: str | tuple[str, int]) -> None:
         self.name = name
@@ -245,9 +248,9 @@ class Channel:
         self._dial()
 
     def attach(self, stream: Stream) -> None:
-        """Carry to and from this owner."""
+        """Carry messages to and from this owner."""
         self._stream = stream
-        self._from_host = zmtp.Splitter(MAX_REQUEST)  # half a message of the last owner's is nobody's
+        self._from_host = zmtp.Splitter(MAX_REQUEST)  # discard the incomplete message of the previous owner
         self._uncredited = 0
         stream.on_data = self._host_said
         stream.on_reset = lambda reason: self._detach(stream)
@@ -288,7 +291,7 @@ class Channel:
         self._loop.watch(sock.fileno())
         sock.close()
         self._sock = None
-        self._sent = 0  # what the kernel has a part of, it is sent whole
+        self._sent = 0  # a message of which the kernel has received a part is sent again in full
         self._loop.later(_DIAL_INTERVAL, self._dial)
 
     def _greet(self, sock: socket.socket) -> None:
@@ -303,7 +306,7 @@ class Channel:
         if not data:
             self._redial(sock)
         elif rest is not None:
-            if self.name == "iopub":  # not before: libzmq hangs up on what it reads along with READY
+            if self.name == "iopub":  # not earlier: libzmq closes the connection if it reads this along with READY
                 sock.send(zmtp.SUBSCRIBE_ALL)
             self._sock = sock
             self._from_kernel = zmtp.Splitter(MAX_MESSAGE)
@@ -320,13 +323,13 @@ class Channel:
             )
 
     def _drain(self) -> None:
-        """Carry all that lies in its socket."""
+        """Carry everything in the socket's buffer, up to a maximum number of reads."""
         for _ in range(_MAX_DRAIN):
             if self._sock is None or not self._outbox.has_room or not self._read():
                 return
 
     def _read(self) -> bool:
-        """Carry what is read at once; whether there was something."""
+        """Read once from the socket and queue the messages. Return whether there was data."""
         assert self._sock is not None
         try:
             data = self._sock.recv(_READ_SIZE)
@@ -338,7 +341,8 @@ class Channel:
             self._redial(self._sock)
             return False
         if self.name != "iopub":
-            # What the kernel put out before its reply has arrived before it, and is not overtaken by it.
+            # Output that the kernel sent before its reply has arrived already. Carry it first, so that the reply does
+            # not overtake it.
             self._kernel.channels["iopub"]._drain()
         self._kernel_said(data)
         if not self._outbox.has_room:
@@ -354,7 +358,7 @@ class Channel:
                 self._redial(self._sock)
 
     def _host_said(self, data: bytes) -> None:
-        # Only whole messages go on: an owner may be lost in the middle of one.
+        # Pass on only complete messages: an owner may be lost in the middle of one.
         try:
             self._unsent += self._from_host.feed(data)
         except zmtp.ZmtpError as error:
@@ -366,11 +370,11 @@ class Channel:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the kernel has accepted it."""
+        """Whether the kernel has accepted the connection."""
         return self._sock is not None
 
     def send_waiting(self) -> None:
-        """Hand the kernel what it takes of what waits for it."""
+        """Send the kernel as many of the waiting messages as its socket accepts."""
         if self._sock is None or not self._kernel.is_listened_to:
             return
         try:
@@ -391,7 +395,7 @@ class Channel:
 
 
 def _find_ports(is_ipc: bool) -> list[int]:
-    """Five numbers: any will do for UNIX sockets of the kernel's own."""
+    """Return five port numbers. For UNIX sockets any numbers work, since each kernel has its own sockets."""
     if is_ipc:
         return list(range(1, 6))
     ports: list[int] = []
@@ -409,7 +413,7 @@ def _find_ports(is_ipc: bool) -> list[int]:
 
 
 def _take_file(path: str) -> int:
-    """Open a file and remove it, as no snapshot is to name it; an empty one where there is none."""
+    """Open a file and remove it, so that no snapshot refers to it. Return an empty file if it does not exist."""
     try:
         fd = os.open(path, os.O_RDONLY)
     except OSError:
@@ -419,13 +423,13 @@ def _take_file(path: str) -> int:
 
 
 def make_shared_directory(path: str) -> None:
-    """Make the directory of connection files; like ``/tmp``, since each is written as its kernel's user."""
+    """Create the directory of connection files, with the mode of ``/tmp``: each is written as its kernel's user."""
     os.makedirs(path, mode=0o1777, exist_ok=True)
     os.chmod(path, 0o1777)
 
 
 def open_kernel(loop: Loop, processes: Processes, kernels: dict[str, Kernel], stream: Stream) -> None:
-    """Serve a stream of kind ``kernel`` (start one, or go on with one) or ``channel``."""
+    """Serve a stream of kind ``kernel`` (start or resume a kernel) or ``channel``."""
     name = stream.header["kernel"]
     known = kernels.get(name)
     action: Callable[[Stream], object]

@@ -1,4 +1,4 @@
-"""What runs inside: asked by the owner before it freezes a sandbox."""
+"""Measure what runs inside, at the owner's request before it freezes a sandbox."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INTERVAL = 1.0
 
 
 def measure(kernels: set[int]) -> tuple[int, int]:
-    """Return how many processes there are beside PID 1 and kernels, and all ticks of processor time used by them."""
+    """Return the number of processes besides PID 1 and kernels, and the processor ticks used by all processes."""
     others = ticks = 0
     for name in os.listdir("/proc"):
         if not name.isdigit() or name == "1":
@@ -29,7 +29,7 @@ def measure(kernels: set[int]) -> tuple[int, int]:
 
 
 def open_load(loop: Loop, stream: Stream, kernels: set[int]) -> None:
-    """Answer with one JSON object: ``others`` (processes) and ``ticks`` (used in the next second by all)."""
+    """Answer with one JSON object: ``others`` (processes) and ``ticks`` (used by all in the next second)."""
     _, before = measure(kernels)
 
     def answer() -> None:

@@ -1,7 +1,7 @@
 """Look up paths of the work folder that were changed from outside.
 
-gVisor keeps a file open that was used inside, also when it is deleted from outside, until somebody inside looks its
-path up; until then its blocks stay in use on the host.
+gVisor keeps a file open that was used inside. If the file is deleted from outside, it stays open, and its blocks stay
+in use on the host, until a program inside looks its path up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORKSPACE = "/workspace/"
 
 
 def open_lookup(stream: Stream) -> None:
-    """Serve a stream of kind ``lookup``: each message ``{"paths": [...]}`` is answered by ``{"ok": true}``.
+    """Serve a stream of kind ``lookup``: answer each message ``{"paths": [...]}`` with ``{"ok": true}``.
 
     The paths are relative to the work folder.
     """
@@ -30,7 +30,7 @@ def open_lookup(stream: Stream) -> None:
     def asked(request: dict[str, Any]) -> None:
         for path in request["paths"]:
             try:
-                os.lstat(WORKSPACE + path)  # of a folder that is gone, all beneath it is let go of
+                os.lstat(WORKSPACE + path)  # if a folder was removed, gVisor releases everything beneath it
             except (OSError, ValueError):
                 pass
         try:

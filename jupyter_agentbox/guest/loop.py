@@ -1,7 +1,7 @@
-"""The guest's one thread: a small event loop, and the link to the host.
+"""Provide the guest's single-threaded event loop and its end of the link to the host.
 
-No asyncio: its import alone costs a tenth of a second inside gVisor. Neighbours: :mod:`.framing`
-is the format, :mod:`.pid1` puts the parts together.
+It does not use asyncio, whose import alone takes a tenth of a second inside gVisor. :mod:`.framing` defines the wire
+format, and :mod:`.pid1` combines the parts.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     Callback = Callable[[], object]
 
 CHUNK = MAX_PAYLOAD[DATA]
-#: Credit is given back in pieces of this many bytes.
+#: Number of consumed bytes after which credit is returned to the host.
 GRANT_SIZE = INITIAL_CREDIT // 2
-#: Seconds between two tries to find an owner.
+#: Seconds between two attempts to find an owner.
 REDIAL_INTERVAL = 0.02
 
 
 class LinkDown(Exception):
-    """No owner is connected at the moment."""
+    """No owner is connected, or the host cannot take more data."""
 
 
 class Loop:
-    """Calls back when descriptors are ready or timers are due."""
+    """Event loop that calls back when descriptors are ready or timers expire."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
@@ -44,7 +44,7 @@ class Loop:
         self.is_running = True
 
     def watch(self, fd: int, on_readable: Callback | None = None, on_writable: Callback | None = None) -> None:
-        """Call back when ``fd`` is ready; with neither callback, stop watching it."""
+        """Call back when ``fd`` is ready. Without callbacks, stop watching it."""
         mask = (select.EPOLLIN if on_readable else 0) | (select.EPOLLOUT if on_writable else 0)
         known = self._watched.get(fd)
         if not mask:
@@ -59,7 +59,7 @@ class Loop:
             self._poll.modify(fd, mask)
 
     def renew(self) -> None:
-        """Watch by a new epoll object: gVisor's keeps what was unwatched while ready, and can't be saved with that."""
+        """Replace the epoll object. gVisor's keeps files that were unwatched while ready, and then cannot be saved."""
         self._poll.close()
         self._poll = select.epoll()
         for fd, (on_readable, on_writable) in self._watched.items():
@@ -67,14 +67,14 @@ class Loop:
             self._poll.register(fd, mask)
 
     def later(self, delay: float, callback: Callback) -> list[Any]:
-        """Call ``callback`` in ``delay`` seconds; the result goes to :meth:`cancel`."""
+        """Call ``callback`` in ``delay`` seconds. Return a timer for :meth:`cancel`."""
         self._count += 1
         timer: list[Any] = [time.monotonic() + delay, self._count, callback]
         heapq.heappush(self._timers, timer)
         return timer
 
     def cancel(self, timer: list[Any]) -> None:
-        """Forget a timer; it may have fired already."""
+        """Cancel a timer, which may have fired already."""
         timer[2] = None
 
     def run(self) -> None:
@@ -86,7 +86,7 @@ class Loop:
             if self._timers:
                 timeout = max(0.0, self._timers[0][0] - time.monotonic())
             for fd, mask in self._poll.poll(timeout):
-                # Looked up anew each time: an earlier callback may have closed this one.
+                # Look the descriptor up again for each event: an earlier callback may have closed it.
                 if mask & ~select.EPOLLOUT and fd in self._watched:
                     on_readable, on_writable = self._watched[fd]
                     (on_readable or on_writable)()  # type: ignore[misc]
@@ -102,11 +102,11 @@ class Loop:
 
 
 def ignore(*_: object) -> None:
-    """Do nothing, as a callback."""
+    """Do nothing. Used as the default callback."""
 
 
 class Stream:
-    """One stream of the link. Callbacks are assigned by whoever uses it."""
+    """Stream of the link. Its user assigns the callbacks."""
 
     def __init__(self, link: Link, stream_id: int, header: dict[str, Any]) -> None:
         self.header = header
@@ -120,38 +120,38 @@ class Stream:
 
     @property
     def credit(self) -> int:
-        """Bytes that may be written now."""
+        """Number of bytes that may be written now."""
         connection = self._link.connection
         return connection.room(self._id) if connection is not None else 0
 
     @property
     def credit_given(self) -> int:
-        """Bytes that the host has allowed and that were not sent yet, whether or not the link has room."""
+        """Number of unused credit bytes from the host, regardless of the room on the link."""
         connection = self._link.connection
         return connection.credit(self._id) if connection is not None else 0
 
     def write(self, data: bytes) -> None:
-        """Queue ``data``, of which no more than :attr:`credit` may be given."""
+        """Queue ``data``, which must not exceed :attr:`credit`."""
         connection = self._link.connection
         if connection is None or connection.send(self._id, data) < len(data):
             raise LinkDown("more was written than the host takes")
         self._link.flush()
 
     def write_eof(self) -> None:
-        """No more will be written."""
+        """Signal that nothing more will be written."""
         if self._link.connection is not None:
             self._link.connection.send_eof(self._id)
             self._link.flush()
             self._link.loop.later(0, lambda: self._link.forget_if_done(self._id))
 
     def reset(self, reason: str = "") -> None:
-        """End it both ways."""
+        """Close both directions."""
         if self._link.connection is not None and self._link.forget(self._id):
             self._link.connection.reset(self._id, reason)
             self._link.flush()
 
     def consumed(self, count: int) -> None:
-        """Let the host send ``count`` bytes more; it is told in larger pieces, since every frame costs both ends."""
+        """Return credit for ``count`` bytes to the host, in batches, because every frame costs both ends."""
         self._owed += count
         if self._owed >= GRANT_SIZE and self._link.connection is not None:
             self._link.connection.grant(self._id, self._owed)
@@ -160,17 +160,17 @@ class Stream:
 
 
 class Link:
-    """The guest's end: finds an owner on the FIFOs in ``directory``, again and again.
+    """Guest's end of the link, which finds one owner after another on the FIFOs in ``directory``.
 
     Parameters
     ----------
     loop : Loop
     directory : str
-        Where ``down.N`` and ``up.N`` are.
+        Directory of ``down.N`` and ``up.N``.
     on_stream : callable
         Called with each stream that the host opens.
     on_up, on_down : callable
-        Called when an owner is there, and when it is gone.
+        Called when an owner connects, and when it disconnects.
     """
 
     def __init__(
@@ -195,10 +195,11 @@ class Link:
         self._suspension = Suspension()
 
     def dial(self) -> None:
-        """Look for an owner now, and keep looking."""
+        """Look for an owner now, and keep looking until one is found."""
         try:
-            # Each owner makes a new pair, with a higher number. One without a reader must not be opened: gVisor
-            # would wait for the reader, whatever the flags say.
+            # Each owner creates a new pair of FIFOs with a higher number. A FIFO without a reader must not be opened:
+            # gVisor
+            # would block until there is a reader, even with O_NONBLOCK.
             number, token = _find_newest(self._directory)
             if number <= self._number:
                 raise LinkDown("no new owner")
@@ -223,7 +224,7 @@ class Link:
         self.flush()
 
     def open(self, header: dict[str, Any]) -> Stream:
-        """Open a stream to the host. Raises LinkDown when no owner is there."""
+        """Open a stream to the host. Raises LinkDown if no owner is connected."""
         if self.connection is None or not self._is_up:
             raise LinkDown("no owner is connected")
         stream_id = self.connection.open(header)
@@ -232,16 +233,16 @@ class Link:
         return stream
 
     def forget(self, stream_id: int) -> bool:
-        """Drop a stream from the table; whether it was there."""
+        """Remove a stream from the table. Return whether it was there."""
         return self._streams.pop(stream_id, None) is not None
 
     def forget_if_done(self, stream_id: int) -> None:
-        """Drop a stream that has ended both ways. Not before its last event was handled: they come in batches."""
+        """Remove a stream that has ended in both directions, after its last event: events are handled in batches."""
         if self.connection is not None and not self.connection.is_open(stream_id):
             self._streams.pop(stream_id, None)
 
     def hang_up(self) -> None:
-        """Close the link; every stream on it is reset."""
+        """Close the link and reset every stream on it."""
         if self.connection is None:
             return
         self._close_files()
@@ -258,11 +259,11 @@ class Link:
         self._on_down()
 
     def suspend(self, token: str) -> None:
-        """Close the files, keep the streams, and wait for the owner that comes with ``token``, or for another one."""
+        """Close the files but keep the streams, and wait for the owner with ``token`` or for a different owner."""
         self._suspension.begin(self, token)
 
     def pause(self) -> None:
-        """Close the files once all is written; for :class:`Suspension`."""
+        """Close the files after all output has been written. Called by :class:`Suspension`."""
         self._close_files()
         self.loop.renew()
         self._on_down()
@@ -270,11 +271,11 @@ class Link:
 
     @property
     def has_output(self) -> bool:
-        """Whether something waits to be written."""
+        """Whether output is waiting to be written."""
         return bool(self._pending) or (self.connection is not None and self.connection.output_size > 0)
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write pending output."""
         if self._writer >= 0 and not self._pending:
             self._writable()
 
@@ -308,7 +309,7 @@ class Link:
     def _writable_again(self) -> None:
         self._writable()
         if not self._pending and self.connection is not None:
-            for stream in list(self._streams.values()):  # room in the output again
+            for stream in list(self._streams.values()):  # the output has room again
                 stream.on_credit()
 
     def _readable(self) -> None:

@@ -1,4 +1,4 @@
-"""Memory: asked by the owner, kill one program before the memory limit ends the whole sandbox."""
+"""Kill one program, at the owner's request, before the memory limit ends the whole sandbox."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Program:
-    """A process and the bytes that it has in memory."""
+    """Process and its memory use in bytes."""
 
     def __init__(self, pid: int, status: bytes) -> None:
         fields = dict(line.partition(b":")[::2] for line in status.splitlines())
@@ -26,7 +26,7 @@ class Program:
 
 
 def read_programs() -> list[Program]:
-    """Return all processes but PID 1 and those that have no memory."""
+    """Return all processes except PID 1 and those without memory."""
     found: list[Program] = []
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
@@ -41,20 +41,20 @@ def read_programs() -> list[Program]:
 
 
 def choose(programs: list[Program], kernels: set[int], used: int, excess: int, limit: int) -> Program | None:
-    """Choose the one to kill: a kernel only if no other program is large enough to matter.
+    """Choose the program to kill. A kernel is chosen only if no other program is large enough to matter.
 
     Parameters
     ----------
     programs : list of Program
     kernels : set of int
-        The processes of kernels.
+        Process ids of the kernels.
     used, excess, limit : int
-        Bytes: what the sandbox uses, how much of it is too much, and its limit.
+        Memory use of the sandbox, the excess to be freed, and the limit, in bytes.
 
     Returns
     -------
     Program or None
-        None where less than half of what is used belongs to programs: files in memory do not go with them.
+        None if less than half of the memory belongs to programs: killing one does not free files in memory.
     """
     if sum(program.size for program in programs) < used // 2:
         return None
@@ -73,9 +73,10 @@ def choose(programs: list[Program], kernels: set[int], used: int, excess: int, l
 
 
 def open_memory(stream: Stream, kernels: dict[str, Kernel], jobs: dict[str, Job]) -> None:
-    """Kill one program and answer with one JSON object: its ``pid``, ``name``, ``size`` and ``kernel``, or nothing.
+    """Kill one program. Answer with one JSON object: its ``pid``, ``name``, ``size`` and ``kernel``, or nothing.
 
-    The header has ``used``, ``excess`` and ``limit``, and a ``sentence`` for whoever reads what the program prints.
+    The header has ``used``, ``excess`` and ``limit``, and a ``sentence`` that is added to the output of the program's
+    job.
     """
     header = stream.header
     own = {kernel.pid: (name, kernel) for name, kernel in kernels.items() if kernel.pid}
@@ -92,7 +93,7 @@ def open_memory(stream: Stream, kernels: dict[str, Kernel], jobs: dict[str, Job]
             os.kill(victim.pid, signal.SIGKILL)
             answer = {"pid": victim.pid, "name": victim.name, "size": victim.size, "kernel": name}
         except OSError:
-            pass  # it has ended by itself
+            pass  # it has exited
     try:
         stream.write(json.dumps(answer).encode())
         stream.write_eof()

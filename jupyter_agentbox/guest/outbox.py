@@ -1,9 +1,9 @@
-"""What a program inside says to the host, kept until the host has taken it.
+"""Keep the messages of a program inside until the host has read them.
 
-An :class:`Outbox` outlives the link: when the owner is lost it goes on collecting, and the next owner gets
-every message that the last one had not taken, whole. Bounded: beyond its limit it takes no more while an owner is
-there (the program waits), and drops the oldest while none is (a kernel must not stop for want of an audience, and
-the newest tell how it stands now), which it counts.
+An :class:`Outbox` outlives the link. When the owner is lost, the outbox goes on collecting messages, and the next owner
+receives every message that the last one had not read completely. An outbox is bounded. At its limit, while an owner is
+connected, it accepts no more and the program waits. Without an owner it drops and counts the oldest messages, because a
+kernel must not block when nobody reads its output, and the newest messages show the current state.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class Outbox:
-    """Whole messages on their way to the host.
+    """Queue of complete messages on their way to the host.
 
     Parameters
     ----------
     limit : int
-        Bytes that may wait.
+        Maximum number of queued bytes.
     on_room : callable
-        Called when it has room again after it was full.
+        Called when a full outbox has room again.
     """
 
     def __init__(self, limit: int, on_room: Callable[[], object]) -> None:
@@ -38,7 +38,7 @@ class Outbox:
         self._messages: deque[bytes] = deque()
         self._stream: Stream | None = None
         self._window = 0
-        # Which message is next to be sent, and from where; bytes sent and bytes forgotten since this owner came.
+        # Next message to send, and the offset in it; bytes sent and bytes forgotten since this owner connected.
         self._next = 0
         self._offset = 0
         self._sent = 0
@@ -46,12 +46,12 @@ class Outbox:
 
     @property
     def is_attached(self) -> bool:
-        """Whether an owner listens."""
+        """Whether an owner is connected."""
         return self._stream is not None
 
     @property
     def has_room(self) -> bool:
-        """Whether more should be put; always while nobody listens, since then the rest is dropped."""
+        """Whether more messages should be added. Always true without an owner, since then the oldest are dropped."""
         return self._stream is None or self.size < self.limit
 
     def put(self, message: bytes) -> None:
@@ -66,14 +66,15 @@ class Outbox:
             self.dropped += 1
 
     def close(self) -> None:
-        """Nothing more will be put; the stream ends when all is sent."""
+        """Signal that no more messages will be added. The stream ends when all are sent."""
         self.is_closed = True
         self._push()
 
     def attach(self, stream: Stream) -> None:
-        """Send to this stream, from the first message that was not wholly taken.
+        """Send to this stream, starting with the first message that was not read completely.
 
-        The header's ``window`` is the credit that the host gives at the start, so that later credit tells what it took.
+        The header's ``window`` is the credit that the host gives at the start. Later credit then shows how much it has
+        read.
         """
         self._stream = stream
         self._window = INITIAL_CREDIT + int(stream.header.get("window", 0))
@@ -82,7 +83,7 @@ class Outbox:
         self._push()
 
     def detach(self) -> None:
-        """The owner is gone."""
+        """Stop sending, because the owner is lost."""
         self._stream = None
         self._on_room()
 
@@ -108,12 +109,12 @@ class Outbox:
             if self.is_closed and self._next == len(self._messages):
                 stream.write_eof()
         except LinkDown:
-            return  # on_reset tells whoever attached us
+            return  # on_reset notifies the user of this outbox
         if was_full and self.has_room:
             self._on_room()
 
     def _forget(self, taken: int) -> None:
-        """The host has taken so many bytes since it came: whole messages among them need not be kept."""
+        """Remove messages that the host has read completely; ``taken`` is the number of bytes read by this owner."""
         while self._next > 0 and taken - self._forgotten >= len(self._messages[0]):
             first = self._messages.popleft()
             self._forgotten += len(first)

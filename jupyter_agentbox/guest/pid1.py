@@ -1,7 +1,7 @@
-"""PID 1 of a sandbox: finds its owner on the link, does what the owner asks, and ends with its lease.
+"""Run as PID 1 of a sandbox: find an owner on the link, serve its requests, and exit when the lease expires.
 
-``AGENTBOX_GUEST`` holds its settings as JSON: ``lease`` (seconds without an owner until it ends itself),
-``uid`` and ``gid`` of user code, and ``is_waiting`` where it is to be claimed first (:mod:`.claim`).
+``AGENTBOX_GUEST`` holds the settings as JSON: ``lease`` (seconds without an owner after which the sandbox ends),
+``uid`` and ``gid`` of user code, and ``is_waiting`` for a sandbox that must be claimed first (:mod:`.claim`).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
     from .claim import Claim
 
-#: Seconds that programs have between SIGTERM and SIGKILL when the sandbox is told to end.
+#: Seconds between SIGTERM and SIGKILL for programs when the sandbox ends.
 TERM_TIMEOUT = 2.0
-#: Seconds between two looks at how much of the lease is left.
+#: Seconds between two checks of the remaining lease.
 LEASE_STEP = 1.0
 LINK_DIR = "/run/agentbox/link"
 CONNECTION_DIR = "/run/kernels"
 
 
 class Guest:
-    """Wires loop, link, processes, kernels and egress together."""
+    """The guest: loop, link, processes, kernels and egress of one sandbox."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.loop = Loop()
@@ -51,18 +51,18 @@ class Guest:
         signal.signal(signal.SIGTERM, lambda *_: self.terminate())
 
     def run(self) -> None:
-        """Run until the lease is over or the host ends the sandbox."""
+        """Run until the lease expires or the host ends the sandbox."""
         self.egress.start()
         self.link.dial()
         self.loop.run()
 
     def terminate(self) -> None:
-        """Ask every program to end, then end."""
+        """Send SIGTERM to every program, and end the sandbox after :data:`TERM_TIMEOUT`."""
         self.processes.signal_all(signal.SIGTERM)
         self.loop.later(TERM_TIMEOUT, self.end)
 
     def end(self) -> None:
-        """End now; the end of PID 1 is the end of the sandbox."""
+        """End the sandbox now: it ends when PID 1 exits."""
         self.loop.is_running = False
 
     def _owner_found(self, info: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ class Guest:
         self._count_down(self._lease)
 
     def _count_down(self, left: float) -> None:
-        """End after so many seconds, without those in which the sandbox stands still, as it does while it is saved."""
+        """End the sandbox after ``left`` seconds, not counting time in which it is stopped, as while it is saved."""
         if left <= 0:
             self.end()
             return
@@ -81,7 +81,7 @@ class Guest:
         self._lease_timer = self.loop.later(step, lambda: self._count_down(left - step))
 
     def _wait(self) -> Claim:
-        from .claim import Claim  # not for others: what it imports takes a while
+        from .claim import Claim  # imported only here because its imports take a while
 
         return Claim(self._set_lease, self.end)
 
@@ -111,7 +111,7 @@ class Guest:
 
 
 def main() -> int:
-    """Entry point; the exit status of the sandbox."""
+    """Run the guest. Return the exit status of the sandbox."""
     settings = json.loads(os.environ.pop("AGENTBOX_GUEST"))
     Guest(settings).run()
     return 0

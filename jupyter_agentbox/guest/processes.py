@@ -1,8 +1,8 @@
-"""Programs inside: starting, signalling and reaping them.
+"""Start, signal and reap programs inside.
 
-Each is marked by a supplementary group of its own. Code that runs as the user can neither drop nor take one, so all
-descendants are found by it, whatever sessions and process groups they made and whichever process adopted them. Code
-that runs as uid 0 inside can drop its mark; it is found by its parent then, as long as that lives.
+Each program is marked by its own supplementary group. Code that runs as the user can neither drop nor acquire one, so
+the mark finds all descendants, whatever sessions and process groups they create and whichever process adopts them. Code
+that runs as uid 0 inside can drop its mark. It is then found through its parent, as long as the parent lives.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-#: Seconds to look for processes that beget others faster than they are found.
+#: Seconds for which to look for processes that fork faster than they are found.
 CHASE_TIMEOUT = 1.0
-#: The first of the marking groups; far above those that images use.
+#: First of the marking groups, far above those that images use.
 _FIRST_MARK = 0x40000000
 _PASSED_ON = (signal.SIGPIPE, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGXFSZ)
 
@@ -34,7 +34,7 @@ class StartError(Exception):
     ----------
     message : str
     field : str
-        What is at fault: ``workdir``, or ``argv`` for all else.
+        Invalid input: ``workdir``, or ``argv`` for everything else.
     """
 
     def __init__(self, message: str, field: str = "argv") -> None:
@@ -43,7 +43,7 @@ class StartError(Exception):
 
 
 class Process:
-    """One child, leader of its own session and process group."""
+    """Child process, leader of its own session and process group."""
 
     def __init__(self, pid: int, on_exit: Callable[[int, int], object]) -> None:
         self.pid = pid
@@ -51,7 +51,7 @@ class Process:
         self.on_exit = on_exit
 
     def signal(self, number: int) -> None:
-        """Send a signal to the whole group."""
+        """Send a signal to the whole process group."""
         if self.is_running:
             try:
                 os.killpg(self.pid, number)
@@ -60,18 +60,18 @@ class Process:
 
 
 class Processes:
-    """All children, PID 1's adopted orphans included.
+    """All child processes, including the orphans that PID 1 adopts.
 
     Parameters
     ----------
     loop : Loop
     uid, gid : int
-        Whom user code runs as.
+        User and group of user code.
 
     Attributes
     ----------
     has_started : bool
-        Whether any program was started ever.
+        Whether a program was ever started.
     """
 
     def __init__(self, loop: Loop, uid: int, gid: int) -> None:
@@ -116,23 +116,23 @@ class Processes:
         Parameters
         ----------
         argv, env, cwd
-            What to run, and where.
+            Command, environment and working directory.
         on_exit : callable
             Called with exit code (128 + n after signal n) and signal (0 for none).
         stdio : tuple of int, optional
-            Descriptors for 0, 1, 2 and more; without them it reads nothing and prints to PID 1's own.
+            Descriptors for 0, 1, 2 and more. Without them, input is empty and output goes to PID 1's own.
         is_root : bool
             Run as uid 0.
         files : dict
             Files to write first, as the user, mode 0600.
         mark : int
-            Group that it and its descendants are found by, from :meth:`new_mark`.
+            Group that identifies the program and its descendants, from :meth:`new_mark`.
         program : str, optional
-            What to execute, if it is not ``argv[0]``.
+            Executable, if it is not ``argv[0]``.
         needs_cwd : bool
-            Fail where ``cwd`` does not exist, instead of starting in ``/``.
+            Fail if ``cwd`` does not exist, instead of starting in ``/``.
         has_terminal : bool
-            Descriptor 0 becomes its controlling terminal.
+            Make descriptor 0 its controlling terminal.
 
         Raises
         ------
@@ -140,7 +140,7 @@ class Processes:
         """
         try:
             if has_terminal and stdio is not None:
-                path = os.ttyname(stdio[0])  # its leader gets a terminal by opening it
+                path = os.ttyname(stdio[0])  # a session leader acquires a terminal by opening it
                 actions = [
                     (os.POSIX_SPAWN_OPEN, 0, path, os.O_RDWR, 0),
                     *((os.POSIX_SPAWN_DUP2, 0, fd) for fd in (1, 2)),
@@ -181,11 +181,12 @@ class Processes:
         return process
 
     def _take_ids(self, is_root: bool, mark: int) -> None:
-        """Take on the user's ids for a moment, with a way back: what is not the user's is not opened for it.
+        """Switch to the user's ids temporarily, so that files that the user may not open are not opened for it.
 
-        A program starts with the real ones. To fork and have the child drop what it may do would be plainer, and takes
-        five times as long in gVisor, which copies the address space. While it lasts, the user's programs may signal
-        PID 1, and so end what ends with them.
+        The saved ids allow switching back, and the program starts with the real ids. It would be simpler to fork and
+        drop
+        privileges in the child, but that takes five times as long in gVisor, which copies the address space. During the
+        switch, the user's programs can signal PID 1, and thereby end the sandbox, which ends them too.
         """
         uid, gid = (0, 0) if is_root else (self.uid, self.gid)
         os.setgroups([mark])
@@ -193,7 +194,7 @@ class Processes:
         os.setresuid(uid, uid, 0)
 
     def reap(self) -> None:
-        """Collect every child that has ended, adopted ones too."""
+        """Reap every child that has exited, including adopted ones."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -208,26 +209,28 @@ class Processes:
                 process.on_exit(128 + number if number else os.WEXITSTATUS(status), number)
 
     def signal_all(self, number: int) -> None:
-        """Send a signal to everything but PID 1."""
+        """Send a signal to every process except PID 1."""
         try:
             os.kill(-1, number)
         except ProcessLookupError:
             pass
 
     def new_mark(self) -> int:
-        """Return a group that nothing has yet."""
+        """Return a group that no process has yet."""
         self._last_mark += 1
         return self._last_mark
 
     def kill_marked(self, mark: int, first: Process | None) -> None:
-        """Kill all that bear a mark.
+        """Kill all processes with a mark.
 
-        ``first``, from which they descend, is killed before all others, so that this is what it ends by. The others are
-        stopped before they are killed, so that none begets another while we look; and we look until none is left: a
-        kernel has stopped processes go on when the end of another leaves their group without a parent.
+        ``first``, their ancestor, is killed before all others, so that it ends by SIGKILL. The others are stopped
+        before they
+        are killed, so that they cannot fork during the search. The search is repeated until none is left, because the
+        Linux
+        kernel continues stopped processes when the exit of another one orphans their process group.
         """
         found: set[int] = set()
-        deadline = time.monotonic() + CHASE_TIMEOUT  # those that outrun us harm their own sandbox only
+        deadline = time.monotonic() + CHASE_TIMEOUT  # processes that escape the search harm only their own sandbox
         while (alive := _marked(mark, found)) and time.monotonic() < deadline:
             fresh = alive - found
             for pid in fresh:
@@ -249,7 +252,7 @@ class Processes:
 
 
 def _find(program: str, path: str) -> str:
-    """Find what a name means, with the rights of the moment."""
+    """Return the path of a program, searched with the current effective ids."""
     if "/" in program:
         return program
     for folder in path.split(":"):
@@ -260,7 +263,7 @@ def _find(program: str, path: str) -> str:
 
 
 def _marked(mark: int, known: set[int] | frozenset[int] = frozenset()) -> set[int]:
-    """Return the processes that bear a mark, or are known already, and have not ended; and their children."""
+    """Return the live processes that have a mark or are in ``known``, and their children."""
     wanted = b"%d" % mark
     found: set[int] = set()
     parents: dict[int, int] = {}
@@ -271,7 +274,8 @@ def _marked(mark: int, known: set[int] | frozenset[int] = frozenset()) -> set[in
                     status = file.read(4096)
             except OSError:
                 continue
-            # The last of each: the name comes first, and gVisor writes it as the process has set it, newlines too.
+            # Use the last match of each field: the name comes first, and gVisor writes it as the process set it, with
+            # newlines.
             if status.rpartition(b"\nState:\t")[2].startswith(b"Z"):
                 continue
             parents[int(name)] = int(status.rpartition(b"\nPPid:")[2].split(b"\n", 1)[0])
@@ -291,7 +295,7 @@ def _kill(pid: int, number: int) -> None:
 
 
 def read_requests(stream: Stream, on_request: Callable[[dict[str, Any]], object]) -> None:
-    """Hand each JSON message of a stream to ``on_request``."""
+    """Pass each JSON message of a stream to ``on_request``."""
     reader = MessageReader(CHUNK)
 
     def feed(data: bytes) -> None:

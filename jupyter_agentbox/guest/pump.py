@@ -1,4 +1,4 @@
-"""Carries bytes between a socket inside and a stream of the link."""
+"""Carry bytes between a socket inside and a stream of the link."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 
 
 class Pump:
-    """Carries bytes both ways between a non-blocking socket and a stream, until both ends are done.
+    """Two-way copy between a non-blocking socket and a stream, which runs until both ends are closed.
 
     Parameters
     ----------
     loop : Loop
     sock : socket.socket
-        Owned by the pump from here on.
+        Socket, owned by the pump from here on.
     stream : Stream
-        Its callbacks become the pump's.
+        Stream whose callbacks the pump takes over.
     initial : bytes
-        Already read from the socket, to be sent first.
+        Bytes already read from the socket, sent first.
     on_done : callable, optional
-        Called once when nothing flows any more.
+        Called once when the pump has ended.
     queue_size : int
-        Bytes taken from the socket ahead of the stream's credit.
+        Number of bytes read from the socket ahead of the stream's credit.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Pump:
         self._to_stream()
 
     def close(self, reason: str = "") -> None:
-        """End both sides now."""
+        """Close both sides now."""
         if self._sock is not None:
             self._stream.reset(reason)
             self._finish()

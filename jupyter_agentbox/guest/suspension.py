@@ -1,8 +1,8 @@
-"""The link's pause for a checkpoint: its files are closed, as gVisor saves no open FIFO, and its streams are kept.
+"""Suspend the link for a checkpoint: close its files, since gVisor saves no open FIFO, but keep its streams.
 
-The owner says ``{"kind": "suspend", "token": ...}`` as the last it writes, reads all that is on its way, and comes back
-with a pair of FIFOs named by the token. A copy of this sandbox, restored from the checkpoint, is met by another owner,
-who knows no token: it resets the streams that were open, and begins anew.
+The owner's last message is ``{"kind": "suspend", "token": ...}``. It then reads all pending output, and returns
+with a pair of FIFOs named by the token. A copy of this sandbox, restored from the checkpoint, has a different owner
+that does not know the token. That owner resets the open streams and starts over.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ if TYPE_CHECKING:
 
 
 class Suspension:
-    """Whether a link is suspended, and under which token."""
+    """State of a suspended link, with the token of its owner."""
 
     def __init__(self) -> None:
         self.token = ""
         self._is_closed = False
 
     def begin(self, link: Link, token: str) -> None:
-        """Close the files as soon as all is written that waits."""
+        """Close the files as soon as all pending output is written."""
         self.token = token
         self._is_closed = False
         link.flush()
         self.go_on(link)
 
     def go_on(self, link: Link) -> None:
-        """Called when something was written."""
+        """Continue the suspension after output was written."""
         if self.token and not self._is_closed and not link.has_output:
             self._is_closed = True
             link.pause()
 
     def is_resumed_by(self, token: str) -> bool:
-        """Whether an owner who comes with that token is the one who suspended it. Ends the suspension either way."""
+        """Return whether an owner with this token suspended the link. Ends the suspension either way."""
         is_same = bool(self.token) and self.token == token
         self.token = ""
         return is_same

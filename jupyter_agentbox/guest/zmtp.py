@@ -1,12 +1,12 @@
-"""ZMTP 3.0 with NULL security, as far as Jupyter's sockets need it, without any I/O.
+"""Implement ZMTP 3.0 with NULL security, as far as Jupyter's sockets need it. No input or output.
 
 Both sides of a connection begin with :func:`greeting` and :func:`ready`, and check the peer's with :class:`Handshake`.
-After that the guest, which connects to the kernel's sockets, only carries whole messages (:class:`Splitter`). The
-host, which Jupyter's clients connect to, reads and writes them (:class:`Decoder`, :func:`encode`). Announcing version
-3.0 makes newer peers send subscriptions as ordinary messages. Source of the format: RFC 23/ZMTP 3.0
+After that the guest, which connects to the kernel's sockets, only carries complete messages (:class:`Splitter`). The
+host, to which Jupyter's clients connect, reads and writes them (:class:`Decoder`, :func:`encode`). Announcing version
+3.0 makes newer peers send subscriptions as ordinary messages. The format is specified in RFC 23/ZMTP 3.0
 (rfc.zeromq.org/spec/23).
 
-Runs inside sandboxes too: standard library only.
+This module also runs inside sandboxes, so it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from .framing import copy_out
 MORE, LONG, COMMAND = 1, 2, 4
 _U64 = struct.Struct(">Q")
 _GREETING_SIZE = 64
-#: Bytes of READY, which has two or three short properties.
+#: Maximum size of READY, which has two or three short properties, in bytes.
 _MAX_READY = 4096
 
-#: What a SUB socket sends to have everything.
+#: Message with which a SUB socket subscribes to everything.
 SUBSCRIBE_ALL = b"\x00\x01\x01"
 
 
 class ZmtpError(Exception):
-    """The peer does not speak ZMTP 3 with NULL security, or sends more than it may."""
+    """The peer does not use ZMTP 3 with NULL security, or exceeds a limit."""
 
 
 def greeting() -> bytes:
-    """The 64 bytes that each side begins with."""
+    """Return the 64 bytes with which each side begins."""
     return b"\xff" + b"\0" * 8 + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + b"\0" * 31
 
 
 def ready(socket_type: bytes, identity: bytes = b"") -> bytes:
-    """The READY command of a socket of this type."""
+    """Return the READY command of a socket of this type."""
     body = b"\x05READY" + _property(b"Socket-Type", socket_type)
     if identity:
         body += _property(b"Identity", identity)
@@ -47,12 +47,12 @@ def _property(name: bytes, value: bytes) -> bytes:
 
 
 class Handshake:
-    """Reads the peer's greeting and READY, in any pieces.
+    """Parser for the peer's greeting and READY, which may arrive in any pieces.
 
     Attributes
     ----------
     identity : bytes
-        The peer's own choice of a routing identity; empty where it made none.
+        Routing identity that the peer chose; empty if it chose none.
     """
 
     def __init__(self) -> None:
@@ -60,12 +60,12 @@ class Handshake:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> bytes | None:
-        """Take what was read. Return what follows the handshake, or None while it is not complete.
+        """Parse more bytes. Return the bytes after the handshake, or None while the handshake is incomplete.
 
         Raises
         ------
         ZmtpError
-            As soon as it is certain that the peer speaks something else.
+            The peer uses another protocol. Raised as early as possible.
         """
         self._buffer += data
         buffer = self._buffer
@@ -111,7 +111,7 @@ def _parse_properties(body: bytes) -> dict[bytes, bytes]:
 
 
 def _read_header(buffer: bytearray, position: int) -> tuple[int, int, int] | None:
-    """Return a frame's flags, and where its content starts and ends; None while its header is not complete."""
+    """Return a frame's flags and the start and end of its content, or None while its header is incomplete."""
     available = len(buffer) - position
     if available < 2:
         return None
@@ -126,12 +126,12 @@ def _read_header(buffer: bytearray, position: int) -> tuple[int, int, int] | Non
 
 
 def encode(frames: list[bytes]) -> bytes:
-    """One message as bytes."""
+    """Return one message as bytes."""
     return b"".join(split(frames))
 
 
 def split(frames: list[bytes]) -> list[bytes]:
-    """One message as bytes, in two pieces for each frame, of which the second is the frame."""
+    """Return one message as byte strings: for each frame its header, then the frame itself."""
     parts = []
     last = len(frames) - 1
     for index, frame in enumerate(frames):
@@ -145,21 +145,21 @@ def split(frames: list[bytes]) -> list[bytes]:
 
 
 class Splitter:
-    """Cuts the bytes of one socket into messages, without looking into them.
+    """Parser that splits the bytes of one socket into messages, without parsing their content.
 
     Parameters
     ----------
     max_size : int
-        Largest message, bytes.
+        Size of the largest message, in bytes.
     """
 
     def __init__(self, max_size: int) -> None:
         self.max_size = max_size
         self._buffer = bytearray()
-        self._position = 0  # where the next frame begins
+        self._position = 0  # start of the next frame
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take what was read; whole messages are returned as they came. Raises ZmtpError."""
+        """Parse more bytes. Return the complete messages in their original encoding. Raises ZmtpError."""
         self._buffer += data
         messages: list[bytes] = []
         start, position, end = 0, self._position, len(self._buffer)
@@ -170,7 +170,7 @@ class Splitter:
             if after > end:
                 break
             position = after
-            if not flags & (MORE | COMMAND):  # commands go along with the message that follows
+            if not flags & (MORE | COMMAND):  # a command is passed on with the message that follows it
                 messages.append(copy_out(self._buffer, start, position))
                 start = position
         self._position = position - start
@@ -180,14 +180,14 @@ class Splitter:
 
 
 class Decoder:
-    """Reads messages from the bytes of one socket.
+    """Parser for messages in the bytes of one socket.
 
     Parameters
     ----------
     max_size : int
-        Largest message, bytes.
+        Size of the largest message, in bytes.
     max_frames : int
-        Most frames of one message.
+        Maximum number of frames in one message.
     """
 
     def __init__(self, max_size: int, max_frames: int = 4096) -> None:
@@ -198,7 +198,7 @@ class Decoder:
         self._size = 0
 
     def feed(self, data: bytes) -> list[list[bytes]]:
-        """Take what was read; whole messages are returned. Raises ZmtpError."""
+        """Parse more bytes. Return the messages that are complete. Raises ZmtpError."""
         self._buffer += data
         messages: list[list[bytes]] = []
         position, end = 0, len(self._buffer)

@@ -1,1 +1,1 @@
-"""What runs in the process of ipykernel. Its modules are loaded by ``launch_ipykernel`` and find each other there."""
+"""Run ipykernel on the link. ``launch_ipykernel`` loads these modules in ipykernel's process."""

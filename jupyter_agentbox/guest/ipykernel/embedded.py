@@ -1,13 +1,14 @@
 # mypy: allow-untyped-calls
-"""ipykernel on the link, without ZeroMQ: the kernel's own process reads and writes the FIFOs to the host.
+"""Run ipykernel on the link without ZeroMQ: the kernel's own process reads and writes the FIFOs to the host.
 
-It is ipykernel's own application and kernel, with other sockets and streams. In gVisor, wake-ups of threads and
-processes are what a cell's round trip costs. So the main thread reads requests and writes replies and output itself:
-there is no IO thread, no heartbeat, no pause after a cell, and the messages at a cell's end go by one write. A thread
-for the control channel sleeps until something comes; one more flushes output of a cell that says nothing for a while.
+This is ipykernel's own application and kernel with different sockets and streams. In gVisor, a cell's round trip
+mostly costs wake-ups of threads and processes. The main thread therefore reads requests and writes replies and output
+itself: there is no IO thread, no heartbeat, no pause after a cell, and the messages at a cell's end need one write. One
+thread, for the control channel, sleeps until a message arrives. Another flushes the output of a cell that prints
+nothing for a while.
 
-``guest.kernels``, as PID 1, hands over the FIFOs of each owner by a socket, in the order of :data:`FIFOS`.
-:mod:`.embedded_protocol` keeps what was said until an owner has it. Neighbours are loaded by :mod:`.launch_ipykernel`.
+``guest.kernels``, as PID 1, passes the FIFOs of each owner over a socket, in the order of :data:`FIFOS`.
+:mod:`.embedded_protocol` keeps messages until an owner has read them. :mod:`.launch_ipykernel` loads these modules.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ from .embedded_protocol import Sender
 from .embedded_shells import Shells
 from .embedded_streams import Frame, Output, Publisher, Receiver, Stream
 
-#: The host's end writes the first five. ``said`` carries shell, iopub and stdin, ``answers`` is control's.
+#: The host writes to the first five. ``said`` carries shell, iopub and stdin, ``answers`` carries control.
 FIFOS = ("shell", "stdin", "control", "said-read", "answers-read", "said", "answers")
-#: Bytes kept while no owner is there.
+#: Maximum number of bytes kept while no owner is connected.
 SAID_LIMIT, ANSWERS_LIMIT = 64 * 1024 * 1024, 4 * 1024 * 1024
-#: Cells that IPython's history keeps in memory until it writes them down; whoever asks it for them sees them all.
+#: Cells that IPython's history holds in memory before it writes them to disk. Reads of the history include them.
 HISTORY_CACHE = 20
-#: Longest order of PID 1's, bytes: that of a claim has the whole environment.
+#: Maximum size of an order from PID 1, in bytes. The order of a claim contains the whole environment.
 ORDER_SIZE = 128 * 1024
 
 
 class DebuggerShell:
-    """The debugger's client to the main shell, which it asks to load debugpy."""
+    """Debugger's client of the main shell, which it asks to load debugpy."""
 
     identity = b"debugger"
 
@@ -72,7 +73,7 @@ class DebuggerShell:
 
 
 class DebugpyStream(ZMQStream):
-    """The connection to debugpy, by ZeroMQ as ever, which is not started before somebody debugs."""
+    """Connection to debugpy over ZeroMQ, opened only when debugging starts."""
 
     def __init__(self, io_loop: IOLoop) -> None:
         self.io_loop = io_loop
@@ -101,7 +102,7 @@ class DebugpyStream(ZMQStream):
 
 
 class Owners:
-    """Takes the FIFOs of one owner after another from PID 1, and gives them up when told to."""
+    """Takes the FIFOs of one owner after another from PID 1, and closes them when ordered to."""
 
     def __init__(self, app: Any, receivers: list[Receiver], senders: list[Sender]) -> None:
         self._app = app
@@ -112,11 +113,11 @@ class Owners:
         os.register_at_fork(after_in_child=self._forked)
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take orders on this loop from here on."""
+        """Take orders on this event loop from here on."""
         loop.call_soon_threadsafe(loop.add_reader, self._sock, self.take_order, loop)
 
     def take_order(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Wait for an order of PID 1's, and do it."""
+        """Wait for an order from PID 1 and execute it."""
         data, fds, _, _ = socket.recv_fds(self._sock, ORDER_SIZE, len(FIFOS))
         order = json.loads(data) if data else {}
         if not data and loop is not None:
@@ -149,7 +150,7 @@ class Owners:
 
 
 def embed(kernel_class: type) -> type:
-    """Return a kernel class that writes a cell's messages together: those before it runs, and those after."""
+    """Return a kernel class that writes a cell's messages in two batches: before it runs, and after."""
 
     trait = kernel_class.class_traits().get("debugger_class")  # type: ignore[attr-defined]
 
@@ -168,7 +169,7 @@ def embed(kernel_class: type) -> type:
         @functools.wraps(kernel_class.should_handle)  # type: ignore[attr-defined]
         def should_handle(self, stream: Any, msg: Any, idents: Any) -> Any:
             if msg["header"]["msg_type"].startswith("comm_"):
-                self._sender.release()  # its handlers are the user's code
+                self._sender.release()  # comm handlers are user code
             return super().should_handle(stream, msg, idents)
 
         @functools.wraps(kernel_class.do_execute)  # type: ignore[attr-defined]
@@ -187,10 +188,10 @@ def embed(kernel_class: type) -> type:
 
 
 def run_command(system: Callable[[str], Any], command: str) -> Any:
-    """IPython's ``system``, for ``!command``, with all that the command said.
+    """Run IPython's ``system``, for ``!command``, without losing output.
 
-    pexpect waits 0.05 s for output, and then takes a command that has ended for one that has said nothing more. What
-    one of about that length said last was lost once in 150 times.
+    pexpect waits 0.05 s for output, and then treats a command that has exited as one without further output. A command
+    that ran for about that long lost its last output once in 150 times.
     """
     import pexpect  # type: ignore[import-untyped]
 
@@ -211,8 +212,10 @@ def run_command(system: Callable[[str], Any], command: str) -> Any:
 
 
 class ForklessSession(Session):
-    """Jupyter's session without a system call for each message: a forked child's senders are abandoned, and say
-    nothing."""
+    """Jupyter session without a system call for each message.
+
+    It needs no check of the process id: in a forked child the senders are abandoned, so the child sends nothing.
+    """
 
     check_pid = False
 
@@ -224,7 +227,7 @@ class ForklessSession(Session):
 
 
 def drop_unheard(log: Any) -> None:
-    """Have a logger make no records that each of its handlers drops: ipykernel's is at DEBUG, its handlers are not."""
+    """Make a logger skip records that all its handlers drop: ipykernel's logger is at DEBUG, its handlers are not."""
 
     def is_enabled(level: int) -> bool:
         is_heard = log.propagate or any(level >= handler.level for handler in log.handlers)
@@ -234,19 +237,19 @@ def drop_unheard(log: Any) -> None:
 
 
 class EmbeddedApp(IPKernelApp):
-    """ipykernel's application with other sockets and streams."""
+    """ipykernel's application with different sockets and streams."""
 
     @default("session")
     def _default_session(self) -> Session:
         return ForklessSession(parent=self)
 
-    #: As a trait, which it is otherwise, it would load all of jupyter_client.
+    #: A trait in the base class, which would import all of jupyter_client.
     blocking_class: Any = property(lambda self: importlib.import_module("jupyter_client").BlockingKernelClient)
 
     def init_sockets(self) -> None:
         self.control_thread = ControlThread(daemon=True)
         self.control_thread.daemon = True
-        # gVisor's epoll may hold a FIFO that is closed, in which case it can't be saved. Poll remembers none.
+        # gVisor's epoll may hold a closed FIFO, and then cannot be checkpointed. Poll holds no files.
         self.control_thread.io_loop.close()
         loop = asyncio.SelectorEventLoop(selectors.PollSelector())
         self.control_thread.io_loop = IOLoop(make_current=False, asyncio_loop=loop)
@@ -276,7 +279,7 @@ class EmbeddedApp(IPKernelApp):
 
     def init_signal(self) -> None:
         super().init_signal()
-        # An interrupt of a cell that awaits something wakes nobody otherwise: its handler asks the loop, which sleeps.
+        # Otherwise an interrupt of a cell that awaits something has no effect: its handler asks the loop, which sleeps.
         self._woken, writer = socket.socketpair()
         for sock in (self._woken, writer):
             sock.setblocking(False)
@@ -285,15 +288,15 @@ class EmbeddedApp(IPKernelApp):
         signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
 
     def init_heartbeat(self) -> None:
-        """The front on the host answers heartbeats."""
+        """Do nothing: the front on the host answers heartbeats."""
 
     def load_connection_info(self, info: Any) -> None:
-        """Take key and scheme. Its transport is one that ZeroMQ refuses, so that no client inside waits in vain."""
+        """Load key and signature scheme. ZeroMQ refuses the file's transport, so clients inside do not wait in vain."""
         info["transport"] = "tcp"
         super().load_connection_info(info)
 
     def write_connection_file(self, **kwargs: Any) -> None:
-        """The guest wrote it."""
+        """Do nothing: the guest has written it."""
 
     def log_connection_info(self) -> None: ...
 
@@ -325,7 +328,7 @@ class EmbeddedApp(IPKernelApp):
         embedded: Any = embed(kernel_class)
         embedded._sender = self.shell_socket._sender
         kernel = embedded.instance(parent=self, **{name: part for name, part in parts.items() if name in names})
-        kernel._execute_sleep = 0  # what it is for cannot happen: one FIFO carries all, in order
+        kernel._execute_sleep = 0  # not needed: one FIFO carries all messages in order
         self.kernel = kernel
         if isinstance(kernel.shell_channel_thread if "shell_channel_thread" in names else None, Shells):
             kernel.shell_channel_thread.kernel = kernel

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-calls
-"""What an ipykernel that waited becomes when it is claimed: somebody's, with an environment and secrets of its own.
+"""Turn a waiting ipykernel into its claimer's kernel, with the claimer's environment and secrets.
 
-Done by the thread of the control channel before the first request is read; the main thread sleeps meanwhile. No code of
-a user's ran before. Other copies of the same memory may exist, so nothing that must differ may stay.
+The thread of the control channel does this before the first request is read, while the main thread sleeps. No user code
+has run yet. Other copies of the same memory may exist, so every value that must be unique is replaced.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WORKSPACE = "/workspace"
 
 
 def claim(app: Any, order: dict[str, Any]) -> None:
-    """Make the kernel that of its claimer.
+    """Give the kernel to its claimer.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def claim(app: Any, order: dict[str, Any]) -> None:
     kernel = app.kernel
     if name := order["env"].get("JPY_SESSION_NAME"):
         kernel.shell.user_ns["__session__"] = name
-    # As every kernel says first.
+    # The first message of every kernel.
     topic = kernel._topic("status")
     app.session.send(app.iopub_socket, "status", {"execution_state": "starting"}, parent={}, ident=topic)
 
@@ -93,7 +93,7 @@ def _take_identity(app: Any, order: dict[str, Any]) -> None:
 
 
 def reseed() -> None:
-    """Seed the generators of random numbers anew, those that were loaded."""
+    """Reseed the random number generators of all loaded modules."""
     random.seed()
     if "tempfile" in sys.modules:
         sys.modules["tempfile"]._name_sequence = None  # type: ignore[attr-defined]

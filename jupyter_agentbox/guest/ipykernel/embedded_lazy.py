@@ -1,9 +1,9 @@
 # mypy: allow-untyped-calls
-"""What ipykernel imports and a kernel seldom needs, loaded when it is: two fifths of what a kernel imports to start.
+"""Import rarely needed modules of ipykernel only on first use. They are two fifths of a kernel's imports at start.
 
-Modules of ours stand in the place of ``ipykernel.debugger``, with debugpy behind it, and of the package
-``jupyter_client``, of whose modules ipykernel needs three, until something of them is wanted. They have to be there
-before ipykernel is imported.
+Placeholder modules stand for ``ipykernel.debugger``, which imports debugpy, and for the package ``jupyter_client``, of
+whose modules ipykernel needs three. Each is replaced by the real module when an attribute is used. The placeholders
+must be installed before ipykernel is imported.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 NAME, CLIENT = "ipykernel.debugger", "jupyter_client"
-#: What kernels have as their debugger's class unless they have one of their own.
+#: Debugger class of kernels that do not define their own.
 DEBUGGER = f"{NAME}.Debugger"
-#: Of what is loaded with it: not for the user's eyes while they step, as with all that a kernel has loaded first.
+#: Modules loaded with the debugger. They are hidden while the user steps, like all modules that a kernel loads at
+#: start.
 _PARTS = ("debugpy", "_pydev", "pydev")
 _lock = threading.RLock()
 
 
 class Placeholder(types.ModuleType):
-    """Looks like the module to those who only ask whether there is a debugger."""
+    """Placeholder for the module, which can only tell whether a debugger is available."""
 
     def __init__(self) -> None:
         super().__init__(NAME)
@@ -34,12 +35,12 @@ class Placeholder(types.ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and sys.modules.get(NAME) is self:
-            raise AttributeError(name)  # asked of every module by whoever walks through them
+            raise AttributeError(name)  # code that walks through all modules asks for these
         return getattr(load(), name)
 
 
 def load() -> types.ModuleType:
-    """Import ipykernel's own module, in the place of ours."""
+    """Import ipykernel's own module in place of the placeholder."""
     with _lock:
         placeholder = sys.modules[NAME]
         if not isinstance(placeholder, Placeholder):
@@ -53,7 +54,7 @@ def load() -> types.ModuleType:
 
 
 class Package(types.ModuleType):
-    """``jupyter_client`` without what its own ``__init__`` imports; its modules are found as ever."""
+    """``jupyter_client`` without the imports of its own ``__init__``. Its modules are found as usual."""
 
     def __init__(self, name: str, spec: ModuleSpec) -> None:
         super().__init__(name)
@@ -64,7 +65,7 @@ class Package(types.ModuleType):
         self._is_loading = False
 
     def __getattr__(self, name: str) -> Any:
-        if name == "write_connection_file":  # all that ipykernel wants of the package itself
+        if name == "write_connection_file":  # the only name that ipykernel uses of the package itself
             return getattr(importlib.import_module(f"{self.__name__}.connect"), name)
         is_asked_of_all = name.startswith("__") and name not in ("__all__", "__version__")
         with _lock:
@@ -81,7 +82,7 @@ class Package(types.ModuleType):
 
 
 class Debugger:
-    """Becomes ipykernel's at the first request that is made of it."""
+    """Placeholder that creates ipykernel's debugger on first use."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._arguments = args, kwargs
@@ -106,10 +107,10 @@ class Debugger:
             return self._real
 
     async def handle_stopped_event(self) -> None:
-        """Wait for the program to stop, over and over; not before there is somebody who could stop it."""
+        """Wait for the program to stop, repeatedly, but only after the debugger has been loaded."""
         if self._real is None:
             self._loop, self._is_loaded = asyncio.get_running_loop(), asyncio.Event()
-            if self._real is None:  # it may have come meanwhile
+            if self._real is None:  # it may have been loaded in the meantime
                 await self._is_loaded.wait()
         await self._real.handle_stopped_event()
 

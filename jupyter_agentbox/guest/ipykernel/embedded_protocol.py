@@ -1,10 +1,10 @@
-"""Whole messages over FIFOs: the format of the embedded driver, and the end of it that outlives its readers.
+"""Define messages over FIFOs: the format of the embedded driver, and a sender that outlives its readers.
 
-A message is the number of its parts and the size of each, four bytes each, and then the parts; the first of them names
-the channel. The first 16 bytes to a new reader are :data:`HELLO`: where in all that was ever said the next message
-begins, and how many messages before it were dropped.
+A message is the number of its parts and the size of each, four bytes each, and then the parts; the first part names
+the channel. Each new reader first receives the 16 bytes of :data:`HELLO`: the offset of the next message in everything
+ever sent, and how many messages before it were dropped.
 
-Both the host and the kernel's own process use this: standard library only.
+Both the host and the kernel's own process use this module, so it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -23,63 +23,64 @@ if TYPE_CHECKING:
 
 HELLO = struct.Struct("<QQ")
 ACK = struct.Struct("<Q")
-#: Seconds between two looks at whether an owner that does not read is to be given up.
+#: Seconds between two checks whether to give up an owner that does not read.
 ACK_INTERVAL = 0.2
-#: Most parts of one message.
+#: Maximum number of parts in one message.
 MAX_PARTS = 4096
-#: Bytes read at a time; and by a kernel while no message has begun, since gVisor clears as much memory for each read.
+#: Bytes to read at a time. A kernel reads less while no message has begun, since gVisor clears as much memory for each
+#: read.
 READ_SIZE = 256 * 1024
 FIRST_READ_SIZE = 16 * 1024
 _COUNT = struct.Struct("<I")
 
 
 class FormatError(Exception):
-    """What was read is no message, or is larger than it may be."""
+    """The data is not a valid message, or the message is too large."""
 
 
 def pack(parts: Sequence[Part]) -> bytes:
-    """One message as bytes."""
+    """Return one message as bytes."""
     views = [part if isinstance(part, bytes) else _flat(part) for part in parts]
     return b"".join((pack_head(views), *views))
 
 
 def pack_head(parts: Sequence[Part]) -> bytes:
-    """What goes before the parts of one message, which are flat."""
+    """Return the header of one message, whose parts are flat."""
     return struct.pack(f"<{len(parts) + 1}I", len(parts), *map(len, parts))
 
 
 def _flat(part: Part) -> Part:
     try:
         return memoryview(part).cast("B")
-    except TypeError:  # in Fortran's order, or with a dimension of nothing
+    except TypeError:  # in Fortran order, or with a dimension of size 0
         return memoryview(part).tobytes("A")
 
 
 class Unpacker:
-    """Cuts what was read into messages.
+    """Parser that splits data into messages.
 
     Parameters
     ----------
     max_size : int
-        Bytes that one message may have.
+        Maximum size of one message, in bytes.
     kind : type
-        What each part is made.
+        Type of the returned parts.
     """
 
     def __init__(self, max_size: int, kind: type[bytes] = bytes) -> None:
         self.max_size = max_size
         self._kind = kind
         self._buffer = bytearray()
-        self._sizes: list[int] = []  # of the parts to come of the message that has begun, the next one last
+        self._sizes: list[int] = []  # of the remaining parts of the current message, the next one last
         self._parts: list[bytes] = []
 
     @property
     def is_at_boundary(self) -> bool:
-        """Whether nothing of an unfinished message is held."""
+        """Whether no part of an unfinished message is held."""
         return not self._buffer and not self._sizes
 
     def feed(self, data: bytes) -> list[list[bytes]]:
-        """Take what was read; whole messages are returned. Raises FormatError."""
+        """Parse more bytes. Return the messages that are complete. Raises FormatError."""
         self._buffer += data
         messages: list[list[bytes]] = []
         start, end = 0, len(self._buffer)
@@ -114,33 +115,37 @@ class Unpacker:
 
 
 def packed_size(parts: Sequence[bytes]) -> int:
-    """How many bytes a message took."""
+    """Return the size of a message in this format, in bytes."""
     return 4 + 4 * len(parts) + sum(map(len, parts))
 
 
 class _Held(threading.local):
-    """What one thread holds back; None where it does not."""
+    """Messages that one thread holds back; None if it does not hold back."""
 
     messages: list[bytes] | None = None
 
 
 class Sender:
-    """What a program says to one owner after another, each whole message once. Any thread may use it.
+    """Sender of messages to one owner after another, each complete message once. Thread-safe.
 
-    While an owner is there, :meth:`send` waits for it to read. What it may not have taken out of the FIFO is kept, as
-    it may be lost first. While none is there, all is kept, and beyond ``limit`` the oldest are dropped and counted: a
-    program must not stop for want of an audience.
+    While an owner is connected, :meth:`send` waits for it to read. Data that may still be in the FIFO is kept, because
+    it
+    may be lost with the owner. Without an owner everything is kept. Beyond ``limit`` the oldest messages are dropped
+    and
+    counted, because a program must not block when nobody reads its output.
 
-    gVisor knows no write to a host's FIFO that does not block, and one that blocks cannot be interrupted. So no more is
-    written than has room: the owner says on a second FIFO how much it has read, which is looked at only when needed.
+    gVisor has no non-blocking write to a host's FIFO, and a blocking write cannot be interrupted. The sender therefore
+    writes only as much as the FIFO has room for. The owner reports on a second FIFO how much it has read, and the
+    sender
+    reads that FIFO only when it needs to.
 
-    A signal's handler may raise in the midst of anything here that the main thread does. So each step can be taken
-    again, and what ``write`` and ``read`` returned is stored by the call that called them.
+    A signal handler may raise an exception at any point of the main thread's code here. Each step can therefore be
+    repeated, and the results of ``write`` and ``read`` are stored by the same call that makes the system call.
 
     Parameters
     ----------
     limit : int
-        Bytes that may wait while nobody listens.
+        Maximum number of bytes that are kept without an owner.
     """
 
     def __init__(self, limit: int) -> None:
@@ -150,23 +155,23 @@ class Sender:
         self._fd = self._acks = -1
         self._is_closing = False
         self._room = self._acked = 0
-        self._news: list[bytes] = []  # what each read of acknowledgements gave
+        self._news: list[bytes] = []  # the result of each read of acknowledgements
         self._unsent: deque[bytes] = deque()
         self._sent: deque[tuple[int, bytes]] = deque()  # with their offsets
-        self._base = 0  # offset of the next, where none is in _sent
+        self._base = 0  # offset of the next message, if _sent is empty
         self._hello = b""
-        self._written: list[int] = []  # what each write to this owner took
-        self._current: tuple[bytes, int] = (b"", 0)  # the one being written, and how much was before it
+        self._written: list[int] = []  # the result of each write to this owner
+        self._current: tuple[bytes, int] = (b"", 0)  # message being written, and number of bytes written before it
         self._held = _Held()
         self._unchecked = 0
 
     def hold(self) -> None:
-        """Let what this thread sends wait for :meth:`release`, so that it goes by one write."""
+        """Hold back what this thread sends until :meth:`release`, so that it is sent with one write."""
         if self._held.messages is None:
             self._held.messages = []
 
     def release(self) -> bool:
-        """Send what was held back, and hold back no more; whether it was."""
+        """Send the messages held back, and stop holding back. Return whether this thread was holding back."""
         messages = self._held.messages
         if messages:
             self._unsent.append(b"".join(messages))
@@ -185,15 +190,15 @@ class Sender:
         self._push()
 
     def attach(self, fd: int, acks: int, room: int) -> None:
-        """Write to this owner from here on: what is kept comes first.
+        """Write to this owner from here on, starting with the kept messages.
 
         Parameters
         ----------
         fd, acks : int
-            FIFO to write to, and the one on which the owner says how many bytes it has read, each time as
-            :data:`ACK`; they are closed when they are done with.
+            FIFO to write to, and the one on which the owner reports how many bytes it has read, each time as
+            :data:`ACK`. The sender closes them when it is done with them.
         room : int
-            Bytes that may be written and not be read.
+            Number of bytes that may be written and unread.
         """
         self.detach()
         with self._lock:
@@ -209,8 +214,8 @@ class Sender:
             self._push(is_nested=True)
 
     def detach(self) -> None:
-        """Close the FIFOs; what is said from here on waits for the next owner."""
-        self._is_closing = True  # who is writing stops
+        """Close the FIFOs. Later messages wait for the next owner."""
+        self._is_closing = True  # stops a thread that is writing
         with self._lock:
             self._close()
             if self._unsent and self._unsent[0] is self._hello:
@@ -218,7 +223,7 @@ class Sender:
             self._shorten()
 
     def forget(self, taken: int) -> None:
-        """Keep nothing of what was said before this offset. Only while no owner is there."""
+        """Discard everything before this offset. Call only while no owner is connected."""
         with self._lock:
             kept = [
                 (max(start, taken), data[max(0, taken - start) :])
@@ -243,7 +248,7 @@ class Sender:
         self._fd = self._acks = -1
 
     def abandon(self) -> None:
-        """In a forked child: the FIFOs are the parent's."""
+        """Release the FIFOs in a forked child, since they belong to the parent."""
         self._lock = threading.RLock()
         self._close()
         self._is_closing = True
@@ -251,11 +256,12 @@ class Sender:
         self.limit = 0
 
     def _end(self) -> int:
-        """Offset of the first that is not in _sent."""
+        """Return the offset after the last message in _sent."""
         return self._sent[-1][0] + len(self._sent[-1][1]) if self._sent else self._base
 
     def _push(self, is_nested: bool = False) -> None:
-        # What a signal's handler or a finalizer says while this thread is in here goes with the rest.
+        # This thread is already sending, and a signal handler or finalizer has sent a message. The outer call sends it
+        # too.
         if not is_nested and self._lock._is_owned():  # type: ignore[attr-defined]
             return
         with self._lock:
@@ -281,7 +287,7 @@ class Sender:
                     self._shorten()
 
     def _write(self, data: bytes, done: int, written: int) -> None:
-        """Write some of it, or wait for an acknowledgement."""
+        """Write a part of a message, or wait for an acknowledgement."""
         rest = len(data) - done
         try:
             if self._news:
@@ -300,7 +306,7 @@ class Sender:
             self.detach()
 
     def _shorten(self) -> None:
-        """Keep no more than the limit."""
+        """Drop the oldest messages beyond the limit."""
         self._unchecked = 0
         size = sum(len(data) for _, data in self._sent) + sum(map(len, self._unsent))
         while size > self.limit and len(self._sent) + len(self._unsent) > 1:
@@ -314,7 +320,7 @@ class Sender:
 
 
 def is_readable(fd: int, timeout: float = 0.0) -> bool:
-    """Whether a read gives something, be it the end, in ``timeout`` seconds: one of a host's FIFO would block."""
+    """Return whether data or EOF can be read within ``timeout`` seconds. Otherwise reading a host's FIFO blocks."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(timeout * 1000))

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-calls
-"""Subshells of ipykernel 7, without its thread and sockets for them; for :mod:`.embedded`."""
+"""Provide the subshells of ipykernel 7 without its thread and sockets for them; for :mod:`.embedded`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ DELIMITER = b"<IDS|MSG>"
 
 
 class Shells:
-    """The main shell and the subshells of ipykernel 7: its ``shell_channel_thread`` and the manager of it.
+    """Main shell and subshells of ipykernel 7: its ``shell_channel_thread`` and that thread's manager.
 
-    The main thread reads the FIFO as long as there are no subshells; then the control thread does.
+    The main thread reads the FIFO as long as there are no subshells. Otherwise the control thread does.
     """
 
     def __init__(self, stream: Stream, main: IOLoop, control: ControlThread) -> None:
@@ -48,9 +48,10 @@ class Shells:
         return False
 
     def add_callback(self, callback: Callable[..., object], *args: Any) -> None:
-        """Do what is to be done on this thread, of which there is none, at once.
+        """Call a function at once, since the thread that it is meant for does not exist.
 
-        It is the end of what is to be aborted: what clients send when they know of the error comes after it.
+        The function marks the end of the messages to abort. Clients send further messages only after they see the
+        error.
         """
         callback(*args)
 
@@ -58,7 +59,7 @@ class Shells:
         self._handle = on_recv_callback
 
     def route(self, frames: list[Frame]) -> None:
-        """Hand a message to the shell that it is for."""
+        """Deliver a message to its shell."""
         subshell_id = None
         if self._threads or b'"subshell_id"' in b"".join(frames[:6]):
             with contextlib.suppress(ValueError, IndexError, KeyError, TypeError, AttributeError):
@@ -69,7 +70,7 @@ class Shells:
             from ipykernel.subshell_manager import UnknownSubshellError
 
             idents, rest = self.kernel.session.feed_identities(frames, copy=False)
-            with contextlib.suppress(ValueError, TypeError):  # badly signed
+            with contextlib.suppress(ValueError, TypeError):  # invalid signature
                 message = self.kernel.session.deserialize(rest, content=False, copy=False)
                 self.kernel._send_unknown_subshell_reply(idents, message, UnknownSubshellError(str(subshell_id)))
 
@@ -132,7 +133,7 @@ class Shells:
         raise RuntimeError(f"Thread id {thread_id!r} does not correspond to a subshell of this kernel")
 
     def send_json(self, request: dict[str, Any]) -> None:
-        """Create, delete or list, on the control thread; :meth:`recv_json` has the answer."""
+        """Create, delete or list subshells, on the control thread. :meth:`recv_json` returns the answer."""
         self._reply = {"status": "ok"}
         kind = request["type"]
         if kind == "create":
@@ -172,7 +173,7 @@ class Shells:
 
 
 class _ToShell:
-    """By which ipykernel marks the end of what is to be aborted: all that has come is before it."""
+    """Socket through which ipykernel marks the end of the messages to abort: everything received before it."""
 
     def __init__(self, shells: Shells, subshell_id: str | None) -> None:
         self._shells = shells

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-calls, disable-error-code="override"
-"""What ipykernel takes for its ZeroMQ sockets and its standard streams, on FIFOs; for :mod:`.embedded`."""
+"""Replace ipykernel's ZeroMQ sockets and standard streams with ones on FIFOs; for :mod:`.embedded`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 from .embedded_protocol import FIRST_READ_SIZE, READ_SIZE, FormatError, Sender, Unpacker, is_readable
 
-#: Largest message of the host's, bytes: 512 MiB of a client's, and what goes with them.
+#: Largest message from the host, in bytes: 512 MiB of a client's data, plus its envelope.
 MAX_MESSAGE = 513 * 1024 * 1024
-#: Seconds that output may wait in its buffer, and characters that do not wait.
+#: Seconds for which output may stay buffered, and number of characters that are flushed at once.
 FLUSH_INTERVAL, FLUSH_SIZE = 0.2, 256 * 1024
 
 
 class Frame(bytes):
-    """One part of a message, with the attributes of a ``zmq.Frame`` that ipykernel reads."""
+    """Part of a message, with the attributes of a ``zmq.Frame`` that ipykernel reads."""
 
     @property
     def bytes(self) -> Frame:
@@ -43,7 +43,7 @@ class Frame(bytes):
 
 
 class Receiver:
-    """Reads messages from one FIFO of an owner, on whatever loop is to be woken by it."""
+    """Reader of messages from an owner's FIFO, on the event loop that it should wake."""
 
     def __init__(self, on_message: Callable[[list[Frame]], object]) -> None:
         self.fd = -1
@@ -68,11 +68,11 @@ class Receiver:
                 if self._loop is not None:
                     self._on_loop(self._loop, lambda loop: loop.remove_reader(fd))
                 os.close(fd)
-                # A part of a message comes whole by the next FIFO, if at all.
+                # An incomplete message is sent again in full over the next FIFO, if at all.
                 self._unpacker = Unpacker(MAX_MESSAGE, Frame)
 
     def read_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have this loop read it, and no other."""
+        """Read on this event loop, and no longer on any other."""
         before, self._loop = self._loop, loop
         if before is not None and before is not loop and self.fd >= 0:
             self._on_loop(before, lambda loop: loop.remove_reader(self.fd))
@@ -93,7 +93,7 @@ class Receiver:
             loop.call_soon_threadsafe(action, loop)
 
     def read(self) -> int:
-        """Handle what is there now; how many messages it was."""
+        """Handle the available messages. Return their number."""
         with self._lock:
             messages = self.take()
             for frames in messages:
@@ -101,14 +101,14 @@ class Receiver:
         return len(messages)
 
     def drain(self) -> None:
-        """Handle all that has come: the FIFO is about to be closed."""
+        """Handle everything that has arrived, before the FIFO is closed."""
         with self._lock:
             self._is_empty = False
             while self.fd >= 0 and not self._is_empty:
                 self.read()
 
     def take(self) -> list[list[Frame]]:
-        """Return the messages that are there now. Waits for none."""
+        """Return the available messages, without waiting."""
         with self._lock:
             if self.fd < 0:
                 return []
@@ -126,7 +126,7 @@ class Receiver:
 
 
 class Stream(ZMQStream):
-    """What ipykernel takes for the stream of a ZeroMQ socket: a FIFO each way."""
+    """Replacement for the stream of a ZeroMQ socket, with one FIFO in each direction."""
 
     def __init__(self, name: str, sender: Sender, io_loop: IOLoop) -> None:
         self.io_loop = io_loop
@@ -138,11 +138,11 @@ class Stream(ZMQStream):
         self._context = copy_context()
         self._fallback = -1
         self._ready: deque[list[Frame]] = deque()
-        #: Where answers to clients inside this process go, by their identities.
+        #: Queues for answers to clients inside this process, by the clients' identities.
         self.local: dict[bytes, queue.SimpleQueue[list[bytes]]] = {}
 
     def deliver(self, frames: list[Frame]) -> None:
-        """Hand a message to ipykernel, on the stream's own loop."""
+        """Pass a message to ipykernel, on the stream's own event loop."""
         if self._callback is not None:
             result = self._callback(frames)
             if inspect.isawaitable(result):
@@ -162,7 +162,7 @@ class Stream(ZMQStream):
         self.send_multipart([msg])
 
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Frame]:
-        """The next message, for those who read without a loop, as ``input()`` does."""
+        """Return the next message, for code that reads without an event loop, such as ``input()``."""
         while not self._ready:
             self._ready.extend(self.receiver.take())
             if not self._ready:
@@ -172,13 +172,13 @@ class Stream(ZMQStream):
         return self._ready.popleft()
 
     def flush(self, flag: int = zmq.POLLIN | zmq.POLLOUT, limit: int | None = None) -> int:
-        """Handle what has come, as event loops of toolkits ask for; what was sent needs no flush."""
+        """Handle the messages that have arrived, for the event loops of GUI toolkits. Sending needs no flush."""
         return self.receiver.read() if flag & zmq.POLLIN else 0
 
     def fileno(self) -> int:
-        """What is readable when a message comes."""
+        """Return the descriptor that becomes readable when a message arrives."""
         if self.receiver.fd < 0 and self._fallback < 0:
-            self._fallback = os.pipe()[0]  # never readable, unlike a descriptor of no owner
+            self._fallback = os.pipe()[0]  # never readable, unlike the descriptor of a lost owner
         return self.receiver.fd if self.receiver.fd >= 0 else self._fallback
 
     def getsockopt(self, option: int) -> Any:
@@ -193,7 +193,7 @@ class Stream(ZMQStream):
 
 
 def start_task(loop: asyncio.AbstractEventLoop, work: Any, context: Any) -> None:
-    """Run ``work`` on its loop, in a context that lasts from message to message where Python can."""
+    """Run ``work`` on its event loop, in a context shared by all messages if this Python version supports it."""
     if sys.version_info >= (3, 11):
         task = loop.create_task(work, context=context)
     else:
@@ -206,7 +206,7 @@ _tasks: set[asyncio.Task[Any]] = set()
 
 
 class Publisher(IOPubThread):
-    """What ipykernel takes for its IO thread; it has none, and whoever publishes writes."""
+    """Replacement for ipykernel's IO thread. There is no thread: whoever publishes a message writes it."""
 
     def __init__(self, stream: Stream, session: Any) -> None:
         self.socket = stream
@@ -229,7 +229,7 @@ class Publisher(IOPubThread):
 
 
 class Output(OutStream):
-    """Standard output or error: the first line of a cell goes at once, what follows is gathered for a moment."""
+    """Standard output or error. The first line of a cell is sent at once, further output is collected briefly."""
 
     _flusher: ClassVar[threading.Thread | None] = None
     _wanted = threading.Event()
@@ -290,7 +290,7 @@ class Output(OutStream):
                         stream._flush()
 
     def _watch_pipe_fd(self) -> None:
-        """Publish what children and libraries write to the descriptor."""
+        """Publish what child processes and libraries write to the descriptor."""
         assert self._fid is not None
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         while self._should_watch and (data := os.read(self._fid, 65536)):

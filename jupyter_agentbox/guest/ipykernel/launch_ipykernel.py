@@ -1,9 +1,9 @@
-"""Starts ipykernel inside; its text is passed to ``python -c``, since user code cannot read the guest's directory.
+"""Start ipykernel inside. The text is passed to ``python -c``, because user code cannot read the guest's directory.
 
-Since Python 3.11 frames lie in chunks of 16 KiB, and each call over the end of one maps memory which its return unmaps.
-Both cost little outside and much in gVisor, and a cell runs about where the first chunk ends: some code took ten
-times as long on the kernel's main thread. A frame that claims a large stack makes Python take a large chunk, of which
-only what is used costs memory.
+Since Python 3.11, frames are stored in chunks of 16 KiB. Each call that crosses the end of a chunk maps memory, and its
+return unmaps it. Both are cheap outside and expensive in gVisor, and a cell runs near the end of the first chunk: some
+code took ten times as long on the kernel's main thread. A frame that declares a large stack makes Python allocate a
+large chunk, of which only the used part costs memory.
 """
 
 import linecache
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class ImportCache:
-    """Finds modules whose code the host has gathered in one file: to open many costs much in gVisor.
+    """Finder for modules whose code the host has collected in one file, because opening many files is slow in gVisor.
 
-    Everything else about them is as if their files had been opened. Once the work folder is on the search path it finds
-    none.
+    The modules otherwise look as if their files had been opened. Once the work folder is on the search path, the finder
+    finds no more modules.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -41,7 +41,7 @@ class ImportCache:
                 self._modules = header["modules"]
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
-        """Return that of a module, without a look at its file."""
+        """Return the spec of a module without accessing its file, or None."""
         if name not in self._modules or sys.path != self._path:
             return None
         location, start, end = self._modules[name]
@@ -52,19 +52,19 @@ class ImportCache:
         return spec_from_file_location(name, location, loader=loader)
 
     def get_code(self, name: str) -> "Any":
-        """Return the code of a module; None where it has none."""
+        """Return the code of a module, or None if the cache has none."""
         _, start, end = self._modules.get(name, ("", 0, 0))
         return marshal.loads(self._body[start:end]) if end > start else None
 
     def close(self) -> None:
-        """Find none any more."""
+        """Stop finding modules, and free the cache."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         self._modules, self._body = {}, memoryview(b"")
 
 
 class CachedLoader(SourceFileLoader):
-    """Becomes its base as soon as it has given the code."""
+    """Loader that reverts to its base class once it has returned the code."""
 
     cache: ImportCache
 
@@ -75,7 +75,7 @@ class CachedLoader(SourceFileLoader):
 
 
 def load_embedded(names: "list[str]") -> ImportCache:
-    """Make modules of the sources that PID 1 left open from descriptor 4 on, and return what others are found in."""
+    """Create modules from the sources open from descriptor 4 on. Return the finder for other modules."""
     with open(4 + len(names), "rb", buffering=0) as file:
         cache = ImportCache(file.read())
     sys.meta_path.insert(0, cache)
