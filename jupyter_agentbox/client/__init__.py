@@ -5,12 +5,12 @@
     with Client() as client, client.create(packages=["pandas"]) as box:
         print(box.run_code("import pandas; pandas.__version__").result)
 
-Both have the same methods; ``tools/make_sync_client.py`` generates the former (``_sync``) from the latter
-(``_async``). Calls return the structs of :mod:`jupyter_agentbox.models`, and raise an :class:`ApiError` when they fail.
-Nothing of a server is imported.
+Both have the same methods. ``tools/make_sync_client.py`` generates ``_sync`` from ``_async``. Calls return the structs
+of :mod:`jupyter_agentbox.models`, and raise an :class:`ApiError` when they fail. The client imports nothing of the
+server.
 
-Modules: ``find`` (which server), ``wire`` (what needs no I/O), ``blocking`` (files), ``errors``, and for each client
-``client``, ``sandbox``, ``process``, ``files`` above ``connection``.
+Modules: ``find`` selects the server, ``wire`` holds code without I/O, ``blocking`` makes blocking calls, and ``errors``
+defines the errors. For each client there are ``client``, ``sandbox``, ``process`` and ``files``, above ``connection``.
 """
 
 from __future__ import annotations

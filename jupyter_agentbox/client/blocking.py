@@ -1,4 +1,4 @@
-"""Calls that block on this machine: in a thread for the asynchronous client, directly for the synchronous one."""
+"""Make blocking calls: in a thread for the asynchronous client, directly for the synchronous one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Chunks = Iterable[bytes]
 
 
 async def acall(function: Callable[..., T], *arguments: object) -> T:
-    """Call a function that blocks, in a thread."""
+    """Call a blocking function in a thread, and return its result."""
     return await asyncio.to_thread(function, *arguments)
 
 
 def call(function: Callable[..., T], *arguments: object) -> T:
-    """Call a function that blocks."""
+    """Call a blocking function, and return its result."""
     return function(*arguments)

@@ -1,14 +1,14 @@
-"""Errors of the client: what the API's reasons are here.
+"""Define the client's errors, one class for each reason of the API.
 
-Each reason of the API has a class of the name that the same error has in :mod:`jupyter_agentbox.errors`, and is caught
-by that name, too. All of them are :class:`ApiError` and carry the answer's words::
+Each class has the name of the corresponding error in :mod:`jupyter_agentbox.errors` and derives from it, so either can
+be caught. All of them are :class:`ApiError` and carry the answer's message::
 
     ApiError
     ├── one for each reason of the API: NotFound, PolicyRefused, SandboxEnded, ...
-    ├── Unreachable           no answer came: there is no server, or the connection broke
-    ├── UnexpectedAnswer      what answers is not this API, or its answer was cut off
-    ├── ChecksumMismatch      bytes that came are not those that were expected
-    └── CommandFailed         a command that was to be checked ended with another status than 0
+    ├── Unreachable           no answer was received: no server is running, or the connection failed
+    ├── UnexpectedAnswer      the answer is not from this API, or was cut off
+    ├── ChecksumMismatch      the received bytes do not have the expected checksum
+    └── CommandFailed         a command run with ``check=True`` exited with a status other than 0
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 
 class ApiError(errors.AgentboxError):
-    """A call did not do what it was to do.
+    """A call failed.
 
     Parameters
     ----------
     message : str
-        A sentence for a person.
+        Sentence for a person.
     status : int
-        The answer's status in HTTP; 0 where there was no answer, 200 for a stream that failed on its way.
+        HTTP status of the answer; 0 without an answer, 200 for a stream that failed midway.
     reason : str
-        The API's word for it, such as ``not_found``.
+        Reason code of the API, such as ``not_found``.
     field : str, optional
-        The field of the request that is at fault.
+        Invalid field of the request.
     setting : str, optional
-        The administrator's setting that would change it.
+        Administrator's setting that controls the refused behaviour.
     """
 
     def __init__(
@@ -56,35 +56,35 @@ class NotAuthenticated(ApiError, errors.NotAuthenticated):
 
 
 class NotAuthorized(ApiError, errors.NotAuthorized):
-    """The token does not give the right to this."""
+    """The token does not permit this call."""
 
 
 class PolicyRefused(ApiError, errors.PolicyRefused):
-    """The administrator's policy does not allow it; ``setting`` names what does."""
+    """The administrator's policy does not allow the request; ``setting`` names the setting that would."""
 
 
 class NotFound(ApiError, errors.NotFound):
-    """There is no such thing, or it is another owner's."""
+    """The object does not exist or belongs to another owner."""
 
 
 class Conflict(ApiError, errors.Conflict):
-    """What is there already stands against it."""
+    """The request conflicts with the current state."""
 
 
 class SandboxEnded(ApiError):
-    """The sandbox has ended; the message says why, and ``end`` in what describes it has the cause."""
+    """The sandbox has ended. The message says why, and ``end`` in the sandbox's description has the cause."""
 
 
 class TooLarge(ApiError, errors.TooLarge):
-    """More bytes or entries than a limit allows."""
+    """The request exceeds a limit on bytes or entries."""
 
 
 class LimitReached(ApiError, errors.LimitReached):
-    """There are as many sandboxes as there may be."""
+    """The maximum number of sandboxes is reached."""
 
 
 class LinkClosed(ApiError, errors.LinkClosed):
-    """The sandbox ended or broke under the call."""
+    """The sandbox ended or failed during the call."""
 
 
 class RuntimeFailed(ApiError, errors.RuntimeFailed):
@@ -92,36 +92,36 @@ class RuntimeFailed(ApiError, errors.RuntimeFailed):
 
 
 class RuntimeUnavailable(ApiError, errors.RuntimeUnavailable):
-    """The server's machine cannot isolate anything as it is."""
+    """The server's machine cannot run isolated sandboxes in its present state."""
 
 
 class InvalidConfig(ApiError, errors.InvalidConfig):
-    """A setting of the server's is wrong."""
+    """A setting of the server is invalid."""
 
 
 class TimedOut(ApiError, TimeoutError):
-    """The server, or what it waited for, took longer than it may."""
+    """The server, or an operation that it waited for, exceeded its timeout."""
 
 
 class Unreachable(ApiError):
-    """No answer came. Whether the call was carried out is not known, and nothing is sent again."""
+    """No answer was received. The call may have been carried out. It is not sent again."""
 
 
 class UnexpectedAnswer(ApiError):
-    """What answered is not this API, or the answer was cut off."""
+    """The answer is not from this API, or was cut off."""
 
 
 class ChecksumMismatch(ApiError):
-    """The bytes that came are not those that were expected; no file was made of them."""
+    """The received bytes do not have the expected checksum; no file was created."""
 
 
 class CommandFailed(ApiError):
-    """A command ended with another status than 0.
+    """A command exited with a status other than 0.
 
     Parameters
     ----------
     result : ExecAnswer
-        What it gave.
+        Result of the command.
     """
 
     def __init__(self, result: ExecAnswer) -> None:
@@ -151,6 +151,6 @@ REASONS: dict[str, type[ApiError]] = {
 
 
 def make_error(answer: ErrorAnswer, status: int) -> ApiError:
-    """Return the error that an answer of the API stands for."""
+    """Return the error for an error answer of the API."""
     kind = REASONS.get(answer.reason, ApiError)
     return kind(answer.message, status=status, reason=answer.reason, field=answer.field, setting=answer.setting)

@@ -1,6 +1,6 @@
-"""Which server to talk to: named, by the environment, or one that runs on this machine for this user.
+"""Select the server to call: given explicitly, by the environment, or running on this machine for this user.
 
-A token goes with an address and is never sent to another one.
+A token belongs to one address and is never sent to another one.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from .errors import InvalidRequest, NotFound
 
 ROOT = "api/agentbox"
 URL_VARIABLE, TOKEN_VARIABLE = "JUPYTER_AGENTBOX_URL", "JUPYTER_AGENTBOX_TOKEN"
-#: Seconds that a server which was found has to say that it serves sandboxes.
+#: Timeout for checking whether a running server serves sandboxes, in seconds.
 PROBE_TIMEOUT = 10.0
 _MAX_FILE = 64 * 1024
 _MAX_FILES = 50
 
 
 class Server:
-    """A server's address and the token for it, which is never shown.
+    """Address of a server and the token for it, which is never shown.
 
     Parameters
     ----------
     url : str
-        Its base URL, such as ``http://localhost:8888/``.
+        Base URL, such as ``http://localhost:8888/``.
     token : str
-        Empty for none.
+        Token; empty for none.
     """
 
     def __init__(self, url: str, token: str = "") -> None:
@@ -46,24 +46,24 @@ class Server:
 
     @property
     def root(self) -> str:
-        """Address of the API."""
+        """URL of the API."""
         return self.url + ROOT
 
     def __repr__(self) -> str:
         return f"Server({self.url!r})"
 
     def headers(self) -> dict[str, str]:
-        """Headers of every call. No encodings: sizes are those of the bytes themselves."""
+        """Return the headers of every call. They refuse content encodings, so that sizes are those of the data."""
         headers = {"Accept-Encoding": "identity", "User-Agent": "jupyter-agentbox"}
         return {**headers, "Authorization": f"token {self.token}"} if self.token else headers
 
     def verify(self) -> ssl.SSLContext | bool:
-        """How certificates are verified: by the system's authorities, or those that ``SSL_CERT_FILE`` names."""
+        """Return how to verify certificates: with the system's authorities, or with those of ``SSL_CERT_FILE``."""
         return ssl.create_default_context() if self.url.startswith("https:") else True
 
 
 def check_url(url: str) -> str:
-    """Return a base URL with a slash at its end. Raises InvalidRequest."""
+    """Return a base URL with a trailing slash. Raises InvalidRequest."""
     parts = urlsplit(url.strip())
     try:
         is_sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -78,9 +78,10 @@ def check_url(url: str) -> str:
 
 
 def named_server(url: str | None, token: str | None) -> Server | None:
-    """Return the server that was named here or by the environment; None if none was.
+    """Return the server that is given here or by the environment, or None.
 
-    The token of the environment is for the address of the environment, or if that has none for the one given here.
+    The environment's token is for the environment's address. If the environment has no address, it is for the given
+    one.
     """
     env_url, env_token = os.environ.get(URL_VARIABLE), os.environ.get(TOKEN_VARIABLE, "")
     if url is None and env_url is None:
@@ -94,7 +95,7 @@ def named_server(url: str | None, token: str | None) -> Server | None:
 
 
 def running_servers() -> list[Server]:
-    """Return the Jupyter servers of this user that run on this machine, by their files, the newest first."""
+    """Return this user's running Jupyter servers on this machine, found by their files, newest first."""
     from jupyter_core.paths import jupyter_runtime_dir
 
     files = []
@@ -114,7 +115,7 @@ class _File(msgspec.Struct):
 
 
 def _read(path: Path) -> Server | None:
-    """Read a running server's file; None unless it is this user's alone, and its process lives."""
+    """Read a running server's file. Return None unless it belongs only to this user and its process is running."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
@@ -131,14 +132,14 @@ def _read(path: Path) -> Server | None:
 
 
 def find_server(url: str | None = None, token: str | None = None) -> Server:
-    """Return the server that was named, or else the newest that runs and serves sandboxes. Blocks.
+    """Return the given server, or else the newest running one that serves sandboxes. Blocks.
 
     Raises
     ------
     NotFound
-        None was named and none is found.
+        No server was given and none was found.
     InvalidRequest
-        The address or the token is malformed.
+        The address or the token is invalid.
     """
     named = named_server(url, token)
     if named is not None:
@@ -159,7 +160,7 @@ def _is_serving(server: Server) -> bool:
         with httpx.Client(
             headers=server.headers(), verify=server.verify(), timeout=PROBE_TIMEOUT, trust_env=False
         ) as http:
-            # The cheapest of all calls: to look after a server's health takes it a moment.
+            # The cheapest call: the health check takes the server longer.
             answer = http.get(server.root + "/tools")
             return answer.status_code == 200 and bool(msgspec.json.decode(answer.content, type=ToolList).tools)
     except (httpx.HTTPError, ValueError, OSError):

@@ -1,4 +1,4 @@
-"""What both faces of the client share and needs no I/O: addresses, queries, answers, event streams."""
+"""Provide the parts of both clients that need no I/O: addresses, queries, answers, event streams."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from jupyter_agentbox.models.outputs import Event
 
 from .errors import ApiError, ChecksumMismatch, InvalidRequest, UnexpectedAnswer, make_error
 
-#: Bytes of one JSON answer, and of one event of a stream.
+#: Maximum size of one JSON answer, and of one event of a stream, in bytes.
 MAX_ANSWER = 512 * 1024 * 1024
 MAX_EVENT = 128 * 1024 * 1024
-#: Bytes that are sent or hashed at a time.
+#: Number of bytes to send or hash at a time.
 CHUNK = 256 * 1024
-#: Seconds that an answer may take beyond what the server itself allows a call.
+#: Seconds that an answer may take beyond the server's own timeout for the call.
 SLACK = 30.0
-#: Seconds without a sign of life after which an event stream is given up; the server gives one every 15 s.
+#: Seconds without data after which an event stream fails. The server sends a keep-alive every 15 s.
 STREAM_TIMEOUT = 60.0
-#: Seconds that a package manager may take, when packages come with a new sandbox.
+#: Timeout for installing packages while a sandbox is created, in seconds.
 INSTALL_TIMEOUT = 600.0
 
 Decode = Callable[[bytes], Any]
 
 
 class Output(msgspec.Struct, frozen=True):
-    """Something was printed.
+    """Output of a process or command.
 
     Parameters
     ----------
     stream : str
-        ``stdout`` or ``stderr``; all that a terminal shows is ``stdout``.
+        ``stdout`` or ``stderr``; a terminal's output is ``stdout``.
     data : bytes
-        As they were printed.
+        Output as bytes.
     text : str
-        The same as text; a character that is not whole yet comes with the next one.
+        Output as text. An incomplete character at the end is returned with the next event.
     offset : int
-        Of its first byte in all that was printed there.
+        Offset of the first byte in the whole output.
     """
 
     stream: Literal["stdout", "stderr"]
@@ -54,21 +54,21 @@ class Output(msgspec.Struct, frozen=True):
 
 
 class Transferred(msgspec.Struct, frozen=True):
-    """Bytes that were downloaded, and their SHA-256 in hexadecimal digits."""
+    """Size of a download in bytes, and its SHA-256 in hexadecimal digits."""
 
     size: int
     sha256: str
 
 
 def segment(text: str, field: str = "id") -> str:
-    """Write a name as one segment of a path. Raises InvalidRequest for what would be another path."""
+    """Quote a name as one segment of a path. Raises InvalidRequest for a name that would change the path."""
     if not text or text in (".", ".."):
         raise InvalidRequest(f"{text!r} is no name", field=field)
     return quote(text, safe="")
 
 
 def make_query(query: msgspec.Struct | None) -> list[tuple[str, str | int | float | bool | None]]:
-    """Write a query; what has its default is left out."""
+    """Return a query as pairs. Omits fields with their default value."""
     pairs: list[tuple[str, str | int | float | bool | None]] = []
     for name, value in (msgspec.to_builtins(query) if query is not None else {}).items():
         for item in value if isinstance(value, list) else [value]:
@@ -78,18 +78,18 @@ def make_query(query: msgspec.Struct | None) -> list[tuple[str, str | int | floa
 
 
 def content(data: str | bytes, text_field: str = "text", bytes_field: str = "base64") -> dict[str, Any]:
-    """Return the fields of a body for what is text or bytes."""
+    """Return the fields of a request body for text or bytes."""
     return {text_field: data} if isinstance(data, str) else {bytes_field: bytes(data)}
 
 
 def unset(value: Any) -> Any:
-    """Stand None, as which a caller leaves something out, for what is not there."""
+    """Return a value, or UNSET for None, with which a caller omits a field."""
     found: Any | UnsetType = UNSET if value is None else value
     return found
 
 
 def decode_answer(data: bytes, answer: Any) -> Any:
-    """Read an answer's body. Raises UnexpectedAnswer."""
+    """Decode an answer's body. Raises UnexpectedAnswer."""
     try:
         return msgspec.json.decode(data or b"null", type=answer)
     except ValueError as error:
@@ -97,7 +97,7 @@ def decode_answer(data: bytes, answer: Any) -> Any:
 
 
 def decode_error(status: int, data: bytes, place: str) -> ApiError:
-    """Return the error that an answer stands for, be it the API's own or another program's."""
+    """Return the error for an answer, whether from the API or from another program."""
     try:
         return make_error(msgspec.json.decode(data, type=ErrorAnswer), status)
     except ValueError:
@@ -106,21 +106,21 @@ def decode_error(status: int, data: bytes, place: str) -> ApiError:
 
 
 class EventReader:
-    """Reads server-sent events of the API.
+    """Parser of the API's server-sent events.
 
     Parameters
     ----------
     decoders : mapping
-        By the events' names, what reads their data.
+        Functions that decode an event's data, by the event's name.
     last : str
         Name of the event that ends a stream.
 
     Attributes
     ----------
     found : deque
-        Events that were read and nobody has taken yet; an error for a failure.
+        Parsed events not yet read; a failure is an error object.
     is_done : bool
-        The last one was read.
+        Whether the last event was parsed.
     """
 
     def __init__(self, decoders: Mapping[str, Decode], last: str) -> None:
@@ -131,7 +131,7 @@ class EventReader:
         self._name = ""
 
     def feed(self, data: bytes) -> None:
-        """Take bytes. Raises UnexpectedAnswer for what is no stream of this API."""
+        """Parse bytes. Raises UnexpectedAnswer if they are not an event stream of this API."""
         if len(self._rest) + len(data) > MAX_EVENT:
             raise UnexpectedAnswer("an event of the stream is too large", status=200)
         self._rest += data
@@ -149,18 +149,18 @@ class EventReader:
         if self._name == "failure":
             self.found.append(make_error(decode_answer(data, ErrorAnswer), 200))
             self.is_done = True
-        elif (decode := self._decoders.get(self._name)) is not None:  # others are of a newer server
+        elif (decode := self._decoders.get(self._name)) is not None:  # other events come from a newer server
             self.found.append(decode(data))
             self.is_done = self._name == self._last
 
     def end(self) -> None:
-        """Hear that no more comes. Raises UnexpectedAnswer if something is missing."""
+        """Handle the end of the data. Raises UnexpectedAnswer if the last event is missing."""
         if not self.is_done:
             raise UnexpectedAnswer("the stream was cut off before its end", status=200)
 
 
 def output_decoders() -> dict[str, Decode]:
-    """Return what reads the events of a command, printed as base64; new ones for each stream."""
+    """Return the decoders for the events of a command, with base64 output. Each stream needs new ones."""
 
     def output(stream: Literal["stdout", "stderr"]) -> Decode:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -183,7 +183,7 @@ def output_decoders() -> dict[str, Decode]:
 
 
 def code_decoders() -> dict[str, Decode]:
-    """Return what reads the events of code."""
+    """Return the decoders for the events of code."""
     return {
         name: lambda data: decode_answer(data, Event)
         for name in ("stream", "display", "result", "clear", "error", "done")
@@ -191,6 +191,6 @@ def code_decoders() -> dict[str, Decode]:
 
 
 def check_digest(announced: str, found: bytes) -> None:
-    """Compare with the SHA-256 of a ``Content-Digest`` (RFC 9530). Raises ChecksumMismatch."""
+    """Compare a digest with the SHA-256 of a ``Content-Digest`` (RFC 9530). Raises ChecksumMismatch."""
     if announced != f"sha-256=:{base64.b64encode(found).decode()}:":
         raise ChecksumMismatch(f"the SHA-256 is {found.hex()}, and not that of {announced:.80}", field="sha256")

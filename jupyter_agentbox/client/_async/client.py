@@ -1,4 +1,4 @@
-"""A server's sandboxes."""
+"""Create, find and list a server's sandboxes and snapshots."""
 
 from __future__ import annotations
 
@@ -37,28 +37,29 @@ from .connection import AsyncConnection
 from .files import open_source, save
 from .sandbox import AsyncSandbox
 
-#: Seconds that what is sent may take to be looked at.
+#: Timeout for importing a snapshot, whose file the server checks, in seconds.
 _LONG = 600.0
-#: Seconds that a sandbox may take to start, and with it all that wait before it.
+#: Timeout for starting a sandbox, including the starts queued before it, in seconds.
 _START = 120.0
 
 
 class AsyncClient:
-    """Makes and finds sandboxes of one server. Use it in a ``with``, or close it.
+    """Client of one server's sandboxes. Use it in a ``with`` statement, or close it.
 
     Parameters
     ----------
     url : str, optional
-        Base URL of the server. Else ``JUPYTER_AGENTBOX_URL`` names it, else it is the newest server of this user that
-        runs on this machine and serves sandboxes.
+        Base URL of the server. Default: ``JUPYTER_AGENTBOX_URL``, or else the newest server of this user that runs
+        on this machine and serves sandboxes.
     token : str, optional
-        Its token. Else ``JUPYTER_AGENTBOX_TOKEN``, for the address of the environment alone if that has one, else
-        that of the server that was found.
+        Token for the server. Default: ``JUPYTER_AGENTBOX_TOKEN``, only for the environment's address if there is one,
+        or
+        else the token of the server that was found.
 
     Raises
     ------
     NotFound
-        At the first call: no server was named and none is found.
+        Raised by the first call: no server was given and none was found.
     """
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
@@ -73,11 +74,11 @@ class AsyncClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Hang up. Sandboxes stay as they are."""
+        """Close the connection. Sandboxes are not affected."""
         await self._connection.aclose()
 
     async def url(self) -> str:
-        """Return the base URL of the server that is called."""
+        """Return the base URL of the server."""
         return (await self._connection.server()).url
 
     async def create(
@@ -104,17 +105,18 @@ class AsyncClient:
         labels: Mapping[str, str] | None = None,
         keep: bool = False,
     ) -> AsyncSandbox:
-        """Make a sandbox, and return it when it is ready.
+        """Create a sandbox, and return it when it is ready.
 
-        Parameters are those of :class:`~jupyter_agentbox.models.SandboxRequest`, with the limits (bytes or such as
-        ``"512 MiB"``) beside them.
+        The parameters are those of :class:`~jupyter_agentbox.models.SandboxRequest`. Its limits are parameters of their
+        own,
+        in bytes or as text such as ``"512 MiB"``.
 
         Parameters
         ----------
         id : str, optional
-            An id of your own: asking again in the same words returns the sandbox that is there.
+            Your own id. A repeated identical request returns the existing sandbox.
         keep : bool
-            A ``with`` does not end it. One that was there already is always kept.
+            Keep the sandbox at the end of a ``with`` statement. A sandbox that existed before is always kept.
         """
         body = SandboxRequest(
             id=id,
@@ -144,12 +146,12 @@ class AsyncClient:
         return AsyncSandbox(self._connection, info.id, info, is_kept=keep or not is_new)
 
     async def get(self, id: str) -> AsyncSandbox:
-        """Return a sandbox that is there, which a ``with`` does not end. Raises NotFound."""
+        """Return an existing sandbox, which is kept at the end of a ``with`` statement. Raises NotFound."""
         info = await self._connection.call("GET", f"/sandboxes/{segment(id)}", SandboxInfo)
         return AsyncSandbox(self._connection, info.id, info, is_kept=True)
 
     def sandbox(self, id: str) -> AsyncSandbox:
-        """Return a sandbox without looking whether it is there."""
+        """Return a sandbox without checking whether it exists."""
         return AsyncSandbox(self._connection, id, None, is_kept=True)
 
     async def list(
@@ -162,69 +164,71 @@ class AsyncClient:
         label: Sequence[str] = (),
         owner: str | None = None,
     ) -> Sequence[SandboxInfo]:
-        """Describe the sandboxes that all filters fit, notebooks' among them, the oldest first."""
+        """Return the sandboxes that match all filters, including those of notebooks, oldest first."""
         query = SandboxFilters(
             state=state, profile=profile, tenant=tenant, kernel_id=kernel_id, label=[*label], owner=owner
         )
         return (await self._connection.call("GET", "/sandboxes", SandboxList, query=query)).sandboxes
 
     async def health(self) -> Health:
-        """Tell whether sandboxes can be started there."""
+        """Return whether the server can start sandboxes."""
         return await self._connection.call("GET", "/health", Health)
 
     async def tools(self) -> Sequence[ToolInfo]:
-        """List the tools that a sandbox's `tools` can name."""
+        """Return the tools that can be named in a sandbox's `tools`."""
         return (await self._connection.call("GET", "/tools", ToolList)).tools
 
     async def openapi(self) -> dict[str, Any]:
-        """Return the API's description in OpenAPI 3.1."""
+        """Return the API's OpenAPI 3.1 document."""
         document: dict[str, Any] = await self._connection.call("GET", "/openapi.json", dict)
         return document
 
     async def asks(self) -> Sequence[AskInfo]:
-        """List the hosts that wait for a person's decision, over all sandboxes."""
+        """Return the hosts that wait for a person's decision, for all sandboxes."""
         return (await self._connection.call("GET", "/egress/asks", AskList)).asks
 
     async def audit(self, **filters: Any) -> Sequence[AuditItem]:
-        """List the newest rows of the audit log of all sandboxes, for administrators; filters as for a sandbox's."""
+        """Return the newest rows of the audit log of all sandboxes, for administrators; filters as for a sandbox."""
         return (await self._connection.call("GET", "/audit", AuditRows, query=AuditFilters(**filters))).rows
 
     async def export_audit(self, target: Path | BinaryIO, **filters: Any) -> Transferred:
-        """Fetch all rows of the audit log that fit as JSON lines, oldest first; filters as for a sandbox's."""
+        """Download all matching rows of the audit log as JSON lines, oldest first; filters as for a sandbox."""
         chunks = self._connection.download("/audit/export", query=AuditExport(**filters))
         return await save(chunks, target, None)
 
     async def verify_audit(self, head: str | None = None) -> AuditVerification:
-        """Check by its hashes that the audit log holds what was written; `head` is that of an earlier check."""
+        """Verify the audit log's hash chain. `head` is the head of an earlier verification."""
         query = VerifyQuery(head=head)
         return await self._connection.call("GET", "/audit/verify", AuditVerification, query=query, timeout=_START)
 
     async def snapshots(self) -> Sequence[SnapshotInfo]:
-        """List all snapshots, the oldest first."""
+        """Return all snapshots, oldest first."""
         return (await self._connection.call("GET", "/snapshots", SnapshotList)).snapshots
 
     async def get_snapshot(self, id: str) -> SnapshotInfo:
-        """Describe a snapshot."""
+        """Return a snapshot's description."""
         return await self._connection.call("GET", f"/snapshots/{segment(id)}", SnapshotInfo)
 
     async def delete_snapshot(self, id: str) -> None:
-        """Remove a snapshot."""
+        """Delete a snapshot."""
         await self._connection.call("DELETE", f"/snapshots/{segment(id)}", type(None))
 
     async def export_snapshot(self, id: str, target: Path | BinaryIO) -> Transferred:
-        """Fetch a snapshot as one file, which only this user may read.
+        """Download a snapshot as one file, readable only by this user.
 
-        It holds all that the sandbox had in memory, secrets too: keep it private.
+        The file contains everything that the sandbox had in memory, including secrets. Keep it private.
         """
         return await save(self._connection.download(f"/snapshots/{segment(id)}/export"), target, None, mode=0o600)
 
     async def import_snapshot(self, source: bytes | Path | BinaryIO | AsyncChunks) -> SnapshotInfo:
-        """Send an exported snapshot's file. It becomes the caller's; that of another machine needs the same key file.
+        """Upload the file of an exported snapshot, and become its owner.
+
+        A snapshot of another machine is accepted if both machines have the same key file.
 
         Raises
         ------
         Damaged
-            It was changed, or another store has exported it.
+            The file was changed, or was exported by another store.
         """
         measured, chunks = await open_source(source, None, None)
         headers = {"Content-Length": str(measured.size)} if measured is not None else None

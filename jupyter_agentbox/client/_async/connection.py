@@ -1,6 +1,6 @@
-"""Calls of one server: JSON both ways, event streams, bytes in and out.
+"""Send calls to one server: JSON in both directions, event streams, uploads and downloads.
 
-Nothing is sent twice, no redirect is followed, and neither proxies nor tokens are taken from the environment's files.
+No call is sent twice, no redirect is followed, and neither proxies nor tokens are taken from the environment's files.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ from jupyter_agentbox.client.wire import (
 )
 
 T = TypeVar("T")
-#: Seconds to connect, and for the server to take what is sent.
+#: Timeouts for connecting, and for the server to accept sent data, in seconds.
 CONNECT_TIMEOUT, WRITE_TIMEOUT = 10.0, 60.0
 
 
 class AsyncStream(Generic[T]):
-    """Events as they happen. Close it, or use it in a ``with``, when it is not read to its end: its call ends then."""
+    """Stream of live events.
+
+    Unless you read it to the end, close it or use it in a ``with`` statement. This ends its call.
+    """
 
     def __init__(self, response: httpx.Response, reader: EventReader, place: str) -> None:
         self._response, self._reader, self._place = response, reader, place
@@ -49,7 +52,7 @@ class AsyncStream(Generic[T]):
                 if self._response.is_closed:
                     raise StopAsyncIteration
                 async for chunk in self._chunks:
-                    # Behind the last event there is the answer's end: who hangs up before it has cancelled the call.
+                    # The answer ends after the last event. Closing the connection before that would cancel the call.
                     if not self._reader.is_done:
                         self._reader.feed(chunk)
                     break
@@ -69,7 +72,7 @@ class AsyncStream(Generic[T]):
         return found
 
     async def aclose(self) -> None:
-        """Hear no more. A command or code that is followed as it runs ends."""
+        """Close the stream. A command or code that is running for it is ended."""
         self._reader.found.clear()
         await self._response.aclose()
 
@@ -83,7 +86,7 @@ class AsyncStream(Generic[T]):
 
 
 class AsyncConnection:
-    """Calls of one server, which is looked for at the first call unless it was named.
+    """Connection to one server. Without an address, the first call looks for a server.
 
     Parameters
     ----------
@@ -98,7 +101,7 @@ class AsyncConnection:
         self._is_closed = False
 
     async def server(self) -> Server:
-        """Return the server that is called. Raises NotFound, InvalidRequest."""
+        """Return the server. Raises NotFound, InvalidRequest."""
         if self._server is None:
             self._server = await acall(find_server, *self._named)
         return self._server
@@ -115,7 +118,7 @@ class AsyncConnection:
         return self._http
 
     async def aclose(self) -> None:
-        """Hang up. Idempotent."""
+        """Close the connection. Idempotent."""
         self._is_closed = True
         http, self._http = self._http, None
         if http is not None:
@@ -132,7 +135,7 @@ class AsyncConnection:
         headers: Mapping[str, str] | None = None,
         timeout: float = SLACK,
     ) -> httpx.Response:
-        """Send a call once, and return its answer with the body unread. Raises the error that it answers."""
+        """Send a call once, and return its answer with the body unread. Raises the error of an error answer."""
         http, server = await self._client(), await self.server()
         sent = dict(headers or {})
         if body is not None:
@@ -170,7 +173,7 @@ class AsyncConnection:
         headers: Mapping[str, str] | None = None,
         timeout: float = 0.0,
     ) -> T:
-        """Make a call; `timeout` is the seconds that the server itself may take for it."""
+        """Make a call and return its answer. `timeout` is the server's own time for the call, in seconds."""
         return await self.read(
             await self.send(
                 verb, path, query=query, body=body, content=content, headers=headers, timeout=timeout + SLACK
@@ -179,7 +182,7 @@ class AsyncConnection:
         )
 
     async def read(self, response: httpx.Response, answer: type[T]) -> T:
-        """Read the whole of an answer."""
+        """Read an answer completely, and decode it."""
         try:
             data = await _read(response, (await self.server()).url)
         finally:
@@ -208,7 +211,7 @@ class AsyncConnection:
         query: msgspec.Struct | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[bytes, None]:
-        """Give the bytes of an answer as they come, all of them or an error, and as a `Content-Digest` has them."""
+        """Yield the bytes of an answer as they arrive. Verifies its length, and its `Content-Digest` if it has one."""
         response = await self.send("GET", path, query=query, headers=headers, timeout=STREAM_TIMEOUT)
         try:
             announced, digest = response.headers.get("Content-Digest"), hashlib.sha256()

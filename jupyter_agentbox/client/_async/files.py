@@ -1,4 +1,4 @@
-"""The files of a sandbox's workspace."""
+"""Read and write the files of a sandbox's workspace."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from jupyter_agentbox.models.file_entries import Copied, Edited, Entry, Listing,
 
 from .connection import AsyncConnection
 
-#: Seconds that the server may take for what has to read or write many files.
+#: Timeout for operations on many files, in seconds.
 _LONG = 300.0
 
 
 class AsyncFiles:
-    """Files of the workspace. Paths are beneath it, or begin with ``/workspace``."""
+    """Files of the workspace. Paths are relative to it, or begin with ``/workspace``."""
 
     def __init__(self, connection: AsyncConnection, sandbox: str) -> None:
         self._connection = connection
@@ -57,16 +57,16 @@ class AsyncFiles:
     async def read(
         self, path: str, *, offset: int = 0, length: int | None = None, encoding: Encoding = "utf-8"
     ) -> FileContent:
-        """Read a file or a part of it, of up to 16 MiB; a negative offset counts from its end."""
+        """Read a file, or up to 16 MiB of it. A negative offset counts from the end."""
         query = ReadQuery(path=path, offset=offset, length=length, encoding=encoding)
         return await self._connection.call("GET", f"{self._path}/content", FileContent, query=query)
 
     async def read_text(self, path: str) -> str:
-        """Return the text of a file of any size that fits the memory; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of a file of any size that fits in memory. Bytes that are not UTF-8 become U+FFFD."""
         return (await self.read_bytes(path)).decode("utf-8", "replace")
 
     async def read_bytes(self, path: str) -> bytes:
-        """Return the bytes of a file of any size that fits the memory."""
+        """Return the bytes of a file of any size that fits in memory."""
         data = bytearray()
         async for chunk in self.download_chunks(path):
             data += chunk
@@ -75,36 +75,36 @@ class AsyncFiles:
     async def write(
         self, path: str, data: str | bytes, *, parents: bool = True, overwrite: bool = True, mode: int | None = None
     ) -> Entry:
-        """Write a whole file, which appears in one step; for large ones there is :meth:`upload`."""
+        """Write a whole file atomically. For large files use :meth:`upload`."""
         body = WriteRequest(path=path, parents=parents, overwrite=overwrite, mode=mode, **content(data))
         return await self._connection.call("PUT", f"{self._path}/content", Entry, body=body)
 
     async def append(self, path: str, data: str | bytes, *, parents: bool = True) -> Entry:
-        """Add to the end of a file, or make it."""
+        """Append to a file, or create it."""
         body = AppendRequest(path=path, parents=parents, **content(data))
         return await self._connection.call("POST", f"{self._path}/append", Entry, body=body)
 
     async def edit(self, path: str, old: str, new: str, *, count: int = 1, all: bool = False) -> Edited:
-        """Replace a text, which must be there `count` times, or with `all` any number of times."""
+        """Replace a text, which must occur `count` times, or with `all` any number of times."""
         body = EditRequest(path=path, old=old, new=new, count=count, all=all)
         return await self._connection.call("POST", f"{self._path}/edit", Edited, body=body)
 
     # -- looking ---------------------------------------------------------------------------------
 
     async def stat(self, path: str, *, follow: bool = True) -> Entry:
-        """Tell what an entry is; of a link, what it leads to unless `follow` is false."""
+        """Return the description of an entry. For a link, describe its target unless `follow` is false."""
         query = StatQuery(path=path, follow=follow)
         return await self._connection.call("GET", f"{self._path}/stat", Entry, query=query)
 
     async def exists(self, path: str) -> bool:
-        """Tell whether there is such an entry."""
+        """Return whether an entry exists."""
         query = PathQuery(path=path)
         return (await self._connection.call("GET", f"{self._path}/exists", Existence, query=query)).exists
 
     async def list(
         self, path: str = ".", *, recursive: bool = False, depth: int | None = None, limit: int = 1000
     ) -> Listing:
-        """List a directory, or all beneath it."""
+        """List a directory, or everything beneath it."""
         query = ListQuery(path=path, recursive=recursive, depth=depth, limit=limit)
         return await self._connection.call("GET", self._path, Listing, query=query)
 
@@ -141,24 +141,24 @@ class AsyncFiles:
     # -- changing the tree -----------------------------------------------------------------------
 
     async def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> Entry:
-        """Make a directory."""
+        """Create a directory."""
         body = MakeDirectoryRequest(path=path, parents=parents, exist_ok=exist_ok)
         return await self._connection.call("POST", f"{self._path}/mkdir", Entry, body=body)
 
     async def move(self, source: str, target: str, *, parents: bool = True, overwrite: bool = False) -> Entry:
-        """Give an entry another path."""
+        """Move an entry to another path."""
         body = MoveRequest(source=source, target=target, parents=parents, overwrite=overwrite)
         return await self._connection.call("POST", f"{self._path}/move", Entry, body=body)
 
     async def copy(
         self, source: str, target: str, *, recursive: bool = True, parents: bool = True, overwrite: bool = False
     ) -> Copied:
-        """Copy a file, or a directory with all beneath it."""
+        """Copy a file, or a directory with everything beneath it."""
         body = CopyRequest(source=source, target=target, recursive=recursive, parents=parents, overwrite=overwrite)
         return await self._connection.call("POST", f"{self._path}/copy", Copied, body=body, timeout=_LONG)
 
     async def delete(self, path: str, *, recursive: bool = False, missing_ok: bool = False) -> int:
-        """Delete an entry, and with `recursive` all beneath it; return how many."""
+        """Delete an entry, with `recursive` everything beneath it. Return the number of deleted entries."""
         body = DeleteRequest(path=path, recursive=recursive, missing_ok=missing_ok)
         return (await self._connection.call("POST", f"{self._path}/delete", Deleted, body=body, timeout=_LONG)).deleted
 
@@ -175,17 +175,17 @@ class AsyncFiles:
         overwrite: bool = True,
         mode: int | None = None,
     ) -> Entry:
-        """Send a file of any size, which appears when all of it has come and is right.
+        """Upload a file of any size. It appears only when it is complete and verified.
 
         Parameters
         ----------
         path : str
-            Where it goes.
+            Path in the workspace.
         source : bytes, Path, binary file or iterable of bytes
-            Of bytes, paths and files that can be read twice, size and SHA-256 are found here and verified there. A
-            stream's are verified if they are given.
+            For bytes, paths and files that can be read twice, size and SHA-256 are computed here and verified by the
+            server. For a stream they are verified if you give them.
         size, sha256 : optional
-            What they must be.
+            Expected size and SHA-256.
         """
         measured, chunks = await open_source(source, size, sha256)
         query = UploadQuery(
@@ -209,7 +209,7 @@ class AsyncFiles:
     async def unpack(
         self, source: bytes | Path | BinaryIO | AsyncChunks, path: str = ".", *, overwrite: bool = True
     ) -> Copied:
-        """Send an archive (tar, tar.gz or zip) to be unpacked into a directory; verified as by :meth:`upload`."""
+        """Upload an archive (tar, tar.gz or zip) and unpack it into a directory. Verified as by :meth:`upload`."""
         measured, chunks = await open_source(source, None, None)
         query = UnpackQuery(
             path=path,
@@ -229,36 +229,36 @@ class AsyncFiles:
         return copied
 
     def download_chunks(self, path: str, *, offset: int = 0) -> AsyncGenerator[bytes, None]:
-        """Give the bytes of a file as they come, from an offset on."""
+        """Yield the bytes of a file as they arrive, from an offset on."""
         headers = {"Range": f"bytes={offset}-"} if offset else None
         return self._connection.download(f"{self._path}/download", query=DownloadQuery(path=path), headers=headers)
 
     async def download(self, path: str, target: Path | BinaryIO, *, sha256: str | None = None) -> Transferred:
-        """Fetch a file of any size. A `target` that is a path appears when all of it has come and is right.
+        """Download a file of any size. If `target` is a path, it appears only when the file is complete and verified.
 
-        The server tells the SHA-256 first, and what comes is compared with it.
+        The server sends the SHA-256 first, and the received data is compared with it.
 
         Returns
         -------
         Transferred
-            Its size and SHA-256.
+            Size and SHA-256 of the file.
 
         Raises
         ------
         ChecksumMismatch
-            It is not of the `sha256` that was given, or not what the server has read.
+            The file does not have the given `sha256`, or the data differs from what the server has read.
         """
         query = DownloadQuery(path=path, digest=True)
         return await save(self._connection.download(f"{self._path}/download", query=query), target, sha256)
 
     def pack_chunks(self, path: str = ".", *, kind: Literal["tar", "zip"] = "tar") -> AsyncGenerator[bytes, None]:
-        """Give the bytes of a directory's archive as they come. They are a sandbox's: unpack them with care."""
+        """Yield the bytes of a directory's archive as they arrive. They come from a sandbox: unpack them with care."""
         return self._connection.download(f"{self._path}/archive", query=PackQuery(path=path, kind=kind))
 
     async def pack(
         self, target: Path | BinaryIO, path: str = ".", *, kind: Literal["tar", "zip"] = "tar"
     ) -> Transferred:
-        """Fetch a directory as an archive. It is a sandbox's: unpack it with care."""
+        """Download a directory as an archive. It comes from a sandbox: unpack it with care."""
         return await save(self.pack_chunks(path, kind=kind), target, None)
 
     # -- between sandboxes and the server's host -------------------------------------------------
@@ -285,7 +285,7 @@ class AsyncFiles:
 async def open_source(
     source: bytes | Path | BinaryIO | AsyncChunks, size: int | None, sha256: str | None
 ) -> tuple[Transferred | None, bytes | AsyncChunks]:
-    """Return what a source is found to be, if it can be read twice, and its bytes."""
+    """Return a source's size and SHA-256, if it can be read twice, and its bytes."""
     if isinstance(source, (bytes, bytearray, memoryview)):
         data = bytes(source)
         return Transferred(size if size is not None else len(data), sha256 or hashlib.sha256(data).hexdigest()), data
@@ -301,7 +301,7 @@ async def open_source(
 
 
 async def _measure(file: BinaryIO, is_ours: bool, size: int | None, sha256: str | None) -> tuple[int, str]:
-    """Return size and SHA-256 of what a file still holds, unless they are given, and go back to where it was."""
+    """Return size and SHA-256 of the rest of a file, unless they are given, and return to the start position."""
     try:
         start = await acall(file.tell)
         digest, found = hashlib.sha256(), 0
@@ -332,7 +332,7 @@ def _length(size: int | None) -> dict[str, str] | None:
 async def save(
     chunks: AsyncGenerator[bytes, None], target: Path | BinaryIO, sha256: str | None, *, mode: int = 0o666
 ) -> Transferred:
-    """Write what comes to a file; one that is named appears whole and verified or not at all."""
+    """Write received data to a file. A target path appears only when the data is complete and verified."""
     fresh = target.with_name(f".{secrets.token_hex(6)}.part") if isinstance(target, Path) else None
     file = await acall(_create, fresh, mode) if fresh is not None else target
     assert not isinstance(file, Path)

@@ -1,4 +1,4 @@
-"""Background processes and terminals of a sandbox."""
+"""Control background processes and terminals of a sandbox."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from jupyter_agentbox.models import (
 
 from .connection import AsyncConnection, AsyncStream
 
-#: Seconds that one call waits for an end; longer waits are made of several.
+#: Maximum wait of one call, in seconds. Longer waits use several calls.
 _WAIT = 60.0
 
 
 class AsyncProcess:
-    """A background process or a terminal. It goes on when the client has gone.
+    """Background process or terminal. It keeps running when the client closes.
 
     Attributes
     ----------
     info : ProcessAnswer
-        As it was when it was last looked at.
+        Description at the last call.
     """
 
     def __init__(self, connection: AsyncConnection, sandbox: str, info: ProcessAnswer) -> None:
@@ -40,14 +40,14 @@ class AsyncProcess:
 
     @property
     def id(self) -> str:
-        """Its id in the sandbox."""
+        """Id in the sandbox."""
         return self.info.id
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self.info.state}>"
 
     async def refresh(self) -> ProcessAnswer:
-        """Look at it anew."""
+        """Fetch the current description, and return it."""
         self.info = await self._connection.call("GET", self._path, ProcessAnswer)
         return self.info
 
@@ -60,7 +60,7 @@ class AsyncProcess:
         wait: float = 0.0,
         encoding: Encoding = "utf-8",
     ) -> OutputChunk:
-        """Read what it printed from an offset on; `wait` up to 60 s for something to come."""
+        """Read output from an offset on. Waits up to `wait` seconds, at most 60, for new output."""
         query = OutputQuery(
             stream="stderr" if stream == "stderr" else "stdout",
             offset=offset,
@@ -73,21 +73,21 @@ class AsyncProcess:
     async def follow(
         self, *, stdout_offset: int | None = None, stderr_offset: int | None = None
     ) -> AsyncStream[Output | ExitEvent]:
-        """Open a stream of what it prints, from the oldest that is kept unless told otherwise, to its end."""
+        """Open a stream of the output until the process ends, by default from the oldest output that is kept."""
         query = FollowQuery(stdout_offset=stdout_offset, stderr_offset=stderr_offset, encoding="base64")
         return await self._connection.events("GET", f"{self._path}/follow", output_decoders(), "exit", query=query)
 
     async def write(self, data: str | bytes, *, is_last: bool = False) -> None:
-        """Write to its input, or type on a terminal; `is_last` closes the input."""
+        """Write to the process's input, or type on a terminal. `is_last` closes the input."""
         body = InputRequest(is_last=is_last, **content(data))
         self.info = await self._connection.call("POST", f"{self._path}/stdin", ProcessAnswer, body=body, timeout=30.0)
 
     async def close_stdin(self) -> None:
-        """Close its input."""
+        """Close the process's input."""
         await self.write("", is_last=True)
 
     async def signal(self, signal: str | int = "TERM") -> None:
-        """Send a signal to its process group."""
+        """Send a signal to the process group."""
         body = SignalRequest(signal=signal)
         self.info = await self._connection.call("POST", f"{self._path}/signal", ProcessAnswer, body=body)
 
@@ -97,7 +97,7 @@ class AsyncProcess:
         self.info = await self._connection.call("POST", f"{self._path}/size", ProcessAnswer, body=body)
 
     async def wait(self, timeout: float | None = None) -> ProcessAnswer:
-        """Wait for its end, for ever unless told otherwise; after `timeout` seconds it is answered as it is."""
+        """Wait for the process to end, by default without limit. After `timeout` seconds, return its current state."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = _WAIT if deadline is None else min(_WAIT, max(0.01, deadline - time.monotonic()))
@@ -108,10 +108,10 @@ class AsyncProcess:
                 return self.info
 
     async def kill(self) -> ProcessAnswer:
-        """Kill it with all that it started."""
+        """Kill the process and everything that it started."""
         self.info = await self._connection.call("POST", f"{self._path}/kill", ProcessAnswer, timeout=30.0)
         return self.info
 
     async def remove(self) -> None:
-        """Kill it, and forget it and what it printed."""
+        """Kill the process, and delete its record and output."""
         await self._connection.call("DELETE", self._path, type(None), timeout=30.0)

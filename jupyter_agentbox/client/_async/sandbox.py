@@ -1,4 +1,4 @@
-"""One sandbox: its commands, code, packages, files, egress and log."""
+"""Control one sandbox: its commands, code, packages, files, egress and log."""
 
 from __future__ import annotations
 
@@ -61,25 +61,25 @@ from .connection import AsyncConnection, AsyncStream
 from .files import AsyncFiles, save
 from .process import AsyncProcess
 
-#: Seconds that code may take which was given no time of its own.
+#: Timeout of a code call without a timeout of its own, in seconds.
 _NO_TIMEOUT = 86_400.0
 _START, _LONG = 60.0, 300.0
 User = Literal["user", "root"]
 
 
 class AsyncSandbox:
-    """A sandbox. In a ``with`` it is ended and forgotten at the end, if it was made here and was not to be kept.
+    """A sandbox. At the end of a ``with`` statement it is deleted if it was created here and is not kept.
 
     Attributes
     ----------
     id : str
-        The id to call it by.
+        Id of the sandbox.
     info : SandboxInfo or None
-        As it was when it was last looked at.
+        Description at the last call.
     files : AsyncFiles
-        Its workspace.
+        Files of its workspace.
     is_kept : bool
-        It outlives a ``with``.
+        Whether it outlives a ``with`` statement.
     """
 
     def __init__(self, connection: AsyncConnection, id: str, info: SandboxInfo | None, *, is_kept: bool) -> None:
@@ -106,11 +106,11 @@ class AsyncSandbox:
         except NotFound:
             pass
         except ApiError:
-            if error is None:  # what went wrong before it says more
+            if error is None:  # an earlier error is more informative
                 raise
 
     async def refresh(self) -> SandboxInfo:
-        """Look at it anew. Looking does not count as use."""
+        """Fetch the current description, and return it. This does not count as use."""
         self.info = await self._connection.call("GET", self._path, SandboxInfo)
         return self.info
 
@@ -122,7 +122,7 @@ class AsyncSandbox:
         max_life: float | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> SandboxInfo:
-        """Change what it may reach, how long it lives, or its labels; what is left out stays."""
+        """Change the allowed hosts, the lifetime or the labels. Omitted values stay unchanged."""
         body = SandboxPatch(
             allowed_hosts=unset(None if allowed_hosts is None else list(allowed_hosts)),
             idle_timeout=unset(idle_timeout),
@@ -133,7 +133,7 @@ class AsyncSandbox:
         return self.info
 
     async def delete(self) -> None:
-        """End it and forget it."""
+        """End the sandbox, and delete its record."""
         await self._connection.call("DELETE", self._path, type(None), timeout=_START)
 
     async def exec(
@@ -149,20 +149,20 @@ class AsyncSandbox:
         encoding: Encoding = "utf-8",
         check: bool = False,
     ) -> ExecAnswer:
-        """Run a command to its end.
+        """Run a command and wait until it ends.
 
         Parameters
         ----------
         command : str or sequence of str
-            A line for the shell, or a program and its arguments without one.
+            Command line for the shell, or a program and its arguments without a shell.
         timeout : float
-            Seconds after which it is killed with all that it started.
+            Seconds after which the command and everything that it started is killed.
         max_output : int
-            Bytes kept of each output.
+            Maximum number of bytes kept of each output.
         encoding : str
-            ``base64`` for outputs that are no text.
+            ``base64`` for output that is not text.
         check : bool
-            Raise CommandFailed unless it ends with status 0.
+            Raise CommandFailed unless the exit status is 0.
         """
         body = _request(command, workdir, env, stdin, user, timeout, max_output, encoding)
         result = await self._connection.call("POST", f"{self._path}/exec", ExecAnswer, body=body, timeout=timeout)
@@ -180,7 +180,7 @@ class AsyncSandbox:
         user: User = "user",
         timeout: float = 30.0,
     ) -> AsyncStream[Output | ExitEvent]:
-        """Run a command and open the stream of what it prints; the last event is its end. A slow reader holds it up."""
+        """Run a command and open a stream of its output. The last event is its exit. A slow reader slows it down."""
         body = _request(command, workdir, env, stdin, user, timeout, 0, "base64")
         return await self._connection.events("POST", f"{self._path}/exec/stream", output_decoders(), "exit", body=body)
 
@@ -192,7 +192,7 @@ class AsyncSandbox:
         env: Mapping[str, str] | None = None,
         user: User = "user",
     ) -> AsyncProcess:
-        """Start a command in the background; it goes on when the client has gone."""
+        """Start a command in the background. It keeps running when the client closes."""
         line, argv = _split(command)
         body = ProcessRequest(command=line, argv=argv, workdir=workdir, env=dict(env or {}), user=user)
         return self._process(await self._connection.call("POST", f"{self._path}/processes", ProcessAnswer, body=body))
@@ -207,7 +207,7 @@ class AsyncSandbox:
         env: Mapping[str, str] | None = None,
         user: User = "user",
     ) -> AsyncProcess:
-        """Open a terminal with a login shell or a command: follow it, write to it, resize it."""
+        """Open a terminal with a login shell or a command. Use the result to follow, write to and resize it."""
         line, argv = _split(command) if command is not None else (None, None)
         body = TerminalRequest(
             command=line, argv=argv, workdir=workdir, env=dict(env or {}), user=user, rows=rows, columns=columns
@@ -215,12 +215,12 @@ class AsyncSandbox:
         return self._process(await self._connection.call("POST", f"{self._path}/terminals", ProcessAnswer, body=body))
 
     async def processes(self) -> list[AsyncProcess]:
-        """List background processes and terminals, the oldest first."""
+        """Return the background processes and terminals, oldest first."""
         found = await self._connection.call("GET", f"{self._path}/processes", ProcessList)
         return [self._process(info) for info in found.processes]
 
     async def process(self, id: str) -> AsyncProcess:
-        """Return one of them. Raises NotFound."""
+        """Return a background process or terminal. Raises NotFound."""
         return self._process(await self._connection.call("GET", f"{self._path}/processes/{segment(id)}", ProcessAnswer))
 
     def _process(self, info: ProcessAnswer) -> AsyncProcess:
@@ -238,18 +238,18 @@ class AsyncSandbox:
         displays: int = 1000,
         keep_running: bool = False,
     ) -> CodeResult:
-        """Run code in a persistent kernel; in a notebook's sandbox, ``default`` is the notebook's own.
+        """Run code in a persistent kernel. In a notebook's sandbox, ``default`` is the notebook's own kernel.
 
         Parameters
         ----------
         language : str, optional
-            One of ``info.languages``; other languages than Python have a context of their own unless one is named.
+            One of ``info.languages``. A language other than Python has its own context unless you name one.
         timeout : float or None
-            Seconds until it is interrupted.
+            Seconds after which the code is interrupted.
         stream_bytes, display_bytes, displays : int
-            How much is kept of each output, of all displays, and of how many.
+            Maximum bytes of each output stream and of all displays, and maximum number of displays.
         keep_running : bool
-            Let it run on when the client goes away.
+            Let the code run on when the client disconnects.
         """
         body = CodeRequest(
             code=code,
@@ -276,7 +276,7 @@ class AsyncSandbox:
         displays: int = 1000,
         keep_running: bool = False,
     ) -> AsyncStream[Event]:
-        """Run code and open the stream of its outputs; the last is a DoneEvent with the result."""
+        """Run code and open a stream of its outputs. The last event is a DoneEvent with the result."""
         body = CodeRequest(
             code=code,
             context=context,
@@ -290,7 +290,7 @@ class AsyncSandbox:
         return await self._connection.events("POST", f"{self._path}/code/stream", code_decoders(), "done", body=body)
 
     async def contexts(self) -> list[ContextInfo]:
-        """List its kernels."""
+        """Return the sandbox's kernels."""
         return (await self._connection.call("GET", f"{self._path}/contexts", ContextList)).contexts
 
     async def create_context(self, name: str = "default", *, language: str | None = None) -> ContextInfo:
@@ -299,17 +299,17 @@ class AsyncSandbox:
         return await self._connection.call("POST", f"{self._path}/contexts", ContextInfo, body=body, timeout=_START)
 
     async def delete_context(self, name: str) -> None:
-        """End a kernel and forget its variables."""
+        """End a kernel. Its variables are lost."""
         path = f"{self._path}/contexts/{segment(name, 'context')}"
         await self._connection.call("DELETE", path, type(None), timeout=_START)
 
     async def restart_context(self, name: str = "default") -> ContextInfo:
-        """Start a kernel anew."""
+        """Restart a kernel."""
         path = f"{self._path}/contexts/{segment(name, 'context')}/restart"
         return await self._connection.call("POST", path, ContextInfo, timeout=_START)
 
     async def interrupt_context(self, name: str = "default") -> None:
-        """Interrupt what a kernel runs, whoever sent it."""
+        """Interrupt the code that a kernel runs, regardless of who sent it."""
         path = f"{self._path}/contexts/{segment(name, 'context')}/interrupt"
         await self._connection.call("POST", path, type(None))
 
@@ -321,7 +321,7 @@ class AsyncSandbox:
         upgrade: bool = False,
         timeout: float = INSTALL_TIMEOUT,
     ) -> Installed:
-        """Install packages. What fails is an answer, too: ``is_ok`` is false, and ``message`` says why."""
+        """Install packages. A failed installation is returned: ``is_ok`` is false, and ``message`` gives the reason."""
         body = InstallRequest(
             packages=list(packages), requirements=requirements, manager=manager, upgrade=upgrade, timeout=timeout
         )
@@ -335,7 +335,7 @@ class AsyncSandbox:
         upgrade: bool = False,
         timeout: float = INSTALL_TIMEOUT,
     ) -> AsyncStream[ProgressEvent | Installed]:
-        """Install packages and open the stream of the progress; the last event is the result."""
+        """Install packages and open a stream of the progress. The last event is the result."""
         body = InstallRequest(
             packages=list(packages), requirements=requirements, manager=manager, upgrade=upgrade, timeout=timeout
         )
@@ -346,29 +346,29 @@ class AsyncSandbox:
         return await self._connection.events("POST", f"{self._path}/packages/stream", decoders, "result", body=body)
 
     async def egress(self) -> GrantInfo:
-        """Tell what it may reach, and what it could be given."""
+        """Return the hosts that the sandbox may reach, and those that it may be granted."""
         return await self._connection.call("GET", f"{self._path}/egress", GrantInfo)
 
     async def egress_log(self, **filters: Any) -> list[AuditItem]:
-        """List the gate's decisions about it; filters as for :meth:`audit`."""
+        """Return the gate's decisions on this sandbox; filters as for :meth:`audit`."""
         query = AuditFilters(**filters)
         return (await self._connection.call("GET", f"{self._path}/egress/log", AuditRows, query=query)).rows
 
     async def ask(self, host: str, why: str = "") -> AskInfo:
-        """Ask a person for a host: it is pending until one decides."""
+        """Request a host. The request is pending until a person decides."""
         body = AskRequest(host=host, why=why)
         return await self._connection.call("POST", f"{self._path}/egress/asks", AskInfo, body=body)
 
     async def asks(self) -> list[AskInfo]:
-        """List the hosts that were asked for."""
+        """Return the requested hosts."""
         return (await self._connection.call("GET", f"{self._path}/egress/asks", AskList)).asks
 
     async def get_ask(self, id: str) -> AskInfo:
-        """Tell what became of a host that was asked for."""
+        """Return the state of a request for a host."""
         return await self._connection.call("GET", f"{self._path}/egress/asks/{segment(id)}", AskInfo)
 
     async def decide(self, id: str, decision: Literal["allow", "deny"], note: str = "") -> AskInfo:
-        """Allow or deny a host that was asked for."""
+        """Allow or deny a requested host."""
         body = AskDecision(decision=decision, note=note)
         return await self._connection.call("POST", f"{self._path}/egress/asks/{segment(id)}", AskInfo, body=body)
 
@@ -382,7 +382,7 @@ class AsyncSandbox:
         timeout: float = 30.0,
         max_bytes: int = 1024 * 1024,
     ) -> HttpAnswer:
-        """Send one HTTP request through its egress gate. Redirects are not followed."""
+        """Send one HTTP request through the egress gate. Redirects are not followed."""
         request = HttpRequest(
             url=url,
             method=method,
@@ -397,29 +397,29 @@ class AsyncSandbox:
     async def create_token(
         self, *verbs: Literal["read", "write", "execute", "restore"], name: str = "agent", life: float | None = None
     ) -> TokenMade:
-        """Make a token for this sandbox alone, which ends with it. Its text is told once."""
+        """Create a token for this sandbox only. It expires with the sandbox. Its text is returned only once."""
         body = TokenRequest(verbs=list(verbs), name=name, life=life)
         return await self._connection.call("POST", f"{self._path}/tokens", TokenMade, body=body)
 
     async def tokens(self) -> list[TokenInfo]:
-        """List the tokens for this sandbox that are good."""
+        """Return the valid tokens for this sandbox."""
         return (await self._connection.call("GET", f"{self._path}/tokens", TokenList)).tokens
 
     async def revoke_token(self, id: str) -> None:
-        """Revoke a token, at once."""
+        """Revoke a token at once."""
         await self._connection.call("DELETE", f"{self._path}/tokens/{segment(id)}", type(None))
 
     async def take_snapshot(self, name: str = "", note: str = "") -> SnapshotInfo:
-        """Save it as it is, while it goes on."""
+        """Save the sandbox's current state while it keeps running."""
         path, body = f"{self._path}/snapshots", SnapshotRequest(name=name, note=note)
         return await self._connection.call("POST", path, SnapshotInfo, body=body, timeout=_LONG)
 
     async def snapshots(self) -> list[SnapshotInfo]:
-        """List its snapshots, the oldest first."""
+        """Return the sandbox's snapshots, oldest first."""
         return (await self._connection.call("GET", f"{self._path}/snapshots", SnapshotList)).snapshots
 
     async def restore(self, snapshot: str) -> SandboxInfo:
-        """Take it back to one of its snapshots."""
+        """Restore the sandbox to one of its snapshots."""
         return await self._change("restore", RestoreRequest(snapshot=snapshot))
 
     async def fork(
@@ -431,24 +431,24 @@ class AsyncSandbox:
         as_kernel: bool = False,
         keep: bool = False,
     ) -> AsyncSandbox:
-        """Start another sandbox off it as it is now, or off a snapshot of it; a ``with`` ends it unless kept.
+        """Start a copy from the current state or from a snapshot. A ``with`` statement ends it unless kept.
 
-        `keep_seeds` leaves random generators alone; `as_kernel` makes a Jupyter kernel, ``info.kernels[0].id``.
+        `keep_seeds` leaves random generators unchanged. `as_kernel` creates a Jupyter kernel, ``info.kernels[0].id``.
         """
         body = ForkRequest(id=id, snapshot=snapshot, keep_seeds=keep_seeds, as_kernel=as_kernel)
         info = await self._connection.call("POST", f"{self._path}/fork", SandboxInfo, body=body, timeout=_LONG)
         return AsyncSandbox(self._connection, info.id, info, is_kept=keep or as_kernel)
 
     async def park(self) -> SandboxInfo:
-        """Save it to the disk and free its memory; its next use wakes it. Of a notebook's kernel, any message does."""
+        """Save the sandbox to disk and free its memory. Its next use, or any message to its kernel, wakes it."""
         return await self._change("park")
 
     async def wake(self) -> SandboxInfo:
-        """Wake it before its next use, if it is parked."""
+        """Wake the sandbox before its next use, if it is parked."""
         return await self._change("wake")
 
     async def revive(self) -> SandboxInfo:
-        """Start it again with its files after it ran out of memory or disk, or crashed; see ``info.end.kept_until``."""
+        """Restart the sandbox with its files after a crash or lack of memory or disk; see ``info.end.kept_until``."""
         return await self._change("revive")
 
     async def _change(self, what: str, body: RestoreRequest | None = None) -> SandboxInfo:
@@ -456,11 +456,11 @@ class AsyncSandbox:
         return self.info
 
     async def audit(self, **wanted: Any) -> list[AuditItem]:
-        """List the newest rows on it that fit; names are :class:`~jupyter_agentbox.models.AuditFilters`' fields."""
+        """Return the newest matching rows; fields as in :class:`~jupyter_agentbox.models.AuditFilters`."""
         return (await self._connection.call("GET", f"{self._path}/audit", AuditRows, query=AuditFilters(**wanted))).rows
 
     async def export_audit(self, target: Path | BinaryIO, **filters: Any) -> Transferred:
-        """Fetch all that the audit log has of it, as JSON lines; filters are those of `AuditExport`."""
+        """Download the sandbox's rows of the audit log as JSON lines; filters are the fields of `AuditExport`."""
         chunks = self._connection.download(f"{self._path}/audit/export", query=AuditExport(**filters))
         return await save(chunks, target, None)
 
