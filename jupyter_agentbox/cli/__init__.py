@@ -60,7 +60,7 @@ class AgentboxCommand(CommandGroup):
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point of ``jupyter-agentbox``."""
+    """Run ``jupyter-agentbox``."""
     try:
         AgentboxCommand.launch_instance(argv)
         sys.stdout.flush()

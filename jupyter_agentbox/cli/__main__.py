@@ -1,4 +1,4 @@
-"""``python -m jupyter_agentbox.cli``."""
+"""Run the command line as ``python -m jupyter_agentbox.cli``."""
 
 from . import main
 

@@ -1,4 +1,4 @@
-"""The base of all ``jupyter agentbox`` commands: options, arguments, help, errors and exit status."""
+"""Provide the base of all ``jupyter agentbox`` commands: options, arguments, help, errors and exit status."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from jupyter_agentbox.errors import AgentboxError, TooLarge
 
 ALIASES = {name: base_aliases[name] for name in ("config", "log-level")}
 FLAGS = {"debug": (base_flags["debug"][0], "Log at level DEBUG.")}
-#: Most bytes of standard input passed to a program.
+#: Maximum number of bytes of standard input passed to a program.
 MAX_INPUT = 32 * 1024 * 1024
-#: Exit statuses: an error; a usage error; Ctrl-C; the reader of the output has gone.
+#: Exit statuses: an error; a usage error; Ctrl-C; output whose reader has closed the pipe.
 FAULT, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 #: Classes, besides runtimes, whose settings the command line accepts.
 _SETTINGS = ("Policy", "Application", "JupyterApp")
@@ -196,7 +196,9 @@ class Command(JupyterApp):
         yield from self.emit_description()
         yield from self.emit_subcommands_help()
         yield "Options:"
-        names = sorted((*self.flags, *self.aliases), key=lambda name: name in {**FLAGS, **ALIASES})  # ours at the end
+        names = sorted(
+            (*self.flags, *self.aliases), key=lambda name: name in {**FLAGS, **ALIASES}
+        )  # shared options last
         rows = [self._describe_option(name) for name in names]
         rows.append(("--help", "Print this help. --help-all also lists settings, such as --Policy.NAME=VALUE."))
         yield from _columns(rows, width)
@@ -265,9 +267,9 @@ class CommandGroup(Command):
 
 
 class ProgramCommand(Command):
-    """A command whose last arguments are a program and the program's own options.
+    """Command whose last arguments are a program and the program's own options.
 
-    Options of the command come before the first argument; :attr:`rest` is all that follows.
+    Options of the command come before the first argument. :attr:`rest` holds everything after them.
     """
 
     #: Number of arguments before the program.
@@ -324,7 +326,7 @@ def write_table(rows: list[tuple[str, ...]]) -> None:
 
 
 def write_out(data: bytes, descriptor: int = 1) -> None:
-    """Write all bytes. Raises BrokenPipeError if the reader has gone."""
+    """Write all bytes. Raises BrokenPipeError if the reader has closed the pipe."""
     view = memoryview(data)
     while len(view):
         view = view[os.write(descriptor, view) :]
@@ -366,5 +368,5 @@ def format_age(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace characters that a terminal could interpret."""
+    """Return the text with characters replaced that a terminal could interpret."""
     return "".join(char if char.isprintable() else "?" for char in text)

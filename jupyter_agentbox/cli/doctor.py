@@ -214,7 +214,7 @@ def ask_server(server: Mapping[str, Any]) -> ServerInfo | None:
             f"{server['url']}api/agentbox/server",
             headers={"Authorization": f"token {server['token']}"},
             timeout=ANSWER_TIMEOUT,
-            verify=False,  # it is at a loopback address, and its certificate is for another name
+            verify=False,  # the server is on a loopback address, and its certificate has another name
             trust_env=False,
         )
         if answer.status_code == 404:

@@ -1,4 +1,4 @@
-"""Commands on images: build, list, remove, export, import and verify."""
+"""Commands for images: build, list, remove, export, import and verify."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_KERNELSPEC = "Do not install kernelspecs for the image's kernels."
 
 
 class _ImageCommand(Command):
-    """Base of the commands on images: the store of the state directory."""
+    """Base of the image commands, with the image store of the state directory."""
 
     def store(self) -> ImageStore:
         """Return the store."""

@@ -23,21 +23,21 @@ from jupyter_agentbox.linux import write_atomically
 from jupyter_agentbox.runtimes.runsc.runtime import MIN_VERSION
 
 RELEASES = "https://storage.googleapis.com/gvisor/releases/release/latest"
-#: Debian release whose runsc is new enough, for machines of an older one.
+#: Debian release with a recent enough runsc, for machines with an older release.
 DEBIAN_SUITE = "trixie"
 
 _MAX_DOWNLOAD = 512 * 1024 * 1024
 _COMMAND_TIMEOUT = 600.0
 _SOURCE = Path("etc/apt/sources.list.d/jupyter-agentbox.sources")
 _PIN = Path("etc/apt/preferences.d/jupyter-agentbox")
-#: What makes a machine's own source trusted and reachable, and so must be kept in one derived from it.
+#: Fields that make a machine's own source trusted and reachable. A source derived from it must keep them.
 _KEPT_FIELDS = ("signed-by", "trusted", "architectures", "check-valid-until", "allow-insecure")
 
 
 def find_runsc(configured: str, state_dir: Path) -> str | None:
     """Return the runsc to use, or None: the configured one, that of an earlier setup, or the first on PATH.
 
-    An earlier setup downloaded one only where the one on PATH was missing or too old, so its own goes first.
+    An earlier setup downloaded runsc only if the one on PATH was missing or too old, so the downloaded one comes first.
     """
     if configured:
         return shutil.which(os.path.expanduser(configured))
@@ -45,27 +45,27 @@ def find_runsc(configured: str, state_dir: Path) -> str | None:
 
 
 def runsc_date(text: str) -> int:
-    """Read the date that numbers a release out of ``runsc --version`` or a package's version; 0 if there is none."""
+    """Return the date that numbers a release, from ``runsc --version`` or a package's version; 0 if there is none."""
     match = re.search(r"(?<!\d)(20\d{6})(?!\d)", text)
     return int(match[1]) if match else 0
 
 
 def derive_source(text: str, codename: str, suite: str = DEBIAN_SUITE) -> str | None:
-    """Make a source of `suite` like the machine's own one of `codename`.
+    """Return an apt source of `suite` that is like the machine's own source of `codename`.
 
     Parameters
     ----------
     text : str
-        A file of the machine's sources, in either format of apt.
+        Content of a file of the machine's sources, in either format of apt.
     codename : str
-        The machine's own release, such as ``bookworm``.
+        Release of the machine, such as ``bookworm``.
     suite : str
-        The release wanted.
+        Release of the returned source.
 
     Returns
     -------
     str or None
-        A stanza, or None where `text` has no source of that release's main component.
+        A stanza, or None if `text` has no source of that release's main component.
     """
     for stanza in re.split(r"\n\s*\n", re.sub(r"^[ \t]*#.*\n?", "", text, flags=re.MULTILINE)):
         fields = _read_stanza(stanza) or _read_line(stanza, codename)
@@ -83,7 +83,7 @@ def derive_source(text: str, codename: str, suite: str = DEBIAN_SUITE) -> str | 
 
 
 def _read_stanza(stanza: str) -> dict[str, str]:
-    """Read the fields of a deb822 stanza; continuation lines keep their form."""
+    """Parse the fields of a deb822 stanza. Continuation lines are kept unchanged."""
     fields: dict[str, str] = {}
     name = ""
     for line in stanza.splitlines():
@@ -96,7 +96,7 @@ def _read_stanza(stanza: str) -> dict[str, str]:
 
 
 def _read_line(stanza: str, codename: str) -> dict[str, str]:
-    """Read the first ``deb [options] uri suite component...`` of that release."""
+    """Parse the first ``deb [options] uri suite component...`` of that release."""
     for line in stanza.splitlines():
         match = re.match(r"\s*deb\s+(?:\[([^]]*)\]\s+)?(\S+)\s+(\S+)\s+([^#]*)", line)
         if match and match[3] == codename:
@@ -113,24 +113,24 @@ def _read_line(stanza: str, codename: str) -> dict[str, str]:
 
 
 class Setup:
-    """Brings a machine to where sandboxes start.
+    """Installation of what sandboxes need on a machine.
 
     Parameters
     ----------
     state_dir : Path
-        Where a downloaded runsc goes: its ``bin``.
+        State directory; a downloaded runsc goes into its ``bin``.
     configured : str
-        Path of runsc from the configuration; empty for none.
+        Configured path of runsc; empty for none.
     say : callable
-        Told each step in a sentence, before it is done.
+        Called with a sentence before each step.
     is_dry : bool
-        Say only.
+        Only report the steps.
     releases : str
-        Address of the official release.
+        URL of the official release.
     root : Path
-        Root of the file system; another one in tests only.
+        Root of the file system. Tests use another one.
     run : callable
-        Like :func:`subprocess.run`; another one in tests only.
+        Replacement for :func:`subprocess.run` in tests.
     """
 
     def __init__(
@@ -154,12 +154,12 @@ class Setup:
         self._sudo: list[str] | None = None
 
     def get_runsc(self) -> None:
-        """Find runsc, or get it.
+        """Find runsc, or install it.
 
         Raises
         ------
         RuntimeUnavailable
-            With what was tried and why each failed.
+            runsc cannot be installed. The message lists what was tried and why each attempt failed.
         """
         found = find_runsc(self.configured, self.state_dir)
         date = self._date_of(found) if found else 0
@@ -195,7 +195,7 @@ class Setup:
         )
 
     def get_uidmap(self) -> None:
-        """Install newuidmap for ordinary users, so that code inside need not be uid 0. Never an error."""
+        """Install newuidmap for ordinary users, so that code inside need not run as uid 0. Errors are only reported."""
         if os.geteuid() == 0 or shutil.which("newuidmap"):
             return
         try:
@@ -206,16 +206,16 @@ class Setup:
             self.say(f"uidmap: not installed ({error}); code runs as uid 0 in its sandbox; see `doctor`")
 
     def register_in_docker(self, settings: str = "", host: str = "", *, may_reload: bool = False) -> None:
-        """Add gVisor to the runtimes of Docker's engine, whose settings are there. Raises as :func:`.register`."""
+        """Add gVisor to the runtimes of Docker's engine, if runsc is installed. Raises as :func:`.register`."""
         from jupyter_agentbox.runtimes.docker.setup import DAEMON_FILE, register
 
         found = find_runsc(self.configured, self.state_dir)
-        if found is not None:  # or else it was only said how to get it
+        if found is not None:  # a dry run only reports how to install it
             path = Path(settings) if settings else DAEMON_FILE
             register(found, say=self.say, is_dry=self.is_dry, may_reload=may_reload, path=path, host=host)
 
     def _get_package(self) -> None:
-        """Install the distribution's package, if it has one that is new enough."""
+        """Install the distribution's package, if its version is recent enough."""
         self._need_apt()
         version = self._package_version()
         if version is None:
@@ -244,14 +244,14 @@ class Setup:
                 raise RuntimeUnavailable("installing packages needs root or passwordless sudo")
 
     def _package_version(self) -> str | None:
-        """Return the newest version of the package that apt could install, if it is new enough."""
+        """Return the newest version of the package that apt can install, if it is recent enough."""
         rows = self._command(["apt-cache", "madison", "runsc"], is_checked=False).stdout.splitlines()
         versions = [row.split("|")[1].strip() for row in rows if row.count("|") >= 2 and "Packages" in row]
         good = [version for version in versions if runsc_date(version) >= MIN_VERSION]
         return max(good, key=runsc_date, default=None)
 
     def _add_source(self) -> None:
-        """On an older Debian, add a source like the machine's own, of the release that has runsc, for runsc alone."""
+        """On an older Debian, add the release that has runsc as a source for runsc only, from the machine's mirror."""
         release = self.root / "etc/os-release"
         text = release.read_text() if release.exists() else ""
         values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
@@ -322,7 +322,7 @@ class Setup:
         timeout: float = _COMMAND_TIMEOUT,
         is_checked: bool = True,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command without a terminal. Raises RuntimeUnavailable with the end of what it said."""
+        """Run a command without a terminal. Raises RuntimeUnavailable with the last line of its output."""
         answer = self._run(list(command), input=text, capture_output=True, text=True, timeout=timeout)
         if is_checked and answer.returncode:
             said = (answer.stderr or answer.stdout).strip().splitlines()
@@ -331,7 +331,7 @@ class Setup:
 
 
 def _fetch(address: str, limit: int, timeout: float = 600.0) -> bytes:
-    """Download at most `limit` bytes within `timeout` seconds, by the proxy of the environment if there is one."""
+    """Download at most `limit` bytes within `timeout` seconds, through the environment's proxy if there is one."""
     deadline = time.monotonic() + timeout
     parts, size = [], 0
     with urllib.request.urlopen(address, timeout=30) as response:

@@ -33,7 +33,7 @@ from .base import (
     write_out,
 )
 
-#: Seconds that the sandbox outlives this process if that is killed.
+#: Seconds for which the sandbox outlives this process if the process is killed.
 LEASE = 5.0
 MAX_SCRIPT = 16 * 1024 * 1024
 TIMED_OUT = 124
@@ -68,7 +68,7 @@ class RunCommand(ProgramCommand):
     stdin = Bool(False, help="Pass standard input to the script; it is read to its end first.").tag(config=True)
 
     def run(self) -> int:
-        """Start the sandbox, run the script to its end, end the sandbox."""
+        """Start the sandbox, run the script until it ends, and end the sandbox."""
         if self.offline and (self.allow or self.package):
             raise UsageError("--offline cannot be combined with --allow or --package")
         check_names(self.package)
@@ -79,7 +79,7 @@ class RunCommand(ProgramCommand):
         return asyncio.run(until_signal(self._run(policy, spec, script, self._command(spec.python), stdin)))
 
     def _read_script(self) -> bytes:
-        """Return what is to be put in: nothing of code, of standard input, and of what is in the mounted folder."""
+        """Return the content of the script file; empty for code and for standard input."""
         if self.code:
             return b""
         if not self.rest:
@@ -124,9 +124,9 @@ class RunCommand(ProgramCommand):
 
     async def _run(self, policy: Policy, spec: SandboxSpec, script: bytes, command: Program, stdin: bytes) -> int:
         manager = SandboxManager.shared(policy.state_path, spec.runtime, config=policy.config)
-        # It needs no kernel, so it takes one that waits, if any does, for the sandbox around it.
+        # No kernel is needed, but the sandbox of a waiting kernel starts faster than a new one.
         sandbox = await LinkThread.instance().run(WarmStarts.shared(manager, policy).create(spec, has_code=False))
-        logging.getLogger("jupyter_agentbox.sandbox.sandbox").setLevel(logging.CRITICAL)  # how it ends is told below
+        logging.getLogger("jupyter_agentbox.sandbox.sandbox").setLevel(logging.CRITICAL)  # its end is reported below
         managed = ManagedSandbox("run", spec.owner, SandboxRequest())
         try:
             managed.attach(sandbox)

@@ -21,7 +21,7 @@ from jupyter_agentbox.storage.files import Copied, Folder, FolderView
 
 from .base import Command, ProgramCommand, format_age, printable, read_input, write_out, write_table
 
-#: Exit status after ``--timeout``, as of ``timeout``.
+#: Exit status after ``--timeout``, the same as that of ``timeout``.
 TIMED_OUT = 124
 _REMOTE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63}):(.+)", re.DOTALL)
 
@@ -45,7 +45,7 @@ class RemoteCommand(Command):
             try:
                 return self.do(client)
             except ApiError as error:
-                if str(error) == "Forbidden":  # Jupyter's own word
+                if str(error) == "Forbidden":  # Jupyter's own message
                     reason = "it does not grant this"
                 elif isinstance(error, NotAuthenticated):
                     reason = str(error)
@@ -95,7 +95,7 @@ class ExecCommand(ProgramCommand, RemoteCommand):
         return self._end(event)
 
     def _end(self, event: Output | ExitEvent) -> int:
-        assert isinstance(event, ExitEvent)  # a command's events end with it
+        assert isinstance(event, ExitEvent)  # the last event of a command
         for item in event.refused:
             print(f"{self.name}: {printable(item.message)}", file=sys.stderr)
         if event.timed_out:
@@ -156,7 +156,7 @@ class CopyCommand(RemoteCommand):
         try:
             if entry.kind == "directory":
                 path.mkdir(exist_ok=True)
-                # The archive is hostile; it is unpacked as any upload is.
+                # The archive is hostile. It is unpacked with the same checks as any upload.
                 with Folder(path) as folder:
                     assert isinstance(folder, Folder)
                     with folder.unpack(".") as upload:

@@ -32,7 +32,7 @@ from .base import Command, printable
 EXTENSION = "jupyter_agentbox"
 #: Seconds for the API to answer the test call at start.
 ANSWER_TIMEOUT = 120.0
-#: Jupyter's own services beside ours: none of them opens a file of the host.
+#: Jupyter's own services that are loaded. None of them opens files of the host.
 _SERVICES = ("api", "events", "kernels", "kernelspecs", "shutdown")
 
 
@@ -89,7 +89,7 @@ class ServeCommand(Command):
         return 0
 
     def _check_loaded(self, server: _Server, token: str) -> None:
-        """Raise AgentboxError where something keeps the server from serving the API, or from keeping to it."""
+        """Raise AgentboxError if another setting keeps the server from serving the API, or weakens its restrictions."""
         if "agentbox" not in server.web_app.settings:
             note = server.web_app.settings.get("page_config_data", {}).get("agentboxNote")
             reason = note or f"the extension {EXTENSION} did not load; the log above says why"
@@ -103,7 +103,7 @@ class ServeCommand(Command):
             )
 
     async def _begin(self, server: _Server, token: str) -> None:
-        """Make a call to the API as a client would. Tell address and token if it answers, else stop."""
+        """Call the API as a client would. Print URL and token if it answers, or else stop the server."""
         try:
             await self._ask(server, token, "sandboxes")
         except (AgentboxError, OSError, ValueError, HTTPError) as error:
@@ -147,7 +147,7 @@ class ServeCommand(Command):
             )
 
     def _settings(self, root: Path, token: str) -> Config:
-        """What stands above all configuration files."""
+        """Return the settings that override all configuration files."""
         identity = {"token": token, "hashed_password": ""}
         return Config(
             {
@@ -158,7 +158,7 @@ class ServeCommand(Command):
                     "sock": "",
                     "root_dir": str(root),
                     "open_browser": False,
-                    "allow_root": True,  # no kernel has root's rights
+                    "allow_root": True,  # no kernel runs with root's privileges
                     "allow_unauthenticated_access": False,
                     "answer_yes": True,
                     "default_url": "/agentbox/docs",
@@ -191,10 +191,10 @@ class ServeCommand(Command):
 
 
 class _Server(ServerApp):
-    """Jupyter's server, kept to what is ours."""
+    """Jupyter server restricted to this package's extension."""
 
-    no_browser_open_file = True  # it would hold the token
-    default_services = _SERVICES  # type: ignore[assignment]  # it has fewer
+    no_browser_open_file = True  # it would contain the token
+    default_services = _SERVICES  # type: ignore[assignment]  # fewer than the base class has
 
     def __init__(self, *, ours: Config, **options: Any) -> None:
         self._ours = ours
@@ -202,22 +202,22 @@ class _Server(ServerApp):
         self.on_listening: Callable[[], Awaitable[None]] | None = None
 
     def load_config_file(self, suppress_errors: bool = True) -> None:  # type: ignore[override]
-        """Load the files of Jupyter's server, and put our own settings above them."""
+        """Load the configuration files of Jupyter's server, and override them with this command's settings."""
         super().load_config_file(suppress_errors=suppress_errors)
         self.update_config(self._ours)
 
     def find_server_extensions(self) -> None:
-        """Load no extension but ours, whatever is installed and enabled beside it."""
+        """Load only this package's extension, even if others are installed and enabled."""
         self.config.ServerApp.jpserver_extensions = {EXTENSION: True}
         self.jpserver_extensions = {EXTENSION: True}
 
     def init_signal(self) -> None:
-        """End at the first signal, and ask nothing."""
+        """Stop at the first signal, without asking for confirmation."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._signal_stop)
 
     def start_app(self) -> None:
-        """Listen, and say so as soon as it does, which waits for the event loop."""
+        """Start listening, and call ``on_listening`` once the event loop runs."""
         super().start_app()
         if self.on_listening is not None:
             self.io_loop.add_callback(self.on_listening)

@@ -1,7 +1,7 @@
 """``jupyter agentbox shell``: open an interactive shell in a new sandbox.
 
-The process owns the sandbox, which ends with it; if it is killed, the guest's short lease and the sweeper end it.
-``jupyter.terminals`` has Jupyter's own terminals run this command.
+This process owns the sandbox, which ends with it. If the process is killed, the guest's short lease and the sweeper end
+the sandbox. ``jupyter.terminals`` makes Jupyter's own terminals run this command.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from jupyter_agentbox.spec import SandboxSpec
 
 from .base import Command, printable, until_signal, write_out
 
-#: Seconds that the sandbox outlives this process, which nobody can follow: enough to ride out a busy machine.
+#: Seconds for which the sandbox outlives this process. No process can take it over, so it only has to cover a busy
+#: machine.
 LEASE = 5.0
-#: Seconds that what was typed waits for a program that does not read; a message stays for a key to be pressed.
+#: Seconds for which typed input waits for a program that does not read, and for which a message waits for a key.
 TYPE_TIMEOUT, HOLD_TIMEOUT = 3600.0, 600.0
 _STDIN, _STDOUT = 0, 1
 
@@ -96,13 +97,13 @@ def _say(text: str) -> None:
 
 @contextlib.contextmanager
 def _terminal_modes() -> Iterator[None]:
-    """Do not show what is typed before the shell is there, and leave the terminal as it was found."""
+    """Turn echo off until the shell starts, and restore the terminal's modes afterwards."""
     modes = termios.tcgetattr(_STDIN)
     tty.setcbreak(_STDIN, termios.TCSANOW)
     try:
         yield
     finally:
-        with contextlib.suppress(termios.error):  # it has hung up
+        with contextlib.suppress(termios.error):  # the terminal has hung up
             termios.tcsetattr(_STDIN, termios.TCSANOW, modes)
 
 
@@ -116,7 +117,7 @@ async def _shell(policy: Policy, spec: SandboxSpec) -> int:
 
 
 async def _bridge(processes: ProcessTable) -> int:
-    """Run a login shell, and carry between it and our terminal until it ends; its status is returned."""
+    """Run a login shell, connect it to this terminal until it ends, and return its exit status."""
     loop = asyncio.get_running_loop()
     resized = asyncio.Event()
     loop.add_signal_handler(signal.SIGWINCH, resized.set)
@@ -129,7 +130,7 @@ async def _bridge(processes: ProcessTable) -> int:
     showing = asyncio.ensure_future(_show(processes, info.id))
     tasks = (typing, fitting, showing)
     try:
-        # Typing ends when the terminal hangs up; or with the shell, whose last words are shown then.
+        # Typing ends when the terminal hangs up, or with the shell, whose remaining output is shown then.
         await asyncio.wait([showing, typing], return_when=asyncio.FIRST_COMPLETED)
         if typing.done() and typing.result():
             return 128 + signal.SIGHUP
@@ -153,7 +154,7 @@ async def _show(processes: ProcessTable, name: str) -> int:
 
 
 async def _type(processes: ProcessTable, name: str) -> bool:
-    """Pass on what is typed; whether the terminal has hung up."""
+    """Pass typed input to the shell. Return whether the terminal has hung up."""
     loop = asyncio.get_running_loop()
     is_readable = asyncio.Event()
     try:
@@ -176,11 +177,11 @@ async def _type(processes: ProcessTable, name: str) -> bool:
 
 
 async def _fit(processes: ProcessTable, name: str, resized: asyncio.Event) -> None:
-    """Pass on each change of the size."""
+    """Pass each change of the terminal's size to the shell."""
     while True:
         await resized.wait()
         resized.clear()
-        with contextlib.suppress(AgentboxError):  # it has ended, which whoever shows it learns
+        with contextlib.suppress(AgentboxError):  # the shell has ended, which _show reports
             await processes.resize(name, *_size())
 
 

@@ -57,7 +57,7 @@ class TokenCreateCommand(Command):
                 raise UsageError(f"unknown verb {printable(verb)!r}; verbs are {', '.join(VERBS)}")
         try:
             body = msgspec.convert(asked | ({"life": self.life} if self.life else {}), TokenRequest)
-        except ValueError as error:  # msgspec's own errors are such, too
+        except ValueError as error:  # msgspec's errors are ValueErrors too
             raise AgentboxError(f"invalid token: {error}") from None
         life = choose_life(body.life, policy.max_token_life)
         if not (policy.state_path / "sandboxes").is_dir():
