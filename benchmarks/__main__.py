@@ -1,7 +1,7 @@
-"""Measure every subject side by side, and print the ratios to a bare kernel with the targets beside them.
+"""Measure bare and sandboxed kernels side by side, and print the ratios to a bare kernel with their targets.
 
-The rounds of the subjects are interleaved, so that what else the machine does hits all alike. Only the
-ratios mean anything on another machine.
+The rounds of the subjects are interleaved, so that other load on the machine affects all of them alike. Only the
+ratios are comparable between machines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from . import kernels, rest
 
-#: The most that the ratio to the bare kernel may be.
+#: Maximum ratios to the bare kernel.
 TARGETS = {
     "start to first reply": 2.5,
     "round trip, back to back, p50": 0.7,
@@ -34,12 +34,12 @@ Samples = dict[str, dict[str, list[float]]]
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Return the value below which `share` of all lie."""
+    """Return the value below which the given share of all values lies."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 def measure(rounds: int, executions: int, parallel: int) -> Samples:
-    """Take all samples: measure, then subject, then one value a round."""
+    """Return all samples, by measure and then by subject, with one value per round."""
     samples: Samples = defaultdict(lambda: defaultdict(list))
     for subject in kernels.SUBJECTS:  # fills the page cache; not counted
         kernels.start(subject)
@@ -70,7 +70,7 @@ def measure(rounds: int, executions: int, parallel: int) -> Samples:
 
 
 def shown(measure_name: str, values: list[float]) -> str:
-    """Return median and range in a fitting unit."""
+    """Return median and range in a suitable unit."""
     unit, factor = ("MB", 1e-6) if "memory" in measure_name else ("ms", 1e3) if "trip" in measure_name else ("s", 1.0)
     median, low, high = (factor * f(values) for f in (statistics.median, min, max))
     spread = f" ({low:.3g} to {high:.3g})" if len(values) > 1 else ""
@@ -78,7 +78,7 @@ def shown(measure_name: str, values: list[float]) -> str:
 
 
 def table(samples: Samples) -> tuple[str, bool]:
-    """Return the Markdown table, and whether every target is met."""
+    """Return the Markdown table, and whether all targets are met."""
     names = [subject.name for subject in kernels.SUBJECTS]
     lines = [f"| median (range) | {' | '.join(names)} | ratio | target | |", "|---" * (len(names) + 4) + "|"]
     are_met = True
@@ -98,13 +98,13 @@ def table(samples: Samples) -> tuple[str, bool]:
 
 
 def machine() -> str:
-    """Say what this ran on."""
+    """Return a description of this machine."""
     version = subprocess.run(["runsc", "--version"], capture_output=True, text=True, timeout=20).stdout.split("\n")[0]
     return f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}, {version}"
 
 
 def main() -> int:
-    """Run the benchmarks; the exit code says whether the targets are met."""
+    """Run the benchmarks. Return 0 if all targets are met, else 1."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--rounds", type=int, default=6, help="rounds of each measure (default: %(default)s)")
     parser.add_argument("--executions", type=int, default=160, help="executions a round (default: %(default)s)")
@@ -112,7 +112,7 @@ def main() -> int:
     parser.add_argument("--rest", action="store_true", help="measure calls over REST instead of kernels")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ab") as folder:
-        # Apart from the user's own kernels, so that processes can be told from theirs.
+        # Separate from the user's own kernels, so that the processes can be told apart.
         os.environ["JUPYTER_DATA_DIR"] = f"{folder}/data"
         os.environ["JUPYTER_RUNTIME_DIR"] = f"{folder}/runtime"
         os.mkdir(os.environ["JUPYTER_RUNTIME_DIR"], 0o700)

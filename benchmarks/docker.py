@@ -1,7 +1,7 @@
-"""What `exec` of `true` takes over REST on the runtime docker, beside `docker exec`: ``python -m benchmarks.docker``.
+"""Compare `exec` of `true` over REST on the runtime docker with `docker exec`: ``python -m benchmarks.docker``.
 
-Both in the same container under gVisor, by turns. Needs an engine with our runtime (`jupyter agentbox setup --docker`),
-found as the `docker` command finds it.
+Both run in the same container under gVisor, alternately. This needs an engine with gVisor registered (`jupyter agentbox
+setup --docker`), found as the `docker` command finds it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .rest import Api, seconds
 from .serving import serving
 
 TARGET = 0.4
-#: Seconds for one command of Docker's.
+#: Timeout of one Docker command, in seconds.
 TIMEOUT = 60.0
 
 
 def main() -> int:
-    """Measure and print; 1 if the target is missed."""
+    """Run the benchmark and print the results. Return 1 if the target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--executions", type=int, default=30)
     count = parser.parse_args().executions
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def measure(api: Api, count: int) -> tuple[list[float], list[float], float]:
-    """Return the seconds of each call of ours, each of Docker's, and of opening the sandbox."""
+    """Return the seconds of each REST call, of each Docker command, and of starting the sandbox."""
     began = time.perf_counter()
     made = api.call("POST", "/sandboxes", {"id": "bench"})
     opened = time.perf_counter() - began

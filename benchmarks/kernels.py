@@ -1,7 +1,7 @@
-"""What is measured, and how one kernel is driven; the same client code for every subject.
+"""Define the subjects of the benchmarks, and measure one kernel with the same client code for every subject.
 
-A *subject* is a way to run a kernel. The bare local ipykernel is the first and is 1.0 in every ratio. Another driver
-or a restored start becomes a subject by an entry in :data:`SUBJECTS`, and is then measured side by side with the rest.
+A *subject* is a way to run a kernel. The first is the bare local ipykernel, which is 1.0 in every ratio. To measure
+another driver or a restored start side by side with the others, add an entry to :data:`SUBJECTS`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import zmq
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
-#: The system call that compares two processes, and what says to compare their memory.
+#: Number of the system call that compares two processes, and its argument to compare their memory.
 _KCMP, _KCMP_VM = {"x86_64": 312, "aarch64": 272}, 1
 _libc = ctypes.CDLL(None)
 
@@ -31,14 +31,14 @@ BUFFER_BYTES = 10_000_000
 
 @dataclass(frozen=True)
 class Subject:
-    """One way to run a kernel.
+    """Way to run a kernel.
 
     Parameters
     ----------
     name : str
-        What the table calls it.
+        Name in the table.
     kernel_name : str
-        The kernelspec that starts it.
+        Kernelspec that starts it.
     """
 
     name: str
@@ -49,7 +49,7 @@ SUBJECTS = [Subject("bare", "python3"), Subject("sandboxed", "agentbox")]
 
 
 class Kernel:
-    """A started kernel and a connected client."""
+    """Started kernel with a connected client."""
 
     def __init__(self, subject: Subject) -> None:
         file = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / f"kernel-{uuid.uuid4().hex}.json"
@@ -65,11 +65,11 @@ class Kernel:
             raise
 
     def execute(self, code: str, timeout: float = 120) -> int:
-        """Run code until its reply and its idle status are here; return the bytes of stream output and of buffers."""
+        """Run code, and wait for its reply and idle status. Return the number of bytes of stream output and buffers."""
         return self._wait_for(self.client.execute(code), "execute_reply", code, timeout)
 
     def send_comm(self, target: str, buffers: list[bytes], timeout: float = 120) -> None:
-        """Open a comm in the kernel with buffers, and wait until its handler is done."""
+        """Open a comm in the kernel with buffers, and wait until its handler has finished."""
         session, channel = self.client.session, self.client.shell_channel
         message = session.msg("comm_open", {"comm_id": uuid.uuid4().hex, "target_name": target, "data": {}})
         session.send(channel.socket, message, buffers=buffers)
@@ -98,7 +98,7 @@ class Kernel:
         return size
 
     def memory(self) -> int:
-        """Return the proportional set size, in bytes, of all processes that were started for this kernel alone."""
+        """Return the proportional set size, in bytes, of all processes that were started only for this kernel."""
         alone: list[int] = []
         for pid in sorted(_processes() - self.others):
             if not any(_share_memory(pid, other) for other in alone):
@@ -106,14 +106,14 @@ class Kernel:
         return sum(map(_pss, alone))
 
     def close(self) -> None:
-        """End client and kernel."""
+        """Stop client and kernel."""
         self.client.stop_channels()
         self.manager.shutdown_kernel(now=True)
 
 
 @contextlib.contextmanager
 def running(subject: Subject) -> Iterator[Kernel]:
-    """Start a kernel, and end it afterwards."""
+    """Start a kernel, and stop it afterwards."""
     kernel = Kernel(subject)
     try:
         yield kernel
@@ -122,7 +122,7 @@ def running(subject: Subject) -> Iterator[Kernel]:
 
 
 def start(subject: Subject) -> tuple[float, int]:
-    """Seconds from the wish for a kernel to its first reply, and its memory when it has settled."""
+    """Return the seconds from requesting a kernel to its first reply, and its memory once it is idle."""
     begin = time.perf_counter()
     with running(subject) as kernel:
         kernel.execute("1")
@@ -132,7 +132,7 @@ def start(subject: Subject) -> tuple[float, int]:
 
 
 def round_trips(kernel: Kernel, count: int, pause: float) -> list[float]:
-    """Seconds of each of `count` executions of a trivial cell, `pause` seconds apart."""
+    """Return the seconds of each of `count` executions of a trivial cell, `pause` seconds apart."""
     times = []
     for _ in range(count):
         if pause:
@@ -144,7 +144,7 @@ def round_trips(kernel: Kernel, count: int, pause: float) -> list[float]:
 
 
 def output(kernel: Kernel) -> float:
-    """Seconds until 50 MB, printed in blocks of 1 MB, have arrived."""
+    """Return the seconds until 50 MB, printed in blocks of 1 MB, have arrived."""
     return _until_here(
         kernel,
         OUTPUT_BYTES,
@@ -154,7 +154,7 @@ def output(kernel: Kernel) -> float:
 
 
 def comm_buffers(kernel: Kernel) -> float:
-    """Seconds until 10 MB, in ten buffers of a comm message, have arrived."""
+    """Return the seconds until 10 MB, in ten buffers of a comm message, have arrived."""
     return _until_here(
         kernel,
         BUFFER_BYTES,
@@ -164,7 +164,7 @@ def comm_buffers(kernel: Kernel) -> float:
 
 
 def comm_buffers_to_kernel(kernel: Kernel) -> float:
-    """Seconds until 10 MB, in ten buffers of a comm message, are in the kernel and it says so."""
+    """Return the seconds until the kernel has handled a comm message with 10 MB in ten buffers."""
     kernel.execute(
         "def take(comm, message): size = sum(map(len, message['buffers']))\n"
         "get_ipython().kernel.comm_manager.register_target('sink', take)"
@@ -183,7 +183,7 @@ def _until_here(kernel: Kernel, expected: int, code: str) -> float:
 
 
 def parallel_starts(subject: Subject, count: int) -> float:
-    """Seconds until `count` kernels, asked for at once, have all answered."""
+    """Return the seconds until `count` kernels, requested at once, have all answered."""
     begin = time.perf_counter()
     with ThreadPoolExecutor(count) as pool:
         kernels = list(pool.map(lambda _: Kernel(subject), range(count)))
@@ -194,9 +194,10 @@ def parallel_starts(subject: Subject, count: int) -> float:
 
 
 def _processes() -> set[int]:
-    """Return the processes whose command line names a directory of this run, and all that descend from them.
+    """Return the processes whose command line names a directory of this run, and all their descendants.
 
-    A sandbox's are no descendants of ours, and those that gVisor makes for the inside have no telling name.
+    Sandboxes are not descendants of this process, and the processes that gVisor creates for the inside have no such
+    name.
     """
     names = os.environ["JUPYTER_DATA_DIR"], os.environ["JUPYTER_RUNTIME_DIR"]
     parents, found = {}, set()
@@ -213,7 +214,7 @@ def _processes() -> set[int]:
 
 
 def _share_memory(first: int, second: int) -> bool:
-    """Whether two processes have one address space, as gVisor's for the threads of one process inside have."""
+    """Return whether two processes share one address space, as gVisor's processes for the threads of one program do."""
     result: int = _libc.syscall(_KCMP[platform.machine()], first, second, _KCMP_VM, 0, 0)
     return result == 0
 

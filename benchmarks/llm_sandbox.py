@@ -1,9 +1,9 @@
-"""Open to first result and repeated runs, beside llm-sandbox on the same Docker: ``python -m benchmarks.llm_sandbox``.
+"""Compare first and repeated runs with those of llm-sandbox on the same Docker: ``python -m benchmarks.llm_sandbox``.
 
-llm-sandbox is no dependency of ours: it runs in an interpreter of its own, on an image that is there already. Its
-environment set-up, a virtual environment and an upgrade of pip from the network, is left out. Ours runs on the runtimes
-docker and runsc, over REST. All are measured by turns, each round with a new sandbox or container. Needs an engine with
-our runtime (`jupyter agentbox setup --docker`), found as the `docker` command finds it.
+llm-sandbox is not a dependency: it runs in a separate interpreter, on an existing image. Its environment setup, a
+virtual environment and an upgrade of pip from the network, is skipped. agentbox runs on the runtimes docker and runsc,
+over REST. All subjects are measured alternately, each round with a new sandbox or container. This needs an engine with
+gVisor registered (`jupyter agentbox setup --docker`), found as the `docker` command finds it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .rest import Api, seconds
 from .serving import serving
 
 CODE = "print(1+1)"
-#: Seconds for one step of llm-sandbox's.
+#: Timeout of one step of llm-sandbox, in seconds.
 TIMEOUT = 120.0
-#: What llm-sandbox's interpreter runs: a line of JSON for each sandbox, with the seconds of each step.
+#: Program for llm-sandbox's interpreter: it prints a line of JSON for each sandbox, with the seconds of each step.
 WORKER = """
 import json, sys, time
 from llm_sandbox import SandboxBackend, SandboxSession
@@ -69,7 +69,7 @@ Samples = dict[str, dict[str, list[float]]]
 
 
 class Theirs:
-    """A process in which llm-sandbox runs."""
+    """Process in which llm-sandbox runs."""
 
     def __init__(self, python: str, image: str) -> None:
         self._image = image
@@ -78,7 +78,7 @@ class Theirs:
         )
 
     def measure(self, runtime: str, count: int) -> tuple[list[float], float]:
-        """Open a container, run code `count` times after the first, close it."""
+        """Open a container, run code once and `count` times more, and close it. Return the seconds of each step."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         asked = {"image": self._image, "runtime": runtime, "count": count, "code": CODE}
@@ -90,12 +90,12 @@ class Theirs:
         return took, closed
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         self._process.communicate(timeout=TIMEOUT)
 
 
 def measure_ours(api: Api, how: str, count: int) -> tuple[list[float], float]:
-    """Do the same over REST: in one kernel, or with a new process each time."""
+    """Measure the same over REST: in one kernel, or with a new process each time."""
 
     def run() -> None:
         if how == "exec":
@@ -113,7 +113,7 @@ def measure_ours(api: Api, how: str, count: int) -> tuple[list[float], float]:
 
 @contextlib.contextmanager
 def server(base: Path, runtime: str) -> Iterator[Api]:
-    """Run a server of ours with that runtime."""
+    """Run an agentbox server with this runtime."""
     policy = base / "policy"
     policy.mkdir(parents=True, mode=0o700)
     settings = {"Policy": {"runtime": runtime, "allowed_runtimes": [runtime]}}
@@ -125,7 +125,7 @@ def server(base: Path, runtime: str) -> Iterator[Api]:
 
 
 def measure(base: Path, python: str, image: str, rounds: int, count: int) -> Samples:
-    """Take all samples; the first round is not counted."""
+    """Return all samples, without those of the first round."""
     samples: Samples = defaultdict(lambda: defaultdict(list))
     theirs = Theirs(python, image)
     try:
@@ -147,7 +147,7 @@ def measure(base: Path, python: str, image: str, rounds: int, count: int) -> Sam
 
 
 def table(samples: Samples) -> str:
-    """Return the Markdown table; ratios are to llm-sandbox under the same isolation."""
+    """Return the Markdown table. Ratios are to llm-sandbox under the same isolation."""
     beside = samples["llm-sandbox, gVisor"]
     lines = [
         "| median | open to first result, s | ratio | run again, ms | ratio | close, s |",
@@ -164,7 +164,7 @@ def table(samples: Samples) -> str:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Run the benchmark and print the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.llm_sandbox", description=__doc__)
     parser.add_argument("--python", default=sys.executable, help="interpreter that has llm-sandbox[docker]")
     parser.add_argument("--image", required=True, help="an image of the engine with `python` in it")

@@ -1,8 +1,8 @@
-"""Many clients at once on one server, for a minute: ``python -m benchmarks.load``.
+"""Load one server with many concurrent clients for a minute, and look for leaks: ``python -m benchmarks.load``.
 
-Each client has a connection of its own and, one call after another, runs commands and writes, reads, uploads, downloads
-and deletes files in one of a few sandboxes, comparing every byte. Before and after, everything is counted that could
-leak. Exit status 1 says that a call failed or that something leaked.
+Each client has its own connection. It makes one call after another: it runs commands and writes, reads, uploads,
+downloads and deletes files in one of a few sandboxes, and compares every byte. Everything that could leak is counted
+before and after. The exit status is 1 if a call failed or something leaked.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from typing import Any
 
 from .serving import Held, Served, serving
 
-#: Bytes of an upload, and seconds that one call may take.
+#: Size of an upload in bytes, and timeout of one call in seconds.
 UPLOAD_BYTES = 256 * 1024
 CALL_TIMEOUT = 90.0
-#: Who works for how many seconds before anything is counted.
+#: Number of clients, and seconds of work, before anything is counted.
 WARM_CLIENTS, WARM_SECONDS = 40, 3.0
-#: What a server may hold more of at the end. Its pools of threads fill by and by: 24 workers for files, and those of
-#: Python's own pool. A leak for one call in fifty is beyond it in a minute.
+#: Permitted growth of a server. Its thread pools fill gradually: 24 workers for files, and those of Python's own pool.
+#: A leak in one of fifty calls exceeds these limits within a minute.
 SLACK_DESCRIPTORS, SLACK_THREADS = 8, 32
-#: Seconds after which what a hung-up connection held must be gone.
+#: Seconds within which the resources of a closed connection must be released.
 SETTLE_TIMEOUT = 60.0
 _INSIDE = "ls /proc | grep -c '^[0-9]'"
 
 
 @dataclass
 class Figures:
-    """What a run has come to.
+    """Results of a run.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class Figures:
         Seconds of each call, by kind.
     errors : list of str
     leaks : list of str
-        What is more at the end than at the beginning.
+        Resources of which there are more at the end than at the beginning.
     before, after : Held
     """
 
@@ -85,14 +85,14 @@ class Figures:
 
 
 class Connection:
-    """One client's connection, over which it makes one call after another."""
+    """Connection of one client, which makes one call after another."""
 
     def __init__(self, served: Served) -> None:
         self._served = served
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def call(self, verb: str, path: str, body: Any = None) -> bytes:
-        """Make a call; return the body of its answer. Raises RuntimeError for any but a success."""
+        """Make a call, and return the body of its answer. Raises RuntimeError unless it succeeds."""
         return await asyncio.wait_for(self._call(verb, path, body), CALL_TIMEOUT)
 
     async def _call(self, verb: str, path: str, body: Any) -> bytes:
@@ -113,14 +113,14 @@ class Connection:
         return found
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._streams is not None:
             self._streams[1].close()
             await self._streams[1].wait_closed()
 
 
 async def _rounds(served: Served, figures: Figures, number: int, box: str, deadline: float) -> None:
-    """Be one client until the deadline."""
+    """Act as one client until the deadline."""
     connection, rng, path = Connection(served), random.Random(number), f"/sandboxes/{box}"
 
     async def timed(kind: str, verb: str, place: str, body: Any = None) -> bytes:
@@ -152,7 +152,7 @@ async def _rounds(served: Served, figures: Figures, number: int, box: str, deadl
         yield
 
     name, turn = f"client-{number}", 0
-    # Half of them begin with a command and half with a file, so that at every moment there is both.
+    # Half of the clients begin with a command and half with a file, so that both kinds run at every moment.
     halves = (commands, files) if number % 2 else (files, commands)
     try:
         while time.monotonic() < deadline:
@@ -173,7 +173,7 @@ def _expect(is_so: bool, otherwise: str) -> None:
 
 
 async def _inside(connection: Connection, boxes: list[str]) -> dict[str, int]:
-    """Count the processes in each sandbox."""
+    """Return the number of processes in each sandbox."""
     found = {}
     for box in boxes:
         ran = json.loads(await connection.call("POST", f"/sandboxes/{box}/exec", {"command": _INSIDE}))
@@ -187,15 +187,15 @@ async def _listed(connection: Connection) -> list[str]:
 
 
 async def run(served: Served, *, clients: int = 200, sandboxes: int = 4, seconds: float = 60.0) -> Figures:
-    """Let all clients work; return the figures.
+    """Run all clients. Return the results.
 
     Parameters
     ----------
     served : Served
-        It must have room for the sandboxes, which are ended at last.
+        The server. It must have room for the sandboxes, which are deleted at the end.
     clients, sandboxes : int
     seconds : float
-        For which they work, after some of them did for a moment, not counted, which fills thread pools and caches.
+        Duration of the load. A short warm-up, which is not counted, fills thread pools and caches before.
     """
     control = Connection(served)
     boxes = [f"load-{number}" for number in range(sandboxes)]
@@ -238,7 +238,7 @@ async def run(served: Served, *, clients: int = 200, sandboxes: int = 4, seconds
 
 
 def find_leaks(before: Held, after: Held) -> list[str]:
-    """Say what a server holds more of than before."""
+    """Return the resources of which a server holds more than before."""
     most = {
         "descriptors": before.descriptors + SLACK_DESCRIPTORS,
         "threads": before.threads + SLACK_THREADS,
@@ -252,7 +252,7 @@ def find_leaks(before: Held, after: Held) -> list[str]:
 
 
 def main() -> int:
-    """Run the load on a server of its own, and print the figures."""
+    """Run the load on a new server, and print the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.load", description=str(__doc__).partition("\n")[0])
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--sandboxes", type=int, default=4)

@@ -1,9 +1,9 @@
-"""What parked kernels take, and how soon one answers that a message wakes: ``python -m benchmarks.parked``.
+"""Measure what parked kernels cost, and how fast a message wakes one: ``python -m benchmarks.parked``.
 
-A server, or several of one user, get many kernels and park them. Then some, each with a client that stays connected,
-are woken one at a time by a cell, and twenty at once. Each is a kernel of its own, started off a template as kernels
-usually are. With ``--minutes`` it parks as many as the time allows, and an interrupt ends it with the figures that
-there are. The exit status is 1 if a target is missed.
+Many kernels are started on one server, or on several of the same user, and parked. Then some of them, each with a
+connected client, are woken one at a time by a cell, and twenty at once. Each kernel starts from a template, as usual.
+With ``--minutes``, as many are parked as the time allows. An interrupt ends the run and prints the results so far. The
+exit status is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jupyter_agentbox.storage.snapshots.owner import disk_usage
 from .__main__ import machine
 
 MB = 1_000_000
-#: What a figure may be at most.
+#: Maximum values.
 TARGETS = {
     "one woken by a message, p50": 0.3,
     "one woken by a message, p95": 0.5,
@@ -44,7 +44,7 @@ TARGETS = {
 
 
 class Server:
-    """A Jupyter server in a process of its own; several share one directory, and so all that they keep there."""
+    """Jupyter server in a separate process. Several share one directory, and everything that they store there."""
 
     def __init__(self, base: Path) -> None:
         with socket.socket() as probe:
@@ -85,11 +85,11 @@ class Server:
                 process.wait()
 
     def url(self, path: str) -> str:
-        """Return the address of a path."""
+        """Return the URL of a path."""
         return f"http://127.0.0.1:{self.port}/{path}"
 
     def call(self, verb: str, path: str, body: Any = None) -> Any:
-        """Make a call that must succeed."""
+        """Make a call that must succeed, and return the decoded answer."""
         answer = self.http.request(verb, self.url(path), json=body, timeout=300)
         answer.raise_for_status()
         return answer.json() if answer.content else None
@@ -99,16 +99,16 @@ class Server:
         self.call("POST", f"api/agentbox/sandboxes/{kernel_id}/park")
 
     def descriptors(self) -> int:
-        """Count the open files of the server."""
+        """Return the number of open files of the server."""
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def memory(self) -> float:
-        """Return the resident memory of the server, MB."""
+        """Return the resident memory of the server, in MB."""
         fields = dict(line.split(":", 1) for line in Path(f"/proc/{self.pid}/status").read_text().splitlines())
         return int(fields["VmRSS"].split()[0]) * 1024 / MB
 
     def processes(self) -> int:
-        """Count the processes of gVisor's that are its."""
+        """Return the number of gVisor processes of this server's directory."""
         return sum(str(self.base).encode() in line and b"runsc" in line for line in _command_lines())
 
 
@@ -120,7 +120,7 @@ def _command_lines() -> Iterator[bytes]:
 
 
 class Client:
-    """A notebook's connection to its kernel."""
+    """Connection of a notebook to its kernel."""
 
     def __init__(self, server: Server, kernel_id: str) -> None:
         self.id = kernel_id
@@ -129,7 +129,7 @@ class Client:
         self._socket = websocket.create_connection(address, header=header, timeout=120)
 
     def execute(self, code: str) -> float:
-        """Run a cell and return the seconds until its reply, which must be ok."""
+        """Run a cell, which must succeed. Return the seconds until its reply."""
         header = {"msg_id": uuid.uuid4().hex, "msg_type": "execute_request", "session": "s", "username": "",
                   "version": "5.3", "date": ""}  # fmt: skip
         content = {"code": code, "silent": False, "store_history": True, "allow_stdin": False}
@@ -143,19 +143,19 @@ class Client:
                 return time.perf_counter() - began
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._socket.close()
 
 
 def start(server: Server) -> Client:
-    """Start a kernel, and run a cell in it."""
+    """Start a kernel, run a cell in it, and return a connected client."""
     client = Client(server, server.call("POST", "api/kernels", {"name": "agentbox"})["id"])
     client.execute("x = 41")
     return client
 
 
 def wait_for_template(server: Server) -> None:
-    """Wait until one was made: kernels start off it from then on. The first kernel has it made."""
+    """Wait for a template, from which later kernels start. The first kernel triggers its creation."""
     for _ in range(600):
         if list((server.base / "data" / "agentbox").glob("snapshots/owners/*/snapshots/*/image")):
             return
@@ -164,7 +164,7 @@ def wait_for_template(server: Server) -> None:
 
 
 def park_many(servers: list[Server], count: int, deadline: float) -> list[tuple[Server, str]]:
-    """Start and park that many kernels, or as many as there is time for; return their servers and ids."""
+    """Start and park `count` kernels, or as many as the time allows. Return their servers and ids."""
     began = time.perf_counter()
     kernels: list[tuple[Server, str]] = []
 
@@ -188,10 +188,10 @@ def park_many(servers: list[Server], count: int, deadline: float) -> list[tuple[
 
 
 def measure(servers: list[Server], count: int, samples: int, minutes: float, figures: dict[str, float]) -> None:
-    """Park `count` kernels, and wake some of them. Each figure is there as soon as it is known."""
+    """Park `count` kernels, and wake some of them. Each result is stored as soon as it is known."""
     server = servers[0]
     end = time.perf_counter() + minutes * 60 if minutes else float("inf")
-    # What comes after takes two minutes, and forty seconds.
+    # The later steps take two minutes, and forty seconds.
     ends = [end - min(share * minutes * 60, most) for share, most in ((0.25, 120), (0.1, 40))]
     first = start(server)
     wait_for_template(server)
@@ -209,7 +209,7 @@ def measure(servers: list[Server], count: int, samples: int, minutes: float, fig
     held = sum(each.descriptors() for each in servers)
     kernels = park_many(servers, count, ends[0])
     state = server.base / "data" / "agentbox"
-    saved = list(state.glob("snapshots/owners/*/snapshots/*/packed"))  # and no template
+    saved = list(state.glob("snapshots/owners/*/snapshots/*/packed"))  # not those of templates
     assert len(saved) == len(kernels)
     figures["parked"] = len(kernels)
     figures["seconds for each to start and be parked"] = (time.perf_counter() - began) / len(kernels)
@@ -236,14 +236,14 @@ def measure(servers: list[Server], count: int, samples: int, minutes: float, fig
 
 def parked_with_client(server: Server, kernel_id: str) -> Client:
     """Return a client that stays connected to a parked kernel."""
-    client = Client(server, kernel_id)  # to connect wakes it
+    client = Client(server, kernel_id)  # connecting wakes it
     client.execute("x")
     server.park(kernel_id)
     return client
 
 
 def wake_one(server: Server, kernel_id: str) -> float:
-    """Return the seconds that the reply of a cell takes that wakes the kernel."""
+    """Return the seconds until the reply to a cell that wakes the kernel."""
     client = parked_with_client(server, kernel_id)
     took = client.execute("assert x == 41")
     client.close()
@@ -252,7 +252,7 @@ def wake_one(server: Server, kernel_id: str) -> float:
 
 
 def main() -> int:
-    """Print the figures with their targets."""
+    """Run the benchmark, and print the results with their targets."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kernels", type=int, default=1000, help="how many are parked")
     parser.add_argument("--servers", type=int, default=1, help="how many servers of one user have them")

@@ -1,7 +1,7 @@
-"""What a call over REST takes, beside the same without a server and a sandbox: ``python -m benchmarks --rest``.
+"""Compare calls over REST with the same work without server and sandbox: ``python -m benchmarks --rest``.
 
-Both are done by turns in one run, by the same client process, over one connection that stays open. What is beside
-a call is named in each row; of files it is ``cp`` within the file system that holds the sandbox's workspace.
+Both are run alternately by the same client process, over one persistent connection. Each row names its baseline. For
+files it is ``cp`` within the file system that holds the sandbox's workspace.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .serving import Served, serving
 FILE_BYTES = 200_000_000
 _BLOCK = 1024 * 1024
 
-#: By row: what it is beside, and the most that the ratio may be, if there is such a target.
+#: Baseline of each row, and the maximum ratio if there is a target.
 ROWS: dict[str, tuple[str, float | None]] = {
     "exec python3 -c 'print(1+1)'": ("subprocess", 4.0),
     "exec true": ("subprocess", None),
@@ -38,14 +38,14 @@ Samples = dict[str, tuple[list[float], list[float]]]
 
 
 class Api:
-    """Calls of one server over one connection."""
+    """Calls to one server over one connection."""
 
     def __init__(self, served: Served) -> None:
         self._served = served
         self._http = http.client.HTTPConnection(*served.address, timeout=120, blocksize=_BLOCK)
 
     def send(self, verb: str, path: str, body: Any, headers: dict[str, str]) -> http.client.HTTPResponse:
-        """Make a call; return its answer unread. Raises RuntimeError for any but a success."""
+        """Make a call, and return its answer unread. Raises RuntimeError unless it succeeds."""
         self._http.request(verb, self._served.root + path, body, {**self._served.headers, **headers})
         answer = self._http.getresponse()
         if not 200 <= answer.status < 300:
@@ -53,43 +53,43 @@ class Api:
         return answer
 
     def call(self, verb: str, path: str, body: Any = None) -> Any:
-        """Make a call with JSON; return what is answered."""
+        """Make a call with JSON, and return the decoded answer."""
         data = self.send(verb, path, None if body is None else json.dumps(body), {}).read()
         return json.loads(data or b"null")
 
     def upload(self, path: str, source: Path) -> None:
-        """Send a file."""
+        """Upload a file."""
         with source.open("rb") as file:
             self.send("PUT", path, file, {"Content-Length": str(FILE_BYTES)}).read()
 
     def download(self, path: str, target: Path) -> None:
-        """Fetch a file."""
+        """Download a file."""
         answer, buffer = self.send("GET", path, None, {}), memoryview(bytearray(_BLOCK))
         with target.open("wb", buffering=0) as file:
             while count := answer.readinto(buffer):
                 file.write(buffer[:count])
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._http.close()
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """Return what `work` takes."""
+    """Return the seconds that `work` takes."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def measure(base: Path, rounds: int, executions: int) -> Samples:
-    """Take all samples, seconds: by row those of the bare and ours.
+    """Return all samples in seconds: for each row those of the baseline and of the call.
 
     Parameters
     ----------
     base : Path
-        An empty directory. Everything lies in it.
+        Empty directory for all files.
     rounds, executions : int
-        Of each transfer, and of each short call.
+        Number of samples of each transfer, and of each short call.
     """
     samples: Samples = defaultdict(lambda: ([], []))
     source, copy = base / "source", base / "copy"
@@ -142,7 +142,7 @@ def measure(base: Path, rounds: int, executions: int) -> Samples:
                 samples[name][1].append(seconds(ours))
                 if name.startswith("download") and _hash(copy) != _hash(source):
                     raise RuntimeError("other bytes came back")
-        for name, _, _ in long:  # the first round fills caches; it is not counted
+        for name, _, _ in long:  # the first round fills caches and is not counted
             for values in samples[name]:
                 values.pop(0)
         api.call("DELETE", box)
@@ -151,7 +151,7 @@ def measure(base: Path, rounds: int, executions: int) -> Samples:
 
 
 def table(samples: Samples, median: Callable[[list[float]], float]) -> tuple[str, bool]:
-    """Return the Markdown table, and whether every target is met."""
+    """Return the Markdown table, and whether all targets are met."""
     lines = ["| over REST, median ms | beside | its median ms | ratio | target | |", "|---|---|---|---|---|---|"]
     are_met = True
     for name, (beside, target) in ROWS.items():

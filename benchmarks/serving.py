@@ -1,4 +1,4 @@
-"""A server of the REST API in a process of its own, and what that process holds."""
+"""Run a server of the REST API in a separate process, and count what it holds."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-#: Seconds that the server has to end its sandboxes and itself.
+#: Timeout for the server to end its sandboxes and itself, in seconds.
 STOP_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True)
 class Served:
-    """A running server.
+    """Running server.
 
     Parameters
     ----------
     url, token : str
-        Base URL, and what opens it.
+        Base URL, and the token for it.
     pid : int
     base : str
-        Directory that the command lines of its sandboxes' processes name.
+        Directory that appears in the command lines of its sandboxes' processes.
     """
 
     url: str
@@ -48,11 +48,11 @@ class Served:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What every call is sent with."""
+        """Headers of every call."""
         return {"Host": "{}:{}".format(*self.address), "Authorization": f"token {self.token}"}
 
     def held(self) -> Held:
-        """Count what it holds at this moment."""
+        """Return the resources that the server holds now."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         fields = dict(line.split(":", 1) for line in status.splitlines())
         return Held(
@@ -65,7 +65,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Held:
-    """What a server holds: descriptors and threads of its own, processes of all its sandboxes, bytes of memory."""
+    """Resources of a server: its own descriptors and threads, processes of all its sandboxes, bytes of memory."""
 
     descriptors: int
     threads: int
@@ -75,7 +75,7 @@ class Held:
 
 @contextlib.contextmanager
 def serving(base: Path) -> Iterator[Served]:
-    """Run ``jupyter agentbox serve`` with everything beneath `base`, an empty directory; its sandboxes end with it."""
+    """Run ``jupyter agentbox serve`` with everything beneath `base`, an empty directory. Ends its sandboxes too."""
     places = {"JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "run", "JUPYTER_CONFIG_DIR": "config"}
     for place in places.values():
         (base / place).mkdir(mode=0o700)

@@ -1,11 +1,11 @@
-"""What ten snapshots in a row take, in time and on the disk: ``python -m benchmarks.snapshots``.
+"""Measure the time and disk space of ten consecutive snapshots: ``python -m benchmarks.snapshots``.
 
-The images are made up, in the proportions of a small kernel's: memory of which some pages change between two snapshots
-and all may lie elsewhere, and a kernel state that changes all over. No sandbox runs. ``--images`` takes real ones
-instead: directories that ``runsc checkpoint -compression none`` wrote, oldest first.
+The images are synthetic, in the proportions of a small kernel. Between two snapshots, some pages of the memory change,
+all pages may move, and the kernel state changes everywhere. No sandbox runs. ``--images`` takes real images instead:
+directories that ``runsc checkpoint -compression none`` wrote, oldest first.
 
-``--live`` measures kernels in sandboxes of a server: for how long a running program stands still, as it sees it itself,
-and what calls take. The exit status is 1 if a target is missed.
+``--live`` measures kernels in sandboxes of a server: for how long a running program pauses, as seen by the program,
+and how long calls take. The exit status is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MB = 1_000_000
 
 
 def make_images(base: Path, count: int, size: int, changed: float) -> list[Path]:
-    """Write made-up images, each with a share of the pages of the one before changed."""
+    """Write synthetic images. In each, the given share of the previous image's pages is changed."""
     rng = random.Random(0)
     pages = [rng.randbytes(PAGE) for _ in range(size // PAGE)]
     images = []
@@ -52,14 +52,14 @@ def make_images(base: Path, count: int, size: int, changed: float) -> list[Path]
 
 
 def enter(context: AbstractContextManager[Path]) -> float:
-    """Return the seconds until a snapshot is laid out, and leave it."""
+    """Return the seconds until a snapshot is checked out, and leave it."""
     started = time.perf_counter()
     with context:
         return time.perf_counter() - started
 
 
 def run(state: Path, images: list[Path], secret: bytes | None, say: Callable[[str], None]) -> None:
-    """Save, lay out and delete; print a line for each."""
+    """Save, check out and delete snapshots, and print a line for each."""
     state.mkdir(mode=0o700)
     store = SnapshotStore(state, secret=secret, max_bytes=100_000 * MB, max_count=1000)
     parent: str | None = None
@@ -80,7 +80,7 @@ def run(state: Path, images: list[Path], secret: bytes | None, say: Callable[[st
     say(f"the first one deleted in {time.perf_counter() - started:.3f} s")
 
 
-#: Kernels by name: what they run first, the most seconds that a snapshot may stop them for, and a small change.
+#: Kernels by name: setup code, maximum pause of a snapshot in seconds, and a small change.
 KERNELS = {
     "plain": ("", 0.2, "small = list(range(1000))"),
     "pandas": (
@@ -89,7 +89,7 @@ KERNELS = {
         "frame.loc[{number}, 'b'] = {number}; small = frame.head(100).describe()",
     ),
 }
-#: The most that the tenth snapshot may cost, as a share of the first.
+#: Maximum cost of the tenth snapshot, as a share of the first.
 TENTH = 0.1
 WATCH = """
 import threading, time
@@ -107,14 +107,14 @@ threading.Thread(target=watch, daemon=True).start()
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Return the seconds that a call takes, and its answer."""
+    """Return the seconds that a call takes, and its result."""
     started = time.perf_counter()
     answer = call()
     return time.perf_counter() - started, answer
 
 
 def measure_live(client: Client, name: str, count: int) -> tuple[str, bool]:
-    """Save, take back and fork one kernel; return the table's row, and whether every target is met."""
+    """Save, restore and fork one kernel. Return the row of the table, and whether all targets are met."""
     setup, most, change = KERNELS[name]
     with client.create() as box:
         box.run_code(setup + WATCH)
@@ -150,7 +150,7 @@ def measure_live(client: Client, name: str, count: int) -> tuple[str, bool]:
 
 
 def run_live(count: int) -> bool:
-    """Measure every kernel; whether every target is met."""
+    """Measure every kernel. Return whether all targets are met."""
     print("| kernel | snapshot | restore | fork | pause (range) | target | cost of the first and last | share | |")
     print("|---|---|---|---|---|---|---|---|---|")
     are_met = True

@@ -1,8 +1,8 @@
-"""Measure starts beside those of a bare kernel: ``python -m benchmarks.start``.
+"""Compare kernel starts with those of a bare kernel: ``python -m benchmarks.start``.
 
-From the wish for a kernel to its first reply, by the same client: cold, off a template, out of a pool; and with pandas
-imported. The rounds are interleaved, so that what else the machine does hits all alike. Exits with 1 if a target is
-missed.
+Measures the time from requesting a kernel to its first reply, with the same client: cold, from a template, from a pool,
+and with pandas imported. The rounds are interleaved, so that other load on the machine affects all of them alike. The
+exit status is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SPAWN_TIMEOUT = 120.0
 
 @dataclass(frozen=True)
 class Start:
-    """One way to start.
+    """Way to start a kernel.
 
     Parameters
     ----------
@@ -42,13 +42,13 @@ class Start:
     kernel : str
         Kernelspec.
     beside : str
-        The bare start that it is compared with.
+        Bare start that it is compared with.
     target : float
-        The most that the ratio may be; 0 where there is none.
+        Maximum ratio; 0 for no target.
     code : str
-        The first cell.
+        First cell.
     policy : dict
-        Settings.
+        Settings of ``Policy``.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Start:
 
     @property
     def has_template(self) -> bool:
-        """Whether it goes on from one."""
+        """Whether it starts from a template."""
         return bool(self.policy.get("templates", True)) and self.kernel == "agentbox"
 
 
@@ -80,7 +80,7 @@ STARTS = [
 
 
 def enter(folder: Path, start: Start) -> None:
-    """Have the next kernel start with these settings, in a registry of its own."""
+    """Set the environment so that the next kernel starts with these settings, in its own state directory."""
     base = folder / start.name.replace(", ", "-")
     base.mkdir(exist_ok=True)
     (base / "jupyter_agentbox_config.json").write_text(json.dumps({"Policy": start.policy}))
@@ -89,15 +89,15 @@ def enter(folder: Path, start: Start) -> None:
 
 
 def find_warm() -> WarmStarts:
-    """Return the warm starts of the present settings."""
+    """Return the warm starts of the current settings."""
     policy = Policy()
     return WarmStarts.shared(SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config), policy)
 
 
 def run(start: Start) -> float:
-    """Seconds from the wish for a kernel to the reply to its first cell.
+    """Return the seconds from requesting a kernel to the reply to its first cell.
 
-    Without jupyter_client's `wait_for_ready`, which always takes the 0.2 s that it listens whether more comes.
+    Does not use jupyter_client's `wait_for_ready`, which always waits 0.2 s for further messages.
     """
     begin = time.perf_counter()
     manager = KernelManager(kernel_name=start.kernel)
@@ -115,7 +115,7 @@ def run(start: Start) -> float:
 
 
 def prepare(start: Start) -> None:
-    """Fill the page cache, and make what the start goes on from; not counted."""
+    """Fill the page cache, and create what the start needs. Not counted."""
     starts.MAKING_DELAY = 0.0
     WarmStarts.is_keeping = start.kernel == "agentbox"
     run(start)
@@ -127,7 +127,7 @@ def prepare(start: Start) -> None:
 
 
 def wait_for(condition: Any, what: str) -> None:
-    """Wait until it is so."""
+    """Wait until the condition is true."""
     deadline = time.monotonic() + SPAWN_TIMEOUT
     while not condition():
         if time.monotonic() > deadline:
@@ -136,7 +136,7 @@ def wait_for(condition: Any, what: str) -> None:
 
 
 def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
-    """Take all samples, by name."""
+    """Return all samples by name."""
     samples: dict[str, list[float]] = defaultdict(list)
     for start in STARTS:
         enter(folder, start)
@@ -152,7 +152,7 @@ def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
 
 
 def table(samples: dict[str, list[float]]) -> tuple[str, bool]:
-    """Return the Markdown table, and whether every target is met."""
+    """Return the Markdown table, and whether all targets are met."""
     lines = ["| start | median (range), s | beside | ratio | target | |", "|---|---|---|---|---|---|"]
     are_met = True
     for start in STARTS:
@@ -171,7 +171,7 @@ def table(samples: dict[str, list[float]]) -> tuple[str, bool]:
 
 
 def main() -> int:
-    """Run the benchmark; the exit code says whether the targets are met."""
+    """Run the benchmark. Return 0 if all targets are met, else 1."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.start", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="starts of each kind (default: %(default)s)")
     options = parser.parse_args()
