@@ -1,6 +1,7 @@
-"""The test suites that every runtime must pass, for whoever writes one in a package of their own.
+"""Test suites that every runtime must pass, also for authors of a runtime in another package.
 
-:class:`.contract.RuntimeContract` and :class:`.escapes.EscapeContract` look at the runtime itself,
-:class:`.sandboxes.SandboxContract` at what users have of it, on any image. Derive from each, give it the fixtures that
-it asks for, and run pytest; ``docs/runtimes.md`` shows it whole. Needs pytest, and nothing of this package's own tests.
+:class:`.contract.RuntimeContract` and :class:`.escapes.EscapeContract` test the runtime itself.
+:class:`.sandboxes.SandboxContract` tests what users get from it, on any image. Derive from each, provide the fixtures
+that it needs, and run pytest; ``docs/runtimes.md`` has a complete example. The suites need pytest, and nothing of this
+package's own tests.
 """

@@ -1,4 +1,4 @@
-"""A sandbox with the stand-in guest, driven by lines over the link's two FIFOs."""
+"""Run a sandbox with the stand-in guest, and drive it with lines over the link's two FIFOs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STANDIN = Path(__file__).with_name("standin")
 
 
 class Box:
-    """One running sandbox. Use it as a context manager: it is killed and removed at the end."""
+    """Running sandbox. Use it as a context manager: it is killed and removed at the end."""
 
     def __init__(self, runtime: Runtime, state_dir: Path, sandbox_id: str, spec: SandboxSpec) -> None:
         self.runtime, self.spec, self.id = runtime, spec, sandbox_id
@@ -62,17 +62,17 @@ class Box:
         return data[:-1].decode(errors="replace")
 
     def send(self, command: str, who: str = "user") -> None:
-        """Have a shell command run, in one line."""
+        """Send a one-line shell command without waiting for its output."""
         assert "\n" not in command
         os.write(self._down, f"{who} {command}\n".encode())
 
     def run(self, command: str, who: str = "user", timeout: float = 60.0) -> str:
-        """Run a shell command, in one line, and return its output."""
+        """Run a one-line shell command, and return its output."""
         self.send(command, who)
         return self.read(timeout)
 
     def python(self, source: str, who: str = "user", timeout: float = 60.0) -> str:
-        """Run Python inside."""
+        """Run Python code inside, and return its output."""
         return self.run(f"/usr/bin/python3 -c 'exec(bytes.fromhex(\"{source.encode().hex()}\"))'", who, timeout)
 
     def wait_for_end(self, timeout: float = 60.0) -> None:

@@ -1,6 +1,6 @@
-"""Published ways out of containers, each tried from inside: as user code, and as the guest, which may lie too.
+"""Try published container escapes from inside: as user code, and as the guest, which may be compromised too.
 
-What counts is what happened *outside*. So each test looks at the host afterwards, or for what only the host has.
+Only effects *outside* count. Each test therefore checks the host afterwards, or looks for data that only the host has.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from jupyter_agentbox.spec import MIB, Limits, SandboxSpec
 
 from .box import STANDIN, Box
 
-#: Tried as both: the guest has the most rights of all inside.
+#: Try each escape as both: the guest has the most privileges of all programs inside.
 WHO = pytest.mark.parametrize("who", ["user", "root"])
 
 
 class EscapeContract:
-    """The suite; one sandbox for all of it, in a directory of its own."""
+    """The suite. All tests share one sandbox, in its own directory."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -50,7 +50,7 @@ class EscapeContract:
 
     @pytest.fixture
     def mark(self, state_dir: Path) -> Iterator[Path]:
-        """A file of the host's that an escape would make; in no directory that is shown inside."""
+        """File on the host that an escape would create, in a directory that is not visible inside."""
         path = state_dir.parent / "escaped"
         yield path
         assert not path.exists(), "code inside has run a program outside"
@@ -82,7 +82,7 @@ class EscapeContract:
         before = [_identify(path) for path in programs]
         box.run(
             f"for exe in /proc/self/exe /proc/1/exe /proc/1/root/proc/self/exe {' '.join(programs)}; do"
-            " (exec 3>>$exe && echo x >&3); done; true",  # at the end, for what is inside goes on with its own
+            " (exec 3>>$exe && echo x >&3); done; true",  # last, because programs inside keep running
             who,
         )
         assert [_identify(path) for path in programs] == before
@@ -121,7 +121,7 @@ class EscapeContract:
         )
         assert "MOUNTED" not in said
         assert "dpkg.log" not in said
-        assert "$" not in said  # of a shadow file
+        assert "$" not in said  # a password hash from a shadow file
 
     @WHO
     def test_proc_and_sys_change_nothing_outside(self, box: Box, who: str) -> None:

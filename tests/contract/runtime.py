@@ -1,7 +1,7 @@
-"""What every runtime must do, as one suite: derive from :class:`RuntimeContract` and give it a ``runtime`` fixture.
+"""Test what every runtime must do. Derive from :class:`RuntimeContract` and provide a ``runtime`` fixture.
 
-Needs the stand-in guest of this directory to be what the runtime runs as PID 1. What a runtime may do in another way is
-an attribute of the suite; nothing else is to be left out.
+The runtime must run the stand-in guest of this directory as PID 1. Attributes of the suite describe permitted
+differences between runtimes. Everything else is mandatory.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class RuntimeContract:
     Attributes
     ----------
     has_layer_in_memory : bool
-        What is written outside of the work folder counts as memory and not as disk.
+        Whether files outside of the work folder count as memory instead of disk.
     covers_special : bool
-        Hidden symbolic links and FIFOs are covered; false where links keep their text, and FIFOs are refused.
+        Whether hidden symbolic links and FIFOs are covered. If not, links keep their text, and FIFOs are refused.
     """
 
     has_layer_in_memory: ClassVar[bool] = False
@@ -85,7 +85,7 @@ class RuntimeContract:
             refused = box.python(
                 "import socket;s=socket.socket();s.settimeout(5);print(s.connect_ex(('192.0.2.1',80)))"
             )
-            assert refused.strip() in ("101", "113")  # no route, at once
+            assert refused.strip() in ("101", "113")  # no route; refused at once
 
     def test_the_users_files_are_out_of_sight(self, make_box: MakeBox, spec: SandboxSpec, state_dir: Path) -> None:
         home = Path.home() / f".agentbox-canary-{os.getpid()}"
@@ -203,7 +203,7 @@ class RuntimeContract:
     def test_no_socket_of_the_host_can_be_dialled(
         self, make_box: MakeBox, spec: SandboxSpec, workspace: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.chdir(workspace)  # the path may be too long for an address otherwise
+        monkeypatch.chdir(workspace)  # the full path may be too long for a socket address
         with socket.socket(socket.AF_UNIX) as server:
             server.bind("service.sock")
             server.listen()
@@ -247,7 +247,7 @@ class RuntimeContract:
         shown.chmod(0o777)
         file = shown / "file"
         file.write_text("kept")
-        file.chmod(0o666)  # what is refused is refused for the mount's sake
+        file.chmod(0o666)  # so that only the mount can be the reason for a refusal
         flags = ("O_WRONLY", "O_WRONLY|os.O_TRUNC", "O_RDONLY|os.O_TRUNC", "O_RDWR|os.O_TRUNC|os.O_CREAT", "O_APPEND|2")
         calls = [f"os.open({str(file)!r}, os.{flag})" for flag in flags]
         calls += [f"os.{name}({str(file)!r}, {rest})" for name, rest in (
@@ -255,7 +255,7 @@ class RuntimeContract:
             ("rename", repr(f"{shown}/other")), ("link", repr(f"{shown}/other")),
         )]  # fmt: skip
         calls += [f"os.unlink({str(file)!r})", f"os.mkdir({str(shown)!r} + '/x')", f"os.mkfifo({str(shown)!r} + '/x')"]
-        tried = "".join(f"try: {call}\nexcept OSError: pass\n" for call in calls)  # some is done, to a layer above
+        tried = "".join(f"try: {call}\nexcept OSError: pass\n" for call in calls)  # some succeed, on a layer above
         with make_box(replace(spec, mounts=(Mount(shown, str(shown)),))) as box:
             before = file.stat()
             for who in ("user", "root"):
@@ -277,7 +277,7 @@ class RuntimeContract:
             assert box.run("id -u; touch /tmp/x; chown 42:42 /tmp/x; stat -c %u /tmp/x").split() == ["0", "42"]
             status = dict(line.split(":\t") for line in box.run("cat /proc/self/status").splitlines() if ":\t" in line)
             for name in ("CapEff", "CapPrm", "CapBnd"):
-                assert int(status[name], 16) == 0x8004_04FB  # no more than package managers need
+                assert int(status[name], 16) == 0x8004_04FB  # only what package managers need
             made = "for path in /made /etc/made /usr/made /var/lib/made; do echo x > $path || echo no $path; done"
             assert box.run(f"{made}; mv /etc/hosts /etc/other && cat /etc/other | head -1").startswith("127.0.0.1")
             assert "x" in box.run("cat /made /usr/made; echo x > kept; cat kept data.csv")
@@ -416,7 +416,7 @@ class RuntimeContract:
             assert box.runtime.is_alive(handle)
             somebody_else = replace(handle, pid=os.getpid(), helpers=())
             assert not box.runtime.is_alive(somebody_else)
-            box.runtime.kill(somebody_else)  # the pid is ours, the start time is not: this test goes on
+            box.runtime.kill(somebody_else)  # our pid, but not our start time: this test keeps running
             box.runtime.kill(handle)
             assert not box.runtime.is_alive(box.handle)
 

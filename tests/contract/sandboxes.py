@@ -1,6 +1,6 @@
-"""What sandboxes do, on whatever runtime and image, as one suite: derive from :class:`SandboxContract`.
+"""Test what sandboxes do on any runtime and image. Derive from :class:`SandboxContract`.
 
-It speaks to a real server by the public client alone, so what it shows is what users get.
+The suite uses a real server only through the public client, so it tests what users get.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .serving import OTHER, SITE, Serving, wait_until
 
 MakeSandbox = Callable[..., Sandbox]
 
-#: Of each language: code that keeps a value, code that prints one more, and code that runs for ever.
+#: For each language: code that stores a value, code that prints it plus one, and code that runs forever.
 _CODE = {
     "python": ("x = 41", "print(x + 1)", "print('begun', flush=True)\nwhile True: pass"),
     "bash": ("x=41", "echo $((x + 1))", "echo begun; while :; do sleep 1; done"),
@@ -50,12 +50,12 @@ try:
 except OSError as error: print(len(made), error.errno)
 for pid in made: os.kill(pid, 9); os.waitpid(pid, 0)
 """
-#: A line for the shell that fills memory which belongs to no program, so that killing one would not help.
+#: Shell line that fills memory which belongs to no program, so that killing a program does not free it.
 FILL_MEMORY = """/usr/bin/python3 -c '
 import os
 files = []
 while True: files.append(os.memfd_create("x")); os.write(files[-1], bytes(1 << 22))'"""
-#: Allocates some 40 MB/s, which the watch notices on a busy machine, too.
+#: Allocates about 40 MB/s, slow enough to be noticed by the memory watch even on a busy machine.
 _ALLOCATE = """
 import time
 kept = []
@@ -63,19 +63,19 @@ while True:
     kept.append(bytearray(b"x" * 4_000_000))
     time.sleep(0.1)
 """
-#: Longer than a server takes to start again.
+#: Longer than a server needs to restart.
 _LEASE, _SHORT_LEASE = 300.0, 3.0
 
 
 class SandboxContract:
-    """The suite. All tests share one server and, where they leave it as it was, one sandbox: the *neighbour* of others.
+    """The suite. All tests share one server and, if they leave it unchanged, one sandbox: the *neighbour* of others.
 
     Attributes
     ----------
     image : str
-        Name of the image that sandboxes run on; empty for the host's own system.
+        Name of the sandboxes' image; empty for the host's own system.
     keeps_snapshots : bool
-        The runtime can save and restore; one that cannot says so.
+        Whether the runtime can save and restore sandboxes. Otherwise it must refuse with a clear message.
     """
 
     image: ClassVar[str] = ""
@@ -84,13 +84,13 @@ class SandboxContract:
     @pytest.fixture(scope="class")
     @classmethod
     def config(cls) -> Mapping[str, Mapping[str, Any]]:
-        """Settings by class; ``Policy.runtime`` among them names the runtime."""
+        """Settings by class, including ``Policy.runtime``."""
         raise NotImplementedError
 
     @pytest.fixture(scope="class")
     @classmethod
     def images(cls) -> Path | None:
-        """State directory of which ``image`` is."""
+        """State directory that contains ``image``."""
         return None
 
     @pytest.fixture(scope="class")
@@ -112,7 +112,7 @@ class SandboxContract:
     @pytest.fixture(scope="class")
     @classmethod
     def site(cls) -> Iterator[tuple[int, list[str]]]:
-        """Port of a site on this machine, and the names that it was asked by."""
+        """Port of a web site on this machine, and the host names of the requests that it received."""
         asked: list[str] = []
 
         class Hello(BaseHTTPRequestHandler):
@@ -135,8 +135,8 @@ class SandboxContract:
 
     @pytest.fixture
     def box(self, client: Client, site: tuple[int, list[str]]) -> Sandbox:
-        """The sandbox that tests share, with ``x`` in its Python kernel."""
-        # Asking in the same words returns the one that is there.
+        """Sandbox shared by all tests, with ``x`` in its Python kernel."""
+        # A repeated identical request returns the existing sandbox.
         box = client.create(
             id="shared", image=self.image or None, allowed_hosts=[f"{SITE}:{site[0]}"], env={"SHARED": "1"}, keep=True
         )
@@ -145,7 +145,7 @@ class SandboxContract:
 
     @pytest.fixture
     def make(self, client: Client) -> Iterator[MakeSandbox]:
-        """A maker of sandboxes that end with the test."""
+        """Function that creates sandboxes, which are deleted at the end of the test."""
         with ExitStack() as stack:
             yield lambda **request: stack.enter_context(client.create(image=self.image or None, **request))
 
@@ -227,7 +227,7 @@ class SandboxContract:
         assert box.info is not None
         for language in [name for name in box.info.languages if name in _CODE]:
             first, then, endless = _CODE[language]
-            if endless is None:  # its kernel has no interrupts
+            if endless is None:  # its kernel does not support interrupts
                 continue
             box.run_code(first, language=language)
             interrupts = 0
@@ -271,7 +271,7 @@ class SandboxContract:
         decided = {(row.host, row.is_allowed) for row in box.egress_log()}
         assert {(SITE, True), (OTHER, False)} <= decided
 
-    # Limits: the sandbox says why, and its neighbour feels nothing
+    # Limits: the sandbox reports the reason, and its neighbour is not affected
 
     def test_a_program_out_of_memory_is_killed_alone(self, make: MakeSandbox) -> None:
         hog = make(memory="512 MiB")
@@ -346,7 +346,7 @@ class SandboxContract:
             copy.run_code("x = 'copy'")
             assert box.run_code("print(x)").stdout == "then\n"
 
-    # At the end, for they kill the server
+    # Last, because these tests kill the server
 
     def test_a_server_that_was_killed_finds_its_sandboxes_and_what_has_no_lease_is_gone(
         self, box: Sandbox, serving: Serving
@@ -374,7 +374,7 @@ class SandboxContract:
 
 
 def _measure(folder: Path) -> int:
-    """Return the bytes of all files in a folder, where some come and go meanwhile."""
+    """Return the size of all files in a folder, in bytes. Files may be created and removed meanwhile."""
     total = 0
     for top, _, names in os.walk(folder):
         for name in names:
@@ -384,7 +384,7 @@ def _measure(folder: Path) -> int:
 
 
 def _find_processes(text: str) -> list[str]:
-    """Return the command lines of this machine that hold a text."""
+    """Return the command lines of processes on this machine that contain a text."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:

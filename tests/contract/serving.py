@@ -1,4 +1,4 @@
-"""A server of the REST API for the suite of sandboxes: a process of its own, with directories of its own."""
+"""Run a server of the REST API for the suite of sandboxes, in its own process and directories."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from jupyter_agentbox.client import Client
 
-#: Names that the server's resolver finds on this machine, for tests of egress.
+#: Names that the server's resolver maps to this machine, for tests of egress.
 SITE, OTHER = "site.test", "other.test"
 _RESOLVE = f"""\
 import socket
@@ -28,7 +28,7 @@ _START_TIMEOUT, _STOP_TIMEOUT = 120.0, 60.0
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout: float = 90.0) -> Any:
-    """Return the first true value of `condition`. Raises AssertionError that says `what` did not happen in seconds."""
+    """Return the first true value of `condition`, or fail with `what` after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not (value := condition()):
         assert time.monotonic() < deadline, f"not within {timeout:g} s: {what}"
@@ -37,28 +37,28 @@ def wait_until(condition: Callable[[], Any], what: str, timeout: float = 90.0) -
 
 
 class Serving:
-    """``jupyter agentbox serve``, which can be killed and started again on the same state.
+    """``jupyter agentbox serve``, which can be killed and restarted with the same state.
 
     Parameters
     ----------
     config : dict of str to dict
         Settings by class, as in ``jupyter_agentbox_config.json``.
     images : Path or None
-        State directory whose images are lent to the server's own.
+        State directory whose images the server uses.
     port : int
-        Of this machine, on which sandboxes may reach ``SITE``, and would find ``OTHER``.
+        Port on this machine that sandboxes may reach as ``SITE``. ``OTHER`` resolves to it too.
 
     Attributes
     ----------
     client : Client
-        Of the server that runs.
+        Client of the running server.
     """
 
     client: Client
 
     def __init__(self, config: Mapping[str, Mapping[str, Any]], images: Path | None, port: int) -> None:
         self._config, self._port = config, port
-        self.base = Path(tempfile.mkdtemp(prefix="ab"))  # short, since addresses of sockets are
+        self.base = Path(tempfile.mkdtemp(prefix="ab"))  # short, because socket paths have a maximum length
         self.state_dir = self.base / "state"
         for name in ("home", "config", "data"):
             (self.base / name).mkdir()
@@ -69,7 +69,7 @@ class Serving:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, **policy: Any) -> None:
-        """Start it with these settings of ``Policy`` beside those that it has, and wait until it answers."""
+        """Start the server with these additional settings of ``Policy``, and wait until it answers."""
         config = {name: dict(values) for name, values in self._config.items()}
         own = {"state_dir": str(self.state_dir), "templates": False, "allowed_hosts": [f"{SITE}:{self._port}"],
                "private_hosts": [f"{SITE}:{self._port}"]}  # fmt: skip
@@ -101,11 +101,11 @@ class Serving:
 
     @property
     def log(self) -> str:
-        """The end of what it has logged."""
+        """Last part of the server's log."""
         return (self.base / "log").read_text(errors="replace")[-6000:]
 
     def end(self, signum: int = signal.SIGKILL) -> None:
-        """End the server alone, as a crash does. Its sandboxes live on."""
+        """End only the server, as a crash does. Its sandboxes keep running."""
         if self._process is None:
             return
         self.client.close()
@@ -114,7 +114,7 @@ class Serving:
         self._process = None
 
     def close(self) -> None:
-        """End the sandboxes and the server, see that nothing is left of them, and remove all directories."""
+        """End the sandboxes and the server, check that nothing is left of them, and remove all directories."""
         try:
             if self._process is not None:
                 for info in self.client.list():

@@ -1,9 +1,9 @@
-"""What tests share: servers, sandboxes, clients and images. Nothing here is a test."""
+"""Shared parts of the tests: servers, sandboxes, clients and images. Contains no tests."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-#: The folder of the tests, and the source tree that it lies in.
+#: Folder of the tests, and the source tree that contains it.
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent

@@ -1,4 +1,4 @@
-"""A client of the REST API that tests read easily."""
+"""Call the REST API concisely from tests."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import requests
 
 from support.harness import Server
 
-#: Long, so that a slow machine does not lose the sandbox that all tests share.
+#: Long, so that the sandbox shared by all tests survives on a slow machine.
 LEASE = 30.0
 
 
 class Api:
-    """Calls of the REST API of one server by one user."""
+    """Calls to one server's REST API by one user."""
 
     def __init__(self, server: Server, token: str | None = None) -> None:
         self.server = server
@@ -27,7 +27,7 @@ class Api:
         return self.server.url("api/agentbox" + path)
 
     def __call__(self, verb: str, path: str, body: Any = None, **options: Any) -> requests.Response:
-        """Make a call; nothing is asserted, but that the server is at no fault."""
+        """Make a call. Asserts only that the server did not fail."""
         if body is not None:
             options["json" if isinstance(body, (dict, list)) else "data"] = body
         options.setdefault("timeout", 150)
@@ -36,13 +36,13 @@ class Api:
         return answer
 
     def ok(self, verb: str, path: str, body: Any = None, **options: Any) -> Any:
-        """Make a call that must succeed; return the decoded answer."""
+        """Make a call that must succeed, and return the decoded answer."""
         answer = self(verb, path, body, **options)
         assert answer.ok, f"{verb} {path}: {answer.status_code} {answer.text}"
         return answer.json() if answer.content else None
 
     def fails(self, status: int, verb: str, path: str, body: Any = None, **options: Any) -> dict[str, Any]:
-        """Make a call that must fail so; return the error."""
+        """Make a call that must fail with this status, and return the error."""
         answer = self(verb, path, body, **options)
         assert answer.status_code == status, f"{verb} {path}: {answer.status_code} {answer.text}"
         error: dict[str, Any] = answer.json()
@@ -51,12 +51,12 @@ class Api:
         return error
 
     def counted(self, name: str) -> float:
-        """Return the sum of the server's metrics whose lines begin so."""
+        """Return the sum of the server's metrics whose lines begin with `name`."""
         text = self.server.http.get(self.server.url("metrics"), timeout=60).text
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
 
     def events(self, verb: str, path: str, body: Any = None, **options: Any) -> Iterator[tuple[str, Any]]:
-        """Read server-sent events."""
+        """Yield the server-sent events of a call."""
         answer = self(verb, path, body, stream=True, **options)
         assert answer.status_code == 200, answer.text
         assert answer.headers["Content-Type"] == "text/event-stream"

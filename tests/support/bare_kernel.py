@@ -1,7 +1,7 @@
-"""A stand-in for a kernel in a sandbox: a real ipykernel on sockets of its own, without any sandbox.
+"""Run a real ipykernel on its own sockets, without a sandbox, in place of a kernel in a sandbox.
 
-It has the interface that a front drives, so that the front's own behaviour is tested apart from
-gVisor and against the real protocol.
+It has the interface that a front drives. The front is thereby tested independently of gVisor and against the real
+protocol.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop on a thread of its own, as the link thread is."""
+    """Event loop on its own thread, like the link thread."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -60,7 +60,7 @@ class LoopThread:
 
 
 class BareKernel:
-    """A real ipykernel process, its messages carried whole in both directions."""
+    """Real ipykernel process, with complete messages carried in both directions."""
 
     def __init__(self, directory: Path, key: bytes) -> None:
         self.end: End | None = None
@@ -72,7 +72,7 @@ class BareKernel:
         self._context = zmq.asyncio.Context()
         self._sockets: dict[str, zmq.asyncio.Socket] = {}
         self._file = directory / "kernel.json"
-        # On addresses that nobody else takes meanwhile, and short ones, as those of UNIX sockets are.
+        # Paths that no other process uses, and short ones, because UNIX socket paths have a maximum length.
         self._addresses = tempfile.TemporaryDirectory(prefix="bk")
         self._key = key
 
@@ -94,7 +94,7 @@ class BareKernel:
             else:
                 sock.identity = identity
             self._sockets[name] = sock
-        # What it puts out is listened to before it is asked anything, as in a sandbox.
+        # Listen to its output before sending requests, as in a sandbox.
         monitor = self._sockets["iopub"].get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         for name in ("iopub", "shell", "control", "stdin"):
             self._sockets[name].connect(f"ipc://{address}-{ports[name + '_port']}")

@@ -1,4 +1,4 @@
-"""Sandboxes for tests: made, talked to by shell lines, and looked after."""
+"""Create sandboxes for tests, run shell lines in them, and check that they leave nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENV = {"PATH": "/usr/bin:/bin", "HOME": "/home/user"}
 
 
 class Box:
-    """A sandbox with a short way of running a shell line."""
+    """Sandbox with short methods to run a shell line."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
@@ -38,7 +38,7 @@ class Box:
 
 @asynccontextmanager
 async def boxed(manager: SandboxManager, **spec: object) -> AsyncIterator[Box]:
-    """Run a sandbox, after which nothing of it may be left."""
+    """Run a sandbox, and check afterwards that nothing of it is left."""
     sandbox = await manager.create(SandboxSpec(**spec))  # type: ignore[arg-type]
     try:
         yield Box(sandbox)
@@ -48,5 +48,5 @@ async def boxed(manager: SandboxManager, **spec: object) -> AsyncIterator[Box]:
 
 
 def run(test: Callable[[SandboxManager], Awaitable[None]], manager: SandboxManager) -> None:
-    """Run a test on an event loop of its own."""
+    """Run a test on a new event loop."""
     asyncio.run(asyncio.wait_for(test(manager), 250))  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
-"""The public conformance suite of Jupyter kernels, for a machine that has other things to do.
+"""Adapt the public conformance suite of Jupyter kernels to a busy machine.
 
-The suite waits a tenth of a second for each message on iopub once the reply is there, and takes what does not come
-within another tenth to be all that was on its way. Here it waits until a message comes, and knows by the kernel's own
-word that nothing of earlier requests is to come.
+The suite waits a tenth of a second for each iopub message after the reply, and considers the output complete if no
+message arrives within another tenth. This version waits until a message arrives, and uses the kernel's idle status to
+know that no messages of earlier requests are pending.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 import jupyter_kernel_test
 from jupyter_client.manager import start_new_kernel
 
-#: Seconds that a kernel has to start, and that it has for each message, at least.
+#: Timeout for a kernel to start, and minimum timeout for each message, in seconds.
 START_TIMEOUT, MESSAGE_TIMEOUT = 240.0, 60.0
 
 
 class KernelTests(jupyter_kernel_test.KernelTests):  # type: ignore[misc]
-    """The suite, with patience."""
+    """The suite with longer timeouts."""
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -27,7 +27,7 @@ class KernelTests(jupyter_kernel_test.KernelTests):  # type: ignore[misc]
             channel.get_msg = _be_patient(channel.get_msg)
 
     def flush_channels(self) -> None:
-        """Read all that earlier requests still have to say: it comes before what is said of a later one."""
+        """Read all remaining messages of earlier requests. They arrive before those of a later request."""
         msg_id = self.kc.kernel_info()
         for channel, last in (
             (self.kc.shell_channel, lambda message: message["msg_type"] == "kernel_info_reply"),

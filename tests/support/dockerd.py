@@ -1,4 +1,4 @@
-"""A Docker engine of the tests' own: in a directory and a mount namespace of its own, with gVisor registered."""
+"""Run a Docker engine for the tests in its own directory and mount namespace, with gVisor registered."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ START_TIMEOUT = 60.0
 
 
 class Dockerd:
-    """The engine's process. Fails, not skips, where there is none: what claims to cover Docker must not pass without.
+    """Process of the engine. Fails instead of skipping without Docker: tests of Docker must not pass without it.
 
     Parameters
     ----------
     base : Path
-        An empty directory, with a short path since sockets lie in it.
+        Empty directory with a short path, because it contains sockets.
     """
 
     def __init__(self, base: Path) -> None:
@@ -41,11 +41,11 @@ class Dockerd:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
+        """Start the engine and wait until it answers."""
         assert self.program is not None
         with (self.base / "log").open("ab") as log:
-            # What it mounts is seen by nobody else, and is gone with it; and it does not outlive these tests. The
-            # machine's containerd could not see it either, so that is kept out of its sight: it starts its own.
+            # Other processes do not see its mounts, which disappear with it, and it does not outlive these tests. The
+            # machine's containerd could not see the mounts either, so it is hidden: the engine starts its own.
             containerd = Path("/run/containerd")
             for folder in (containerd, self.base / "containerd"):
                 folder.mkdir(mode=0o711, exist_ok=True)
@@ -72,18 +72,18 @@ class Dockerd:
         return (self.base / "log").read_text(errors="replace")[-4000:]
 
     def signal(self, number: int) -> None:
-        """Signal it, and nothing that it has started."""
+        """Send a signal to the engine only, not to its child processes."""
         assert self.process is not None
         self.process.send_signal(number)
 
     def stop(self) -> None:
-        """End it as a restart does; its containers live on."""
+        """Stop the engine as for a restart. Its containers keep running."""
         self.signal(signal.SIGTERM)
         assert self.process is not None
         self.process.wait(100)
 
     def close(self) -> None:
-        """Remove what is left and end it."""
+        """Remove all containers and stop the engine."""
         if self.process is None:
             return
         if self.process.poll() is None:

@@ -1,4 +1,4 @@
-"""A client of an embedded kernel, without Jupyter between."""
+"""Send requests to an embedded kernel directly, without Jupyter in between."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def start(sandbox: Sandbox) -> Kernel:
 
 
 class Client:
-    """Speaks Jupyter's protocol to a driver, from the test's own thread."""
+    """Client that speaks Jupyter's protocol to a driver, from the test's own thread."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -58,7 +58,7 @@ class Client:
         return str(message["header"]["msg_id"])
 
     def find(self, wanted: Callable[[str, dict[str, Any]], bool], timeout: float = 100) -> dict[str, Any]:
-        """Wait for a message, and take it with all before it."""
+        """Wait for a message, and return it."""
 
         async def look() -> dict[str, Any]:
             seen = 0
@@ -86,7 +86,7 @@ class Client:
         return self.send("shell", "execute_request", {**content, **more}, **header)
 
     def outputs(self, request: str, timeout: float = 100) -> list[dict[str, Any]]:
-        """All that was published for a request, which is over."""
+        """Wait until a request has ended, and return everything that was published for it."""
         self.find(
             lambda c, m: (
                 c == "iopub"
@@ -102,7 +102,7 @@ class Client:
         return "".join(content["text"] for content in streams if content["name"] == name)
 
     def run(self, code: str, timeout: float = 100, **more: Any) -> str:
-        """Run code and return what it printed, its result and its error's name."""
+        """Run code. Return what it printed, its result and the name of its error."""
         request = self.start(code, **more)
         outputs = self.outputs(request, timeout)
         text = self.text(request)
@@ -110,7 +110,7 @@ class Client:
         return text + "".join(m["content"]["ename"] for m in outputs if m["msg_type"] == "error")
 
     def until(self, code: str, wanted: str, timeout: float = 60) -> str:
-        """Start code and wait until it has printed something; the request is returned."""
+        """Start code, wait until it has printed something, and return the request."""
         request = self.start(code)
         self.find(
             lambda c, m: (

@@ -1,4 +1,4 @@
-"""A sandbox's way out without a sandbox: the real guest part, link and gate, and servers that stand for the world."""
+"""Test egress without a sandbox: with the real guest part, link and gate, and servers in place of the internet."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PUBLIC = "203.0.113.7"
 
 
 class Guest:
-    """The guest's egress in a thread."""
+    """Guest's egress in a thread."""
 
     def __init__(self, directory: Path) -> None:
         self.loop = Loop()
@@ -54,7 +54,7 @@ class Guest:
 
 
 class World:
-    """What names resolve to, what addresses lead to, and what was asked."""
+    """Fake internet: names, their addresses, the servers behind them, and a record of lookups and connections."""
 
     def __init__(self) -> None:
         self.names: dict[str, list[str]] = {}
@@ -84,7 +84,7 @@ class World:
 
 
 class Box:
-    """Guest, link and gate together."""
+    """Guest, link and gate connected to each other."""
 
     def __init__(
         self, directory: Path, grant: Grant, *, real: bool = False, limits: GateLimits | None = None, **options: Any
@@ -112,7 +112,7 @@ class Box:
         return self.thread.submit(run()).result(60)
 
     def own(self) -> None:
-        """Become the owner, again too."""
+        """Become the owner, for the first time or again."""
 
         def start() -> None:
             self.link = Link(self.directory, self.gate.handle, lambda reason: None)
@@ -127,7 +127,7 @@ class Box:
     def wait_up(self) -> None:
         assert self.link is not None
         self.thread.submit(self.link.wait_connected(60)).result(60)
-        until(lambda: self.guest.link._is_up)  # it has read our hello, too
+        until(lambda: self.guest.link._is_up)  # it has also read our hello
 
     def set_grant(self, grant: Grant) -> None:
         self.on_loop(lambda: setattr(self.gate, "grant", grant))
@@ -152,13 +152,13 @@ class Box:
         return socket.create_connection(self.guest.egress.addresses[via], timeout)
 
     def say(self, data: bytes, via: str = "http") -> bytes:
-        """Send, and return all of the answer."""
+        """Send data, and return the complete answer."""
         with self.dial(via) as sock:
             sock.sendall(data)
             return read_all(sock)
 
     def connect(self, target: str) -> socket.socket:
-        """CONNECT that must succeed."""
+        """Open a tunnel with CONNECT, which must succeed."""
         sock = self.dial()
         sock.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode())
         assert read_head(sock).startswith(b"HTTP/1.1 200 "), target
@@ -173,7 +173,7 @@ class Box:
 
 
 def until(condition: Callable[[], bool], timeout: float = 60) -> None:
-    """Wait until it is so."""
+    """Wait until the condition is true."""
     wait_until(condition, timeout, "the condition", pause=0.01)
 
 
@@ -210,7 +210,7 @@ def read_response(sock: socket.socket) -> tuple[int, bytes]:
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Tells what it was asked."""
+    """Handler that records its requests."""
 
     protocol_version = "HTTP/1.1"
     server: Any
@@ -285,7 +285,7 @@ class HttpServer(http.server.ThreadingHTTPServer):
 
 
 class RawServer(socketserver.ThreadingTCPServer):
-    """Runs ``serve(sock)`` for each connection."""
+    """Server that calls ``serve(sock)`` for each connection."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -312,7 +312,7 @@ def running(server: socketserver.BaseServer) -> Iterator[tuple[str, int]]:
 
 
 def make_certificate(directory: Path, *names: str) -> Path:
-    """Make a certificate with openssl that is its own authority; key and certificate in one file."""
+    """Create a self-signed certificate with openssl. Return a file with key and certificate."""
     key, certificate, both = directory / "key.pem", directory / "cert.pem", directory / "both.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",

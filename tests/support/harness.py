@@ -1,7 +1,7 @@
-"""What the end-to-end tests share: an isolated Jupyter, its clients as real processes, and a leak check.
+"""Provide the basis of the end-to-end tests: an isolated Jupyter, its clients as real processes, and a leak check.
 
-Everything here goes through public faces only: command lines, REST, websockets. Nothing of the package is
-imported, so that these tests hold whatever the inside looks like.
+Everything here uses public interfaces only: command lines, REST, websockets. Nothing of the package is
+imported, so that these tests do not depend on its internals.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from support.waiting import scaled, wait_until
 
 KERNEL = "agentbox"
 BIN = Path(sys.executable).parent
-#: Another runtime to run these tests on; that of Docker takes an engine with gVisor, at ``DOCKER_HOST``.
+#: Runtime to run these tests on. The docker runtime needs an engine with gVisor at ``DOCKER_HOST``.
 RUNTIME = os.environ.get("AGENTBOX_TEST_RUNTIME", "runsc")
-#: Seconds that a sandbox of these tests outlives its owner.
+#: Seconds for which a sandbox of these tests outlives its owner.
 LEASE = 5.0
 CANARY = "canary-5f1d0c9e"
-#: Extensions that a server of tests of other things starts quicker without.
+#: Extensions to leave out, so that servers start faster in tests that do not need them.
 UNUSED = ("jupyterlab", "jupyter_lsp", "notebook_shim", "jupytext")
 
 
 def processes_naming(text: str) -> dict[int, str]:
-    """Return the processes whose command line contains `text`, without this one, and zombies left out."""
+    """Return the processes whose command line contains `text`, without this one and zombies."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -52,8 +52,8 @@ def processes_naming(text: str) -> dict[int, str]:
 
 
 def all_below(*folders: Path) -> list[Path]:
-    """Return all files and directories beneath folders, where others make and remove some meanwhile."""
-    walks = (os.walk(folder) for folder in folders)  # which bears that, as pathlib's patterns do not
+    """Return all files and directories beneath folders. Others may be created and removed meanwhile."""
+    walks = (os.walk(folder) for folder in folders)  # tolerates removed folders, unlike pathlib's patterns
     return [Path(top, name) for walk in walks for top, folders_in, files in walk for name in folders_in + files]
 
 
@@ -61,21 +61,21 @@ def files_with(text: str, *folders: Path) -> list[Path]:
     """Return the files beneath folders that contain a text."""
     found = []
     for path in all_below(*folders):
-        with contextlib.suppress(FileNotFoundError):  # a database's journal is gone with its transaction
+        with contextlib.suppress(FileNotFoundError):  # a database's journal disappears with its transaction
             if path.is_file() and text.encode() in path.read_bytes():
                 found.append(path)
     return found
 
 
 class Env:
-    """An isolated Jupyter: its own home, configuration, data, runtime and state directories.
+    """Isolated Jupyter with its own home, configuration, data, runtime and state directories.
 
     Parameters
     ----------
     base : Path
-        An empty directory; everything lies beneath it, so its path in a command line betrays a leak.
+        Empty directory that contains everything, so that its path in a command line identifies a leak.
     config : dict, optional
-        More of ``jupyter_agentbox_config.json``, by class.
+        Additional content of ``jupyter_agentbox_config.json``, by class.
     """
 
     def __init__(self, base: Path, config: dict[str, dict[str, Any]] | None = None) -> None:
@@ -84,7 +84,7 @@ class Env:
         self.data, self.config_dir = base / "data", base / "config"
         for path in (self.home, self.work, self.data, self.config_dir):
             path.mkdir(parents=True)
-        # Short, since addresses of UNIX sockets are.
+        # Short, because UNIX socket paths have a maximum length.
         self.runtime = Path(tempfile.mkdtemp(prefix="ab"))
         self.state_dir = self.data / "agentbox"
         (self.home / "secret.txt").write_text(CANARY)
@@ -101,7 +101,7 @@ class Env:
             "JUPYTER_PLATFORM_DIRS": "1",
             "XDG_RUNTIME_DIR": str(self.runtime),
             "IPYTHONDIR": str(base / "ipython"),
-            # What must never be seen inside.
+            # Values that must never be visible inside.
             "CANARY": CANARY,
             "JUPYTER_TOKEN": f"token-{CANARY}",
             "AWS_SECRET_ACCESS_KEY": f"key-{CANARY}",
@@ -109,19 +109,19 @@ class Env:
         self.configure({"Policy": {"lease_timeout": LEASE}} | (config or {}))
 
     def configure(self, config: dict[str, dict[str, Any]]) -> None:
-        """Write the configuration of sandboxes, which holds in every client."""
-        # Servers make templates in the background, which is of no use to the tests of other things.
+        """Write the configuration of sandboxes, which applies to every client."""
+        # No templates: servers create them in the background, and most tests do not need them.
         common = {"templates": False, "runtime": RUNTIME, "allowed_runtimes": [RUNTIME]}
         config = {**config, "Policy": {**common, **config.get("Policy", {})}}
         (self.config_dir / "jupyter_agentbox_config.json").write_text(json.dumps(config))
 
     def run(self, *command: str | Path, timeout: float = 200, check: bool = True, **options: Any) -> Run:
-        """Run a program of the environment to its end.
+        """Run a program of the environment until it ends.
 
         Raises
         ------
         AssertionError
-            It failed and `check` is true; the message holds all that it said.
+            It failed and `check` is true. The message contains its complete output.
         """
         with self.spawn(*command, **options) as process:
             try:
@@ -137,7 +137,7 @@ class Env:
     def spawn(self, *command: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None,
               input: str | None = None, stdin: Any = subprocess.DEVNULL,
               stdout: Any = subprocess.PIPE) -> subprocess.Popen[str]:  # fmt: skip
-        """Start a program of the environment in a session of its own."""
+        """Start a program of the environment in a new session."""
         program, *arguments = map(str, command)
         return subprocess.Popen(
             [str(self.bin / program) if (self.bin / program).exists() else program, *arguments],
@@ -161,11 +161,11 @@ class Env:
             server.stop()
 
     def sandboxes(self) -> list[Path]:
-        """Return the directories of the sandboxes that exist."""
+        """Return the directories of the existing sandboxes."""
         return sorted((self.state_dir / "sandboxes").glob("[!.]*"))
 
     def processes(self) -> dict[int, str]:
-        """Return all processes of the environment but the sweeper, which stays a while to see whether it is needed."""
+        """Return all processes of the environment except the sweeper, which runs for a while after the last sandbox."""
         return {pid: line for pid, line in processes_naming(str(self.base)).items() if "/sweep.py" not in line}
 
     def leaks(self) -> list[str]:
@@ -179,20 +179,20 @@ class Env:
         return left
 
     def owns(self, name: str) -> bool:
-        """Whether a control group is of a sandbox of this environment, which its audit log knows."""
+        """Return whether a control group belongs to a sandbox in this environment's audit log."""
         log = self.state_dir / "audit.sqlite"
         sandbox = name.removeprefix("agentbox-")
         return sandbox != name and log.exists() and sandbox.encode() in log.read_bytes()
 
     def assert_clean(self, timeout: float = 2 * LEASE + 60) -> None:
-        """Fail if anything of a sandbox is left when the lease is over."""
+        """Fail if anything of a sandbox is left after the lease has expired."""
         deadline = time.monotonic() + scaled(timeout)
         while (left := self.leaks()) and time.monotonic() < deadline:
             time.sleep(0.2)
         assert not left, "left behind:\n" + "\n".join(left)
 
     def close(self) -> None:
-        """End what is left, so that one test's failure is not the next one's."""
+        """Kill all remaining processes, so that a failure does not affect the next test."""
         for pid in processes_naming(str(self.base)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -201,24 +201,24 @@ class Env:
 
 @dataclass(frozen=True)
 class Run:
-    """How a program ended, and all that it printed."""
+    """Exit status and output of a program."""
 
     code: int
     output: str
 
 
 def kill_group(process: subprocess.Popen[str], signum: int = signal.SIGKILL) -> None:
-    """Signal a spawned program with all in its session."""
+    """Send a signal to a spawned program and everything in its session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signum)
 
 
 class Server:
-    """A Jupyter server as a process of its own, reached over REST and websockets only."""
+    """Jupyter server in a separate process, used only over REST and websockets."""
 
     def __init__(self, env: Env, program: str, arguments: Sequence[str], options: dict[str, Any]) -> None:
         self.env, self.token = env, uuid.uuid4().hex
-        # Bound until the end, so that nobody else is given the port; a server may listen on it nevertheless.
+        # Bound until the end, so that no other process is given the port. A server can listen on it nevertheless.
         self.port_holder = socket.socket()
         self.port_holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.port_holder.bind(("127.0.0.1", 0))
@@ -246,11 +246,11 @@ class Server:
             for given in (text for text in arguments if text.startswith(option)):
                 extensions |= ast.literal_eval(given.removeprefix(option))
             arguments = [*(text for text in arguments if not text.startswith(option)), f"{option}{extensions}"]
-        # The server's own throttle of output is not what these tests are about.
+        # These tests do not test the server's own throttling of output.
         return [*command, "--ZMQChannelsWebsocketConnection.limit_rate=False", *arguments]
 
     def wait_ready(self, timeout: float = 150) -> None:
-        """Wait until it answers."""
+        """Wait until the server answers."""
 
         def is_ready() -> bool:
             assert self.process.poll() is None, f"server ended:\n{self.log.read_text()}"
@@ -264,11 +264,11 @@ class Server:
             raise AssertionError(f"{error}\n{self.log.read_text()[-8000:]}") from None
 
     def url(self, path: str) -> str:
-        """Return the address of a path."""
+        """Return the URL of a path."""
         return f"http://127.0.0.1:{self.port}/{path}"
 
     def call(self, method: str, path: str, body: Any = None, timeout: float = 150) -> Any:
-        """Make one REST call; return the decoded answer."""
+        """Make one REST call, and return the decoded answer."""
         answer = self.http.request(method, self.url(path), json=body, timeout=timeout)
         assert answer.ok, f"{method} {path}: {answer.status_code} {answer.text}\n{self.log.read_text()[-4000:]}"
         return answer.json() if answer.content else None
@@ -283,7 +283,7 @@ class Server:
         return KernelClient(self, self.call("POST", "api/sessions", body)["kernel"]["id"])
 
     def stop(self, signum: int = signal.SIGTERM) -> None:
-        """End it as an operator would, and kill it if it does not obey."""
+        """Stop the server as an operator would, and kill it if it does not exit."""
         self.http.close()
         self.port_holder.close()
         for connection in self.sockets:
@@ -301,21 +301,21 @@ class Server:
 
 @dataclass
 class Result:
-    """What one execution brought."""
+    """Result of one execution."""
 
     reply: dict[str, Any] = field(default_factory=dict)
     outputs: list[dict[str, Any]] = field(default_factory=list)
-    #: The kernel state that ended the execution, ``restarting`` or ``dead``, where no reply did.
+    #: Kernel state that ended the execution, ``restarting`` or ``dead``, if there was no reply.
     death: str = ""
 
     @property
     def text(self) -> str:
-        """All of stdout."""
+        """Complete stdout."""
         return self._stream("stdout")
 
     @property
     def notices(self) -> str:
-        """All of stderr: the kernel's, and what the sandbox has to say."""
+        """Complete stderr: the kernel's output, and messages of the sandbox."""
         return self._stream("stderr")
 
     def _stream(self, name: str) -> str:
@@ -324,17 +324,17 @@ class Result:
 
     @property
     def data(self) -> list[dict[str, Any]]:
-        """The MIME bundles, in order."""
+        """MIME bundles, in order."""
         return [o["content"]["data"] for o in self.outputs if "data" in o["content"]]
 
     @property
     def error(self) -> str:
-        """Name of the exception, or nothing."""
+        """Name of the exception; empty without one."""
         return str(self.reply.get("ename", ""))
 
 
 class KernelClient:
-    """A kernel's websocket as a notebook uses it."""
+    """Websocket of a kernel, used as a notebook uses it."""
 
     def __init__(self, server: Server, kernel_id: str, session: str = "") -> None:
         self.server, self.id, self.session = server, kernel_id, session or uuid.uuid4().hex
@@ -348,7 +348,7 @@ class KernelClient:
         self.send("shell", "kernel_info_request", {})
 
     def send(self, channel: str, kind: str, content: dict[str, Any], parent: dict[str, Any] | None = None) -> str:
-        """Send one message; return its id."""
+        """Send one message, and return its id."""
         header = {"msg_id": uuid.uuid4().hex, "msg_type": kind, "session": self.session, "username": "test",
                   "version": "5.3", "date": "2020-01-01T00:00:00Z"}  # fmt: skip
         message = {"header": header, "parent_header": parent or {}, "metadata": {}, "content": content,
@@ -365,13 +365,13 @@ class KernelClient:
             raise AssertionError(f"no message came in time:\n{self.server.log.read_text()[-4000:]}") from None
 
     def start(self, code: str, *, allow_stdin: bool = False) -> str:
-        """Send code, and do not wait for it."""
+        """Send code without waiting for it, and return the request's id."""
         content = {"code": code, "silent": False, "store_history": True, "user_expressions": {},
                    "allow_stdin": allow_stdin, "stop_on_error": True}  # fmt: skip
         return self.send("shell", "execute_request", content)
 
     def finish(self, request: str, *, answers: Sequence[str] = (), timeout: float = 150) -> Result:
-        """Collect what a request brings until it is done or its kernel is dead."""
+        """Collect the messages of a request until it ends or its kernel dies."""
         result, replies, is_idle = Result(), list(answers), False
         deadline = time.monotonic() + timeout
         while not (is_idle and result.reply):
@@ -393,25 +393,25 @@ class KernelClient:
         return result
 
     def execute(self, code: str, *, answers: Sequence[str] = (), timeout: float = 150) -> Result:
-        """Run code to its end."""
+        """Run code, and wait until it ends."""
         return self.finish(self.start(code, allow_stdin=bool(answers)), answers=answers, timeout=timeout)
 
     def check(self, code: str, *, timeout: float = 150) -> str:
-        """Run code that must succeed; return its stdout."""
+        """Run code that must succeed, and return its stdout."""
         result = self.execute(code, timeout=timeout)
         assert result.reply.get("status") == "ok", f"{code!r}: {result}"
         return result.text
 
     def restart(self) -> None:
-        """Restart over REST; the socket stays."""
+        """Restart the kernel over REST. The websocket stays open."""
         self.server.call("POST", f"api/kernels/{self.id}/restart")
 
     def interrupt(self) -> None:
-        """Interrupt over REST."""
+        """Interrupt the kernel over REST."""
         self.server.call("POST", f"api/kernels/{self.id}/interrupt")
 
     def shutdown(self) -> None:
-        """End the kernel and hang up."""
+        """End the kernel and close the websocket."""
         self.server.call("DELETE", f"api/kernels/{self.id}")
         self.socket.close()
         self.socket.shutdown()

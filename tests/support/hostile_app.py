@@ -1,4 +1,4 @@
-"""A program inside that listens on a port: it says what it got, and answers as hostile as it can."""
+"""Listen on a port inside a sandbox, report the received requests, and answer as maliciously as possible."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""Images that are built once and kept for all runs."""
+"""Provide images that are built once and cached for all runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BUILD_TIMEOUT = 1500
 MIRROR = "cran.test"
 
 
-#: The server's configuration: its resolver finds the mirror on this machine.
+#: Server configuration with a resolver that maps the mirror's name to this machine.
 RESOLVE = f"""\
 import socket
 find = socket.getaddrinfo
@@ -44,19 +44,19 @@ socket.getaddrinfo = lambda host, *more, **named: find("127.0.0.1" if host == "{
 
 @dataclass(frozen=True)
 class Built:
-    """An image in a store that tests share; nobody changes it."""
+    """Image in a store shared by tests. It must not be changed."""
 
     store: ImageStore
     image: Image
 
     def lend(self, state: Path) -> None:
-        """Put it into another state directory."""
+        """Link the image into another state directory."""
         (state / "images").mkdir(mode=0o700, parents=True)
         (state / "images" / self.image.address).symlink_to(self.store.directory / self.image.address)
 
 
 def build(state: Path) -> Image:
-    """Build it by the command."""
+    """Build the image with the command line."""
     command = [sys.executable, "-m", "jupyter_agentbox.cli", "image", "build", str(RECIPE), "--no-kernelspec"]
     answer = subprocess.run(
         [*command, f"--cache={CACHE / 'downloads'}", f"--Policy.state_dir={state}"],
@@ -73,7 +73,7 @@ def build(state: Path) -> Image:
 
 
 def build_once(recipe: Path, build: Callable[[Path], Image]) -> Built:
-    """Return the image of a recipe, from the cache where an earlier run has built it in the same way."""
+    """Return the image of a recipe, from the cache if an earlier run built it in the same way."""
     sources = [*sorted(Path(images.__file__).parent.glob("*.py")), *sorted(recipe.parent.glob("*.toml"))]
     text = b"".join((recipe.name.encode(), *(path.read_bytes() for path in sources)))
     key = hashlib.sha256(text).hexdigest()[:16]
@@ -103,7 +103,7 @@ def build_ours(name: str) -> Built:
 
 
 class OnRecipe:
-    """The suite of sandboxes on an image that comes with agentbox."""
+    """Base that runs the suite of sandboxes on an image that comes with agentbox."""
 
     image: ClassVar[str]
 
@@ -114,7 +114,7 @@ class OnRecipe:
 
 
 def on_every_recipe(suite: type[SandboxContract]) -> dict[str, type]:
-    """Return the suite once for each image that comes with agentbox, by name; none unless AGENTBOX_IMAGES is all."""
+    """Return a suite for each image that comes with agentbox, by name. Empty unless AGENTBOX_IMAGES is ``all``."""
     names = values.list_recipes() if os.environ.get("AGENTBOX_IMAGES") == "all" else []
     made = {f"{suite.__name__}On{name.capitalize()}": name for name in names}
     return {title: type(title, (OnRecipe, suite), {"image": name}) for title, name in made.items()}
@@ -122,7 +122,7 @@ def on_every_recipe(suite: type[SandboxContract]) -> dict[str, type]:
 
 @dataclass(frozen=True)
 class Mirror:
-    """A site of packages on this machine, called as none in the world is."""
+    """Package site on this machine, with a host name that does not exist on the internet."""
 
     folder: Path
     port: int

@@ -1,4 +1,4 @@
-"""JupyterLab in a real browser."""
+"""Drive JupyterLab in a real browser."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SOURCES = ROOT / "labextension"
 BUILT = SOURCES / "dist"
 
 
-#: Where pictures go that are to be kept; nowhere unless it is set.
+#: Folder for screenshots; if it is not set, none are taken.
 SCREENS = os.environ.get("AGENTBOX_SCREENS")
 
 
-#: What a person waits for at most, in milliseconds: the machine may be busy.
+#: Timeout of each step, in milliseconds. Long, because the machine may be busy.
 PATIENCE = 120_000
 
 
@@ -35,7 +35,7 @@ BANNER = ".ab-banner"
 
 
 def run_npm(*command: str) -> None:
-    """Run a program in the extension's sources."""
+    """Run a program in the extension's source folder."""
     answer = subprocess.run(
         command, cwd=SOURCES, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         timeout=400,
@@ -44,14 +44,14 @@ def run_npm(*command: str) -> None:
 
 
 class Lab:
-    """A page of JupyterLab, and what its console says.
+    """Page of JupyterLab, and the messages of its console.
 
     Parameters
     ----------
     browser : Browser
     server : Server
     axe : Path, optional
-        The script that looks for what some people can't use.
+        Script that checks accessibility.
     """
 
     def __init__(self, browser: Browser, server: Server, axe: Path | None = None) -> None:
@@ -64,7 +64,7 @@ class Lab:
         self.page.on("response", self._see)
 
     def _hear(self, kind: str, text: str, place: str) -> None:
-        # How long plugins take to start is the machine's matter.
+        # Ignore reports of slow plugin activation, which depends on the machine.
         if kind in ("error", "warning") and "agentbox" in text + place and "activate" not in text:
             self.complaints.append(f"{kind}: {text} {place}")
 
@@ -73,32 +73,32 @@ class Lab:
             self.complaints.append(f"{answer.status}: {answer.url} {answer.text()}")
 
     def kill_server(self) -> None:
-        """Kill it, as a machine's reset does; its kernels live on for the lease."""
+        """Kill the server, as a reset of the machine would. Its kernels keep running until their lease expires."""
         kill_group(self.server.process)
         self.server.process.wait()
 
     def start_server(self) -> None:
-        """Start the server again, at its address."""
+        """Restart the server at its address."""
         with self.server.log.open("a") as log:
             self.server.process = self.server.env.spawn(*map(str, self.server.process.args), stdout=log)
         self.server.wait_ready()
 
     def check_console(self, *expected: str) -> None:
-        """Fail on anything of ours in the console, but what names one of the expected words."""
+        """Fail on any of the extension's messages in the console, except those that contain an expected word."""
         found = [text for text in self.complaints if not any(word in text for word in expected)]
         self.complaints.clear()
         assert found == []
 
     def open(self, path: str = "") -> None:
-        """Load JupyterLab, with a notebook of that path or with the launcher."""
+        """Load JupyterLab, with the notebook at this path or with the launcher."""
         place = f"lab/tree/{path}" if path else "lab"
         self.page.goto(self.server.url(f"{place}?token={self.server.token}&reset"))
         self.page.locator(".jp-NotebookPanel .jp-Cell" if path else ".jp-Launcher-content").first.wait_for()
-        if path:  # what is run earlier, JupyterLab drops
+        if path:  # JupyterLab drops cells that are run earlier
             self.page.locator("#jp-main-statusbar").get_by_text("| Idle").wait_for()
 
     def write(self, path: str, *cells: str, kernel: str = "agentbox") -> None:
-        """Put a notebook where the server has its files."""
+        """Write a notebook into the server's folder."""
         body = {
             "nbformat": 4, "nbformat_minor": 5,
             "metadata": {"kernelspec": {"name": kernel, "display_name": kernel, "language": "python"}},
@@ -112,16 +112,16 @@ class Lab:
 
     @property
     def notebook(self) -> Locator:
-        """The notebook in front of others."""
+        """Notebook in the foreground."""
         return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
 
     def run_cell(self, number: int) -> None:
-        """Run a cell by its keys."""
+        """Run a cell with its keyboard shortcut."""
         self.notebook.locator(".jp-Cell .cm-content").nth(number).click()
         self.page.keyboard.press("Control+Enter")
 
     def output(self, number: int, text: str) -> None:
-        """Wait until a cell says something."""
+        """Wait until a cell shows this output."""
         self.notebook.locator(".jp-Cell").nth(number).locator(".jp-OutputArea", has_text=text).first.wait_for()
 
     def kernel_of(self, path: str) -> str:
@@ -134,11 +134,11 @@ class Lab:
         return str(wait_until(find, 120, f"{path} has a kernel"))
 
     def api(self, verb: str, path: str, body: Any = None) -> Any:
-        """Call our REST API as another client of the same user."""
+        """Call the agentbox REST API as another client of the same user."""
         return self.server.call(verb, f"api/agentbox{path}", body)
 
     def press(self, name: str, *, within: Locator | None = None) -> None:
-        """Press the button of that name."""
+        """Press the button with this name."""
         (within or self.page).get_by_role("button", name=name, exact=True).first.click()
 
     def answer(self, label: str, text: str | None = None) -> None:
@@ -151,7 +151,7 @@ class Lab:
         dialog.wait_for(state="detached")
 
     def show_sandboxes(self) -> Locator:
-        """Open the side panel by its shortcut; return it."""
+        """Open the side panel with its shortcut, and return it."""
         panel = self.page.locator("#jupyter-agentbox-sandboxes")
         if not panel.is_visible():
             self.page.keyboard.press("Alt+Shift+B")
@@ -159,7 +159,7 @@ class Lab:
         return panel
 
     def open_row(self, name: str) -> Locator:
-        """Open the actions of a row of the side panel; return the row."""
+        """Open the actions of a row of the side panel, and return the row."""
         row = self.show_sandboxes().get_by_role("listitem").filter(has_text=name).first
         head = row.locator(".ab-row-head")
         if head.get_attribute("aria-expanded") == "false":
@@ -167,10 +167,10 @@ class Lab:
         return row
 
     def show_view(self, tab: str) -> Locator:
-        """Open a part of the view of the notebook's sandbox; return the view."""
+        """Open a tab in the view of the notebook's sandbox, and return the view."""
         view = self.page.locator(".ab-view")
         if not view.is_visible():
-            # The indicator's text changes as it is measured.
+            # The indicator's text changes with each measurement.
             self.page.locator("#jp-main-statusbar .ab-indicator", has_text="network:").click()
         view.wait_for()
         view.get_by_role("tab", name=tab).click()
@@ -181,10 +181,10 @@ class Lab:
         self.page.locator(".lm-TabBar-tab", has_text="Sandbox:").locator(".lm-TabBar-tabCloseIcon").click()
 
     def shoot(self, name: str) -> None:
-        """Keep a picture, if they are to be kept."""
+        """Take a screenshot, if :data:`SCREENS` is set."""
         if SCREENS:
             Path(SCREENS).mkdir(parents=True, exist_ok=True)
-            self.page.evaluate(  # notices slide in
+            self.page.evaluate(  # wait until notices have slid in
                 """() => Promise.all(document.getAnimations()
                     .filter(item => item.effect.target?.matches('.Toastify__toast'))
                     .map(item => item.finished.catch(() => undefined)))"""
@@ -192,7 +192,7 @@ class Lab:
             self.page.screenshot(path=Path(SCREENS) / f"{name}.png")
 
     def check_access(self, *selectors: str) -> None:
-        """Fail on what axe calls serious or critical there."""
+        """Fail on accessibility problems that axe rates as serious or critical."""
         assert self.axe is not None
         if not self.page.evaluate("'axe' in window"):
             self.page.add_script_tag(path=self.axe)
@@ -210,7 +210,7 @@ class Lab:
 
 
 def kernelspec(env: Env, name: str, display_name: str, *, cull: float | None = None, **request: Any) -> None:
-    """Install a sandboxed kernelspec, with a limit in seconds on idle kernels of its own."""
+    """Install a sandboxed kernelspec, with its own limit in seconds on idle kernels."""
     folder = env.data / "kernels" / name
     folder.mkdir(parents=True)
     stanza = {"provisioner_name": "agentbox-provisioner", "config": request}

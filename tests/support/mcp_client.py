@@ -1,4 +1,4 @@
-"""A client of MCP over HTTP, of the SDK's own."""
+"""Call MCP over HTTP with the SDK's own client."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from mcp.types import CallToolResult
 
 from support.harness import Server
 
-#: Long, so that a slow machine does not lose the sandbox that all tests share.
+#: Long, so that the sandbox shared by all tests survives on a slow machine.
 LEASE = 30.0
 
 
-#: How the SDK's client speaks: with sessions, as most clients do today, and without, as newer ones.
+#: Protocols of the SDK's client: with sessions, as most clients today, and without, as newer ones.
 MODES = ("legacy", "2026-07-28")
 
 
@@ -31,7 +31,7 @@ def text_of(result: CallToolResult) -> str:
 
 
 async def upload_in_parts(client: Client, count: int, **where: str) -> None:
-    """Upload a file in parts of the largest size, and be told of each how far it is."""
+    """Upload a file in parts of the maximum size, and check the progress messages of each."""
     part = bytes(range(256)) * (4 * 1024 * 4)  # 4 MiB
     encoded = base64.b64encode(part).decode()
     for number in range(1, count + 1):
@@ -44,7 +44,7 @@ async def upload_in_parts(client: Client, count: int, **where: str) -> None:
         sent = await client.call_tool("upload", arguments, progress_callback=progress)
         assert not sent.is_error, text_of(sent)
         assert sent.structured_content["size"] == number * len(part)
-        with anyio.fail_after(60):  # the SDK's client hears of progress in a task of its own
+        with anyio.fail_after(60):  # the SDK's client handles progress in a separate task
             while not (told and told[-1][1].endswith(f"[long.bin: {number * len(part):,} bytes so far]\n")):
                 await asyncio.sleep(0.01)
         assert [done for done, _ in told] == sorted({done for done, _ in told})
@@ -53,7 +53,7 @@ async def upload_in_parts(client: Client, count: int, **where: str) -> None:
 
 
 class Endpoint:
-    """The MCP address of one server."""
+    """MCP endpoint of one server."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -61,7 +61,7 @@ class Endpoint:
 
     @contextlib.asynccontextmanager
     async def connect(self, token: str | None = None, mode: str = "legacy") -> AsyncIterator[Client]:
-        """Connect the SDK's client by a token, the server's own unless given."""
+        """Connect the SDK's client with a token, by default the server's own."""
         headers = {"Authorization": f"Bearer {token or self.server.token}"}
         async with (
             httpx2.AsyncClient(headers=headers, trust_env=False, timeout=150) as http,
@@ -70,7 +70,7 @@ class Endpoint:
             yield client
 
     def run(self, test: Callable[[Client], Awaitable[Any]], token: str | None = None, mode: str = "legacy") -> Any:
-        """Run a test with a client of its own."""
+        """Run a test with a new client."""
 
         async def with_client() -> Any:
             async with self.connect(token, mode) as client:
@@ -79,7 +79,7 @@ class Endpoint:
         return asyncio.run(asyncio.wait_for(with_client(), 240))
 
     def call(self, name: str, token: str | None = None, mode: str = "legacy", **arguments: Any) -> CallToolResult:
-        """Call one tool with a client of its own."""
+        """Call one tool with a new client."""
 
         async def test(client: Client) -> CallToolResult:
             return await client.call_tool(name, arguments)

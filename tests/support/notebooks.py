@@ -1,4 +1,4 @@
-"""One notebook that uses what people use, and the clients that run it."""
+"""Provide a notebook with common features, and the clients that run it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pexpect
 
 from support.harness import BIN, KERNEL, Env, KernelClient
 
-#: Each cell prints or shows something that :func:`check` looks for.
+#: Each cell prints or displays something that :func:`check` looks for.
 CELLS = [
     "import pandas as pd\nprint('rows', len(pd.read_csv('data.csv')))",
     "import matplotlib.pyplot as plt\nplt.plot([1, 2, 3])\nplt.show()",
@@ -23,12 +23,12 @@ CELLS = [
 ]
 
 Client = Callable[[Env, Path], str]
-#: nbclient drops what it has not read four seconds after a cell's end, which is little on a machine that is shared.
+#: nbclient drops output that it has not read four seconds after a cell's end, which is too short on a busy machine.
 PATIENCE = ("--ExecutePreprocessor.iopub_timeout=60",)
 
 
 def make(folder: Path, cells: list[str] | None = None, name: str = "book.ipynb") -> Path:
-    """Write a notebook and its CSV into `folder`; return the notebook's path."""
+    """Write a notebook and its CSV file into `folder`, and return the notebook's path."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "data.csv").write_text("a,b\n1,2\n3,4\n5,6\n")
     book = nbformat.v4.new_notebook(
@@ -40,7 +40,7 @@ def make(folder: Path, cells: list[str] | None = None, name: str = "book.ipynb")
 
 
 def flat(outputs: list[dict]) -> str:  # type: ignore[type-arg]
-    """Return outputs as text: what was printed, shown and raised, and the MIME types."""
+    """Return outputs as text: printed, displayed and raised, with the MIME types."""
     parts = []
     for output in outputs:
         parts.append(output.get("text", ""))
@@ -55,7 +55,7 @@ def read(path: Path) -> str:
 
 
 def check(text: str, client: Client) -> None:
-    """Look for what each of :data:`CELLS` brings, in what a client got."""
+    """Check that a client's output contains the result of each of :data:`CELLS`."""
     assert "rows 3" in text
     assert "from a wheel peppercorn" in text
     assert "<image/png>" in text
@@ -98,7 +98,7 @@ def nbclient(env: Env, book: Path) -> str:
 
 
 def over_websocket(kernel: KernelClient, book: Path) -> str:
-    """Run a notebook's cells as a browser does."""
+    """Run a notebook's cells over a websocket, as a browser does."""
     text = [flat([o["content"] for o in kernel.execute(source, timeout=150).outputs]) for source in sources(book)]
     kernel.shutdown()
     return "\n".join(text)
@@ -114,7 +114,7 @@ def kernel_gateway(env: Env, book: Path) -> str:
         return over_websocket(server.kernel(path=book.name), book)
 
 
-#: The console opens pictures with whatever program the machine has for them.
+#: By default the console opens pictures with any installed program. These options store them instead.
 KEEP_PICTURES = [
     f"--ZMQTerminalInteractiveShell.{name}"
     for name in (
@@ -138,7 +138,7 @@ def console(env: Env, book: Path) -> str:
     text = []
     try:
         child.expect(r"In \[\d+\]: ")
-        # What a cell shows may come after its prompt, so there is one more.
+        # A cell's output may arrive after its prompt, so there is one additional cell.
         for number, source in enumerate([*sources(book), "None"]):
             (book.parent / f"cell{number}.py").write_text(source)
             child.sendline(f"_ = get_ipython().run_cell(open('cell{number}.py').read())")

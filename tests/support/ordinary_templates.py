@@ -1,4 +1,4 @@
-"""Run by an ordinary user: make a template, start some off it and out of a pool. Prints as JSON what came of it."""
+"""Create a template and start kernels from it and from a pool, as an ordinary user. Print the results as JSON."""
 
 from __future__ import annotations
 

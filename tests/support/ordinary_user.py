@@ -1,4 +1,4 @@
-"""Run by an ordinary user: refuse, then accept by name, then look at one sandbox. Prints what it found as JSON."""
+"""Run as an ordinary user: refuse, then accept by name, then examine one sandbox. Print the results as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An owner to be killed: starts a sandbox whose guest ignores the lease, says that it runs, and waits."""
+"""Act as an owner to be killed: start a sandbox whose guest ignores the lease, print its handle, and wait."""
 
 from __future__ import annotations
 

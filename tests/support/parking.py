@@ -1,4 +1,4 @@
-"""Kernels and sandboxes that are parked by a server's REST API."""
+"""Park kernels and sandboxes over a server's REST API."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from support.harness import KernelClient, Server, wait_until
 
-#: No other extensions, so that it starts quickly.
+#: No other extensions, so that the server starts fast.
 EXTENSIONS = {"jupyter_agentbox": True, "jupyterlab": False, "jupyter_lsp": False, "notebook_shim": False}
 
 
@@ -18,13 +18,13 @@ def call(server: Server, verb: str, path: str, body: Any = None) -> Any:
 
 
 def park(kernel: KernelClient) -> None:
-    """Park it as soon as it has come to an end with what it does."""
+    """Park a kernel as soon as it is idle."""
     park_box(kernel.server, kernel.id)
     assert is_parked(kernel)
 
 
 def park_box(server: Server, name: str) -> None:
-    """Park a sandbox as soon as no call is on it and its last word is heard."""
+    """Park a sandbox as soon as no call uses it and its last message was delivered."""
 
     def try_it() -> bool:
         answer = server.http.post(server.url(f"api/agentbox/sandboxes/{name}/park"), timeout=150)

@@ -1,4 +1,4 @@
-"""Sandboxes of a profile, prepared as a server prepares them."""
+"""Run sandboxes of a profile, prepared as a server prepares them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def make_policy(manager: SandboxManager, **profile: Any) -> Policy:
 
 
 def start(manager: SandboxManager, work: Callable[[Sandbox], Any], **profile: Any) -> Any:
-    """Start a sandbox of a profile, do something in it, and end it."""
+    """Start a sandbox of a profile, call `work` with it, and end it."""
 
     async def go() -> Any:
         spec = await asyncio.to_thread(make_policy(manager, **profile).resolve, {}, executable=sys.executable)

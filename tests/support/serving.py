@@ -1,4 +1,4 @@
-"""``jupyter agentbox serve`` as a process, and commands that speak to it."""
+"""Run ``jupyter agentbox serve`` as a process, and commands that call it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.harness import Env, kill_group
 
 @dataclass(frozen=True)
 class Ran:
-    """How a command ended and what it said."""
+    """Exit status and output of a command."""
 
     status: int
     out: str
@@ -22,13 +22,13 @@ class Ran:
 
 
 class Serving:
-    """A server that runs until :meth:`stop`.
+    """Server that runs until :meth:`stop`.
 
     Parameters
     ----------
     env : Env
     arguments : str
-        More than ``serve --json``.
+        Arguments in addition to ``serve --json``.
     """
 
     def __init__(self, env: Env, *arguments: str) -> None:
@@ -53,11 +53,11 @@ class Serving:
 
     @staticmethod
     def command_line(*arguments: str) -> list[str]:
-        """Return what starts one."""
+        """Return the command line of a server."""
         return [sys.executable, "-m", "jupyter_agentbox.cli", "serve", "--json", *arguments]
 
     def stop(self, signum: int = signal.SIGTERM) -> str:
-        """End it as an operator would; return what it said on standard output after its first line."""
+        """Stop the server as an operator would. Return its standard output after the first line."""
         if self.process.poll() is None:
             self.process.send_signal(signum)
         try:
@@ -69,12 +69,12 @@ class Serving:
         return rest
 
     def run(self, *arguments: str, stdin: bytes | None = None, timeout: float = 200) -> Ran:
-        """Run ``jupyter agentbox`` with these arguments, where it finds this server by itself."""
+        """Run ``jupyter agentbox`` with these arguments. It finds this server by itself."""
         return run(self.env, *arguments, stdin=stdin, timeout=timeout)
 
 
 def run(env: Env, *arguments: str, stdin: bytes | None = None, timeout: float = 200, **variables: str) -> Ran:
-    """Run ``jupyter agentbox`` to its end."""
+    """Run ``jupyter agentbox`` until it ends."""
     answer = subprocess.run(
         [sys.executable, "-m", "jupyter_agentbox.cli", *arguments],
         cwd=env.work,
@@ -109,7 +109,7 @@ print(json.dumps(found))
 
 
 def run_all(env: Env, *commands: tuple[str, ...], timeout: float = 200) -> list[Ran]:
-    """Run ``jupyter agentbox`` once for each of the commands, which is quicker than to start it for each."""
+    """Run ``jupyter agentbox`` once for each command in forked processes, which is faster than starting each anew."""
     answer = subprocess.run(
         [sys.executable, "-c", _FORKING, json.dumps(commands)],
         cwd=env.work,

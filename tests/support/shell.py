@@ -1,4 +1,4 @@
-"""``jupyter agentbox`` run in a process of its own."""
+"""Run ``jupyter agentbox`` in a separate process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Shell:
-    """Runs ``jupyter agentbox`` with Jupyter directories of its own."""
+    """Runner of ``jupyter agentbox`` with its own Jupyter directories."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

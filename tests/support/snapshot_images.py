@@ -1,4 +1,4 @@
-"""Images as a runtime would write them, and workspaces, without a sandbox."""
+"""Write images as a runtime would, and workspaces, without a sandbox."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def pages_of(store: SnapshotStore, snapshot: Snapshot) -> bytes:
 
 
 def describe_tree(top: Path) -> dict[bytes, tuple[Any, ...]]:
-    """What there is to see of a tree: kinds, modes, times, links' texts, data, and which names are one file."""
+    """Return what is visible of a tree: kinds, modes, times, link targets, data, and which names are one file."""
     found: dict[bytes, tuple[Any, ...]] = {}
     numbers: dict[int, bytes] = {}
     base = os.fsencode(top)
@@ -74,5 +74,5 @@ def describe_tree(top: Path) -> dict[bytes, tuple[Any, ...]]:
 
 
 def store_files(state: Path) -> list[Path]:
-    """All files that hold something, in the store."""
+    """Return all non-empty files in the store."""
     return sorted(path for path in state.rglob("*") if path.is_file() and not path.is_symlink() and path.stat().st_size)

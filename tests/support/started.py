@@ -1,21 +1,21 @@
-"""Jupyter servers as the documentation has people start them, for the tests of what is promised.
+"""Start Jupyter servers as the documentation says, for the tests of its promises.
 
-The package is built as a wheel and installed with ``pip`` into a fresh environment. The environment has a user of its
-own (home, notebooks, runtime directory), ``jupyter agentbox setup`` runs in it, and then plain ``jupyter lab``,
+The package is built as a wheel and installed with ``pip`` into a fresh environment. The environment has its own user
+(home, notebooks, runtime directory). ``jupyter agentbox setup`` runs in it, and then plain ``jupyter lab``,
 ``jupyter server`` or ``jupyter agentbox serve``. Nothing comes from the checkout. No test passes a setting on a command
 line: :meth:`Installation.start` refuses all but ``--port``, ``--no-browser``, ``--allow-root`` and the token. A promise
 that depends on a setting is tested with a documented file (:meth:`Installation.write_config`).
 
-Fixtures, all for the whole session (``conftest.py``):
+Fixtures, all with session scope (``conftest.py``):
 
 ``make_installation``
-    ``make_installation("--enforce")`` returns a new :class:`Installation` on which ``setup`` ran with these arguments;
-    ``make_installation(is_set_up=False)`` one on which it did not run.
+    ``make_installation("--enforce")`` returns a new :class:`Installation` after ``setup`` with these arguments;
+    ``make_installation(is_set_up=False)`` returns one without ``setup``.
 ``plain``, ``enforced``
     An :class:`Installation` after ``setup``, and after ``setup --enforce``.
 ``plain_lab``, ``enforced_lab``, ``served``
     A :class:`Started` server of ``jupyter lab``, the same with enforcement, and ``jupyter agentbox serve``. Tests share
-    them, so none may stop them. Start one of your own for that::
+    them, so none may stop them. Start your own server for that::
 
         with plain.start("server") as server:
             kernel = server.notebook("proj/book.ipynb")
@@ -45,7 +45,7 @@ from support.harness import CANARY, Env, KernelClient, Server, kill_group, wait_
 
 
 def build_wheel(folder: Path) -> Path:
-    """Build the package's wheel and return its path."""
+    """Build the package's wheel, and return its path."""
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(ROOT)]
     subprocess.run(command, check=True, timeout=600, stdin=subprocess.DEVNULL)
     (wheel,) = folder.glob("*.whl")
@@ -53,10 +53,10 @@ def build_wheel(folder: Path) -> Path:
 
 
 def install_wheel(wheel: Path, prefix: Path) -> None:
-    """Make a virtual environment with the wheel in it; what it depends on is hard-linked from this environment."""
+    """Create a virtual environment with the wheel. Its dependencies are hard-linked from this environment."""
     options: dict[str, Any] = {"check": True, "timeout": 600, "stdin": subprocess.DEVNULL}
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], **options)
-    # The latter are written and renamed by programs that run. jupytext, once installed, changes every server.
+    # Running programs write and rename the compiled files. jupytext, once installed, changes every server.
     ignored = shutil.ignore_patterns("*agentbox*", "jupytext.json", "*.pyc.*")
     for folder in (Path(sysconfig.get_path("purelib")), Path(sys.prefix, "share"), Path(sys.prefix, "etc")):
         target = prefix / folder.relative_to(sys.prefix)
@@ -80,14 +80,14 @@ def _link(source: str, target: str) -> None:
 
 
 class Installation(Env):
-    """The installed package, and a user of it with no configuration but what ``setup`` wrote.
+    """Installed package, and a user with no configuration except what ``setup`` wrote.
 
     Parameters
     ----------
     base : Path
-        An empty directory. The virtual environment is its ``venv``, the user's home its ``home``.
+        Empty directory. The virtual environment is its ``venv``, the user's home its ``home``.
     wheel : Path
-        What is installed.
+        Wheel to install.
     """
 
     def __init__(self, base: Path, wheel: Path) -> None:
@@ -95,29 +95,29 @@ class Installation(Env):
         install_wheel(wheel, self.prefix)
         self.bin = self.prefix / "bin"
         self.home = base / "home"
-        #: The folder that servers are started in.
+        #: Folder in which servers are started.
         self.work = self.home / "notebooks"
         self.work.mkdir(parents=True)
         self.config_dir, self.data = self.home / ".jupyter", self.home / ".local" / "share" / "jupyter"
         self.state_dir = self.data / "agentbox"
-        self.runtime = Path(tempfile.mkdtemp(prefix="ab"))  # short, since addresses of UNIX sockets are
+        self.runtime = Path(tempfile.mkdtemp(prefix="ab"))  # short, because UNIX socket paths have a maximum length
         (self.home / "secret.txt").write_text(CANARY)
         kept = ("LANG", "LC_ALL", "TZ", "PIP_INDEX_URL", "PIP_CONFIG_FILE", "SSL_CERT_FILE")
         self.variables = {name: value for name, value in os.environ.items() if name in kept} | {
             "HOME": str(self.home),
             "PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}",
             "XDG_RUNTIME_DIR": str(self.runtime),
-            # What must never be seen inside.
+            # Values that must never be visible inside.
             "CANARY": CANARY,
             "AWS_SECRET_ACCESS_KEY": f"key-{CANARY}",
         }
 
     def setup(self, *arguments: str) -> str:
-        """Run ``jupyter agentbox setup``; return what it said."""
+        """Run ``jupyter agentbox setup``, and return its output."""
         return self.run("jupyter", "agentbox", "setup", *arguments).output
 
     def write_config(self, config: dict[str, dict[str, Any]], name: str = "jupyter_agentbox_config.json") -> Path:
-        """Write one of the user's configuration files, beside ``~/.jupyter/jupyter_server_config.py``."""
+        """Write one of the user's configuration files, next to ``~/.jupyter/jupyter_server_config.py``."""
         self.config_dir.mkdir(exist_ok=True)
         path = self.config_dir / name
         path.write_text(json.dumps(config))
@@ -142,7 +142,7 @@ class Installation(Env):
             server.stop()
 
     def start_refused(self, program: str = "lab", *, timeout: float = 120, **options: Any) -> str:
-        """Start a server that must end by itself with exit status 1; return all that it said."""
+        """Start a server that must exit by itself with status 1. Return its output."""
         server = Started(self, program, (), options)
         try:
             status = server.process.wait(timeout)
@@ -157,10 +157,10 @@ class Installation(Env):
 
 
 class Started(Server):
-    """A running server: :meth:`request`, :meth:`call`, :meth:`kernel`, :meth:`notebook`, :meth:`stop`, :meth:`kill`."""
+    """Running server: :meth:`request`, :meth:`call`, :meth:`kernel`, :meth:`notebook`, :meth:`stop`, :meth:`kill`."""
 
     def command(self, program: str, arguments: Sequence[str]) -> list[str]:
-        """Return what the documentation says, with a port and a token."""
+        """Return the documented command line, with a port and a token."""
         self.program = program
         if program == "serve":
             return ["jupyter", "agentbox", "serve", f"--port={self.port}", "--json"]
@@ -168,7 +168,7 @@ class Started(Server):
         return [*started, *(["--allow-root"] if os.geteuid() == 0 else [])]
 
     def wait_ready(self, timeout: float = 150) -> None:
-        """Wait until it answers."""
+        """Wait until the server answers."""
         if self.program == "serve":
             said = wait_until(lambda: _first_json(self), timeout, "serve prints its address")
             self.token = said["token"]
@@ -177,32 +177,32 @@ class Started(Server):
 
     @property
     def text(self) -> str:
-        """All that the server has printed."""
+        """Complete output of the server."""
         return self.log.read_text(errors="replace")
 
     @property
     def pid(self) -> int:
-        """The server's process."""
+        """Id of the server's process."""
         return self.process.pid
 
     def request(self, method: str, path: str, body: Any = None, **options: Any) -> requests.Response:
-        """Make one call with the server's token; return the answer, whatever its status. Options as of ``requests``."""
+        """Make one call with the server's token, and return the answer with any status. Options as for ``requests``."""
         return self.http.request(method, self.url(path), json=body, timeout=options.pop("timeout", 150), **options)
 
     def request_as(self, token: str | None, method: str, path: str, body: Any = None) -> requests.Response:
-        """Make one call with another token or none, and without the cookie that a call with the server's own left."""
+        """Make one call with another token or none, without the cookie left by a call with the server's own token."""
         with requests.Session() as http:
             http.trust_env = False
             headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
             return http.request(method, self.url(path), json=body, headers=headers, timeout=150)
 
     def notebook(self, path: str, name: str = "agentbox") -> KernelClient:
-        """Open a notebook as JupyterLab does, in a folder that is made if need be, and connect to its kernel."""
+        """Open a notebook as JupyterLab does, create its folder if necessary, and connect to its kernel."""
         (self.env.work / path).parent.mkdir(parents=True, exist_ok=True)
         return super().notebook(path, name)
 
     def run_command(self, argv: Sequence[str], **body: Any) -> dict[str, Any]:
-        """Make a sandbox over REST, run one command in it, end it, and return the command's result."""
+        """Create a sandbox over REST, run one command in it, end it, and return the command's result."""
         made = self.call("POST", "api/agentbox/sandboxes", body)
         try:
             return dict(self.call("POST", f"api/agentbox/sandboxes/{made['id']}/exec", {"argv": list(argv)}))
@@ -210,7 +210,7 @@ class Started(Server):
             self.call("DELETE", f"api/agentbox/sandboxes/{made['id']}")
 
     def kill(self) -> None:
-        """Kill the server's process alone, as ``kill -9`` does."""
+        """Kill only the server's process, as ``kill -9`` does."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(30)
 

@@ -1,4 +1,4 @@
-"""A terminal of a Jupyter server, by its websocket."""
+"""Use a terminal of a Jupyter server over its websocket."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.harness import Server
 
 
 class Terminal:
-    """A terminal as the page uses it; a new one unless it is named."""
+    """Terminal as used by the page. A new one unless it is named."""
 
     def __init__(self, server: Server, made: str = "", **body: str) -> None:
         self.server = server
@@ -29,7 +29,7 @@ class Terminal:
         self.socket.send(json.dumps(message))
 
     def expect(self, pattern: str) -> str:
-        """Read until it is shown; return what comes before it, and forget all up to its end."""
+        """Read until the pattern is shown. Return the text before it, and discard everything up to its end."""
         while not (match := re.search(pattern, self.shown)):
             kind, *rest = json.loads(self.socket.recv())
             if kind == "stdout":
@@ -39,7 +39,7 @@ class Terminal:
         return before
 
     def run(self, line: str) -> str:
-        """Run a line of shell, and return what it prints."""
+        """Run a shell line, and return what it prints."""
         self.send("stdin", f"echo be'gin'; {line}; echo en'd'\r")
         self.expect("begin\r\n")
         return self.expect("end\r\n")

@@ -1,4 +1,4 @@
-"""Archives of folder trees, and images of them."""
+"""Create archives of folder trees, and images from them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Entry = tuple[str, str, object]
 
 
 def make_tar(*entries: Entry, **options: str) -> io.BytesIO:
-    """Make an archive of (kind, name, content or target)."""
+    """Return an archive of (kind, name, content or target)."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode=options.get("mode", "w")) as tar:
         for kind, name, content in entries:
@@ -52,7 +52,7 @@ SYSTEM: tuple[Entry, ...] = (
 
 
 def keep(store: ImageStore, name: str, *entries: Entry, kernels: Sequence[KernelEntry] = ()) -> Image:
-    """Make an image of a few files."""
+    """Add an image of a few files to a store."""
     with store.staging() as folder:
         root = folder / "rootfs"
         root.mkdir()
@@ -63,7 +63,7 @@ def keep(store: ImageStore, name: str, *entries: Entry, kernels: Sequence[Kernel
 
 
 def make_device(path: Path) -> bool:
-    """Make a device; a FIFO where only root may make devices. Whether it is a device."""
+    """Create a device, or a FIFO if this user cannot create devices. Return whether it is a device."""
     if os.geteuid() == 0:
         os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))
     else:

@@ -13,9 +13,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: The factor for all timeouts of a run. Measured once, by the process that divides the tests among others.
+#: Scale factor for all timeouts of a run. The process that distributes the tests measures it once.
 VARIABLE = "AGENTBOX_TEST_SCALE"
-#: Seconds that one round of :func:`measure_scale` takes on two cores at rest.
+#: Seconds that one round of :func:`measure_scale` takes on two idle cores.
 REFERENCE = 0.15
 
 
@@ -47,7 +47,7 @@ def wait_until(condition: Callable[[], T], timeout: float, what: str, pause: flo
 
 
 async def wait_until_async(condition: Callable[[], T], timeout: float, what: str, pause: float = 0.05) -> T:
-    """Return the first true value of `condition` while the event loop runs on, or fail as :func:`wait_until` does."""
+    """Return the first true value of `condition` while the event loop keeps running, or fail as :func:`wait_until`."""
     deadline = time.monotonic() + scaled(timeout)
     while not (value := condition()):
         assert time.monotonic() < deadline, f"not within {scaled(timeout):g} s: {what}"

@@ -1,4 +1,4 @@
-"""Sandboxes that start off templates, and a way to talk to their kernels."""
+"""Start sandboxes from templates, and run code in their kernels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PRELOADED = "numpy"
 
 
 class Place:
-    """A state directory with policy, manager and templates."""
+    """State directory with policy, manager and templates."""
 
     def __init__(self, base: Path, **policy: Any) -> None:
         self.base = base
@@ -41,23 +41,23 @@ class Place:
         self.templates = self.warm.templates
 
     def spec(self, folder: Path | None = None, **request: Any) -> SandboxSpec:
-        """Decide about a kernel as the provisioner does."""
+        """Resolve the request for a kernel as the provisioner does."""
         env = request.pop("env", {})
         return self.policy.resolve(request, workspace=folder, executable=sys.executable, launch_env=env)
 
     def folder(self, name: str) -> Path:
-        """Make a work folder."""
+        """Create a work folder."""
         path = self.base / name
         path.mkdir()
         return path
 
     def run(self, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Await it on the link's thread."""
+        """Run a coroutine function on the link's thread, and return its result."""
         return LinkThread.instance().submit(asyncio.wait_for(work(), 250)).result(260)  # type: ignore[arg-type]
 
 
 class Talk:
-    """A kernel and a client of it, for code and what it printed."""
+    """Kernel with a client that runs code and returns its output."""
 
     def __init__(self, sandbox: Sandbox, key: str) -> None:
         self.sandbox = sandbox
@@ -72,7 +72,7 @@ class Talk:
         self.heard.put_nowait((channel, json.loads(frames[index]), json.loads(frames[index + 3]), frames[0]))
 
     async def say(self, code: str) -> str:
-        """Run code and return what it printed. An unsigned or foreign message would not be answered."""
+        """Run code and return its output. The kernel would not answer an unsigned or foreign message."""
         content = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
         await self.kernel.send("shell", [b"me", *self.signer.message(b"", "execute_request", content)[1:]])
         text, is_idle, reply = "", False, None
@@ -87,20 +87,20 @@ class Talk:
 
 
 class Kept(Place):
-    """A place with a pool that the test fills."""
+    """Place with a pool that the test fills."""
 
     def __init__(self, base: Path) -> None:
         super().__init__(base, pool_size=1, lease_timeout=2.0)
         self.keeper = Keeper(self.templates, self.policy)
 
     def key(self, spec: SandboxSpec) -> str:
-        """Return the key of a kernel."""
+        """Return the key of a kernel's template."""
         inputs = self.templates.inputs(spec, ARGV)
         assert inputs is not None
         return make_key(inputs)
 
     async def filled(self) -> Path:
-        """Wait until one waits, and return its directory."""
+        """Fill the pool, and return the directory of its sandbox."""
         self.keeper.want(self.key(self.spec()), self.spec(), ARGV)
         for _ in range(1500):
             if found := await asyncio.to_thread(self.warm.pool.find, self.key(self.spec())):

@@ -1,6 +1,6 @@
-"""A stand-in for the guest: answers each line on the link with the output of running it, and ends itself on ``quit``.
+"""Act as the guest: answer each line on the link with the output of running it, and exit on ``quit``.
 
-A line is ``user <command>`` or ``root <command>``; the answer ends with a zero byte.
+A line is ``user <command>`` or ``root <command>``. The answer ends with a zero byte.
 """
 
 import json
