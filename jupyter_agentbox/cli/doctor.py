@@ -145,7 +145,7 @@ def check_kernelspecs() -> Iterator[Check]:
 
 
 def check_server(timeout: float = START_TIMEOUT) -> Iterator[Check]:
-    """Start a Jupyter server with this user's configuration and ask for its settings; also ask running servers."""
+    """Start a Jupyter server with this user's configuration and check its settings, and those of running servers."""
     name, enforcing = "server", find_enforcing_files()
     try:
         with _started_server(timeout) as server:

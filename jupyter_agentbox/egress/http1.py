@@ -96,8 +96,7 @@ def find_head(data: bytes | bytearray, known: int = 0) -> int | None:
     """Return the size of the head at the start of ``data``, or None while it is incomplete.
 
     The first ``known`` bytes were searched before and are skipped. Otherwise a head that arrives in tiny pieces would
-    take
-    quadratic time.
+    take quadratic time.
     """
     end = data.find(b"\r\n\r\n", max(0, known - 3), MAX_HEAD)
     if end < 0:

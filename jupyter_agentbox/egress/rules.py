@@ -338,7 +338,7 @@ _SPECIAL = _table(
 #: Ranges that a wildcard in ``private_hosts`` may open.
 _ORDINARY = _table(dict.fromkeys(("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"), "private"))
 #: Treated as public although IANA reserves them: closed networks number their package mirrors from the documentation
-#: networks. Nobody may use these addresses for internal services, so they lead to nothing that needs protection.
+#: networks. No internal service may use these addresses, so they lead to nothing that needs protection.
 _DOCUMENTATION = _table(
     dict.fromkeys(("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32"), "documentation")
 )

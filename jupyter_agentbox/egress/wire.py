@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 class WireError(ValueError):
-    """The bytes are invalid; the text says why and contains none of them."""
+    """The bytes are invalid; the text gives the reason and contains none of them."""
 
 
 # -- TLS ------------------------------------------------------------------------------------------

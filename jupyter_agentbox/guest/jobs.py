@@ -62,7 +62,7 @@ class Output:
         return offset, data
 
     def rewind(self) -> None:
-        """Send everything that is held again."""
+        """Start over with the first byte that is held."""
         self.sent = self.start
 
     def _trim(self) -> None:
@@ -82,10 +82,8 @@ class Job:
     as the raw bytes of a stream ``{"kind": "stdin", "process": id}``, whose EOF closes it.
 
     A job with ``is_kept`` survives the loss of its owner, and its record survives the end of the program. An EOF from
-    the
-    host ends and removes it. Another owner opens it with a header that has ``is_resumed``, and receives all held
-    output.
-    Any other job is killed when its stream ends.
+    the host ends and removes it. Another owner opens it with a header that has ``is_resumed``, and receives all held
+    output. Any other job is killed when its stream ends.
     """
 
     def __init__(self, loop: Loop, processes: Processes, jobs: dict[str, Job], stream: Stream) -> None:
@@ -248,7 +246,7 @@ class Job:
     # -- output ------------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
-        """Add a line of our own to the program's stderr, or to its terminal, unless it has ended."""
+        """Add a line of the guest's to the program's stderr, or to its terminal, unless it has ended."""
         if self._exit is None:
             tag, end = (b"1", "\r\n") if self._has_terminal else (b"2", "\n")
             self._outputs[tag].put((text + end).encode("utf-8", "replace"), is_heard=self._stream is not None)

@@ -34,7 +34,7 @@ FIRST_PORT = 9000
 #: socket cannot queue.
 OUTBOX_LIMIT = 4 * 1024 * 1024
 IOPUB_LIMIT = 64 * 1024 * 1024
-#: Largest message from and to the kernel, in bytes: 512 MiB of a client's data, plus its envelope.
+#: Largest message from the kernel and to it, in bytes. The latter allows 512 MiB of a client's data and the envelope.
 MAX_MESSAGE = 128 * 1024 * 1024
 MAX_REQUEST = 513 * 1024 * 1024
 #: FIFOs of an embedded kernel: those that it reads, then those that it writes. The kernel's program defines them too,

@@ -198,8 +198,7 @@ class Link:
         """Look for an owner now, and keep looking until one is found."""
         try:
             # Each owner creates a new pair of FIFOs with a higher number. A FIFO without a reader must not be opened:
-            # gVisor
-            # would block until there is a reader, even with O_NONBLOCK.
+            # gVisor would block until there is a reader, even with O_NONBLOCK.
             number, token = _find_newest(self._directory)
             if number <= self._number:
                 raise LinkDown("no new owner")

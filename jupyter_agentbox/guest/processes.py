@@ -28,7 +28,7 @@ _PASSED_ON = (signal.SIGPIPE, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, sig
 
 
 class StartError(Exception):
-    """The program could not be started; the message says why.
+    """The program could not be started; the message gives the reason.
 
     Parameters
     ----------
@@ -184,9 +184,8 @@ class Processes:
         """Switch to the user's ids temporarily, so that files that the user may not open are not opened for it.
 
         The saved ids allow switching back, and the program starts with the real ids. It would be simpler to fork and
-        drop
-        privileges in the child, but that takes five times as long in gVisor, which copies the address space. During the
-        switch, the user's programs can signal PID 1, and thereby end the sandbox, which ends them too.
+        drop privileges in the child, but that takes five times as long in gVisor, which copies the address space.
+        During the switch, the user's programs can signal PID 1, and thereby end the sandbox, which ends them too.
         """
         uid, gid = (0, 0) if is_root else (self.uid, self.gid)
         os.setgroups([mark])
@@ -224,10 +223,8 @@ class Processes:
         """Kill all processes with a mark.
 
         ``first``, their ancestor, is killed before all others, so that it ends by SIGKILL. The others are stopped
-        before they
-        are killed, so that they cannot fork during the search. The search is repeated until none is left, because the
-        Linux
-        kernel continues stopped processes when the exit of another one orphans their process group.
+        before they are killed, so that they cannot fork during the search. The search is repeated until none is left,
+        because the Linux kernel continues stopped processes when the exit of another one orphans their process group.
         """
         found: set[int] = set()
         deadline = time.monotonic() + CHASE_TIMEOUT  # processes that escape the search harm only their own sandbox

@@ -53,8 +53,7 @@ class AsyncClient:
         on this machine and serves sandboxes.
     token : str, optional
         Token for the server. Default: ``JUPYTER_AGENTBOX_TOKEN``, only for the environment's address if there is one,
-        or
-        else the token of the server that was found.
+        or else the token of the server that was found.
 
     Raises
     ------
@@ -108,8 +107,7 @@ class AsyncClient:
         """Create a sandbox, and return it when it is ready.
 
         The parameters are those of :class:`~jupyter_agentbox.models.SandboxRequest`. Its limits are parameters of their
-        own,
-        in bytes or as text such as ``"512 MiB"``.
+        own, in bytes or as text such as ``"512 MiB"``.
 
         Parameters
         ----------

@@ -102,7 +102,7 @@ class DebugpyStream(ZMQStream):
 
 
 class Owners:
-    """Takes the FIFOs of one owner after another from PID 1, and closes them when ordered to."""
+    """Receiver of the FIFOs of one owner after another, which PID 1 hands over and orders to be closed."""
 
     def __init__(self, app: Any, receivers: list[Receiver], senders: list[Sender]) -> None:
         self._app = app

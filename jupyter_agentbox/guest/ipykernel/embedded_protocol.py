@@ -129,15 +129,12 @@ class Sender:
     """Sender of messages to one owner after another, each complete message once. Thread-safe.
 
     While an owner is connected, :meth:`send` waits for it to read. Data that may still be in the FIFO is kept, because
-    it
-    may be lost with the owner. Without an owner everything is kept. Beyond ``limit`` the oldest messages are dropped
-    and
-    counted, because a program must not block when nobody reads its output.
+    it may be lost with the owner. Without an owner everything is kept. Beyond ``limit`` the oldest messages are dropped
+    and counted, because a program must not block when nobody reads its output.
 
     gVisor has no non-blocking write to a host's FIFO, and a blocking write cannot be interrupted. The sender therefore
     writes only as much as the FIFO has room for. The owner reports on a second FIFO how much it has read, and the
-    sender
-    reads that FIFO only when it needs to.
+    sender reads that FIFO only when it needs to.
 
     A signal handler may raise an exception at any point of the main thread's code here. Each step can therefore be
     repeated, and the results of ``write`` and ``read`` are stored by the same call that makes the system call.

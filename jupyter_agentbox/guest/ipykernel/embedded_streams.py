@@ -26,7 +26,7 @@ from .embedded_protocol import FIRST_READ_SIZE, READ_SIZE, FormatError, Sender, 
 
 #: Largest message from the host, in bytes: 512 MiB of a client's data, plus its envelope.
 MAX_MESSAGE = 513 * 1024 * 1024
-#: Seconds for which output may stay buffered, and number of characters that are flushed at once.
+#: Seconds for which output may stay buffered, and size in characters at which the buffer is flushed.
 FLUSH_INTERVAL, FLUSH_SIZE = 0.2, 256 * 1024
 
 
