@@ -1,23 +1,23 @@
-"""Every error of the package. Only the REST handlers map them to HTTP.
+"""The error classes of the package. Only the REST handlers map them to HTTP status codes.
 
 The tree::
 
     AgentboxError
-    ├── InvalidRequest        the caller's value is wrong; names the field
-    ├── NotAuthenticated      the token is none, has expired or was revoked
-    ├── NotAuthorized         the caller has not the right; asking for it is another matter
-    ├── PolicyRefused         the value is well-formed, policy does not allow it; names the setting
-    ├── InvalidConfig         a setting of the administrator's is wrong; names the setting
+    ├── InvalidRequest        a value in the request is invalid; names the field
+    ├── NotAuthenticated      the token is malformed, expired or revoked
+    ├── NotAuthorized         the caller lacks the permission for this operation
+    ├── PolicyRefused         the value is well-formed, but policy does not allow it; names the setting
+    ├── InvalidConfig         a setting of the administrator is invalid; names the setting
     ├── RuntimeUnavailable    the runtime is missing, too old or unusable here; says how to get it
-    ├── RuntimeFailed         the runtime was asked and failed or did not answer in time
-    ├── SandboxEnded          the sandbox is gone; carries its :class:`~jupyter_agentbox.spec.End`
-    ├── LinkClosed            the link or one of its streams ended under an operation
+    ├── RuntimeFailed         a runtime operation failed or timed out
+    ├── SandboxEnded          the sandbox has ended; carries its :class:`~jupyter_agentbox.spec.End`
+    ├── LinkClosed            the link or one of its streams closed during an operation
     ├── NotFound              no such sandbox, kernel or file
-    ├── Conflict              what is there already, or its state, stands against the request
+    ├── Conflict              the request conflicts with what exists, or with its state
     ├── TooLarge              the request asks for, or would store, more than a limit; names the limit
-    ├── Damaged               what was stored is not what was written; it is not used
-    ├── DiskFull              the server's disk has no room for what was asked for
-    └── LimitReached          there are as many sandboxes as there may be at a time; later is another matter
+    ├── Damaged               stored data differs from what was written; it is not used
+    ├── DiskFull              the server's disk has too little free space
+    └── LimitReached          the maximum number of sandboxes is in use; the call may succeed later
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 
 
 class AgentboxError(Exception):
-    """Base of all errors of this package.
+    """Base class of all errors of this package.
 
     Parameters
     ----------
     message : str
-        One sentence for a person: what happened and what to do about it.
+        One sentence for a person: what failed and what to do about it.
     field : str, optional
-        The field of the request whose value is at fault.
+        The request field whose value is invalid.
     setting : str, optional
         The configuration setting that changes the outcome, such as ``Policy.allowed_hosts``.
 
     Attributes
     ----------
     is_logged : bool
-        The audit log tells of it already.
+        Whether the audit log already records this error.
     retry_after : int or None
-        Seconds after which the same call is worth another try.
+        Seconds to wait before the caller retries the same call; None if a retry does not help.
     """
 
     is_logged = False
@@ -58,70 +58,70 @@ class AgentboxError(Exception):
 
 
 class InvalidRequest(AgentboxError):
-    """A value of the request is malformed or unknown."""
+    """A value in the request is malformed or unknown."""
 
 
 class NotAuthenticated(AgentboxError):
-    """Nobody knows who calls: the token is malformed, expired or revoked."""
+    """The caller cannot be identified: the token is malformed, expired or revoked."""
 
 
 class NotAuthorized(AgentboxError):
-    """It is known who calls, and the caller has not the right to it."""
+    """The caller is identified, but lacks the permission for this operation."""
 
 
 class PolicyRefused(AgentboxError):
-    """The request is well-formed, and the administrator's policy does not allow it."""
+    """The request is well-formed, but the administrator's policy does not allow it."""
 
 
 class InvalidConfig(AgentboxError):
-    """A setting is malformed, unknown or contradicts another: nothing starts until it is mended."""
+    """A setting is malformed, unknown or contradicts another setting. Nothing starts until it is corrected."""
 
 
 class RuntimeUnavailable(AgentboxError):
-    """The runtime cannot isolate anything on this machine as it is."""
+    """The runtime cannot isolate anything on this machine in its current state."""
 
 
 class RuntimeFailed(AgentboxError):
-    """The runtime failed at an operation, or did not answer within its timeout."""
+    """A runtime operation failed, or did not finish within its timeout."""
 
 
 class LinkClosed(AgentboxError):
-    """The link to the guest, or one stream on it, ended before the operation was done."""
+    """The link to the guest, or one of its streams, closed before the operation completed."""
 
 
 class NotFound(AgentboxError):
-    """There is no such thing, or it is not the caller's to see."""
+    """The object does not exist, or the caller may not see it."""
 
 
 class Conflict(AgentboxError):
-    """The request is sound, but what is there already stands against it: it exists, is not empty, matches twice."""
+    """The request conflicts with existing state: the target exists, is not empty, or matches more than once."""
 
 
 class TooLarge(AgentboxError):
-    """More bytes, entries or time than a limit allows; the sentence names the limit."""
+    """The request exceeds a limit on bytes, entries or time; the message names the limit."""
 
 
 class Damaged(AgentboxError):
-    """What lies on the disk, or was sent, is not what this package wrote; the sentence names the part."""
+    """Data on the disk or in a transfer is not what this package wrote; the message names the part."""
 
 
 class DiskFull(AgentboxError):
-    """A disk of the server is full, or has less free than is to stay free."""
+    """A disk of the server is full, or has less free space than must stay free."""
 
 
 class LimitReached(AgentboxError):
-    """There are as many of them as there may be at a time."""
+    """The maximum number of these objects is in use."""
 
 
 class SandboxEnded(AgentboxError):
-    """The sandbox has ended; ``end`` says why.
+    """The sandbox has ended; ``end`` gives the reason.
 
     Parameters
     ----------
     end : End
         Cause, exit code and a sentence for a person.
     remedy : str
-        What to do about it, as another sentence.
+        What the caller can do about it, as another sentence.
     """
 
     def __init__(self, end: End, remedy: str = "") -> None:
@@ -130,6 +130,6 @@ class SandboxEnded(AgentboxError):
         self.advise(remedy)
 
     def advise(self, remedy: str) -> None:
-        """Say what to do about it, unless the message does already."""
+        """Append `remedy` to the message, unless the message contains it already."""
         if remedy and remedy not in str(self):
             self.args = (f"{self}. {remedy}",)

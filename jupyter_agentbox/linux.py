@@ -1,7 +1,7 @@
-"""What Linux does for the package: process handles, control groups, hostile trees, files and locks.
+"""Linux primitives for the package: process handles, control groups, removal of hostile trees, files and locks.
 
-Standard library only and light to import, because the sweeper runs by itself, in a bare interpreter: see
-:func:`make_bare_command`.
+This module uses the standard library only and imports quickly, because the sweeper runs as a separate program in a
+bare interpreter: see :func:`make_bare_command`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-#: The folder of this package, and of the program that is PID 1 inside.
+#: The folder of this package, and the folder of the guest program, which is PID 1 inside.
 PACKAGE = Path(__file__).resolve().parent
 GUEST = PACKAGE / "guest"
-#: Prefix of what :func:`remove_tree` moves up, and of a sandbox's directory that is being removed.
+#: Prefix of directories that :func:`remove_tree` moves up, and of a sandbox directory that is being removed.
 GONE = ".gone-"
-#: Prefix of a file or folder that gets its name when it is whole.
+#: Prefix of an incomplete file or folder. It is renamed to its final name once it is complete.
 NEW = ".new-"
 
 
@@ -31,10 +31,13 @@ NEW = ".new-"
 
 
 def read_start_time(pid: int) -> int | None:
-    """Return when it started, in ticks since boot; None if it is gone or a zombie. Raises OSError if none can tell."""
+    """Return a process's start time in ticks since boot, or None if it has ended or is a zombie.
+
+    Raises OSError if the start time cannot be read.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name, in brackets, may hold anything: fields count from the last bracket.
+            # The process name, in brackets, may contain anything, so fields are counted from the last bracket.
             fields = file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
@@ -42,14 +45,14 @@ def read_start_time(pid: int) -> int | None:
 
 
 def is_running(pid: int, start_time: int) -> bool:
-    """Tell whether that very process still runs, not another that got its pid."""
+    """Return whether this process still runs, as opposed to another process that has since got the same pid."""
     return read_start_time(pid) == start_time
 
 
 def find_processes(directory: Path, among: Iterable[str] | None = None) -> list[tuple[int, int]]:
     """Find the processes that runsc started for a sandbox directory, by their command lines.
 
-    Where it is known which pids they are some of, ``among`` tells them.
+    `among` restricts the search to these pids, if the caller knows the candidates.
     """
     wanted = b"--root=" + os.fsencode(directory / "state")
     found = []
@@ -67,12 +70,12 @@ def find_processes(directory: Path, among: Iterable[str] | None = None) -> list[
 
 
 def kill_processes(processes: Iterable[tuple[int, int]], timeout: float = 10.0) -> list[int]:
-    """Kill processes by pid and start time, and wait until they are gone.
+    """Kill processes given by pid and start time, and wait until they have ended.
 
     Returns
     -------
     list of int
-        Pids that are still there after ``timeout`` seconds.
+        Pids of processes that still exist after ``timeout`` seconds.
     """
     deadline = time.monotonic() + timeout
     left = []
@@ -80,7 +83,8 @@ def kill_processes(processes: Iterable[tuple[int, int]], timeout: float = 10.0) 
         watched = []
         for pid, start_time in processes:
             try:
-                # First the handle, then the question: from then on the pid can be nobody else's.
+                # Open the handle before checking the start time: while the handle is open, it refers to one process
+                # only.
                 handle = os.pidfd_open(pid)
                 handles.callback(os.close, handle)
                 if is_running(pid, start_time):
@@ -100,7 +104,7 @@ def kill_processes(processes: Iterable[tuple[int, int]], timeout: float = 10.0) 
 
 
 def send_signal(pid: int, start_time: int, number: int) -> bool:
-    """Signal that very process, not another that got its pid; whether it was there."""
+    """Send a signal to this process only, never to another that has got its pid; return whether it was sent."""
     with contextlib.suppress(OSError):
         handle = os.pidfd_open(pid)
         try:
@@ -113,7 +117,7 @@ def send_signal(pid: int, start_time: int, number: int) -> bool:
 
 
 def _reap(pid: int) -> None:
-    """Reap it where it is ours: a server that is PID 1 of a container inherits detached processes."""
+    """Reap a process if it is our child. A server that is PID 1 of a container inherits detached processes."""
     with contextlib.suppress(OSError):
         if int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1]) == os.getpid():
             os.waitpid(pid, os.WNOHANG)
@@ -123,13 +127,13 @@ def _reap(pid: int) -> None:
 
 
 def remove_cgroups(paths: Iterable[str], timeout: float = 5.0) -> list[str]:
-    """Remove control groups that we made, killing what is left in them; return those that would not go."""
+    """Remove control groups that this package created, killing what runs in them; return those that remain."""
     deadline = time.monotonic() + timeout
     left = []
     for text in paths:
         path = Path(text)
         if not (path.name.startswith("agentbox-") and text.startswith("/sys/fs/cgroup/") and ".." not in path.parts):
-            continue  # never made by us, whatever a state file says
+            continue  # not created by this package, whatever a state file says
         while True:
             try:
                 path.rmdir()
@@ -148,11 +152,11 @@ def remove_cgroups(paths: Iterable[str], timeout: float = 5.0) -> list[str]:
 
 
 def remove_tree(directory: Path) -> None:
-    """Remove a directory tree of which hostile code made parts.
+    """Remove a directory tree that hostile code may have written to.
 
-    Links are not followed, names may be any bytes, unreadable directories are opened up, and depth does not matter:
-    what lies deeper is moved up instead of descended into. Nothing may run in it any more. A tree that is
-    gone already is no error.
+    Links are not followed, names may be any bytes, and unreadable directories are made readable. Any depth works,
+    because nested directories are moved to the top instead of being descended into. No process may run in the tree any
+    more. A tree that does not exist is not an error.
     """
     try:
         top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -171,7 +175,7 @@ def remove_tree(directory: Path) -> None:
                 try:
                     for child in _unlink_files(handle):
                         serial += 1
-                        os.close(_open_folder(handle, child))  # to move a directory takes the right to write to it
+                        os.close(_open_folder(handle, child))  # moving a directory requires write permission on it
                         os.rename(
                             child, b"%s%d.%d" % (GONE.encode(), os.getpid(), serial), src_dir_fd=handle, dst_dir_fd=top
                         )
@@ -189,7 +193,7 @@ def _open_folder(parent: int, name: bytes) -> int:
     try:
         handle = os.open(name, flags, dir_fd=parent)
     except PermissionError:
-        # Only ever a directory: nothing runs that could have put a link there since it was listed.
+        # Always a directory: no process runs that could have replaced it with a link since it was listed.
         os.chmod(name, 0o700, dir_fd=parent)
         return os.open(name, flags, dir_fd=parent)
     if os.fstat(handle).st_mode & 0o700 != 0o700:
@@ -199,9 +203,9 @@ def _open_folder(parent: int, name: bytes) -> int:
 
 
 def _unlink_files(handle: int) -> list[bytes]:
-    """Unlink all but the directories, and return the names of some of those."""
+    """Unlink all entries except directories, and return the names of the directories found."""
     folders = []
-    # By number and not by path, which may be too long by now.
+    # By descriptor instead of by path, because the path may be too long.
     with os.scandir(handle) as entries:
         names = ((os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)) for entry in entries)
         for name, is_folder in names:
@@ -214,9 +218,10 @@ def _unlink_files(handle: int) -> list[bytes]:
 
 
 def measure_tree(path: str | os.PathLike[str], max_entries: int = 100_000, max_time: float = 1.0) -> tuple[int, bool]:
-    """Return the allocated bytes beneath a folder that hostile code fills, and whether all of it was seen.
+    """Return the allocated bytes beneath a folder that hostile code writes to, and whether the whole tree was read.
 
-    No link is followed, not even one that replaces a folder meanwhile. Bounded in entries and seconds.
+    No link is followed, not even one that replaces a folder during the walk. The walk is bounded in entries and
+    seconds.
     """
     total, seen, deadline = 0, 0, time.monotonic() + max_time
     folders: list[tuple[str, ...]] = [()]
@@ -236,7 +241,7 @@ def measure_tree(path: str | os.PathLike[str], max_entries: int = 100_000, max_t
 
 @contextlib.contextmanager
 def _opened_below(top: str | os.PathLike[str], parts: Sequence[str]) -> Iterator[int]:
-    """Open a folder component by component, following no link."""
+    """Open a folder component by component without following links."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(top, flags)
     try:
@@ -250,9 +255,9 @@ def _opened_below(top: str | os.PathLike[str], parts: Sequence[str]) -> Iterator
 
 
 def remove_unfinished(folder: Path, min_age: float) -> None:
-    """Remove the files and directories of a folder that are not whole yet, if they are older than some seconds.
+    """Remove incomplete files and directories (see :data:`NEW`) in a folder that are older than `min_age` seconds.
 
-    Whoever made one was killed before it got its name: see :data:`NEW`.
+    An incomplete entry is left over when its creator is killed before it renames the entry.
     """
     for path in folder.glob(f"{NEW}*"):
         with contextlib.suppress(OSError):
@@ -263,7 +268,7 @@ def remove_unfinished(folder: Path, min_age: float) -> None:
 def remove_unowned(folder: Path) -> list[str]:
     """Remove the directories in a folder whose file ``lock`` no process holds, and return their names.
 
-    A directory is there before its lock is, so the caller has to see to it that none is made meanwhile.
+    A directory exists before its lock does, so the caller must make sure that no directory is created at the same time.
     """
     removed = []
     for path in sorted(folder.iterdir()):
@@ -277,7 +282,7 @@ def remove_unowned(folder: Path) -> list[str]:
 
 
 def get_runtime_directories() -> list[Path]:
-    """Return the directories for short-lived sockets of this user, of which some may not exist."""
+    """Return the candidate directories for this user's short-lived sockets; some may not exist."""
     found = [Path(f"/tmp/agentbox-{os.geteuid()}")]
     if base := os.environ.get("XDG_RUNTIME_DIR"):
         found.insert(0, Path(base) / "agentbox")
@@ -290,18 +295,18 @@ def get_runtime_directories() -> list[Path]:
 def write_atomically(
     path: Path, data: bytes, mode: int = 0o600, *, is_durable: bool = False, is_new: bool = False
 ) -> None:
-    """Write a file whole or not at all, in a folder that no hostile code can write to.
+    """Write a file atomically, in a folder that hostile code cannot write to.
 
     Parameters
     ----------
     path : Path
     data : bytes
     mode : int
-        The file's permissions, whatever the umask.
+        The file's permissions, independent of the umask.
     is_durable : bool
-        Have the data on the disk before the file gets its name.
+        Flush the data to the disk before the file gets its name.
     is_new : bool
-        Leave a file alone that is there already. Of several that write at once, the first one makes it.
+        Keep an existing file unchanged. If several processes write at once, the first one creates the file.
     """
     fresh = path.with_name(f"{NEW}{path.name}-{os.urandom(8).hex()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -330,7 +335,7 @@ _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
 
 
 def acquire_lock(handle: int, timeout: float = 0.0, *, is_shared: bool = False) -> bool:
-    """Take the lock on an open file or folder, waiting for it if need be; return whether it is held."""
+    """Lock an open file or folder, waiting up to `timeout` seconds; return whether the lock is held."""
     kind = (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | (0 if timeout == math.inf else fcntl.LOCK_NB)
     deadline = time.monotonic() + timeout
     while True:
@@ -345,7 +350,7 @@ def acquire_lock(handle: int, timeout: float = 0.0, *, is_shared: bool = False) 
 
 
 def open_locked(path: Path, timeout: float = 0.0, flags: int = _LOCK_FLAGS) -> int | None:
-    """Open a file or folder and take its lock, which lasts until the descriptor is closed; None if it is not free."""
+    """Open a file or folder and lock it until the descriptor is closed; return None if it stays locked."""
     handle = os.open(path, flags | os.O_CLOEXEC, 0o600)
     is_held = False
     try:
@@ -358,7 +363,7 @@ def open_locked(path: Path, timeout: float = 0.0, flags: int = _LOCK_FLAGS) -> i
 
 @contextlib.contextmanager
 def try_lock(path: Path, flags: int = _LOCK_FLAGS, *, timeout: float = 0.0) -> Iterator[bool]:
-    """Hold the lock on a file or folder inside the block, if it is free in time; yields whether it is held."""
+    """Hold the lock on a file or folder inside the block, if it becomes free in time; yield whether it is held."""
     handle = open_locked(path, timeout, flags)
     try:
         yield handle is not None
@@ -368,7 +373,7 @@ def try_lock(path: Path, flags: int = _LOCK_FLAGS, *, timeout: float = 0.0) -> I
 
 
 def is_locked(path: Path) -> bool:
-    """Tell whether some process holds the lock on a file; false where there is no such file."""
+    """Return whether a process holds the lock on a file; false if the file does not exist."""
     try:
         with try_lock(path, os.O_RDWR | os.O_NOFOLLOW) as is_free:
             return not is_free
@@ -382,17 +387,17 @@ def is_locked(path: Path) -> bool:
 def make_bare_command(program: str | Path, *arguments: str, python: str = "") -> list[str]:
     """Return the command that runs a file of the package in a bare interpreter.
 
-    It has the standard library, then the package, and nothing of the environment: no site-packages, no variables of
-    Python, no user site.
+    The interpreter has the standard library, then the package. It takes nothing from the environment: no site-packages,
+    no Python environment variables, no user site.
 
     Parameters
     ----------
     program : str or Path
-        The file. It imports the standard library and this module alone, unless `python` is given.
+        The file. Unless `python` is given, it may import only the standard library and this module.
     python : str, optional
-        The interpreter of an environment whose packages the program needs as well; it is run instead.
+        Interpreter to use instead, from an environment whose packages the program also needs.
     """
-    # The package's folder comes last, so that nothing there takes the place of a module of the standard library.
+    # The package's folder comes last, so that it cannot shadow a module of the standard library.
     code = (
         "import runpy, sys; del sys.argv[0]; sys.path.append(sys.argv.pop(0)); "
         "runpy.run_path(sys.argv[0], None, '__main__')"
@@ -402,5 +407,5 @@ def make_bare_command(program: str | Path, *arguments: str, python: str = "") ->
 
 
 def find_python() -> str:
-    """Return the path of the interpreter itself, outside any virtual environment."""
+    """Return the path of the base interpreter, outside any virtual environment."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)

@@ -1,7 +1,7 @@
-"""The values that travel between modules: frozen dataclasses without behaviour of their own.
+"""The values that modules exchange: frozen dataclasses without behavior of their own.
 
-``policy.policy`` makes a :class:`SandboxSpec`, a runtime turns it into a sandbox.
-Nothing here imports Jupyter, and nothing here reads the environment.
+``policy.policy`` creates a :class:`SandboxSpec`, and a runtime turns it into a sandbox.
+This module imports nothing from Jupyter and reads no environment variables.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GIB = 1024 * MIB
 
 
 def format_size(size: int) -> str:
-    """Write a number of bytes for a person: ``512 MiB``, ``1.5 GiB``."""
+    """Format a number of bytes for a person: ``512 MiB``, ``1.5 GiB``."""
     for unit, name in ((1024 * GIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if size >= unit:
             number = size / unit
@@ -25,30 +25,30 @@ def format_size(size: int) -> str:
     return f"{size} bytes"
 
 
-#: Where things are inside every sandbox, whatever the runtime.
+#: Paths and ids inside every sandbox, the same for every runtime.
 WORKSPACE = "/workspace"
 HOME = "/home/user"
 USER_ID = 1000
-#: Directory that only the guest can enter: the link, its own program, connection files.
+#: Directory that only the guest can enter. It holds the link, the guest's program and connection files.
 GUEST_DIR = "/run/agentbox"
-#: Beneath which a sandbox that waited is given its work folder.
+#: Directory in which a pre-started sandbox receives its work folder when it is claimed.
 CLAIM_DIR = f"{GUEST_DIR}/claim"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one sandbox may use.
+    """Resource limits of one sandbox.
 
     Parameters
     ----------
     memory : int
-        Bytes, kernel and all its children together.
+        Bytes, for the kernel and all its children together.
     cpus : float
-        Processors' worth of time.
+        Processor time, in processors.
     processes : int
-        Processes and threads inside.
+        Number of processes and threads inside.
     disk : int
-        Bytes in the writable layer, and bytes in a private workspace.
+        Bytes in the writable layer, and separately bytes in a private workspace.
     """
 
     memory: int = 4 * GIB
@@ -57,24 +57,24 @@ class Limits:
     disk: int = 2 * GIB
 
 
-#: Names that ``Policy.accept_unenforced`` may hold.
+#: Names that ``Policy.accept_unenforced`` may contain.
 LIMIT_NAMES = ("memory", "cpus", "processes", "disk")
 
 
 @dataclass(frozen=True)
 class Mount:
-    """One host path shown inside.
+    """One host path that is visible inside the sandbox.
 
     Parameters
     ----------
     source : Path
-        Absolute path on the host; a directory or a regular file.
+        Absolute path on the host, of a directory or a regular file.
     target : str
         Absolute path inside.
     is_writable : bool
-        Read-only unless true.
+        Whether code inside may write to it. The default is read-only.
     is_policys : bool
-        The administrator named it; others come with a kernel's program.
+        Whether the administrator configured this mount. All other mounts come with a kernel's program.
     """
 
     source: Path
@@ -83,22 +83,22 @@ class Mount:
     is_policys: bool = field(default=False, compare=False)
 
 
-#: The setting of a grant that is a sandbox's own: its request's, or what a person has decided while it ran.
+#: Value of ``Grant.setting`` for hosts from the sandbox's own request, or that a person allowed while it ran.
 OWN_HOSTS = "allowed_hosts of the sandbox's own request"
 
 
 @dataclass(frozen=True)
 class Grant:
-    """What one sandbox may reach: patterns as :mod:`jupyter_agentbox.egress.rules` reads them.
+    """The hosts that one sandbox may reach, as patterns in the syntax of :mod:`jupyter_agentbox.egress.rules`.
 
     Parameters
     ----------
     hosts : tuple of str
-        Patterns with presets already expanded, such as ``example.org``, ``*.example.org:8443``.
+        Patterns with presets already expanded, such as ``example.org`` or ``*.example.org:8443``.
     private_hosts : tuple of str
-        Patterns of the hosts that may resolve to private addresses.
+        Patterns of hosts that may resolve to private addresses.
     setting : str
-        The setting a refusal names.
+        The setting that a refusal names.
     """
 
     hosts: tuple[str, ...] = ()
@@ -108,16 +108,16 @@ class Grant:
 
 @dataclass(frozen=True)
 class WarmStart:
-    """What a kernel that was started ahead has to have for a sandbox to go on from it.
+    """The requirements for starting a sandbox from a pre-started kernel.
 
     Parameters
     ----------
     limits : Limits
-        The profile's: those that it is started with, and can be narrowed from.
+        The profile's limits. A pre-started kernel starts with them, and they can be lowered afterward.
     preload : tuple of str
-        Modules that it has imported.
+        Modules that the pre-started kernel has imported.
     pool_size : int
-        How many of its kind are to wait in a server's pool.
+        Number of kernels of this kind to keep in the server's pool.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -127,17 +127,17 @@ class WarmStart:
 
 @dataclass(frozen=True)
 class Service:
-    """A program that runs beside the kernels, started before the first of them.
+    """A program that runs beside the kernels and starts before the first of them.
 
     Parameters
     ----------
     name : str
     line : str
-        For the shell.
+        Shell command that runs the program.
     ready : str
-        A line for the shell that succeeds once it can be used; empty for none.
+        Shell command that succeeds once the program is usable; empty for no check.
     timeout : float
-        Seconds that it has to be ready.
+        Seconds within which the program must become ready.
     """
 
     name: str
@@ -148,17 +148,17 @@ class Service:
 
 @dataclass(frozen=True)
 class KernelCommand:
-    """A kernel that can be started in a sandbox, beside Python's.
+    """A kernel that can be started in a sandbox in addition to the Python kernel.
 
     Parameters
     ----------
     name : str
     argv : tuple of str
-        ``{connection_file}`` is replaced.
+        Command line, in which ``{connection_file}`` is replaced.
     languages : tuple of str
-        What it runs.
+        Languages that the kernel runs.
     interrupt_mode : str
-        ``signal``, or ``message`` where a signal would end it.
+        ``signal``, or ``message`` for a kernel that a signal would end.
     """
 
     name: str
@@ -169,60 +169,61 @@ class KernelCommand:
 
 @dataclass(frozen=True)
 class SandboxSpec:
-    """All that is decided about a sandbox before it starts. Made by ``Policy.resolve`` only.
+    """The complete description of a sandbox before it starts. Only ``Policy.resolve`` creates one.
 
     Parameters
     ----------
     profile : str
-        Name of the profile it came from.
+        Name of the profile that it was resolved from.
     limits : Limits
-        Its limits.
+        Resource limits.
     grant : Grant
-        What it may reach.
+        Hosts that it may reach.
     root : Path or None
-        Image directory to use as root, or None for a curated view of the host's own.
+        Image directory to use as root, or None for a curated view of the host's file system.
     mounts : tuple of Mount
-        Read-only parts of the host that the root needs on top, such as a Python environment.
+        Read-only parts of the host that the root needs in addition, such as a Python environment.
     workspace : Path or None
-        Host folder mounted at ``/workspace``; None makes a private one.
+        Host folder mounted at ``/workspace``, or None for a private one.
     hidden : tuple of str
-        Shell patterns of the entries of the workspace that stay hidden; none hides nothing.
+        Shell patterns of workspace entries that stay hidden; empty hides nothing.
     env : mapping of str to str
-        The whole environment of what runs inside.
+        The complete environment of programs inside.
     is_root : bool
-        User code is uid 0 inside, with the capabilities that package managers need.
+        Whether user code is uid 0 inside, with the capabilities that package managers need.
     accept_unenforced : frozenset of str
-        Names of the limits that may go unenforced where the machine cannot enforce them.
+        Names of limits that may stay unenforced on a machine that cannot enforce them.
     lease_timeout : float
-        Seconds that the sandbox outlives its owner.
+        Seconds that the sandbox keeps running after its owner process ends.
     freeze_after : float
-        Seconds without anything to do after which it is frozen; 0 for never.
+        Seconds of inactivity after which it is frozen; 0 for never.
     min_free_disk : int or None
-        Bytes that stay free on its disks, or else it is stopped if it is what fills them; 0 for none, None for the
-        default.
+        Bytes that must stay free on its disks. The sandbox is stopped if it is what fills them. 0 disables the check,
+        None selects the default.
     driver : str
-        ``auto``, or ``relay`` for kernels that are to be reached by the relay, whatever they are.
+        ``auto``, or ``relay`` to reach every kernel through the relay.
     kernel_id, kernel_name, owner : str
         Labels.
     origin : str
-        Root directory of the server whose notebook's kernel it is: its successor takes it back. Empty for others.
+        Root directory of the server whose notebook uses this kernel. The next server with the same root directory
+        reconnects to it. Empty for all other sandboxes.
     runtime : str
-        Name of the runtime that must isolate it; no other will do.
+        Name of the runtime that must isolate it. No other runtime is used instead.
     layout : str
-        ``plain``; ``waiting`` for one that is made before anybody asked for it, without a workspace; ``claimed`` for
-        what it is once somebody has, and for its copies.
+        ``plain``, ``waiting`` or ``claimed``. A ``waiting`` sandbox is started in advance, without a workspace. It is
+        ``claimed`` once a request has taken it, and so are its copies.
     warm : WarmStart or None
-        What it needs to start warm; None where it must start cold.
+        Requirements for a warm start, or None for a cold start.
     image : str
         Address of the image whose tree `root` is; empty for none.
     python : str
-        The interpreter inside of kernels and packages; empty for the server's own, or the root's ``python3``.
+        The interpreter inside for kernels and packages; empty for the server's own, or ``python3`` of the root.
     kernels : tuple of KernelCommand
-        Those of other languages.
+        Kernels of other languages.
     init : tuple of str
-        Lines for the shell that run before anything else.
+        Shell commands that run before anything else.
     services : tuple of Service
-        Started when those have run.
+        Services to start after the init commands.
     """
 
     profile: str = "default"
@@ -254,7 +255,7 @@ class SandboxSpec:
 
 
 class Cause(str, enum.Enum):
-    """Why a sandbox or its kernel is no more."""
+    """The reason why a sandbox or its kernel ended."""
 
     EXITED = "exited"
     KILLED = "killed"
@@ -269,25 +270,25 @@ class Cause(str, enum.Enum):
     LOST = "lost"
 
 
-#: Ends that somebody asked for or that policy announced: the files of the sandbox are not kept after them.
+#: Ends that a person requested or that policy announced. The sandbox's files are not kept after them.
 INTENDED = frozenset({Cause.STOPPED, Cause.IDLE, Cause.LIFE_OVER, Cause.LEASE_OVER})
 
 
 @dataclass(frozen=True)
 class End:
-    """How it ended.
+    """How a sandbox or its kernel ended.
 
     Parameters
     ----------
     cause : Cause
-        The kind of end.
+        The reason.
     exit_code : int
-        0 to 255; 128 + n after signal n, 137 for an end by memory.
+        0 to 255; 128 + n after signal n, 137 after the memory limit.
     message : str
-        The sentence for a person, such as ``out of memory (limit 512 MiB)``: one printable line, whatever of it
-        comes from inside.
+        A sentence for a person, such as ``out of memory (limit 512 MiB)``. It is one printable line, even if parts of
+        it come from inside the sandbox.
     setting : str or None
-        The setting that would have changed it.
+        The setting that would have prevented this end.
     """
 
     cause: Cause
@@ -300,7 +301,7 @@ class End:
         object.__setattr__(self, "message", clean)
 
     def to_detail(self, kernel_id: str) -> dict[str, str]:
-        """Return what the audit log tells of it."""
+        """Return the details that the audit log records."""
         return {
             "event": "ended", "cause": self.cause.value, "kernel_id": kernel_id,
             "message": self.message[:500], "setting": self.setting or "",
@@ -308,7 +309,7 @@ class End:
 
 
 def out_of_memory(limits: Limits) -> End:
-    """Return how what has used all its memory ends."""
+    """Return the end of a sandbox that has used all its memory."""
     return End(
         Cause.OUT_OF_MEMORY,
         137,
