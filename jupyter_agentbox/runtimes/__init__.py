@@ -1,11 +1,11 @@
-"""What makes sandboxes: the contract that every runtime keeps, and the values it speaks in.
+"""The contract that every sandbox runtime implements, and the values it exchanges.
 
-Words: a *runtime* starts, judges and ends sandboxes; a *handle* is all that another process needs to do the same to a
-sandbox that it did not start. The contract's test suite is ``tests/contract``. Runtimes are found by
-the entry points of the group ``jupyter_agentbox.runtimes``.
+A *runtime* starts sandboxes, reports on them and ends them. A *handle* is everything that another process needs to
+report on or end a sandbox that it did not start. The contract's test suite is ``tests/contract``. Runtimes are found
+through the entry points of the group ``jupyter_agentbox.runtimes``.
 
 A runtime holds no asyncio object. Its methods block, each has a hard timeout, and
-:class:`~jupyter_agentbox.sandbox.sandbox.Sandbox` calls them in worker threads; only :meth:`Runtime.is_alive`,
+:class:`~jupyter_agentbox.sandbox.sandbox.Sandbox` calls them in worker threads. Only :meth:`Runtime.is_alive`,
 :meth:`Runtime.freeze` and :meth:`Runtime.thaw` may be called on an event loop.
 """
 
@@ -29,23 +29,23 @@ from jupyter_agentbox.spec import End, Limits, SandboxSpec
 
 @dataclass(frozen=True)
 class Handle:
-    """Where a sandbox is on this machine. Plain values: it travels through ``state.json``.
+    """The identity of a running sandbox on this machine. Its values are plain, so that ``state.json`` can store them.
 
     Parameters
     ----------
     runtime : str
-        Name of the runtime that started it.
+        Name of the runtime that started the sandbox.
     pid, start_time : int
-        The process whose end is the sandbox's end, and when it started in clock ticks since boot (field 22 of
-        ``/proc/<pid>/stat``): a pid alone may be somebody else's by now.
+        Pid and start time of the sandbox's main process; when it ends, the sandbox has ended. The start time is in
+        clock ticks since boot (field 22 of ``/proc/<pid>/stat``), because another process can get the same pid later.
     helpers : tuple of (int, int)
-        Pid and start time of its other processes.
+        Pid and start time of the sandbox's other processes.
     cgroups : tuple of str
-        Control group directories made for it.
+        Control group directories created for the sandbox.
     user : int
         Inner id of user code.
     engine, container : str
-        Address of the engine that runs it, and its id there; empty where there is none.
+        Address of the engine that runs the sandbox, and the container's id there; empty for runtimes without an engine.
     """
 
     runtime: str
@@ -59,31 +59,32 @@ class Handle:
 
     @property
     def processes(self) -> tuple[tuple[int, int], ...]:
-        """Pid and start time of all its processes."""
+        """Pid and start time of all processes of the sandbox."""
         return ((self.pid, self.start_time), *self.helpers)
 
     @property
     def is_running(self) -> bool:
-        """Whether its process runs. Where nobody can tell, as without a free descriptor, it does."""
+        """Whether the main process runs. True if that cannot be determined, for example without a free descriptor."""
         try:
             return is_running(self.pid, self.start_time)
         except OSError:
             return True
 
     def resume(self) -> None:
-        """Let its process go on, if it is stopped."""
+        """Continue the main process if it is stopped."""
         if not send_signal(self.pid, self.start_time, signal.SIGCONT):
-            # Perhaps for want of a descriptor: then it must not be left standing. Nobody else takes harm from it.
+            # The signal may have failed for lack of a descriptor, and the process must not stay stopped. SIGCONT does
+            # no harm to another process.
             with contextlib.suppress(OSError):
                 os.kill(self.pid, signal.SIGCONT)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a value that JSON can hold."""
+        """Return the handle as a value that JSON can represent."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Handle:
-        """Read what :meth:`to_dict` made. Raises ValueError, TypeError or KeyError on anything else."""
+        """Read a value that :meth:`to_dict` returned. Raises ValueError, TypeError or KeyError on anything else."""
         return cls(
             runtime=str(data["runtime"]),
             pid=int(data["pid"]),
@@ -98,19 +99,19 @@ class Handle:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a sandbox uses now.
+    """The current resource usage of a sandbox.
 
     Parameters
     ----------
     memory, disk : int
-        Bytes. The disk is that of what is written outside of a host folder, deleted files included that gVisor keeps
+        Bytes. The disk usage is what was written outside a host folder, including deleted files that gVisor keeps
         open.
     cpu : float
-        Seconds of processor time since its start.
+        Seconds of processor time since the sandbox started.
     held : int
         Bytes of deleted files of the work folder that gVisor keeps open, wherever that folder is.
     deleted : tuple of (str, int)
-        Their last paths, relative to the work folder, and their inodes.
+        Last path, relative to the work folder, and inode of each of these deleted files.
     """
 
     memory: int
@@ -122,7 +123,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Check:
-    """One finding of ``jupyter agentbox doctor``; ``remedy`` is a command where one exists."""
+    """One result of ``jupyter agentbox doctor``. ``remedy`` is a command if one exists."""
 
     name: str
     is_ok: bool
@@ -131,21 +132,22 @@ class Check:
 
 
 class _Meta(abc.ABCMeta, type(LoggingConfigurable)):  # type: ignore[misc]
-    """Abstract and configurable at once."""
+    """A metaclass for classes that are both abstract and configurable."""
 
 
 class Runtime(LoggingConfigurable, metaclass=_Meta):  # type: ignore[metaclass]
-    """Makes and ends sandboxes.
+    """Base class of runtimes, which start and end sandboxes.
 
     Attributes
     ----------
     name : str
-        Its entry point's name.
+        The name of the runtime's entry point.
     isolation : str
-        What stands between code inside and the host's kernel: ``gvisor``, or ``none`` for the kernel itself.
+        What isolates code inside from the host's kernel: ``gvisor``, or ``none`` if that kernel itself serves the code.
     waits_for_image : bool
-        :meth:`restore` opens all files of an image before it loads any of them, waits if one of them is a FIFO that
-        nobody writes yet, and fails if the others are empty then.
+        Whether :meth:`restore` can start before the image is complete. Such a runtime opens all files of an image
+        before it loads any of them. It waits while one of them is a FIFO without a writer, and fails if the others are
+        then empty.
     """
 
     name: ClassVar[str]
@@ -156,115 +158,119 @@ class Runtime(LoggingConfigurable, metaclass=_Meta):  # type: ignore[metaclass]
     def start(self, sandbox_id: str, spec: SandboxSpec, directory: Path) -> Handle:
         """Start a sandbox whose guest dials the link in ``directory / "link"``.
 
-        The two FIFOs are made before by the caller. After an error nothing is left: no process, no control group, and
-        in ``directory`` nothing but the log.
+        The caller creates the two FIFOs beforehand. After an error no process and no control group is left, and
+        ``directory`` contains only the log.
 
         Raises
         ------
         InvalidRequest
-            The workspace cannot be one; names the field.
+            The folder cannot be used as a workspace; names the field.
         RuntimeUnavailable
-            The runtime, or a limit that must be enforced, cannot be had on this machine.
+            The runtime is not available on this machine, or a limit that must be enforced cannot be.
         RuntimeFailed
-            It failed, or did not answer in time.
+            The start failed or timed out.
         """
 
     @abc.abstractmethod
     def is_alive(self, handle: Handle) -> bool:
-        """Tell whether the sandbox runs. Cheap, never blocks."""
+        """Return whether the sandbox runs. Cheap; never blocks."""
 
     def is_reachable(self) -> bool:
-        """Tell whether what runs the sandboxes answered when it was last asked. Cheap, never blocks."""
+        """Return whether the service that runs the sandboxes answered the last request. Cheap; never blocks."""
         return True
 
     @abc.abstractmethod
     def usage(self, handle: Handle, directory: Path) -> Usage:
-        """Measure. Zeros once it has ended."""
+        """Measure the current resource usage. All values are 0 after the sandbox has ended."""
 
     @abc.abstractmethod
     def why_ended(self, handle: Handle, limits: Limits, directory: Path) -> End:
-        """Tell why it ended, as seen from outside. Called after its death and before :meth:`remove`."""
+        """Return why the sandbox ended, as seen from outside. Called after its end and before :meth:`remove`."""
 
     def lower_limits(self, handle: Handle, limits: Limits) -> frozenset[str]:
-        """Hold one that runs to limits that are not above those it has; ``disk`` is its owner's to watch.
+        """Lower the limits of a running sandbox. The owner enforces ``disk`` itself.
 
         Returns
         -------
         frozenset of str
-            Names of those that can't be changed any more; if one of these was to be, the sandbox has to end.
+            Names of limits that can no longer be changed. If one of these must be lowered, the sandbox has to end.
         """
         return frozenset({"memory", "cpus", "processes"})
 
     @abc.abstractmethod
     def freeze(self, handle: Handle) -> bool:
-        """Stop all that runs in it, as it is; whether that was done. Cheap, never blocks.
+        """Stop all processes in the sandbox, keeping their state; return whether that succeeded. Cheap; never blocks.
 
-        A frozen sandbox is alive, and :meth:`kill` ends it as any other.
+        A frozen sandbox is alive, and :meth:`kill` ends it like any other.
         """
 
     @abc.abstractmethod
     def thaw(self, handle: Handle) -> None:
-        """Let a frozen one go on; does nothing to another. Cheap, never blocks."""
+        """Resume a frozen sandbox. Does nothing to a running one. Cheap; never blocks."""
 
     @abc.abstractmethod
     def kill(self, handle: Handle, timeout: float = 10.0) -> None:
-        """End all its processes and wait until they are gone. Does nothing to one that has ended.
+        """End all processes of the sandbox and wait until they have ended. Does nothing if the sandbox has ended.
 
         Raises
         ------
         RuntimeFailed
-            A process outlived ``timeout`` seconds.
+            A process still runs after ``timeout`` seconds.
         """
 
     @abc.abstractmethod
     def remove(self, handle: Handle, directory: Path) -> None:
-        """Remove what the runtime made outside and inside ``directory``. Idempotent."""
+        """Remove what the runtime created, outside and inside ``directory``. Idempotent."""
 
     def fingerprint(self, spec: SandboxSpec) -> dict[str, str]:
-        """Tell what a checkpoint depends on: it can be restored only where all of it is the same.
+        """Return what a checkpoint depends on. It can be restored only where all of these values are the same.
 
         Raises
         ------
         RuntimeUnavailable
-            This runtime can't restore.
+            This runtime cannot restore checkpoints.
         """
         raise RuntimeUnavailable(f"the runtime {self.name!r} keeps no snapshots of live kernels")
 
     def checkpoint(
         self, handle: Handle, sandbox_id: str, directory: Path, image: Path, copy: Callable[[], None] | None = None
     ) -> None:
-        """Save all that is in memory and in the writable layer to the directory ``image``, and let it go on.
+        """Save all memory and the writable layer to the directory ``image``, then let the sandbox continue.
 
-        The guest has closed the link's files before. ``copy`` is called while everything stands still, to copy what
-        lies on the host. Raises RuntimeFailed and what ``copy`` raises; the sandbox goes on then too.
+        The guest closes the link's files before the call. ``copy`` is called while the sandbox is paused, to copy its
+        files on the host. Raises RuntimeFailed and whatever ``copy`` raises; the sandbox continues in that case as
+        well.
         """
         raise RuntimeUnavailable(f"the runtime {self.name!r} keeps no snapshots of live kernels")
 
     def recover(self, sandbox_id: str, directory: Path) -> None:
-        """Let one go on whose owner ended in the midst of :meth:`checkpoint`; does nothing to another."""
+        """Resume a sandbox whose owner ended during :meth:`checkpoint`. Does nothing to any other sandbox."""
 
     def restore(self, sandbox_id: str, spec: SandboxSpec, directory: Path, image: Path) -> Handle:
-        """Start a sandbox from what :meth:`checkpoint` has saved; see :meth:`start`. Any number may have one image."""
+        """Start a sandbox from an image that :meth:`checkpoint` saved; see :meth:`start`.
+
+        Any number of sandboxes may start from one image.
+        """
         raise RuntimeUnavailable(f"the runtime {self.name!r} keeps no snapshots of live kernels")
 
     def wait_for_claim(self, handle: Handle, directory: Path) -> None:
-        """Freeze one of the layout ``waiting`` until :meth:`claim`."""
+        """Freeze a sandbox of the layout ``waiting`` until :meth:`claim`."""
         self.freeze(handle)
 
     def claim(self, handle: Handle, sandbox_id: str, spec: SandboxSpec, directory: Path) -> None:
-        """Give one of the layout ``waiting`` the limits and the folder of whoever claims it.
+        """Give a sandbox of the layout ``waiting`` the limits and the work folder of the request that claims it.
 
-        Raises RuntimeUnavailable, RuntimeFailed, InvalidRequest; it is to be ended then.
+        Raises RuntimeUnavailable, RuntimeFailed or InvalidRequest. After an error the caller must end the sandbox.
         """
         raise RuntimeUnavailable(f"the runtime {self.name!r} has no sandboxes that wait")
 
     def read_covered(self, directory: Path) -> list[tuple[str, bool]]:
-        """Return the hidden entries of the folder of one of the layout ``claimed``, and whether each is a folder."""
+        """Return the hidden entries in the folder of a ``claimed`` sandbox, and whether each is a folder."""
         return []
 
     @abc.abstractmethod
     def check(self) -> list[Check]:
-        """Try out what the runtime needs of this machine."""
+        """Test what the runtime requires of this machine."""
 
 
 __all__ = ["Check", "Handle", "Runtime", "Usage"]

@@ -1,7 +1,8 @@
-"""Control groups of both versions: where a sandbox's can be made, its limits, and what the counters say.
+"""Find, create and read control groups of both versions, and set a sandbox's limits on them.
 
-As root beneath the server's own group; as an ordinary user where a version 2 group was delegated, which systemd does
-for its user sessions. What cannot be enforced is said by name and with the reason, never left out silently.
+A root server creates them beneath its own group. An ordinary user creates them in a version 2 group that was delegated
+to the user, as systemd does for user sessions. A limit that cannot be enforced is reported by name with the reason, and
+never silently ignored.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from jupyter_agentbox.linux import remove_cgroups
 from jupyter_agentbox.spec import Limits
 
 CPU_PERIOD = 100_000  # microseconds
-#: Of the host's processes and threads for one inside: gVisor needs a few for each. This is only a backstop behind the
-#: limit that gVisor enforces inside, since reaching it ends the sandbox.
+#: Host processes and threads allowed for each one inside, because gVisor needs a few for each. The limit that gVisor
+#: enforces inside comes first. This one is only a backstop, because reaching it ends the sandbox.
 TASKS_PER_PROCESS, TASKS_BASE = 4, 1024
 
 REMEDY = (
@@ -29,25 +30,26 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class Cgroups:
-    """Where groups are made.
+    """The places where control groups can be created.
 
     Parameters
     ----------
     parents : mapping of str to Path
         Parent directory by controller: ``memory``, ``cpu``, ``pids`` and, in version 1, ``cpuacct``.
     reasons : mapping of str to str
-        Why a controller has none.
+        For each controller without a parent, the reason.
     """
 
     parents: Mapping[str, Path] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def enforceable(self) -> dict[str, str | None]:
-        """Tell for each limit why it cannot be enforced; None where it can.
+        """Return for each limit the reason why it cannot be enforced, or None if it can.
 
-        ``processes`` is enforced by gVisor inside, with control groups as a backstop only; ``disk`` by gVisor for
-        each file, for their sum by a limit on the size of the file that holds the writable layer, rounded up to whole
-        GiB, and exactly by the owner, who watches the blocks allocated and ends the sandbox that is over.
+        gVisor enforces ``processes`` inside, and control groups are only a backstop. ``disk`` is enforced in three
+        ways: gVisor limits each file; a limit on the size of the file that holds the writable layer, rounded up to
+        whole GiB, bounds their sum; and the owner watches the allocated blocks and ends a sandbox that exceeds the
+        exact limit.
         """
         return {
             "memory": self._reason("memory"),
@@ -62,16 +64,16 @@ class Cgroups:
         return self.reasons.get(controller, f"there is no {controller} controller")
 
     def name(self, sandbox_id: str) -> tuple[str, ...]:
-        """Return the directories that :meth:`create` makes."""
+        """Return the directories that :meth:`create` creates."""
         return tuple(dict.fromkeys(str(parent / f"agentbox-{sandbox_id}") for parent in self.parents.values()))
 
     def create(self, sandbox_id: str, limits: Limits) -> tuple[str, ...]:
-        """Make the groups of one sandbox with its limits set, and return their directories.
+        """Create the groups of one sandbox, set its limits, and return the directories of the groups.
 
         Raises
         ------
         RuntimeFailed
-            The kernel refused; nothing is left behind.
+            The kernel refused. No group is left behind.
         """
         paths = self.name(sandbox_id)
         try:
@@ -86,9 +88,9 @@ class Cgroups:
 
 
 def lower(paths: Iterable[str], limits: Limits) -> frozenset[str]:
-    """Lower the limits of groups with processes in them, and return the names of those that were not.
+    """Lower the limits of groups that contain processes, and return the names of limits that were not lowered.
 
-    Without a group the owner watches the memory limit, and nobody the share of processor time.
+    Without a group, the owner watches the memory limit, and nothing limits the share of processor time.
     """
     paths = tuple(paths)
     if not paths:
@@ -106,7 +108,7 @@ def lower(paths: Iterable[str], limits: Limits) -> frozenset[str]:
 
 
 def make_settings(limits: Limits) -> dict[str, str]:
-    """Return what to write into which file, for both versions; a file that a group lacks is passed over."""
+    """Return the values to write by file name, for both versions. Files that a group lacks are skipped."""
     quota = max(1000, round(limits.cpus * CPU_PERIOD))
     tasks = limits.processes * TASKS_PER_PROCESS + TASKS_BASE
     return {
@@ -124,7 +126,7 @@ def make_settings(limits: Limits) -> dict[str, str]:
 
 def _set(path: Path, name: str, value: str) -> None:
     file = path / name
-    # Without O_CREAT: a missing file is a setting that this kernel does not have.
+    # Without O_CREAT: a missing file means that this kernel does not have the setting.
     try:
         handle = os.open(file, os.O_WRONLY)
     except FileNotFoundError:
@@ -138,15 +140,15 @@ def _set(path: Path, name: str, value: str) -> None:
 def detect(
     parent: str = "", *, mountinfo: Path = Path("/proc/self/mountinfo"), own: Path = Path("/proc/self/cgroup")
 ) -> Cgroups:
-    """Find where groups can be made.
+    """Find where control groups can be created.
 
     Parameters
     ----------
     parent : str
-        Directory to use for every controller it has (version 2), or a path beneath each controller's own mount
-        (version 1); empty finds one.
+        Directory to use for all its controllers (version 2), or a path beneath each controller's own mount (version 1).
+        Empty selects one automatically.
     mountinfo, own : Path
-        The tables of mounts and of the server's own groups; others in tests only.
+        The tables of mounts and of the server's own groups. Only tests pass other paths.
     """
     try:
         mounts = _read_mounts(mountinfo.read_text())
@@ -175,7 +177,7 @@ def detect(
 
 
 def _read_mounts(text: str) -> dict[str, tuple[str, Path]]:
-    """Return root and mount point by controller; the unified hierarchy has the empty name."""
+    """Return root and mount point by controller. The unified hierarchy has the empty name."""
     found: dict[str, tuple[str, Path]] = {}
     for line in text.splitlines():
         left, _, right = line.partition(" - ")
@@ -202,14 +204,14 @@ def _read_own(text: str) -> dict[str, str]:
 
 
 def _join(point: Path, root: str, path: str) -> Path:
-    """Return the directory of a group on a mount that may show only a part of the hierarchy."""
+    """Return the directory of a group on a mount that may show only part of the hierarchy."""
     if root != "/" and (path + "/").startswith(root.rstrip("/") + "/"):
         path = path[len(root.rstrip("/")) :]
     return point / path.strip("/")
 
 
 def _find_unified(mount: tuple[str, Path] | None, own: str, parent: str) -> Path | None:
-    """Find the nearest group at or above our own that may have children with limits."""
+    """Return the nearest group, at or above our own, that may have children with limits."""
     if mount is None:
         return None
     root, point = mount
@@ -229,7 +231,7 @@ def _can_have_children(place: Path, *, is_top: bool) -> bool:
     wanted = {"memory", "cpu", "pids"}
     missing = wanted - _read_words(place / "cgroup.subtree_control")
     available = missing & _read_words(place / "cgroup.controllers")
-    # A group with processes of its own cannot give controllers to children, except at the very top.
+    # A group that contains processes cannot pass controllers on to children, except at the very top.
     if available and (is_top or not _read_words(place / "cgroup.procs")):
         for controller in sorted(available):
             with contextlib.suppress(OSError):
@@ -249,7 +251,7 @@ def _read_words(path: Path) -> set[str]:
 
 
 def find_of(pid: int, *, mountinfo: Path = Path("/proc/self/mountinfo"), proc: Path = Path("/proc")) -> tuple[str, ...]:
-    """Return the directories of the groups that somebody else made for a process; none for those it shares with us."""
+    """Return the directories of groups that another program created for a process, without those it shares with us."""
     try:
         mounts = _read_mounts(mountinfo.read_text())
         groups, ours = _read_own((proc / f"{pid}/cgroup").read_text()), _read_own((proc / "self/cgroup").read_text())
@@ -267,7 +269,7 @@ def find_of(pid: int, *, mountinfo: Path = Path("/proc/self/mountinfo"), proc: P
 
 
 def read_pids(paths: Iterable[str]) -> list[str] | None:
-    """Return the pids of the processes in the groups; None where there is no group."""
+    """Return the pids of the processes in the groups; None without a group."""
     for path in map(Path, paths):
         with contextlib.suppress(OSError):
             return (path / "cgroup.procs").read_text().split()
@@ -275,7 +277,7 @@ def read_pids(paths: Iterable[str]) -> list[str] | None:
 
 
 def read_memory(paths: Iterable[str]) -> int | None:
-    """Return the bytes in use, without file cache that can be dropped; None where no group counts them."""
+    """Return the bytes in use, without file cache that can be dropped; None if no group counts them."""
     for path in map(Path, paths):
         for name, cache in (("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file")):
             with contextlib.suppress(OSError, ValueError):
@@ -285,9 +287,10 @@ def read_memory(paths: Iterable[str]) -> int | None:
 
 
 def read_pressure(paths: Iterable[str], most: int) -> int | None:
-    """Return the bytes in use, without any file cache if they are more than `most`; None where no group counts them.
+    """Return the bytes in use, excluding all file cache if they exceed `most`; None if no group counts them.
 
-    Cheaper than :func:`read_memory` as long as they are not. What gVisor has allocated for the inside is no file cache.
+    Cheaper than :func:`read_memory` while usage is below `most`. Memory that gVisor allocates for the inside is not
+    file cache.
     """
     for path in map(Path, paths):
         for name, prefix in (("memory.current", ""), ("memory.usage_in_bytes", "total_")):
@@ -301,7 +304,7 @@ def read_pressure(paths: Iterable[str], most: int) -> int | None:
 
 
 def read_cpu(paths: Iterable[str]) -> float | None:
-    """Return the processor seconds used; None where no group counts them."""
+    """Return the processor seconds used; None if no group counts them."""
     for path in map(Path, paths):
         with contextlib.suppress(OSError, ValueError):
             return int((path / "cpuacct.usage").read_text()) / 1e9
@@ -311,14 +314,14 @@ def read_cpu(paths: Iterable[str]) -> float | None:
 
 
 def read_oom_kills(paths: Iterable[str]) -> int:
-    """Return how often the kernel killed for memory in these groups."""
+    """Return the number of out-of-memory kills by the kernel in these groups."""
     return sum(
         _read_key(Path(path) / name, "oom_kill") for path in paths for name in ("memory.events", "memory.oom_control")
     )
 
 
 def read_all_oom_kills() -> int:
-    """Return how often the kernel killed for memory on this machine."""
+    """Return the number of out-of-memory kills by the kernel on this machine."""
     return _read_key(Path("/proc/vmstat"), "oom_kill")
 
 

@@ -1,12 +1,12 @@
-"""The short-lived process that turns into ``runsc``, in namespaces of its own.
+"""The short-lived process that enters its own namespaces and then becomes ``runsc``.
 
-Run by :mod:`.namespaces` in a ``python -I -S -B``: a program of its own, so that the server, which has
-threads, never runs Python code in a forked child. Standard library only, and as little of it as can be: the time it
-takes is part of every start (hence :mod:`marshal` for the configuration, which is built in).
+:mod:`.namespaces` runs it with ``python -I -S -B``. It is a separate program so that the server, which has threads,
+never runs Python code in a forked child. It uses the standard library only and imports as little as possible, because
+its run time is part of every start. For the same reason the configuration arrives as :mod:`marshal`, which is built in.
 
-Conversation: this program, compiled, and the configuration arrive on stdin; after ``unshare`` one byte goes to stdout;
-the parent writes the id maps and answers with one byte; then this process builds the file system view, which no other
-process can see, and executes the command. What goes wrong is one line on stderr and exit status 111.
+The protocol: this program, compiled, and the configuration arrive on stdin. After ``unshare`` it writes one byte to
+stdout. The parent writes the id maps and answers with one byte. The process then builds the file system view, which no
+other process can see, and executes the command. It reports a failure as one line on stderr and exit status 111.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ import sys
 import time
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # typing itself would be slow to import
+if TYPE_CHECKING:  # importing typing would be slow
     from collections.abc import Callable
     from typing import Any
 
@@ -34,13 +34,13 @@ SYS_OPEN_TREE, SYS_MOVE_MOUNT = 428, 429
 OPEN_TREE_CLONE, MOVE_MOUNT_EMPTY_PATHS = 1, 0x04 | 0x40
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 
-#: Hidden entries that are covered: each is a mount. Bytes of their paths, which the stage holds.
+#: Limits on covered hidden entries. Each cover is a mount, and the stage holds the bytes of all paths.
 MAX_COVERS, MAX_COVER_BYTES = 10_000, 4 << 20
-#: Bytes of one path in the work folder, for code inside has to name it.
+#: Maximum bytes of one path in the work folder, because code inside has to be able to name it.
 MAX_COVER_PATH = 4000
-#: Seconds that the search for them may take.
+#: Seconds that the search for hidden entries may take.
 SEARCH_TIME = 10.0
-#: Exit status after a refusal, and what its line on stderr begins with.
+#: Exit status after a refusal, and the prefix of its line on stderr.
 REFUSED_STATUS, REFUSED = 112, "launcher refuses: "
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -48,8 +48,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 SECCOMP_ALLOW, SECCOMP_EPERM, SECCOMP_ENOSYS = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
-#: By machine: the audit number of its architecture, and for each call that sets a file's mode its number, which
-#: argument the mode is, and which the flags without whose O_CREAT there is none.
+#: By machine: the audit number of the architecture, and the calls that set a file's mode. Each call is its number, the
+#: index of the mode argument, and the index of the flags argument (without O_CREAT in the flags the mode is unused).
 MODE_CALLS: dict[str, tuple[int, tuple[tuple[int, int, int | None], ...]]] = {
     "x86_64": (
         0xC000003E,
@@ -59,16 +59,17 @@ MODE_CALLS: dict[str, tuple[int, tuple[tuple[int, int, int | None], ...]]] = {
     "aarch64": (0xC00000B7, ((52, 1, None), (53, 2, None), (452, 2, None), (33, 2, None), (56, 3, 2))),
 }  # fmt: skip
 SET_ID_BITS, O_CREAT = 0o6000, 0o100
-#: By machine as well: the call by which gVisor, each time one of its processes starts, has the kernel wait for all
-#: processors, for a call of that name inside, which then is one that does not exist.
+#: By machine: the number of the membarrier call. gVisor makes this call each time one of its processes starts, to offer
+#: a call of that name inside, and the kernel then waits for all processors. If it is refused, the call does not exist
+#: inside.
 MEMBARRIER = {"x86_64": 324, "aarch64": 283}
 
 
 def make_filter(machine: str) -> bytes:
-    """Return the program, in the kernel's form, that refuses the calls which would set a set-user-id or -group-id bit.
+    """Return a seccomp program, in the kernel's binary form, that refuses calls which set a set-id bit.
 
-    Files made in a work folder are the user's outside, so such a bit would lend the user's identity to anybody. It
-    refuses :data:`MEMBARRIER` as well.
+    On the host, files that code creates in a work folder belong to the user, so a set-user-id or set-group-id bit would
+    give the user's identity to anyone. The program also refuses :data:`MEMBARRIER`.
     """
     audit, calls = MODE_CALLS[machine]
 
@@ -76,7 +77,7 @@ def make_filter(machine: str) -> bytes:
         return struct.pack("=HBBI", code, yes, no, value)
 
     def argument(number: int) -> bytes:
-        return step(0x20, 0, 0, 16 + 8 * number)  # the lower half of it
+        return step(0x20, 0, 0, 16 + 8 * number)  # the lower half of the argument
 
     body = [step(0x15, 0, 1, MEMBARRIER[machine]), step(0x06, 0, 0, SECCOMP_ENOSYS)]
     for number, mode, flags in calls:
@@ -90,7 +91,7 @@ def make_filter(machine: str) -> bytes:
 
 
 def refuse_calls() -> None:
-    """Keep this process and all it starts from making set-user-id files. Raises OSError where that cannot be had."""
+    """Forbid this process and its children to create set-user-id files. Raises OSError if the filter cannot be set."""
     machine = os.uname().machine
     if machine not in MODE_CALLS:
         raise OSError(errno.ENOTSUP, "no filter of file modes is known for this machine", machine)
@@ -115,7 +116,7 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
 
 
 def restrict(target: str, is_writable: bool) -> None:
-    """Make the whole tree of mounts at ``target`` nosuid and nodev, and read-only unless ``is_writable``."""
+    """Make the whole tree of mounts at ``target`` nosuid and nodev, and also read-only unless ``is_writable``."""
     flags = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | (0 if is_writable else MOUNT_ATTR_RDONLY)
     attributes = flags.to_bytes(8, sys.byteorder) + bytes(24)
     result = libc.syscall(
@@ -128,7 +129,7 @@ def restrict(target: str, is_writable: bool) -> None:
 
 
 def restrict_each(target: str, is_writable: bool) -> None:
-    """Do what :func:`restrict` does on a kernel before 5.12, mount by mount."""
+    """Do the same as :func:`restrict`, mount by mount, on a kernel before 5.12."""
     kept = {"noexec": 8, "noatime": 1024, "nodiratime": 2048, "relatime": 1 << 21, "ro": MS_RDONLY}
     with open("/proc/self/mountinfo") as table:
         rows = [line.split() for line in table]
@@ -142,7 +143,7 @@ def restrict_each(target: str, is_writable: bool) -> None:
 
 
 def open_without_links(path: str) -> int:
-    """Open an absolute path for its name only, one component at a time: no symbolic link is ever followed."""
+    """Open an absolute path as a reference (``O_PATH``), one component at a time, without following symbolic links."""
     handle = os.open("/", os.O_PATH | os.O_DIRECTORY)
     try:
         for part in [part for part in path.split("/") if part]:
@@ -158,7 +159,7 @@ def open_without_links(path: str) -> int:
 
 
 def make_matcher(patterns: list[str]) -> "Callable[[str], bool]":
-    """Return a predicate on names. The usual patterns, a prefix and a star, need no regular expressions."""
+    """Return a predicate on names. The usual patterns, a prefix and a star, do not import regular expressions."""
     if all(pattern[-1:] == "*" and not set(pattern[:-1]) & set("*?[") for pattern in patterns):
         prefixes = tuple(pattern[:-1] for pattern in patterns)
         return lambda name: name.startswith(prefixes)
@@ -168,23 +169,23 @@ def make_matcher(patterns: list[str]) -> "Callable[[str], bool]":
 
 
 class Refused(Exception):
-    """The work folder cannot be used; the sentence is for whoever starts the sandbox."""
+    """The work folder cannot be used. The message is for the user who starts the sandbox."""
 
 
 class Search:
-    """Finds every hidden entry beneath a folder, at any depth, or refuses the folder.
+    """A search for every hidden entry beneath a folder, at any depth.
 
-    No link is followed. What lies in a hidden folder is covered with it, so it is not looked at. A folder that cannot
-    be listed counts as hidden.
+    If the search cannot be completed, the folder is refused. No link is followed. A hidden folder is covered as a
+    whole, so its contents are not read. A folder that cannot be listed counts as hidden.
 
     Parameters
     ----------
     top : str
-        Where it is looked at.
+        Path of the folder to search.
     is_hidden : callable
-        Judges a name.
+        Predicate on names.
     folder : str
-        What a refusal calls the folder.
+        Name of the folder in a refusal.
     """
 
     def __init__(self, top: str, is_hidden: "Callable[[str], bool]", folder: str) -> None:
@@ -196,7 +197,7 @@ class Search:
         self._deadline = time.monotonic() + SEARCH_TIME
 
     def run(self) -> "list[tuple[str, bool]]":
-        """Return relative paths, and whether each is a folder. Raises Refused."""
+        """Return the relative paths of hidden entries, and whether each is a folder. Raises Refused."""
         stack: list[tuple[str, int, list[str]]] = []
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         prefix = ""
@@ -216,7 +217,7 @@ class Search:
                         self._add(prefix, True)
                     elif error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                         raise
-                    continue  # else: it is gone, or no folder any more
+                    continue  # else: the entry no longer exists, or is no longer a folder
                 stack.append((prefix + "/", handle, []))
                 stack[-1][2].extend(self._list(prefix + "/", handle))
         except OSError as error:
@@ -227,7 +228,7 @@ class Search:
         return self.found
 
     def _list(self, prefix: str, handle: int) -> "list[str]":
-        """Note the hidden entries of one folder, and return its other folders."""
+        """Record the hidden entries of one folder, and return its other folders."""
         folders = []
         with os.scandir(handle) as entries:
             for entry in entries:
@@ -266,12 +267,12 @@ class Search:
 
 
 def find_hidden(top: str, is_hidden: "Callable[[str], bool]", folder: str = "") -> "list[tuple[str, bool]]":
-    """List all hidden entries beneath ``top``; see :class:`Search`. Raises Refused."""
+    """Return all hidden entries beneath ``top``; see :class:`Search`. Raises Refused."""
     return Search(top, is_hidden, folder or top).run()
 
 
 def cover(handle: int, stage: str) -> None:
-    """Mount emptiness over whatever ``handle`` is, a symbolic link itself included."""
+    """Mount an empty file or folder over what ``handle`` refers to, which may be a symbolic link itself."""
     target = f"/proc/self/fd/{handle}"
     is_folder = stat.S_ISDIR(os.fstat(handle).st_mode)
     mount(stage + ("/empty" if is_folder else "/nothing"), target, None, MS_BIND)
@@ -280,9 +281,9 @@ def cover(handle: int, stage: str) -> None:
 def mount_workspace(
     stage: str, path: str, source: str, device: int, inode: int, patterns: list[str], is_writable: bool
 ) -> list[tuple[str, bool]]:
-    """Bind the workspace at ``<stage>/<path>`` with its hidden entries covered, and return what was covered.
+    """Bind the workspace at ``<stage>/<path>``, cover its hidden entries, and return the covered entries.
 
-    The folder that the parent has judged is known by device and inode: one that was put in its place since is refused.
+    The parent has checked the folder and identifies it by device and inode. A folder that has replaced it is refused.
     """
     covered: list[tuple[str, bool]] = []
     target = stage + "/" + path
@@ -295,11 +296,11 @@ def mount_workspace(
     restrict(target, is_writable)
     if patterns:
         for empty in (stage + "/empty", stage + "/nothing"):
-            # Read-only mounts of their own, so that what is bound from them is read-only too.
+            # These are separate read-only mounts, so that everything bound from them is read-only too.
             mount(empty, empty, None, MS_BIND)
             restrict(empty, False)
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))  # one for each folder of a path
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))  # one descriptor for each folder of a path
         found_entries = find_hidden(target, make_matcher(patterns), source)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         for path, _ in found_entries:
@@ -307,9 +308,9 @@ def mount_workspace(
                 handle = open_without_links(target + "/" + path)
             except OSError as error:
                 if error.errno == errno.ELOOP and "/" not in path:
-                    # A link leads nowhere but inside; its text is all there is to hide.
+                    # A link leads nowhere outside the sandbox, so only its text needs hiding.
                     covered += cover_link(target + "/" + path, path, stage)
-                continue  # else: gone or replaced by a link since it was listed
+                continue  # else: removed or replaced by a link since it was listed
             try:
                 covered.append((path, stat.S_ISDIR(os.fstat(handle).st_mode)))
                 cover(handle, stage)
@@ -327,7 +328,7 @@ def cover_link(location: str, path: str, stage: str) -> list[tuple[str, bool]]:
         cover(handle, stage)
         return [(path, False)]
     except OSError:
-        return []  # not every kernel mounts over links
+        return []  # some kernels cannot mount over links
     finally:
         os.close(handle)
 
@@ -365,7 +366,7 @@ def build(stage: str, plan: "list[tuple[Any, ...]]") -> None:
             covered = mount_workspace(stage, path, *rest)
         elif step == "covered":
             with open(path if path.startswith("/") else target, "wb") as raw:
-                for name, is_folder in covered:  # as guest/covers.py reads it
+                for name, is_folder in covered:  # in the format that guest/covers.py reads
                     raw.write((b"d" if is_folder else b"f") + os.fsencode(name) + b"\0")
         elif step == "config":
             with open(path, "w") as file:
@@ -377,14 +378,16 @@ def build(stage: str, plan: "list[tuple[Any, ...]]") -> None:
 
 
 def join(pid: int, start_time: int, target: str) -> "Callable[[str], None]":
-    """Enter the user namespace of a running sandbox, with mounts of our own; returns what moves a tree into its view.
+    """Enter the user namespace of a running sandbox and return a function that moves a tree into its view.
+
+    The process gets a mount namespace of its own.
 
     Parameters
     ----------
     pid, start_time : int
-        The process that has the sandbox's view of the host's files.
+        A process with the sandbox's view of the host's files.
     target : str
-        Where in that view.
+        Path in that view to which the tree is moved.
     """
     namespaces = [os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY) for kind in ("user", "mnt")]
     check(libc.setns(namespaces[0], CLONE_NEWUSER), "setns")
@@ -407,22 +410,23 @@ def join(pid: int, start_time: int, target: str) -> "Callable[[str], None]":
 
 
 def give(config: "dict[str, Any]") -> None:
-    """Mount what was planned into the view of a running sandbox."""
+    """Mount the planned tree into the view of a running sandbox."""
     move = join(*config["join"])
     build(config["stage"], config["plan"])
     move(config["stage"] + "/claim/work")
 
 
 def wait(folder: str) -> None:
-    """Have all at hand to do that at once, when somebody asks by the FIFO ``ask``; ``answer`` is for the result.
+    """Wait for a request on the FIFO ``ask``, then do the same as :func:`give` and write the result to ``answer``.
 
-    A process of nobody's, whose command line names the sandbox, so that it ends with that.
+    Everything is loaded in advance, so that the claim is fast. The process detaches from its parent. Its command line
+    names the sandbox, so it ends together with the sandbox.
     """
     if os.fork():
         os._exit(0)
     with open(folder + "/ask", "rb") as file:
         config = marshal.loads(file.read())
-    with open(folder + "/answer", "w") as answer:  # before it sees other files
+    with open(folder + "/answer", "w") as answer:  # opened before this process sees other files
         try:
             give(config)
             answer.write("ok")
@@ -448,7 +452,7 @@ def main() -> None:
     check(libc.unshare(CLONE_NEWUSER | CLONE_NEWNS), "unshare")
     os.write(1, b"u")
     if sys.stdin.buffer.read(1) != b"m":
-        raise SystemExit(111)  # the parent could not write the maps, or is gone
+        raise SystemExit(111)  # the parent could not write the maps, or has ended
     os.setresgid(0, 0, 0)
     if config["may_set_groups"]:
         os.setgroups([])

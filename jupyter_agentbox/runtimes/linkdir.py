@@ -1,9 +1,9 @@
-"""The directory of a sandbox's link, as the host uses it.
+"""Create, list and remove entries in the directory of a sandbox's link, on the host.
 
-Where user code is uid 0 inside, it can create, rename and replace any entry of this directory at any moment, between
-two system calls of the host too. So the host opens nothing by a name in it. A FIFO is made and opened in the
-sandbox's own directory, which is never shown inside, and moved into the link's directory when it is open. What earlier
-owners left there is only ever opened as a reference to the entry itself, without following links.
+Code that is uid 0 inside can create, rename and replace any entry of this directory at any moment, even between two
+system calls of the host. So the host never opens an entry of this directory by name. It creates and opens a FIFO in
+the sandbox's own directory, which is never visible inside, and moves it into the link's directory once it is open. For
+entries that earlier owners left, the host opens only a reference to the entry itself, without following links.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-#: Where a FIFO is made, in the directory above.
+#: Name of a FIFO while it is created, in the directory above.
 _PRIVATE_NAME = "fifo.new"
-#: Entries that are looked at; code inside may have made any number.
+#: Maximum number of entries to read, because code inside can create any number.
 MAX_ENTRIES = 4096
 
 
 def share_fifo(directory: Path, name: str, flags: int) -> int:
-    """Make a FIFO in the link's directory and return a descriptor of this end, which does not block.
+    """Create a FIFO in the link's directory and return a nonblocking descriptor of the host's end.
 
-    The guest sees the FIFO only once this end is open: inside gVisor, opening a FIFO that nobody reads does not return.
+    The guest sees the FIFO only after this end is open, because inside gVisor opening a FIFO without a reader hangs.
 
     Parameters
     ----------
     directory : Path
-        The link's directory. Nothing inside can write the directory that it lies in.
+        The link's directory. Code inside cannot write to its parent directory.
     name : str
-        New name of the FIFO. An entry that has it already is replaced.
+        Name of the new FIFO. An existing entry of this name is replaced.
     flags : int
         ``os.O_RDONLY`` or ``os.O_RDWR``.
 
     Raises
     ------
     OSError
-        It could not be made or moved.
+        The FIFO could not be created or moved.
     """
     private = directory.parent / _PRIVATE_NAME
     private.unlink(missing_ok=True)  # left by an owner that was killed
@@ -68,7 +68,7 @@ def list_names(directory: Path) -> list[str]:
 
 
 def remove_names(directory: Path, names: Iterable[str]) -> None:
-    """Remove entries of the link's directory. One that cannot be removed stays."""
+    """Remove entries of the link's directory. Entries that cannot be removed are skipped."""
     with contextlib.suppress(OSError), _opened(directory) as handle:
         for name in names:
             with contextlib.suppress(OSError):
@@ -78,7 +78,8 @@ def remove_names(directory: Path, names: Iterable[str]) -> None:
 def reference_fifos(directory: Path, most: int) -> list[int]:
     """Return ``O_PATH`` descriptors of up to `most` FIFOs in the link's directory.
 
-    Each stays that FIFO whatever takes its name. To open it, open ``/proc/self/fd/N``.
+    Each descriptor keeps referring to its FIFO, even if another entry takes the name. To open the FIFO, open
+    ``/proc/self/fd/N``.
     """
     found: list[int] = []
     with _opened(directory) as handle:

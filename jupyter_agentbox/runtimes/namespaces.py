@@ -1,8 +1,8 @@
-"""Run a command as root of a user namespace and a mount namespace of its own.
+"""Run a command as root of its own user namespace and mount namespace.
 
-The server itself never forks Python code: :mod:`.launcher` is started as a program. No mount it makes is ever visible
-outside, and no privilege it has there reaches out of it. Its neighbours: :mod:`.rootfs` plans what the launcher mounts,
-``runtimes.runsc.runtime`` says which command.
+The server itself never forks Python code: it starts :mod:`.launcher` as a program. The mounts that the launcher makes
+are never visible outside, and its privileges there do not extend outside. :mod:`.rootfs` plans what the launcher
+mounts, and ``runtimes.runsc.runtime`` provides the command.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from jupyter_agentbox.spec import USER_ID
 from . import launcher
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
-#: Runs what it is given first. A program's own file would be compiled anew each time.
+#: Program that runs the code it receives first. Run from its file, the launcher would be compiled again each time.
 _LOADER = "import marshal, sys; exec(marshal.load(sys.stdin.buffer))"
-#: A host id that owns nothing, for the guest's own processes when the server is root.
+#: A host id that owns nothing, for the guest's own processes if the server is root.
 NOBODY = 65534
-#: Inner id at which a root server's own files show where the work files belong to somebody else.
+#: Inner id of a root server's own files, if the work files belong to another user.
 SERVER_ID = 1001
 
-#: What may forbid user namespaces: a file of /proc/sys, the value that does, and the value that does not.
+#: Settings that can forbid user namespaces: a file of /proc/sys, the value that forbids them, and one that allows them.
 _SWITCHES = (
     ("user/max_user_namespaces", "0", "15000"),
     ("kernel/unprivileged_userns_clone", "0", "1"),  # Debian
-    ("kernel/apparmor_restrict_unprivileged_userns", "1", "0"),  # Ubuntu: they are made there, and have no rights
+    ("kernel/apparmor_restrict_unprivileged_userns", "1", "0"),  # Ubuntu: they can be made, but have no rights
 )
 
-#: Exit status of a launcher that could not do its part.
+#: Exit status of a launcher that failed.
 LAUNCHER_FAILED = 111
 
-#: Directory, beneath a sandbox's, of what waits to give it its folder; seconds that this may take to start.
+#: Directory of the claim helper, beneath a sandbox's directory, and seconds that the helper may take to start.
 HELPER, HELPER_TIMEOUT = "helper", 30.0
 
 Entry = tuple[int, int, int]
@@ -54,7 +54,7 @@ Entry = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class IdMaps:
-    """Which ids inside are which outside, as lines of ``uid_map`` and ``gid_map``.
+    """The mapping between ids inside and outside, as lines of ``uid_map`` and ``gid_map``.
 
     Parameters
     ----------
@@ -63,9 +63,9 @@ class IdMaps:
     user : int
         Inner id of user code.
     is_direct : bool
-        The server may write the maps itself; otherwise ``newuidmap`` does.
+        Whether the server can write the maps itself; otherwise ``newuidmap`` does.
     may_set_groups : bool
-        Supplementary groups can be dropped.
+        Whether supplementary groups can be dropped.
     """
 
     uids: tuple[Entry, ...]
@@ -83,19 +83,19 @@ def make_id_maps(
     owner: tuple[int, int] | None = None,
     spare: tuple[int, int] | None = None,
 ) -> IdMaps:
-    """Decide the id maps.
+    """Choose the id maps of a sandbox.
 
-    User code is the owner of the work files and not root inside, the guest is an id that owns nothing. Where there is
-    no spare id for the guest, or user code is to be root inside, inner root is the server's own id.
+    User code has the id that owns the work files, and is not root inside. The guest has an id that owns nothing. If no
+    spare id is available for the guest, or user code must be root inside, inner root is the server's own id.
 
     Parameters
     ----------
     uid, gid : int
         Effective ids of the server.
     is_root : bool
-        User code is to be uid 0 inside.
+        Whether user code must be uid 0 inside.
     owner : (int, int), optional
-        Ids that own the workspace. Only a root server can be somebody else to its work files.
+        Ids that own the workspace. They can differ from the server's ids only if the server is root.
     spare : (int, int), optional
         Host ids for inner root.
     """
@@ -105,7 +105,7 @@ def make_id_maps(
     uids: list[Entry] = [(0, spare[0], 1), (USER_ID, user, 1)]
     gids: list[Entry] = [(0, spare[1], 1), (USER_ID, group, 1)]
     if user != uid:
-        # Without the server's own id in the map the launcher could not pass the server's private directories.
+        # Without the server's own id in the map, the launcher could not traverse the server's private directories.
         uids.append((SERVER_ID, uid, 1))
     if group != gid:
         gids.append((SERVER_ID, gid, 1))
@@ -113,7 +113,7 @@ def make_id_maps(
 
 
 def find_spare_ids(uid: int, etc: Path = Path("/etc"), proc: Path = Path("/proc")) -> tuple[int, int] | None:
-    """Find host ids that own nothing: one for root servers, the first subordinate ids for ordinary users."""
+    """Return host ids that own nothing: a fixed one for root servers, the first subordinate ids for other users."""
     if uid == 0:
         is_mapped = all(_is_mapped(proc / "self" / name, NOBODY) for name in ("uid_map", "gid_map"))
         return (NOBODY, NOBODY) if is_mapped else None
@@ -124,21 +124,21 @@ def find_spare_ids(uid: int, etc: Path = Path("/etc"), proc: Path = Path("/proc"
 
 
 def find_forbidding(uid: int | None = None, proc: Path = Path("/proc")) -> list[str]:
-    """List the commands that set what forbids this user (or `uid`) user namespaces."""
+    """Return the commands that change settings which forbid user namespaces to this user (or `uid`)."""
     is_root = (os.geteuid() if uid is None else uid) == 0
     found = []
     for name, bad, good in _SWITCHES:
         try:
             value = (proc / "sys" / name).read_text().strip()
         except OSError:
-            continue  # this system has no such switch
+            continue  # this system has no such setting
         if value == bad and not (is_root and "unprivileged" in name):
             found.append(f"sysctl -w {name.replace('/', '.')}={good}")
     return found
 
 
 def namespace_remedy(uid: int | None = None, proc: Path = Path("/proc")) -> str:
-    """Return what gives this user (or `uid`) user namespaces: commands, where it is seen what forbids them."""
+    """Return the remedy that allows user namespaces to this user (or `uid`): commands, if the cause is known."""
     commands = " && ".join(find_forbidding(uid, proc))
     return commands or "in a container, permit unshare and mount: by its seccomp and AppArmor profiles"
 
@@ -171,7 +171,7 @@ def _find_subordinate(path: Path, uid: int) -> int | None:
 
 @dataclass(frozen=True)
 class Launch:
-    """What to run, and in which surroundings.
+    """A command and the environment to run it in.
 
     Parameters
     ----------
@@ -180,18 +180,18 @@ class Launch:
     maps : IdMaps
         The id maps.
     stage : Path, optional
-        An empty directory over which the planned view is mounted; None mounts nothing.
+        An empty directory over which the planned view is mounted; None for no mounts.
     plan : list
         Steps from :func:`.rootfs.make_plan`.
     cgroups : sequence of str
         ``cgroup.procs`` files of the groups to run in.
     processors : int
-        Stay on this many processors; 0 leaves the affinity alone.
+        Number of processors to stay on; 0 leaves the affinity unchanged.
     file_size : int
-        Bytes that no file of these processes may grow over; 0 leaves it open.
+        Maximum bytes of any file that these processes write; 0 for no limit.
     join : (int, int, str), optional
-        Run nothing, and move what the plan made at ``claim/work`` into the view of a running sandbox: pid and start
-        time of a process of it, and where.
+        If given, no command runs. Instead, the tree that the plan builds at ``claim/work`` is moved into the view of a
+        running sandbox. The values are the pid and start time of a process of that sandbox, and the target path.
     """
 
     command: Sequence[str]
@@ -205,19 +205,19 @@ class Launch:
 
 
 def run(launch: Launch, log: Path, timeout: float) -> int:
-    """Run it to its end; its output is appended to ``log``.
+    """Run a command to its end and append its output to ``log``.
 
     Returns
     -------
     int
-        Its exit status.
+        Exit status of the command.
 
     Raises
     ------
     RuntimeUnavailable
-        The namespaces or the id maps cannot be had here.
+        The namespaces or the id maps are not available here.
     RuntimeFailed
-        It took longer than ``timeout`` seconds, and was killed with its session.
+        It took longer than ``timeout`` seconds and was killed.
     InvalidRequest
         The work folder cannot be used.
     """
@@ -231,7 +231,7 @@ def run(launch: Launch, log: Path, timeout: float) -> int:
         "may_set_groups": launch.maps.may_set_groups,
         "env": {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
     }
-    # A sweep must find it even if this process ends before it is what it is to become.
+    # The marker lets a sweep find the process even if this process ends before the launcher becomes runsc.
     mark = [f"--root={launch.stage.with_name('state')}"] if launch.stage else []
     with _open_log(log) as output:
         process = subprocess.Popen(
@@ -245,13 +245,13 @@ def run(launch: Launch, log: Path, timeout: float) -> int:
             start_new_session=True,
         )
     try:
-        # Each takes the kernel milliseconds, while the interpreter starts.
+        # Joining each group takes the kernel milliseconds, so it happens while the interpreter starts.
         _join_cgroups(process.pid, launch.cgroups)
         return _converse(process, _compile_launcher() + marshal.dumps(config), launch, deadline, log)
     except subprocess.TimeoutExpired:
         raise RuntimeFailed(f"{Path(launch.command[0]).name} did not answer within {timeout:g} s") from None
     finally:
-        process.kill()  # does nothing to one that has ended and was waited for
+        process.kill()  # does nothing if the process has ended and was reaped
         process.wait()
         for stream in (process.stdin, process.stdout):
             if stream is not None:
@@ -259,12 +259,12 @@ def run(launch: Launch, log: Path, timeout: float) -> int:
 
 
 def _open_log(log: Path) -> IO[bytes]:
-    """Open a log to add to it; only this user may enter its directory.
+    """Open a log for appending; only this user may enter its directory.
 
-    runsc makes the id that is root inside its owner, and more is to be added to it after that.
+    runsc gives the log to the id that is root inside, and more has to be appended after that.
     """
     file = log.open("ab")
-    with contextlib.suppress(PermissionError):  # it is that id's already, and writable
+    with contextlib.suppress(PermissionError):  # the log belongs to that id already, and is writable
         os.fchmod(file.fileno(), 0o666)
     return file
 
@@ -275,19 +275,19 @@ def _compile_launcher() -> bytes:
 
 
 def _join_cgroups(pid: int, cgroups: Sequence[str]) -> None:
-    """Move a process that waits for its orders."""
+    """Move a process that waits for its configuration into control groups."""
     try:
         for path in cgroups:
             with open(path, "w") as file:
                 file.write(str(pid))
     except ProcessLookupError:
-        pass  # it has ended: its last words are in the log
+        pass  # it has ended, and the log contains its output
     except OSError as error:
         raise RuntimeFailed(f"the sandbox could not be put into its control group {path}: {error.strerror}") from error
 
 
 def start_helper(directory: Path, log: Path) -> None:
-    """Start what waits to do a ``join`` for a sandbox, so that nobody waits for a program to start then."""
+    """Start a helper that waits to ``join`` a sandbox, so that a claim does not wait for a program to start."""
     folder = directory / HELPER
     folder.mkdir(mode=0o700)
     for name in ("ask", "answer"):
@@ -301,12 +301,12 @@ def start_helper(directory: Path, log: Path) -> None:
 
 
 def ask_helper(launch: Launch, directory: Path, timeout: float) -> str | None:
-    """Have the helper of a sandbox do a ``join``.
+    """Let a sandbox's helper carry out a ``join``.
 
     Returns
     -------
     str or None
-        What went wrong, empty if nothing did; None where there is no helper any more, and nothing was done.
+        What failed, or an empty string on success; None if the helper no longer exists and nothing was done.
     """
     folder = directory / HELPER
     config = marshal.dumps({"join": launch.join, "stage": str(launch.stage), "plan": launch.plan})
@@ -337,8 +337,8 @@ def _converse(process: subprocess.Popen[bytes], config: bytes, launch: Launch, d
         while view:
             view = view[process.stdin.write(view) or 0 :]
     except BrokenPipeError:
-        pass  # it has ended: its last words are in the log
-    poll = select.poll()  # select() itself takes no descriptor over 1023, and servers have many
+        pass  # it has ended, and the log contains its output
+    poll = select.poll()  # select() accepts no descriptor over 1023, and servers have many
     poll.register(process.stdout, select.POLLIN)
     if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
         raise subprocess.TimeoutExpired("launcher", 0)
@@ -364,14 +364,14 @@ def _converse(process: subprocess.Popen[bytes], config: bytes, launch: Launch, d
 
 
 def raise_refusal(words: str) -> None:
-    """Raise the launcher's refusal of a work folder as an InvalidRequest, if ``words`` have one."""
+    """Raise InvalidRequest if ``words`` contain the launcher's refusal of a work folder."""
     _, sign, sentence = words.rpartition(launcher.REFUSED)
     if sign:
         raise InvalidRequest(sentence, field="workspace", setting="hidden_files of the profile, Policy.hidden_files")
 
 
 def _wait(process: subprocess.Popen[bytes], deadline: float) -> int:
-    """Return its exit status at once when it ends, where ``Popen.wait`` with a timeout looks 20 times a second."""
+    """Return the exit status as soon as a process ends; ``Popen.wait`` with a timeout polls only 20 times a second."""
     handle = os.pidfd_open(process.pid)
     try:
         poll = select.poll()
@@ -384,7 +384,7 @@ def _wait(process: subprocess.Popen[bytes], deadline: float) -> int:
 
 
 def write_id_maps(pid: int, maps: IdMaps, timeout: float) -> None:
-    """Write the id maps of a process that has just made its user namespace."""
+    """Write the id maps of a process that has just created its user namespace."""
     try:
         if not maps.is_direct:
             for program, entries in (("newuidmap", maps.uids), ("newgidmap", maps.gids)):
@@ -401,7 +401,7 @@ def write_id_maps(pid: int, maps: IdMaps, timeout: float) -> None:
             Path(f"/proc/{pid}/setgroups").write_text("deny")
         for name, entries in (("uid_map", maps.uids), ("gid_map", maps.gids)):
             text = "".join(f"{inner} {outer} {count}\n" for inner, outer, count in entries)
-            # In one write: the kernel takes no second one.
+            # A single write: the kernel accepts no second one.
             Path(f"/proc/{pid}/{name}").write_text(text)
     except (OSError, subprocess.CalledProcessError) as error:
         detail = (
@@ -414,7 +414,7 @@ def write_id_maps(pid: int, maps: IdMaps, timeout: float) -> None:
 
 
 def find_python() -> str:
-    """Return the interpreter itself rather than a virtual environment's link to it."""
+    """Return the path of the base interpreter instead of a virtual environment's link to it."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 

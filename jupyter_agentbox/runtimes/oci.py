@@ -1,4 +1,8 @@
-"""Turn a decided sandbox into an OCI runtime configuration: a pure function, tested by comparing whole results."""
+"""Convert a sandbox's specification into an OCI runtime configuration.
+
+The functions are pure, and tests compare whole results. :mod:`.rootfs` plans the file system that the configuration
+refers to.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,10 @@ from jupyter_agentbox.spec import CLAIM_DIR, GUEST_DIR, HOME, MIB, WORKSPACE, Li
 
 from .rootfs import HOSTNAME, hides_entries
 
-#: What the guest needs to run programs as another user, to bind low ports on loopback, and to read what is the user's.
+#: Capabilities of the guest: to run programs as another user, to bind low ports on loopback, and to read the user's
+#: files.
 GUEST_CAPABILITIES = ("CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_NET_BIND_SERVICE", "CAP_SETGID", "CAP_SETUID")
-#: And what package managers need, where user code is root inside.
+#: Additional capabilities for package managers, if user code is root inside.
 ROOT_CAPABILITIES = (*GUEST_CAPABILITIES, "CAP_CHOWN", "CAP_FOWNER", "CAP_FSETID", "CAP_SETFCAP", "CAP_SYS_CHROOT")
 
 MASKED = (
@@ -23,12 +28,12 @@ MASKED = (
 )  # fmt: skip
 READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 OPEN_FILES = 65536
-#: The program that covers hidden entries inside before the guest runs.
+#: The program that covers hidden entries inside before the guest starts.
 COVERS = GUEST / "covers.py"
 
 
 def make_rlimits(limits: Limits) -> dict[str, int]:
-    """Return the resource limits of everything inside, by their names without the prefix."""
+    """Return the resource limits of all processes inside, by their names without the prefix ``RLIMIT_``."""
     return {"CORE": 0, "FSIZE": limits.disk, "NOFILE": OPEN_FILES, "NPROC": limits.processes}
 
 
@@ -40,18 +45,18 @@ def make_config(
     python: str,
     user: int,
 ) -> dict[str, Any]:
-    """Return the configuration.
+    """Return the OCI configuration of a sandbox.
 
     Parameters
     ----------
     spec : SandboxSpec
-        What was decided.
+        The sandbox's specification.
     stage : Path
-        Where the launcher builds ``root`` and ``workspace``.
+        Directory in which the launcher builds ``root`` and ``workspace``.
     link : Path
         Directory of the link's two FIFOs.
     python : str
-        Interpreter inside that runs the guest.
+        Interpreter inside the sandbox that runs the guest.
     user : int
         Inner id of user code.
     """
@@ -62,10 +67,10 @@ def make_config(
     capabilities = sorted(ROOT_CAPABILITIES if spec.is_root else GUEST_CAPABILITIES)
     covers_first = spec.layout == "plain" and hides_entries(spec)
     if spec.layout == "waiting" or covers_first:
-        # PID 1's alone, until it has covered what is hidden, before which no user's code runs: to mount, and to give
-        # that up.
+        # Only PID 1 has these capabilities: to mount covers over hidden entries, and to drop the capabilities. It does
+        # so before any user code runs.
         capabilities += ["CAP_SETPCAP", "CAP_SYS_ADMIN"]
-    # The name is a label for people who look at the process list from inside; what runs is the same for all.
+    # The name is a label for people who look at the process list from inside. The program is the same for all.
     process = {
         "terminal": False,
         "user": {"uid": 0, "gid": 0},
@@ -98,7 +103,7 @@ def make_config(
                 str(stage / ("workspace" if spec.layout == "plain" else "claim")),
                 ["rbind", mode, "nosuid", "nodev"],
             ),
-            # What is written to the root stays in the layer above it; what is meant to be kept is mounted by itself.
+            # Writes to the root go to the layer above it. Folders whose contents must be kept are mounted separately.
             *(
                 _mount(item.target, "bind", f"{stage}/root{item.target}", ["rbind", "rw", "nosuid", "nodev"])
                 for item in spec.mounts

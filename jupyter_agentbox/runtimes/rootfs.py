@@ -1,12 +1,12 @@
-"""Plan the file system that a sandbox starts from: what of the host is shown, where, and what is made up.
+"""Plan the file system that a sandbox starts with: which host paths are visible, where, and which files are generated.
 
-Pure planning: the steps are carried out by :mod:`.launcher` in a mount namespace that nobody else sees. The root is a
-small file system of its own with read-only binds in it, so what is not named here does not exist inside: no ``/root``,
-``/home``, ``/var``, ``/run``, ``/opt``, ``/srv``, ``/mnt``, no device and no socket of the host.
+This module only plans. :mod:`.launcher` carries out the steps in a mount namespace that no other process sees. The root
+is a small file system of its own with read-only binds in it, so anything that is not named here does not exist inside:
+no ``/root``, ``/home``, ``/var``, ``/run``, ``/opt``, ``/srv``, ``/mnt``, and no device or socket of the host.
 
-Hidden entries of a work folder are those that are there at the start, at any depth: a search that cannot be completed
-refuses the start. What gets a hidden name later, or is put in a hidden file's place by a program outside, is not
-hidden.
+The hidden entries of a work folder are those that exist at the start, at any depth. If the search for them cannot be
+completed, the start is refused. An entry that gets a hidden name later is not hidden, and neither is a file that a
+program outside puts in a hidden file's place.
 
 Steps, with paths relative to the stage::
 
@@ -15,7 +15,7 @@ Steps, with paths relative to the stage::
     ("link", path, target)
     ("bind", path, source, is_writable)
     ("workspace", path, source, device, inode, patterns, is_writable)
-    ("covered", path)                      the hidden entries of the workspace, for whoever covers them inside
+    ("covered", path)                      list of the workspace's hidden entries, for the program that covers them
     ("config", absolute path, text)        the OCI configuration
 """
 
@@ -40,25 +40,25 @@ Step = tuple[Any, ...]
 
 HOSTNAME = "agentbox"
 
-#: Of the host's root, besides /usr: links or directories, as they are there.
+#: Entries of the host's root besides /usr. Each becomes a link or a directory, as it is on the host.
 TOP_LEVEL = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-#: Of the host's /etc. Only what everybody may read there is shown at all.
+#: Entries of the host's /etc. Only files that every user may read are shown.
 ETC = (
     "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "ssl/certs", "ssl/openssl.cnf", "ca-certificates.conf",
     "ca-certificates/extracted", "pki/tls/certs", "pki/tls/openssl.cnf", "pki/ca-trust/extracted", "crypto-policies",
     "timezone", "mime.types", "fonts", "magic", "inputrc", "bash.bashrc", "profile", "services", "protocols",
     "gai.conf", "debian_version", "os-release", "R", "ImageMagick-6", "ImageMagick-7",
 )  # fmt: skip
-#: What package managers need on top, in profiles whose user code is root.
+#: Additional entries for package managers, in profiles whose user code is root.
 PACKAGE_MANAGER = (
     "etc/apt/sources.list", "etc/apt/sources.list.d", "etc/apt/trusted.gpg.d", "etc/apt/keyrings", "etc/dpkg",
     "etc/debconf.conf", "etc/adduser.conf", "etc/deluser.conf", "etc/login.defs", "var/lib/dpkg",
 )  # fmt: skip
 
-#: Whom the machine trusts, a company's own authority among them: an image's programs trust them, too.
+#: Certificate authorities that the host trusts, including a company's own. Programs of an image trust them too.
 BUNDLE = "etc/ssl/certs/ca-certificates.crt"
 
-#: Never a workspace, nor is anything beneath the second group.
+#: Folders that cannot be a workspace. For the second group this includes everything beneath them.
 NO_WORKSPACE = frozenset({"/", "/home", "/root", "/opt", "/srv", "/mnt", "/media", "/var", "/tmp", "/run"})
 SYSTEM_TREES = ("/usr", "/etc", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/boot", "/dev", "/proc", "/sys", "/run")
 
@@ -73,22 +73,22 @@ def make_plan(
     host: Path = Path("/"),
     python: Path | None = None,
 ) -> list[Step]:
-    """List the steps that make the root at ``root/`` and the work files at ``workspace/`` of the stage.
+    """Return the steps that build the root at ``root/`` and the work folder at ``workspace/`` of the stage.
 
     Parameters
     ----------
     spec : SandboxSpec
-        What was decided about the sandbox.
+        The sandbox's specification.
     guest : Path
-        Directory of the guest's program.
+        Directory of the guest program.
     workspace : Path
-        Checked host folder for ``/workspace``.
+        Host folder for ``/workspace``, already checked.
     is_private : bool
-        The folder is the sandbox's own, so nothing in it is hidden.
+        Whether the folder belongs to the sandbox itself, so that nothing in it is hidden.
     user : int
         Inner id of user code.
     host : Path
-        Root of the host; another one in tests only.
+        Root of the host; only tests use another one.
     python : Path, optional
         Installation prefix of the interpreter that runs the guest.
     """
@@ -98,14 +98,15 @@ def make_plan(
         *_make_etc(user, accounts=(spec.root or host) / "etc" if spec.is_root else None),
     ]
     if python and not spec.root:
-        # Under the given name and the real one: an interpreter finds its library by either.
+        # Under both the given and the real path: an interpreter finds its library through either.
         for prefix in dict.fromkeys((str(python), os.path.realpath(python))):
             steps += _bind_once(steps, prefix, prefix, is_writable=False)
     for item in spec.mounts:
         steps += _bind_once(steps, item.target, str(item.source), item.is_writable)
     steps.append(("bind", f"root{GUEST_DIR}/guest", str(guest), False))
     if spec.layout != "plain":
-        # The folder comes in beneath a mount, since what lies on a mount's own root is seen by none who has it open.
+        # The folder is mounted beneath another mount, because a process that has a mount's root open does not see what
+        # is mounted over that root.
         steps += [
             ("folder", "claim/work", 0o755, 0),
             ("folder", f"root{CLAIM_DIR}", 0o700, 0),
@@ -118,12 +119,12 @@ def make_plan(
 
 
 def hides_entries(spec: SandboxSpec) -> bool:
-    """Tell whether the work folder may hold entries that are to be covered."""
+    """Return whether the work folder may contain entries that must be covered."""
     return spec.workspace is not None and bool(spec.hidden)
 
 
 def make_claim_plan(spec: SandboxSpec, workspace: Path, *, is_private: bool) -> list[Step]:
-    """List the steps that make the workspace alone, to be given to a sandbox that waited; see :func:`make_plan`."""
+    """Return the steps that build only the workspace, for a ``waiting`` sandbox; see :func:`make_plan`."""
     return [
         ("folder", "claim/work", 0o755, 0),
         ("folder", "empty", 0o555, 0),
@@ -150,7 +151,7 @@ def _make_folders(user: int) -> list[Step]:
     folders += [
         ("folder", f"root/{name}", 0o755, 0) for name in ("proc", "sys", "dev", "dev/shm", "etc", "run", "home")
     ]
-    # runsc would put an unbounded file system of its own over an empty /tmp.
+    # runsc would mount an unbounded file system of its own over an empty /tmp.
     folders += [
         ("folder", "root/tmp", 0o1777, 0),
         ("folder", "root/tmp/.X11-unix", 0o1777, 0),
@@ -189,13 +190,13 @@ def _show_host(host: Path, has_package_manager: bool) -> list[Step]:
         steps += [("folder", f"root/var/{name}/partial", 0o755, 0) for name in ("lib/apt/lists", "cache/apt/archives")]
         steps += [("folder", "root/var/cache/debconf", 0o755, 0), ("folder", "root/var/log/apt", 0o755, 0)]
         steps += [("folder", f"root/etc/apt/{name}", 0o755, 0) for name in ("preferences.d", "apt.conf.d")]
-        # There is no second user to drop to inside one user namespace of few ids.
+        # One user namespace with few ids has no second user to drop privileges to.
         steps.append(("file", "root/etc/apt/apt.conf.d/00sandbox", 'APT::Sandbox::User "root";\n'))
     return steps
 
 
 def _show_image(image: Path, mounts: Sequence[Mount], host: Path) -> list[Step]:
-    if (image / "etc").is_symlink():  # it would show the host's
+    if (image / "etc").is_symlink():  # the link would show the host's /etc
         raise InvalidRequest(f"the image directory {image} has no folder /etc of its own", field="root")
     targets = [item.target for item in mounts]
     own = {"proc", "sys", "dev", "run", "tmp", "home", "etc", WORKSPACE.strip("/")}
@@ -210,7 +211,7 @@ def _show_image(image: Path, mounts: Sequence[Mount], host: Path) -> list[Step]:
 
 
 def _show_entries(image: Path, base: str, names: set[str], targets: Sequence[str]) -> list[Step]:
-    """Bind entries of an image's folder; one that something is to be mounted beneath is made up."""
+    """Bind the entries of an image's folder. A folder that must contain a mount point is created instead."""
     steps: list[Step] = []
     for name in sorted(names):
         inside = f"{base}/{name}"
@@ -225,7 +226,7 @@ def _show_entries(image: Path, base: str, names: set[str], targets: Sequence[str
     return steps
 
 
-#: Files of /etc that are always made up here.
+#: Files of /etc that are always generated.
 ETC_MADE = frozenset({"passwd", "group", "hosts", "hostname", "resolv.conf", "nsswitch.conf", "shells"})
 
 
@@ -238,7 +239,7 @@ def _make_etc(user: int, *, accounts: Path | None) -> list[Step]:
     ]
     group = ["root:x:0:", f"user:x:{USER_ID}:", "nogroup:x:65534:"]
     if accounts:
-        # Packages name system accounts; people's are left out.
+        # Packages refer to system accounts by name; accounts of people are left out.
         passwd += _read_accounts(accounts / "passwd", 7)
         group += _read_accounts(accounts / "group", 4)
     texts = {
@@ -254,7 +255,7 @@ def _make_etc(user: int, *, accounts: Path | None) -> list[Step]:
 
 
 def _read_accounts(path: Path, fields: int) -> list[str]:
-    """Return the system's own accounts, without members or descriptions."""
+    """Return the rows of system accounts, without members or descriptions."""
     try:
         rows = [line.split(":") for line in path.read_text(errors="replace").splitlines()]
     except OSError:
@@ -268,7 +269,7 @@ def _read_accounts(path: Path, fields: int) -> list[str]:
 
 
 def _bind_once(steps: list[Step], target: str, source: str, is_writable: bool) -> list[Step]:
-    """Bind unless the same host path is shown there already, such as an interpreter in /usr."""
+    """Bind a path, unless the same host path is already visible there, such as an interpreter in /usr."""
     for step, path, *rest in steps:
         if step == "bind" and not is_writable:
             shown, where = str(rest[0]).rstrip("/"), path.removeprefix("root")
@@ -287,21 +288,21 @@ def _is_public(path: Path) -> bool:
 
 
 def check_workspace(folder: Path, hidden: tuple[str, ...], forbidden: tuple[Path, ...]) -> Path:
-    """Return the real path of a folder that may be mounted at ``/workspace``.
+    """Return the real path of a folder after checking that it may be mounted at ``/workspace``.
 
     Parameters
     ----------
     folder : Path
-        The folder asked for.
+        The requested folder.
     hidden : tuple of str
-        Patterns of the entries that stay hidden.
+        Patterns of entries that stay hidden.
     forbidden : tuple of Path
-        Our own directories: the state, sockets and logs of all sandboxes.
+        Directories of this package: the state, sockets and logs of all sandboxes.
 
     Raises
     ------
     InvalidRequest
-        It is no folder, is the system's, or would show a forbidden directory.
+        The path is not a folder, belongs to the system, or would expose a forbidden directory.
     """
     try:
         real = folder.resolve(strict=True)
@@ -332,16 +333,17 @@ def check_workspace(folder: Path, hidden: tuple[str, ...], forbidden: tuple[Path
 
 
 def find_guest_python() -> tuple[str, Path]:
-    """Return path and installation prefix of the interpreter that runs the guest in the host's own view."""
+    """Return the path and installation prefix of the interpreter that runs the guest in the view of the host."""
     compile_guest(GUEST)
     return getattr(sys, "_base_executable", None) or sys.executable, Path(sys.base_prefix)
 
 
 @functools.lru_cache(maxsize=1)
 def compile_guest(folder: Path) -> None:
-    """Compile the guest for that interpreter, once for each process: inside nothing is written.
+    """Compile the guest program, once per process, because nothing is written to its folder from inside.
 
-    ``pip install`` does the same. From a checkout the guest would be compiled anew at each start.
+    ``pip install`` also compiles it. Without this call, each start from a source checkout would compile the guest
+    again.
     """
     if os.access(folder, os.W_OK):
         compileall.compile_dir(folder, quiet=2)

@@ -1,1 +1,1 @@
-"""Sandboxes as containers of a Docker engine, under gVisor or runc."""
+"""The runtimes ``docker`` and ``docker-runc``: sandboxes as containers of a Docker engine, under gVisor or runc."""

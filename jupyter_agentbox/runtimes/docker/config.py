@@ -1,8 +1,8 @@
-"""Turn a sandbox's specification into what Docker's API takes: pure functions, tested by comparing whole results.
+"""Convert a sandbox's specification into requests for Docker's API.
 
-What ``runtimes.rootfs`` plans becomes an image of folders, links and made files (:func:`make_image`), which is the same
-for all sandboxes that look alike, and read-only binds (:func:`make_mounts`). What can be written is the work folder,
-and file systems in memory, each with a size.
+The functions are pure, and tests compare whole results. The plan of ``runtimes.rootfs`` becomes an image of folders,
+links and generated files (:func:`make_image`), which sandboxes with the same layout share, and read-only binds
+(:func:`make_mounts`). Writable are only the work folder and file systems in memory, each with a size.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from jupyter_agentbox.runtimes.rootfs import HOSTNAME, Step
 from jupyter_agentbox.spec import GUEST_DIR, HOME, MIB, WORKSPACE, Limits, SandboxSpec
 
 REPOSITORY = "jupyter-agentbox"
-#: Label of all our containers, and prefix of the others.
+#: Label of all our containers, and prefix of our other labels.
 LABEL = "jupyter-agentbox"
-#: Numbers of the capabilities that the guest keeps inside of its user namespace.
+#: Numbers of the capabilities that the guest keeps inside its user namespace.
 CAPABILITIES = {
     "CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_FSETID": 4, "CAP_KILL": 5, "CAP_SETGID": 6,
     "CAP_SETUID": 7, "CAP_NET_BIND_SERVICE": 10, "CAP_SYS_CHROOT": 18, "CAP_SETFCAP": 31,
 }  # fmt: skip
-#: What the container's root needs to make the guest's user namespace; nothing inside has it afterwards.
+#: Capabilities that the container's root needs to create the guest's user namespace. Nothing inside has them afterward.
 CONTAINER_CAPABILITIES = ("SETGID", "SETUID")
-#: Groups by which the guest finds what a command has started; they own nothing anywhere.
+#: Groups that mark the processes which a command has started, so that the guest can find them. They own nothing.
 MARKS = (FIRST_MARK, FIRST_MARK, 1 << 24)
-#: Where the root is made of a sandbox in which code is root; gone before any runs.
+#: Directory in which the root is built if code is root in the sandbox. It is removed before any code runs.
 NEW_ROOT = "/.agentbox"
-#: Ids outside of the accounts that packages make where code inside is root, and how many: 1 to 65533.
+#: First host id and number of ids (1 to 65533) for the accounts that packages create, if code inside is root.
 ROOT_IDS, ROOT_ID_COUNT = 2_000_000_000, 65533
-#: Open files where Linux counts them: every engine has as many.
+#: Limit on open files if Linux counts them. Every engine allows as many.
 MAX_PLAIN_FILES = 4096
-#: Docker writes these itself, unless something is mounted there.
+#: Files that Docker writes itself, unless something is mounted at their paths.
 DOCKERS_OWN = ("resolv.conf", "hosts", "hostname")
-#: Of a work folder of a plain container, whose engine mounts each: more hidden files than this are refused.
+#: Maximum number of hidden files in a work folder of a plain container, because the engine mounts a cover for each.
 MAX_HIDDEN_FILES = 100
-#: Calls that nobody inside needs, for where Linux itself serves them.
+#: Calls that no code inside needs, refused if Linux itself serves them.
 REFUSED_CALLS = (
     "acct", "add_key", "bpf", "clock_adjtime", "clock_settime", "delete_module", "finit_module", "fsconfig", "fsmount",
     "fsopen", "fspick", "init_module", "io_uring_enter", "io_uring_register", "io_uring_setup", "ioperm", "iopl",
@@ -60,7 +60,8 @@ REFUSED_CALLS = (
     "quotactl_fd", "reboot", "request_key", "setns", "settimeofday", "swapoff", "swapon", "syslog", "umount", "umount2",
     "userfaultfd", "vhangup",
 )  # fmt: skip
-#: Calls that set a file's mode: which argument it is, and which the flags without whose O_CREAT there is none.
+#: Calls that set a file's mode: indexes of the mode and the flags argument. Without O_CREAT in the flags the mode is
+#: unused.
 _MODE_ARGUMENTS = {
     "chmod": (1, None), "fchmod": (1, None), "fchmodat": (2, None), "fchmodat2": (2, None), "creat": (1, None),
     "mknod": (1, None), "mknodat": (2, None), "open": (2, 1), "openat": (3, 2),
@@ -78,7 +79,7 @@ def make_image(steps: Sequence[Step], maps: IdMaps) -> bytes:
     steps : list
         From :func:`~jupyter_agentbox.runtimes.rootfs.make_plan`.
     maps : IdMaps
-        Who the owners are.
+        The maps that determine the owners' ids.
     """
     outer = {inner: (uid, gid) for (inner, uid, _), (_, gid, _) in zip(maps.uids, maps.gids, strict=False)}
     data = io.BytesIO()
@@ -113,7 +114,7 @@ def make_image(steps: Sequence[Step], maps: IdMaps) -> bytes:
 def make_mounts(
     steps: Sequence[Step], hidden: Sequence[tuple[str, bool]], own: Path, link: Path, *, covers_inside: bool = False
 ) -> list[dict[str, Any]]:
-    """Return Docker's mounts of binds, of the work folder with its hidden entries covered, and of the link.
+    """Return Docker's mounts: the binds, the work folder with its hidden entries covered, and the link.
 
     Parameters
     ----------
@@ -122,11 +123,11 @@ def make_mounts(
     hidden : list of (str, bool)
         Relative paths of the entries of the work folder to cover, and whether each is a directory.
     own : Path
-        Directory that holds the files of :data:`DOCKERS_OWN` and an empty one, ``nothing``.
+        Directory that contains the files of :data:`DOCKERS_OWN` and an empty file, ``nothing``.
     link : Path
         Directory of the link's two FIFOs.
     covers_inside : bool
-        PID 1 covers the entries that the file ``covered`` of `own` lists, so there are no mounts for them.
+        Whether PID 1 covers the entries that the file ``covered`` of `own` lists, so that they need no mounts.
     """
     mounts = [_bind(f"/etc/{name}", own / name) for name in DOCKERS_OWN]
     for step, path, *rest in steps:
@@ -154,11 +155,11 @@ def make_mounts(
         else:
             mounts.append(_bind(target, own / "nothing"))
     mounts.append(_bind(f"{GUEST_DIR}/link", link, is_writable=True))
-    return list({mount["Target"]: mount for mount in mounts}.values())  # the last of a place is what is seen there
+    return list({mount["Target"]: mount for mount in mounts}.values())  # the last mount at a path is visible
 
 
 def _bind(target: str, source: Path | str, *, is_writable: bool = False) -> dict[str, Any]:
-    # Recursive, as what is mounted beneath belongs to it; private, so that what is mounted later does not.
+    # Recursive, because mounts beneath belong to the folder; private, so that later mounts do not appear.
     return {
         "Type": "bind",
         "Source": str(source),
@@ -169,9 +170,10 @@ def _bind(target: str, source: Path | str, *, is_writable: bool = False) -> dict
 
 
 def find_layers(steps: Sequence[Step]) -> list[str]:
-    """Return the directories, shown read-only, over which the container lays what can be written.
+    """Return the read-only directories over which the container mounts writable layers.
 
-    Not those in which something else is mounted, which would be hidden by that; nor a name that an option cannot hold.
+    Directories that contain other mounts are left out, because a layer would hide these mounts. So are names that a
+    mount option cannot contain.
     """
     shown = _list_shown(steps)
     return [
@@ -184,7 +186,7 @@ def find_layers(steps: Sequence[Step]) -> list[str]:
 
 
 def find_root_layers(steps: Sequence[Step]) -> tuple[list[str], list[str]]:
-    """Return all directories that are shown read-only, and the files of /etc: for where code inside is root."""
+    """Return all read-only directories, and the files of /etc, for a sandbox in which code is root."""
     shown = _list_shown(steps)
     files = [place for place, source in shown.items() if place.startswith("/etc/") and not Path(source).is_dir()]
     files += [f"/etc/{name}" for name in DOCKERS_OWN]
@@ -192,7 +194,7 @@ def find_root_layers(steps: Sequence[Step]) -> tuple[list[str], list[str]]:
 
 
 def _list_shown(steps: Sequence[Step]) -> dict[str, str]:
-    """Return what is shown read-only, and whence. Not the guest, nor a name that an option of a mount cannot hold."""
+    """Return the sources of read-only paths, without the guest and without names that a mount option cannot contain."""
     binds = {path.removeprefix("root"): str(rest[0]) for step, path, *rest in steps if step == "bind" and not rest[1]}
     return {
         place: source
@@ -202,17 +204,17 @@ def _list_shown(steps: Sequence[Step]) -> dict[str, str]:
 
 
 def widen_maps(maps: IdMaps, uid: int) -> IdMaps:
-    """Return the id maps where code inside is root: with ids for the accounts of packages, which nobody has outside.
+    """Return the id maps for a sandbox in which code is root, with ids for the accounts of packages.
 
-    Where ``uid``, the server's, is an ordinary user's, the system's files belong to nobody inside, as with runsc; and
-    root inside may override that only if nobody is somebody to gVisor.
+    These ids belong to no one outside. If ``uid``, the server's, is an ordinary user's, the system's files belong to
+    nobody inside, as with runsc. Root inside may override their permissions only if gVisor has a mapping for nobody.
     """
     more = ((1, ROOT_IDS, ROOT_ID_COUNT), (1 + ROOT_ID_COUNT, 0, 1)) if uid else ((1, ROOT_IDS, ROOT_ID_COUNT + 1),)
     return replace(maps, uids=(*maps.uids, *more), gids=(*maps.gids, *more))
 
 
 def make_tmpfs(limits: Limits, maps: IdMaps, *, is_root: bool = False) -> dict[str, str]:
-    """Return the file systems in memory, and their options. What they hold counts as the sandbox's memory."""
+    """Return the file systems in memory and their options. Their contents count as the sandbox's memory."""
     uids, gids = ({inner: outer for inner, outer, _ in entries} for entries in (maps.uids, maps.gids))
     size = min(limits.disk, limits.memory // 2)
     shared = min(limits.memory // 2, 2048 * MIB)
@@ -226,15 +228,15 @@ def make_tmpfs(limits: Limits, maps: IdMaps, *, is_root: bool = False) -> dict[s
         "/dev/shm": f"{common},mode=1777,size={shared}",
         "/run": f"{common},mode=755,size={MIB},{guest}",
         GUEST_DIR: f"{common},mode=700,size={MIB},{guest}",
-        "/sys/fs/cgroup": "ro,nosuid,nodev,noexec,mode=555,size=4k",  # or else Docker shows control groups there
+        "/sys/fs/cgroup": "ro,nosuid,nodev,noexec,mode=555,size=4k",  # otherwise Docker shows control groups there
         **({NEW_ROOT: f"{common},mode=700,size={size},{guest}"} if is_root else {}),
     }
 
 
 def make_seccomp(*, is_isolated: bool) -> dict[str, Any]:
-    """Return the filter of system calls: no set-user-id file can be made, since files outside are the user's.
+    """Return the system call filter. It prevents set-user-id files, because files outside belong to the user.
 
-    Without gVisor it is also what keeps code from parts of Linux that it does not need.
+    Without gVisor, it also keeps code from parts of Linux that it does not need.
     """
     rules: list[dict[str, Any]] = []
     for name, (mode, flags) in _MODE_ARGUMENTS.items():
@@ -251,9 +253,9 @@ def _masked(index: int, bits: int) -> dict[str, Any]:
 
 
 def make_namespace_filter(machine: str) -> bytes:
-    """Return the program, in Linux's own form, that refuses to make user namespaces: in one, code has more of Linux.
+    """Return a filter, in Linux's own form, that forbids user namespaces, in which code could reach more of Linux.
 
-    Where the machine is not known there is none.
+    Raises RuntimeUnavailable if the filter for this machine is not known.
     """
     if machine not in _NAMESPACE_CALLS:
         raise RuntimeUnavailable(
@@ -275,7 +277,7 @@ def make_namespace_filter(machine: str) -> bytes:
             step(load, 0, 0, 0),
             step(equal, 0, 1, unshare),
             step(end, 0, 0, refused),
-            step(equal, 0, 1, clone3),  # whose flags are out of sight; C libraries then take the older call
+            step(equal, 0, 1, clone3),  # the flags of clone3 cannot be inspected; C libraries fall back to clone
             step(end, 0, 0, unknown),
             step(equal, 0, 3, clone),
             step(load, 0, 0, 16),
@@ -287,12 +289,12 @@ def make_namespace_filter(machine: str) -> bytes:
 
 
 def name_state_dir(state_dir: str | Path) -> str:
-    """Return the value of the label that names a state directory: the same, however its path is written."""
+    """Return the label value that identifies a state directory, independent of how its path is written."""
     return os.path.realpath(state_dir)
 
 
 def make_labels(sandbox_id: str, spec: SandboxSpec, state_dir: str) -> dict[str, str]:
-    """Return the labels of a container: its sandbox, its owner, and for how long it may outlive the owner."""
+    """Return the labels of a container: its sandbox, its owner, and its lease timeout."""
     return {
         LABEL: "sandbox",
         f"{LABEL}.sandbox": sandbox_id,
@@ -324,28 +326,28 @@ def make_container(
     Parameters
     ----------
     spec : SandboxSpec
-        What was decided.
+        The sandbox's specification.
     image, runtime : str
-        The image's name, and the runtime's in the engine.
+        Name of the image, and name of the runtime in the engine.
     python : str
         Interpreter inside.
     maps : IdMaps
-        Of the user namespace that is made inside.
+        Id maps of the user namespace that is created inside.
     mounts, labels
         From :func:`make_mounts` and :func:`make_labels`.
     layers, files : list of str
-        From :func:`find_layers`, or :func:`find_root_layers`.
+        From :func:`find_layers` or :func:`find_root_layers`.
     enter : str
         Text of :mod:`.container_start`.
     is_isolated : bool
-        gVisor is the kernel.
+        Whether gVisor is the kernel.
     covers_inside : bool
         See :func:`make_mounts`.
     filter_steps : bytes
-        Filter of system calls to set once the user namespace is there.
+        System call filter to set after the user namespace exists.
     """
     rlimits = oci.make_rlimits(spec.limits)
-    if not is_isolated:  # what gVisor counts by itself; Linux would refuse more than the engine has
+    if not is_isolated:  # gVisor counts this itself; Linux would refuse a limit above the engine's own
         rlimits["NOFILE"] = MAX_PLAIN_FILES
     guest = {"lease": spec.lease_timeout, "uid": maps.user, "gid": maps.user, "home": HOME, "rlimits": rlimits}
     capabilities = oci.ROOT_CAPABILITIES if spec.is_root else oci.GUEST_CAPABILITIES
@@ -356,7 +358,7 @@ def make_container(
         "new_root": NEW_ROOT if spec.is_root else "",
         "files": list(files),
         "folders": [(f"{HOME}/.cache", 0o755, maps.user), ("/tmp/.X11-unix", 0o1777, 0)],
-        "layers": list(layers) if is_isolated else [],  # Linux itself has it in no user namespace of every machine
+        "layers": list(layers) if is_isolated else [],  # not every Linux allows overlays in a user namespace
         "layer_size": min(spec.limits.disk, spec.limits.memory // 2),
         "covers": COVERS.read_text(encoding="utf-8") if covers_inside else "",
         "filter": filter_steps.hex(),
@@ -382,13 +384,13 @@ def make_container(
             "MemorySwap": limits.memory,
             "CpuPeriod": cgroups.CPU_PERIOD,
             "CpuQuota": max(1000, round(limits.cpus * cgroups.CPU_PERIOD)),
-            # A backstop behind the limit inside: gVisor has processes and threads of its own.
+            # A backstop behind the limit inside, because gVisor has processes and threads of its own.
             "PidsLimit": limits.processes * cgroups.TASKS_PER_PROCESS + cgroups.TASKS_BASE
             if is_isolated
             else limits.processes,
             "ReadonlyRootfs": True,
             "CapDrop": ["ALL"],
-            # The third is what Linux asks of who maps uid 0 of outside.
+            # Linux requires the third capability of a process that maps uid 0 of the parent namespace.
             "CapAdd": [*CONTAINER_CAPABILITIES, *([] if is_isolated else ["SETFCAP"])],
             "SecurityOpt": ["no-new-privileges", f"seccomp={seccomp}"],
             "MaskedPaths": list(oci.MASKED),

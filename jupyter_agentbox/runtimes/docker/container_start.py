@@ -1,10 +1,11 @@
-"""PID 1 of a container before it is the guest: gives up what the container gives, and then runs the guest.
+"""The first program of a container, as PID 1: drops the container's privileges, then becomes the guest.
 
-Docker has no id maps of a sandbox's own. So the container's root, whose rights end in gVisor's own kernel, makes a user
-namespace *inside*, with the maps that ``runtimes.namespaces`` decides for every runtime: the guest is an id that owns
-nothing, and user code is the owner of the work folder. Nothing is left outside of that namespace, and no way back out
-of it. Over what is shown read-only it lays what can be written, in memory, for Docker has no such layer over binds.
-Passed to the interpreter as text (``-c``), so standard library only; its arguments are the guest's directory and JSON.
+Docker has no id maps per sandbox. So the container's root, whose rights end in gVisor's own kernel, creates a user
+namespace *inside*, with the maps that ``runtimes.namespaces`` chooses for every runtime: the guest is an id that owns
+nothing, and user code is the owner of the work folder. Nothing stays outside that namespace, and there is no way back
+out of it. Docker has no writable layer over binds, so the program also mounts writable layers, in memory, over
+read-only directories. The program is passed to the interpreter as text (``-c``), so it uses the standard library only.
+Its arguments are the guest's directory and JSON.
 """
 
 import ctypes
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 CLONE_NEWUSER, CLONE_NEWNS = 0x10000000, 0x00020000
-#: Where the layers lie, which only the guest can enter.
+#: Directory of the layers, which only the guest can enter.
 LAYERS = "/run/agentbox/layers"
 MS_BIND, MS_REC, MNT_DETACH = 4096, 16384, 2
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
@@ -34,7 +35,7 @@ def check(result: int, what: str) -> None:
 
 
 def enter_namespace(uid_map: str, gid_map: str) -> None:
-    """Become root of a user namespace; a child that stays behind writes its maps, which takes rights outside of it."""
+    """Become root of a new user namespace; a child stays behind to write the maps, which requires rights outside."""
     ready, tell = os.pipe()
     child = os.fork()
     if not child:
@@ -59,7 +60,7 @@ def enter_namespace(uid_map: str, gid_map: str) -> None:
 
 
 def make_folders(folders: "list[tuple[str, int, int]]") -> None:
-    """Make directories in the empty file systems: path, mode and owner."""
+    """Create directories in the empty file systems, given path, mode and owner."""
     for path, mode, owner in folders:
         os.setresgid(owner, owner, 0)
         os.setresuid(owner, owner, 0)
@@ -74,7 +75,7 @@ def mount(kind: str, target: str, options: str) -> None:
 
 
 def add_layer(place: str, number: int, below: str, target: str) -> None:
-    """Mount at ``target`` what lies at ``below``, so that it can be written to; what is beneath stays as it is."""
+    """Mount a writable layer over ``below`` at ``target``; the files beneath stay unchanged."""
     upper, work = f"{place}/{number}/upper", f"{place}/{number}/work"
     os.makedirs(upper)
     os.makedirs(work)
@@ -83,12 +84,12 @@ def add_layer(place: str, number: int, below: str, target: str) -> None:
     try:
         os.chown(upper, found.st_uid, found.st_gid)
     except OSError:
-        pass  # it is somebody's who is nobody here
+        pass  # its owner has no id in this namespace
     mount("overlay", target, f"lowerdir={below},upperdir={upper},workdir={work}")
 
 
 def add_layers(paths: "list[str]", size: int) -> None:
-    """Let directories be written to, in memory of ``size`` bytes together."""
+    """Make directories writable, with layers in memory of ``size`` bytes together."""
     os.mkdir(LAYERS, 0o700)
     mount("tmpfs", LAYERS, f"mode=700,size={size}")
     for number, path in enumerate(paths):
@@ -96,16 +97,16 @@ def add_layers(paths: "list[str]", size: int) -> None:
 
 
 def renew_root(place: str, paths: "list[str]", files: "list[str]") -> None:
-    """Become a program of a root that can be written to all over, with all that is mounted in the old one.
+    """Switch to a root that is writable everywhere and contains all mounts of the old one.
 
     Parameters
     ----------
     place : str
-        Where an empty file system is mounted, for what is written.
+        Mount point of an empty file system that receives what is written.
     paths : list of str
-        Mounted directories over which there is to be a layer.
+        Mounted directories that get a writable layer.
     files : list of str
-        Mounted files that are to be mere files, which can be exchanged.
+        Mounted files to replace by copies, so that they can be exchanged.
     """
     with open("/proc/self/mountinfo") as table:
         words = {line.split()[4] for line in table}
@@ -116,7 +117,7 @@ def renew_root(place: str, paths: "list[str]", files: "list[str]") -> None:
     for path in files:
         with open(path, "rb") as source, open(root + path, "wb") as copy:
             copy.write(source.read())
-    carried: dict[str, bool] = {}  # whether with all beneath
+    carried: dict[str, bool] = {}  # value: whether everything beneath is included
     for number, path in enumerate(sorted(mounted - {"/", place, *files}), 1):
         above = max((other for other in carried if path.startswith(other + "/")), key=len, default="")
         if path in paths:
@@ -126,7 +127,7 @@ def renew_root(place: str, paths: "list[str]", files: "list[str]") -> None:
             carried[path] = True
             check(libc.mount(os.fsencode(path), os.fsencode(root + path), None, MS_BIND | MS_REC, None), path)
     os.chdir(root)
-    # The old root comes to lie above the new one, and is taken away.
+    # The old root is stacked above the new one, then unmounted.
     check(libc.syscall(PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
     check(libc.umount2(b".", MNT_DETACH), "umount")
     os.chdir("/")
@@ -134,7 +135,7 @@ def renew_root(place: str, paths: "list[str]", files: "list[str]") -> None:
 
 
 def keep_capabilities(kept: "list[int]") -> None:
-    """Give up all but these, for this program and all that it starts."""
+    """Drop all other capabilities, for this program and everything that it starts."""
     with open("/proc/sys/kernel/cap_last_cap") as file:
         last = int(file.read())
     for number in range(last + 1):

@@ -1,6 +1,6 @@
-"""Call Docker's engine through its Python client, within a set time, and raise this package's errors.
+"""Call Docker's engine through its Python client, with a deadline, and raise this package's errors.
 
-Each call has a client and a connection of its own: threads share nothing, and no socket outlives a call.
+Each call has its own client and connection, so threads share nothing, and no socket outlives a call.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from jupyter_agentbox.errors import NotFound, RuntimeFailed, RuntimeUnavailable
 from .config import LABEL, REPOSITORY
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
-#: Version of the API that this module uses, that of Docker 20.10. Engines that have dropped it get their oldest one.
+#: Version of the API that this module uses, from Docker 20.10. Engines that have dropped it get their oldest version.
 API = "1.41"
-#: Longest answer in bytes.
+#: Maximum bytes of an answer.
 MAX_ANSWER = 32 * 1024 * 1024
 SETUP_REMEDY = "jupyter agentbox setup --docker --reload"
 #: Name of the runtime that setup registers.
 RUNTIME_NAME = "agentbox-runsc"
-#: Flags that gVisor needs for our sandboxes. Without the gofer between, it lets a file of a read-only mount be emptied
-#: by O_TRUNC, for Docker's binds are read-only in gVisor alone.
+#: Flags that gVisor needs for our sandboxes. With directfs, gVisor uses no gofer process, and O_TRUNC can then empty a
+#: file of a read-only mount, because Docker's binds are read-only in gVisor only.
 REQUIRED_FLAGS = {
     "network": "none", "host-uds": "none", "host-fifo": "open", "oci-seccomp": "true", "directfs": "false",
 }  # fmt: skip
@@ -41,7 +41,7 @@ REQUIRED_FLAGS = {
 
 @dataclass(frozen=True)
 class EngineRuntime:
-    """A runtime that an engine knows: its name there, the program and its flags."""
+    """A runtime that an engine knows: its name there, its program and its flags."""
 
     name: str
     path: str
@@ -49,12 +49,12 @@ class EngineRuntime:
 
     @property
     def is_gvisor(self) -> bool:
-        """Whether the program is gVisor's, by its name."""
+        """Whether the program is gVisor, judged by its name."""
         return PurePath(self.path).name.startswith("runsc")
 
     @property
     def missing(self) -> list[str]:
-        """The flags that it lacks or has with another value."""
+        """The required flags that are missing or have another value."""
         found = [f"--{name}={value}" for name, value in REQUIRED_FLAGS.items() if self.flags.get(name) != value]
         overlay = self.flags.get("overlay2", "")
         if overlay.startswith("all:"):
@@ -63,7 +63,7 @@ class EngineRuntime:
 
 
 def read_flags(arguments: list[str]) -> dict[str, str]:
-    """Read ``--name=value`` and ``--name``."""
+    """Parse flags of the forms ``--name=value`` and ``--name``."""
     found = {}
     for argument in arguments:
         name, has_value, value = argument.lstrip("-").partition("=")
@@ -72,7 +72,7 @@ def read_flags(arguments: list[str]) -> dict[str, str]:
 
 
 def choose_version(about: Mapping[str, Any]) -> str:
-    """Return the version of the API to use with an engine, by what its ``/version`` says. Raises RuntimeUnavailable."""
+    """Return the API version to use with an engine, given its ``/version`` answer. Raises RuntimeUnavailable."""
 
     def number(version: str) -> tuple[int, ...]:
         return tuple(int(part) for part in version.split(".") if part.isdigit())
@@ -87,15 +87,15 @@ def choose_version(about: Mapping[str, Any]) -> str:
 
 
 class Engine:
-    """One engine.
+    """A Docker engine.
 
     Parameters
     ----------
     host : str
-        Its address; empty takes ``DOCKER_HOST``, or Docker's own default. Only a UNIX socket of this machine will do:
-        sandboxes share files with this process.
+        Address of the engine; empty selects ``DOCKER_HOST``, or Docker's own default. It must be a UNIX socket of this
+        machine, because sandboxes share files with this process.
     timeout : float
-        Seconds for a call, unless it is given another time.
+        Default seconds for a call.
     """
 
     def __init__(self, host: str = "", timeout: float = 10.0) -> None:
@@ -106,21 +106,21 @@ class Engine:
 
     @contextlib.contextmanager
     def connect(self, timeout: float = 0.0) -> Iterator[APIClient]:
-        """Yield Docker's client for the calls in the block, and close it.
+        """Yield Docker's client for the calls in the block, then close it.
 
         Parameters
         ----------
         timeout : float
-            Seconds for all of them together; the engine's own unless given.
+            Seconds for all calls together; 0 selects the engine's default.
 
         Raises
         ------
         RuntimeUnavailable
             The engine cannot be reached, or is too old.
         RuntimeFailed
-            It refused, gave a malformed answer, or did not answer in time.
+            The engine refused, gave a malformed answer, or timed out.
         NotFound
-            It has no such object.
+            The engine has no such object.
         """
         if not self.host.startswith("unix://"):
             raise RuntimeUnavailable(
@@ -140,7 +140,7 @@ class Engine:
     def _open(self, make_socket: Callable[[], _Socket], version: str) -> Iterator[APIClient]:
         try:
             client = APIClient(base_url=self.host, version=version)
-        except Exception as error:  # whatever a malformed file leads to
+        except Exception as error:  # any error that a malformed file can cause
             raise RuntimeUnavailable(
                 f"Cannot make a client for Docker's engine at {self.host}: {type(error).__name__}: {error}. Check the"
                 " address, and Docker's settings of this user: ~/.docker/config.json",
@@ -149,7 +149,7 @@ class Engine:
         try:
             with client:
                 client.trust_env = False  # no proxies and no .netrc
-                client.max_redirects = 0  # it would follow them by another transport, without our deadline
+                client.max_redirects = 0  # a redirect would use another transport, without our deadline
                 client.mount("http+docker://", _Transport(make_socket))
                 yield client
         except APIError as error:
@@ -162,24 +162,24 @@ class Engine:
                 f"Docker's engine at {self.host} gave a malformed answer: {type(error).__name__}: {error!s:.200}. Check"
                 " that Docker listens there"
             ) from error
-        except (OSError, DockerException) as error:  # those of requests are OSErrors
+        except (OSError, DockerException) as error:  # the errors of requests are OSErrors
             raise RuntimeUnavailable(
                 f"Cannot reach Docker's engine at {self.host}: {error!s:.500}. Check that Docker runs",
                 setting="DockerRuntime.host",
             ) from error
 
     def version(self) -> dict[str, Any]:
-        """Return what the engine says of its version."""
+        """Return the engine's version information."""
         with self.connect() as client:
             return dict(client.version())
 
     def info(self) -> dict[str, Any]:
-        """Return what the engine says of itself and its settings."""
+        """Return the engine's description of itself and its settings."""
         with self.connect() as client:
             return dict(client.info())
 
     def ping(self, timeout: float = 0.0) -> None:
-        """Make sure that the engine answers within ``timeout`` seconds; see :meth:`connect` for what is raised."""
+        """Check that the engine answers within ``timeout`` seconds; see :meth:`connect` for the errors."""
         with self.connect(timeout) as client:
             client.ping()
 
@@ -196,17 +196,17 @@ class Engine:
             ]
 
     def find_gvisor(self, name: str = "") -> EngineRuntime:
-        """Return the runtime that is gVisor with all the flags that sandboxes need.
+        """Return a gVisor runtime that has all the flags that sandboxes need.
 
         Parameters
         ----------
         name : str
-            The administrator's choice; empty takes ours, or else the first that qualifies.
+            The administrator's choice; empty selects our runtime, or else the first that qualifies.
 
         Raises
         ------
         RuntimeUnavailable
-            There is none; says what each lacks.
+            No runtime qualifies; the message names what each one lacks.
         """
         known = self.runtimes()
         setting = "DockerRuntime.engine_runtime"
@@ -234,20 +234,20 @@ class Engine:
         return next((item for item in good if item.name == RUNTIME_NAME), good[0])
 
     def inspect_image(self, name: str) -> dict[str, Any]:
-        """Return what the engine says of an image. Raises NotFound."""
+        """Return the engine's description of an image. Raises NotFound."""
         with self.connect() as client:
             return dict(client.inspect_image(name))
 
     def ensure_image(self, content: bytes, address: str = "") -> str:
-        """Have the engine hold an image with that content, and return its name, whose tag is the content's hash.
+        """Make sure that the engine has an image with this content, and return its name, tagged with the content hash.
 
         Parameters
         ----------
         content : bytes
             The tar archive.
         address : str
-            Address of the :mod:`image <jupyter_agentbox.storage.images>` whose tree is mounted on it, for its label;
-            empty for none.
+            Address of the :mod:`image <jupyter_agentbox.storage.images>` whose tree is mounted on it, stored as a
+            label; empty for none.
         """
         tag = hashlib.sha256(content + address.encode()).hexdigest()[:32]
         name = f"{REPOSITORY}:{tag}"
@@ -264,11 +264,11 @@ class Engine:
         return name
 
     def forget_images(self) -> None:
-        """Have the next start check which images the engine holds: someone may have pruned them."""
+        """Check at the next start which images the engine has, because someone may have pruned them."""
         self._images.clear()
 
     def create(self, name: str, body: Mapping[str, Any], timeout: float = 0.0) -> str:
-        """Create a container, and return its id."""
+        """Create a container and return its id."""
         with self.connect(timeout) as client:
             return str(client.create_container_from_config(dict(body), name)["Id"])
 
@@ -278,7 +278,7 @@ class Engine:
             client.start(container)
 
     def inspect(self, container: str) -> dict[str, Any] | None:
-        """Return what the engine says of a container; None if there is none."""
+        """Return the engine's description of a container, or None if it does not exist."""
         try:
             with self.connect() as client:
                 return dict(client.inspect_container(container))
@@ -286,7 +286,7 @@ class Engine:
             return None
 
     def list(self, *labels: str) -> list[dict[str, Any]]:
-        """Return the containers that have all of these labels, whether they run or not."""
+        """Return the containers that have all of these labels, running or not."""
         with self.connect() as client:
             return [dict(item) for item in client.containers(all=True, filters={"label": [*labels]})]
 
@@ -296,12 +296,13 @@ class Engine:
             client.kill(container)
 
     def remove(self, container: str, *, is_over: bool = False) -> None:
-        """End and remove a container with its volumes. Does nothing if it is gone, or being removed.
+        """End and remove a container with its volumes. Does nothing if it does not exist or is being removed.
 
         Parameters
         ----------
         is_over : bool
-            Its process has ended. The engine then gets time to notice: else it tries to end it, which takes 10 s.
+            Whether its process has ended. The engine then gets time to notice the end; otherwise it tries to end the
+            process, which takes 10 s.
         """
         with contextlib.suppress(NotFound):
             if is_over:
@@ -315,13 +316,13 @@ class Engine:
                     raise
 
     def read_log(self, container: str, lines: int = 200) -> bytes:
-        """Return the end of what a container's PID 1 has printed."""
+        """Return the end of the output of a container's PID 1."""
         with self.connect() as client:
             return bytes(client.logs(container, tail=lines))[-64_000:]
 
 
 class _Transport(UnixHTTPAdapter):
-    """Docker's transport over sockets of our own making, of which one is used."""
+    """Docker's transport over a single connection whose socket this module creates."""
 
     def __init__(self, make_socket: Callable[[], _Socket]) -> None:
         super().__init__("")
@@ -332,7 +333,7 @@ class _Transport(UnixHTTPAdapter):
         return pool
 
     def build_response(self, req: Any, resp: Any) -> Any:
-        resp.headers.pop("Content-Encoding", None)  # nothing is unpacked, so an answer is no longer than its bytes
+        resp.headers.pop("Content-Encoding", None)  # not decompressed, so an answer is no longer than its bytes
         return super().build_response(req, resp)
 
 
@@ -358,7 +359,7 @@ class _Connection(UnixHTTPConnection):
 class _Socket(socket.socket):
     """A socket that fails at a deadline, however slowly bytes arrive, and after :data:`MAX_ANSWER` bytes.
 
-    The errors that it raises are ours, which neither urllib3 nor requests handles.
+    It raises this package's errors, which neither urllib3 nor requests handles.
     """
 
     def __init__(self, host: str, seconds: float, deadline: float) -> None:
@@ -367,7 +368,7 @@ class _Socket(socket.socket):
         self._left = MAX_ANSWER
 
     def open(self) -> None:
-        """Connect."""
+        """Connect to the engine."""
         try:
             with self._limit():
                 self.connect(self._host.removeprefix("unix://"))
@@ -401,7 +402,7 @@ class _Socket(socket.socket):
 
     @contextlib.contextmanager
     def _limit(self) -> Iterator[None]:
-        """Give one operation the time that is left."""
+        """Give one operation the time that is left before the deadline."""
         left = self._deadline - time.monotonic()
         try:
             if left <= 0:

@@ -1,8 +1,8 @@
-"""Remove the containers of sandboxes that no longer exist: those with our labels whose directory is gone.
+"""Remove orphaned containers: those with our labels whose sandbox directory no longer exists.
 
 The runtime ``docker`` lists in ``<state_dir>/engines`` the engines that it has asked for containers. The sweeper ends
 sandboxes and removes their directories. It runs this file as a program, in the server's environment, and kills it
-after a set time, so that an engine that hangs holds nothing up.
+after a timeout, so that an engine that hangs delays nothing else.
 
 The program prints the ids of the sandboxes whose containers it has removed. It exits with 0 if no orphan is left.
 """
@@ -20,13 +20,13 @@ from jupyter_agentbox.runtimes.docker.engine import Engine
 
 #: File of a state directory that lists engines, one address per line.
 ENGINES = "engines"
-#: Seconds for an answer; a removal gets twice as long, since Docker gives a running container ten.
+#: Seconds for an answer. A removal gets twice as long, because Docker gives a running container ten.
 TIMEOUT = 10.0
 MAX_ENGINES = 16
 
 
 def note_engine(state_dir: Path, address: str) -> None:
-    """Record that an engine may have containers of a state directory. Call it before one is created."""
+    """Record that an engine may have containers of a state directory. Call this before creating a container."""
     path = state_dir / ENGINES
     if address not in read_engines(state_dir):
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def note_engine(state_dir: Path, address: str) -> None:
 
 
 def read_engines(state_dir: Path) -> list[str]:
-    """Return the recorded addresses; of many the last ones."""
+    """Return the recorded addresses, at most the last :data:`MAX_ENGINES`."""
     try:
         lines = (state_dir / ENGINES).read_text().splitlines()
     except (OSError, ValueError):
@@ -46,15 +46,15 @@ def read_engines(state_dir: Path) -> list[str]:
 def remove_orphans(address: str, state_dir: Path) -> tuple[list[str], bool]:
     """Remove an engine's containers of this state directory that have no sandbox.
 
-    A sandbox's directory is made before its container, and removed when nobody owns it. So a listed container without
-    a directory is an orphan.
+    A sandbox's directory is created before its container, and removed when it has no owner. So a listed container
+    without a directory is an orphan.
 
     Returns
     -------
     list of str
-        Ids of their sandboxes.
+        Ids of the sandboxes whose containers were removed.
     bool
-        Whether the engine has answered, and no orphan is left.
+        Whether the engine answered and no orphan is left.
     """
     engine = Engine(address, TIMEOUT)
     removed, is_done = [], True
@@ -78,7 +78,7 @@ def _has_directory(item: dict[str, Any], state_dir: Path) -> bool:
 
 
 def main() -> int:
-    """Look once at every engine that the state directory lists."""
+    """Check every engine that the state directory lists, once."""
     state_dir, is_done = Path(sys.argv[1]), True
     for address in read_engines(state_dir):
         removed, is_over = remove_orphans(address, state_dir)

@@ -1,11 +1,12 @@
-"""Sandboxes as containers of Docker, with gVisor as their runtime.
+"""Run sandboxes as Docker containers, with gVisor as the containers' runtime.
 
-The same sandbox as ``runtimes.runsc.runtime`` makes, as near as Docker comes to it: no network, the link's two FIFOs, a
-read-only view of the host, the same ids inside. :mod:`.config` says what is asked of the engine, :mod:`.engine`
-asks, :mod:`.container_start` is what the container runs first. ``docs/runtimes.md`` tells what differs.
+The sandbox matches the one of ``runtimes.runsc.runtime`` as closely as Docker allows: no network, the link's two FIFOs,
+a read-only view of the host, and the same ids inside. :mod:`.config` builds the requests to the engine, :mod:`.engine`
+sends them, and :mod:`.container_start` is the first program that the container runs. ``docs/runtimes.md`` lists the
+differences.
 
-Whether a sandbox lives is told by its process on this machine, never by the engine: one that hangs, restarts or is gone
-makes no sandbox look dead.
+Whether a sandbox is alive is determined by its process on this machine, never by the engine. An engine that hangs,
+restarts or has been stopped makes no sandbox look dead.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from . import config, orphans
 from .engine import Engine, EngineRuntime
 
 _ENTER = Path(__file__).with_name("container_start.py")
-#: Seconds that the answer to a question about the engine is believed.
+#: Seconds for which information about the engine stays valid: its runtimes, and whether it responds.
 RUNTIME_INTERVAL, PING_INTERVAL = 60.0, 2.0
-#: Seconds that the engine may take to say that it is there.
+#: Seconds that the engine may take to answer a ping.
 PING_TIMEOUT = 2.0
-#: Seconds that the engine may take to notice that a process has ended.
+#: Seconds that the engine may take to notice the end of a process.
 NOTICE_TIMEOUT = 5.0
-#: Records of the kernel's log that are read.
+#: Maximum number of records of the kernel's log to read.
 MAX_KERNEL_LOG = 100_000
 
 
@@ -87,7 +88,7 @@ class DockerRuntime(Runtime):
         """Start a sandbox; see :meth:`.Runtime.start`."""
         workspace = self._find_workspace(spec, directory)
         deadline = time.monotonic() + self.start_timeout
-        self.engine.ping()  # one that hangs is not waited for as long as a start may take
+        self.engine.ping()  # fails early if the engine hangs, instead of waiting for the whole start timeout
         kind = self.find_engine_runtime()
         (directory / "log").touch(0o600)
         own = directory / "docker"
@@ -113,10 +114,10 @@ class DockerRuntime(Runtime):
             raise
 
     def is_alive(self, handle: Handle) -> bool:
-        """Tell whether the sandbox runs, by its process: the engine is not asked."""
+        """Return whether the sandbox runs, based on its process. The engine is not asked."""
         if not handle.is_running:
             return False
-        kills = cgroups.read_all_oom_kills()  # first, so that one of its own is never among those before
+        kills = cgroups.read_all_oom_kills()  # read first, so that this sandbox's own kill never counts as earlier
         if cgroups.read_oom_kills(handle.cgroups):
             self._out_of_memory.add(handle.container)
             return False
@@ -124,13 +125,13 @@ class DockerRuntime(Runtime):
         return True
 
     def is_reachable(self) -> bool:
-        """Tell whether the engine responded to the last ping."""
+        """Return whether the engine responded to the last ping."""
         return self._is_answering
 
     def usage(self, handle: Handle, directory: Path) -> Usage:
-        """Measure memory and processor time by control groups, and the work folder's disk.
+        """Measure memory and processor time from control groups, and the disk usage of the work folder.
 
-        All else that can be written lies in memory.
+        All other writable file systems are in memory.
         """
         self._ping()
         if not self.is_alive(handle):
@@ -139,7 +140,7 @@ class DockerRuntime(Runtime):
         return Usage(memory, cpu, measure_shared(directory))
 
     def why_ended(self, handle: Handle, limits: Limits, directory: Path) -> End:
-        """Tell why it ended: what the counters and the engine say of memory, then the log, else it was killed."""
+        """Return why it ended: out of memory by counters and engine, a crash by the log, and otherwise killed."""
         if cgroups.read_oom_kills(handle.cgroups):
             self._out_of_memory.add(handle.container)
         state: dict[str, Any] = {}
@@ -162,15 +163,15 @@ class DockerRuntime(Runtime):
         return End(Cause.KILLED, 137, "the container was ended from outside")
 
     def freeze(self, handle: Handle) -> bool:
-        """Stop gVisor's own process, where this user may: Docker's own pause leaves it running."""
+        """Stop gVisor's main process, if this user may. Docker's own pause leaves it running."""
         return send_signal(handle.pid, handle.start_time, signal.SIGSTOP)
 
     def thaw(self, handle: Handle) -> None:
-        """Let gVisor's process go on."""
+        """Continue gVisor's main process."""
         handle.resume()
 
     def kill(self, handle: Handle, timeout: float = 10.0) -> None:
-        """End it and wait until its process is gone: directly where this user may, and else by the engine."""
+        """End the sandbox, directly if this user may and otherwise by the engine, and wait for its process to end."""
         if not is_running(handle.pid, handle.start_time):
             return
         deadline = time.monotonic() + timeout
@@ -188,9 +189,9 @@ class DockerRuntime(Runtime):
             time.sleep(0.01)
 
     def remove(self, handle: Handle, directory: Path) -> None:
-        """Remove the container and our own part of ``directory``.
+        """Remove the container and our part of ``directory``.
 
-        Where the engine does not answer, the container, in which nothing runs any more, is left to the sweeper.
+        If the engine does not answer, the sweeper removes the container later. Nothing runs in it any more.
         """
         try:
             self.engine.remove(handle.container, is_over=True)
@@ -202,7 +203,7 @@ class DockerRuntime(Runtime):
             remove_tree(directory / "docker")
 
     def check(self) -> list[Check]:
-        """Try the engine, its runtime and a real sandbox."""
+        """Test the engine, its runtime and a real sandbox."""
         from .checks import check_docker  # only doctor needs it
 
         return check_docker(self)
@@ -210,7 +211,7 @@ class DockerRuntime(Runtime):
     # How
 
     def find_engine_runtime(self) -> EngineRuntime:
-        """Return the engine's runtime to use. Raises RuntimeUnavailable, RuntimeFailed."""
+        """Return the engine's runtime to use. Raises RuntimeUnavailable or RuntimeFailed."""
         if self._found is None or time.monotonic() - self._found[0] > RUNTIME_INTERVAL:
             self._found = time.monotonic(), self.engine.find_gvisor(self.engine_runtime)
         return self._found[1]
@@ -226,7 +227,7 @@ class DockerRuntime(Runtime):
     def _make_container(
         self, sandbox_id: str, spec: SandboxSpec, directory: Path, workspace: Path, kind: EngineRuntime
     ) -> dict[str, Any]:
-        """Return the container's settings, and have the engine hold its image."""
+        """Return the container's settings, after making sure that the engine has its image."""
         found = workspace.stat()
         spare = (namespaces.NOBODY, namespaces.NOBODY)
         uid, owner = os.geteuid(), (found.st_uid, found.st_gid)
@@ -272,7 +273,7 @@ class DockerRuntime(Runtime):
         )
 
     def _make_filter(self) -> bytes:
-        """Return the filter of system calls that is set inside; none where gVisor is the kernel."""
+        """Return the system call filter to set inside; empty if gVisor is the kernel."""
         return b""
 
     def _make_handle(self, container: str, directory: Path, user: int) -> Handle:
@@ -294,7 +295,7 @@ class DockerRuntime(Runtime):
         )
 
     def _inspect_ended(self, container: str) -> dict[str, Any] | None:
-        """Return what the engine says of an ended container, once it has noticed the end."""
+        """Return the engine's description of an ended container, after the engine has noticed the end."""
         deadline = time.monotonic() + (0.0 if container in self._out_of_memory else NOTICE_TIMEOUT)
         while True:
             found = self.engine.inspect(container)
@@ -303,11 +304,12 @@ class DockerRuntime(Runtime):
             time.sleep(0.05)
 
     def _was_killed(self, handle: Handle, removed: bool) -> bool:
-        """Tell whether it was killed for memory though its control group was gone before anybody could look.
+        """Return whether the sandbox was killed for lack of memory, after its control group was removed unread.
 
-        The engine misses it as well then. The kernel's log names the container, where this user may read it. Else the
-        machine's own counter has to do, which has no names: the kernel has killed for memory between the last look
-        at the living sandbox, less than a second before, and its death.
+        In that case the engine misses the kill as well. The kernel's log names the container, if this user may read the
+        log. Otherwise only the machine's own counter is left, which has no names. The result is then whether the kernel
+        killed any process for memory between the last check of the living sandbox, less than a second before, and its
+        end.
         """
         said = _find_in_kernel_log(handle.container)
         if said is not None or removed:
@@ -320,7 +322,7 @@ class DockerRuntime(Runtime):
             file.write(self.engine.read_log(container))
 
     def _ping(self) -> None:
-        """Ping the engine now and then, and never twice at a time."""
+        """Ping the engine at intervals, with at most one ping at a time."""
         if time.monotonic() - self._pinged < PING_INTERVAL or not self._pinging.acquire(blocking=False):
             return
         try:
@@ -339,9 +341,9 @@ class DockerRuntime(Runtime):
 
 
 class DockerRuncRuntime(DockerRuntime):
-    """Run sandboxes as plain containers, **not isolated by gVisor**: only if policy names it, never as a fallback.
+    """Runtime for plain containers, **not isolated by gVisor**. Used only if policy names it, never as a fallback.
 
-    The host's own kernel serves the code inside. Each start is logged, and every description of a sandbox says so.
+    The host's own kernel serves the code inside. Each start is logged, and every description of a sandbox states this.
     """
 
     name: ClassVar[str] = "docker-runc"
@@ -359,11 +361,11 @@ class DockerRuncRuntime(DockerRuntime):
         return super().start(sandbox_id, spec, directory)
 
     def freeze(self, handle: Handle) -> bool:
-        """Freeze nothing: there is no one process whose stop stops them all."""
+        """Return False: a plain container has no single process whose stop would stop all others."""
         return False
 
     def find_engine_runtime(self) -> EngineRuntime:
-        """Return the engine's runtime of plain containers."""
+        """Return the engine's runtime for plain containers."""
         wanted = self.engine_runtime or "runc"
         for found in self.engine.runtimes():
             if found.name == wanted:
@@ -378,9 +380,9 @@ class DockerRuncRuntime(DockerRuntime):
 
 
 def _find_in_kernel_log(container: str) -> bool | None:
-    """Tell whether the kernel's log says that it killed for memory in that container; None where it can't be told.
+    """Return whether the kernel's log records an out-of-memory kill in the container; None if that is unknown.
 
-    The kernel does not write down each of many at a time.
+    When many kills happen at once, the kernel does not log each of them.
     """
     wanted = f"{container},".encode()
     named = killed = 0
@@ -394,7 +396,7 @@ def _find_in_kernel_log(container: str) -> bool | None:
                 record = os.read(log, 8192)
             except BrokenPipeError:
                 named = killed = 0
-                continue  # what was next is overwritten; the log goes on behind it
+                continue  # the next record was overwritten; reading continues after it
             if b"oom_memcg=" in record:
                 named += 1
                 if wanted in record.partition(b"oom_memcg=")[2]:
@@ -412,8 +414,8 @@ def _find_in_kernel_log(container: str) -> bool | None:
 def _find_hidden(workspace: Path, spec: SandboxSpec) -> Iterator[tuple[str, bool]]:
     """Yield the hidden entries to cover, and whether each is a folder.
 
-    A symbolic link is left: nothing can be mounted on it, and it leads nowhere but inside. On a FIFO gVisor would wait
-    for ever for its other end.
+    Symbolic links are skipped: nothing can be mounted on them, and they lead nowhere outside the sandbox. A FIFO is
+    refused, because gVisor would wait forever for its other end.
     """
     try:
         found = find_hidden(str(workspace), make_matcher(list(spec.hidden))) if spec.hidden else []

@@ -1,4 +1,4 @@
-"""Register gVisor in Docker's engine, and keep all its other settings: ``jupyter agentbox setup --docker``."""
+"""Register gVisor in Docker's engine and keep all its other settings: ``jupyter agentbox setup --docker``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from jupyter_agentbox.errors import AgentboxError, InvalidConfig, RuntimeUnavail
 
 from .engine import REQUIRED_FLAGS, RUNTIME_NAME, Engine
 
-#: The engine's settings.
+#: The engine's settings file.
 DAEMON_FILE = Path("/etc/docker/daemon.json")
-#: Seconds that an engine may take to read its settings.
+#: Seconds that an engine may take to reload its settings.
 RELOAD_TIMEOUT = 30.0
 
 
@@ -30,7 +30,7 @@ def make_runtime(runsc: str) -> dict[str, Any]:
 
 
 def add_runtime(text: str, runsc: str) -> str | None:
-    """Return the text of ``daemon.json`` with our runtime added; None if it is there already.
+    """Return the text of ``daemon.json`` with our runtime added, or None if it contains the runtime already.
 
     Raises
     ------
@@ -88,31 +88,31 @@ def register(
     path: Path = DAEMON_FILE,
     host: str = "",
 ) -> None:
-    """Add our runtime to Docker's settings, and have a running engine read them. Announce each step first.
+    """Add our runtime to Docker's settings and have a running engine reload them. Announce each step first.
 
     Parameters
     ----------
     runsc : str
-        The program.
+        Path of the program.
     say : callable
         Called with a sentence for each step.
     is_dry : bool
         Only announce the steps.
     may_reload : bool
-        Have the engine read its settings now; otherwise print the command for that.
+        Have the engine reload its settings now; otherwise print the command for that.
     path : Path
-        The settings.
+        The settings file.
     host : str
-        Address of the engine; empty takes ``DOCKER_HOST``, or Docker's own default.
+        Address of the engine; empty selects ``DOCKER_HOST``, or Docker's own default.
 
     Raises
     ------
     InvalidConfig
-        The settings cannot be read, or the engine could not; nothing was changed.
+        The settings cannot be read, or the engine could not read them. Nothing was changed.
     RuntimeUnavailable
-        This user may not write them or signal the engine, or the engine has not taken them.
+        This user may not write the settings or signal the engine, or the engine has not applied them.
     """
-    path = Path(os.path.realpath(path))  # a link stays one
+    path = Path(os.path.realpath(path))  # write to the target of a link instead of replacing the link
     text = path.read_text() if path.exists() else ""
     engines = find_engines(path)
     changed = add_runtime(text, os.path.abspath(runsc))

@@ -1,1 +1,1 @@
-"""Sandboxes by gVisor's own ``runsc``, without a container engine."""
+"""The runtime ``runsc``: sandboxes under gVisor's own program, without a container engine."""

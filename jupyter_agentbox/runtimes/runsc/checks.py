@@ -1,4 +1,7 @@
-"""What ``jupyter agentbox doctor`` tries of the runsc runtime: not what should work, but what does."""
+"""Test the runsc runtime for ``jupyter agentbox doctor``, in real sandboxes.
+
+The checks report what works on this machine, not what should work.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,11 @@ from jupyter_agentbox.spec import GUEST_DIR, LIMIT_NAMES, MIB, Limits, SandboxSp
 if TYPE_CHECKING:
     from .runtime import RunscRuntime
 
-#: Seconds for each step, and after which a probe ends by itself, as whoever asked was killed.
+#: Seconds for each step, and seconds after which a probe ends by itself because its caller was killed.
 PROBE_TIMEOUT, PROBE_LIFE = 20.0, 200.0
-#: What probes lie in, of this user's and of others.
+#: Prefix of the probes' directories, which other users may also have.
 PREFIX = "agentbox-check-"
-#: Dials the link and says so; does it again when it was restored on the other side of a checkpoint.
+#: Guest program that dials the link and says hello. It dials again when it is restored from a checkpoint.
 PROBE = f'''
 import os, time
 end = time.monotonic() + {PROBE_LIFE}
@@ -48,7 +51,7 @@ while time.monotonic() < end:
 
 
 def check_runsc(runtime: RunscRuntime) -> list[Check]:
-    """Return what was found, in an order in which each needs the ones before it."""
+    """Run the checks in order, as each needs those before it, and return their results."""
     from .runtime import INSTALL_REMEDY, MIN_VERSION
 
     checks = []
@@ -82,7 +85,7 @@ def _check_namespaces() -> Check:
     with tempfile.TemporaryDirectory(prefix=PREFIX) as directory:
         log, stage = Path(directory) / "log", Path(directory) / "stage"
         stage.mkdir()
-        try:  # with a mount, since some systems have one made and then give it no rights
+        try:  # with a mount, because some systems create a namespace but give it no rights
             status = namespaces.run(namespaces.Launch(["/bin/true"], maps, stage), log, PROBE_TIMEOUT)
         except AgentboxError as error:
             return Check(name, False, str(error), namespaces.namespace_remedy())
@@ -109,7 +112,7 @@ def _check_spare_ids() -> Check:
 
 
 def clear_left() -> None:
-    """End the probes of processes that were killed, and remove all of theirs. Blocks; never fails."""
+    """End leftover probes of killed processes, and remove everything that belongs to them. Blocks; never fails."""
     for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):
             facts = old.lstat()
@@ -187,7 +190,7 @@ def _check_sandbox(runtime: RunscRuntime) -> list[Check]:
 def _wait_for_hello(up: int) -> None:
     deadline = time.monotonic() + PROBE_TIMEOUT
     while time.monotonic() < deadline:
-        # Readable all the time once the writer is gone: then the pause is what paces this.
+        # After the writer has closed, the FIFO is always readable, and the sleep below limits the rate.
         select.select([up], [], [], 0.5)
         try:
             if os.read(up, 5) == b"hello":

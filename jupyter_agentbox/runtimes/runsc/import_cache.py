@@ -1,11 +1,11 @@
-"""The import cache: what ipykernel imports as it starts, compiled, in one file instead of hundreds.
+"""The import cache: the modules that ipykernel imports at startup, compiled, in one file instead of hundreds.
 
-To open a file costs twenty times as much in gVisor as outside, and an import looks at several. So the code of those
-modules lies in one file of the state directory, made from the server's own environment by :mod:`.import_gather`. A new
-sandbox gets a copy in its link's directory, if not one of the files and folders that it was made of has changed since.
-It is for a kernel that is the first program there, of the same interpreter with the same search path; see
-``guest.ipykernel.launch_ipykernel``. The files of the environment stay the truth: what else is imported, or later, is
-theirs.
+Opening a file takes twenty times as long in gVisor as outside, and each import looks at several files. So one file in
+the state directory contains the code of these modules. :mod:`.import_gather` builds it from the server's own
+environment. A new sandbox gets a copy in its link's directory, unless a file or folder that the cache was built from
+has changed since. The cache is only for a kernel that is the first program in the sandbox and uses the same interpreter
+with the same search path; see ``guest.ipykernel.launch_ipykernel``. The environment's files remain authoritative: all
+other imports, and later ones, read them.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from .import_gather import make_stamp
 
 log = logging.getLogger(__name__)
 
-#: Its name in the state directory, and in the directory of a sandbox's link.
+#: Name of the cache's folder in the state directory, and of the cache file in a sandbox's link directory.
 FOLDER, NAME = "imports", "imports"
-#: Seconds that making it may take, and bytes that it may have.
+#: Seconds for building the cache, and its maximum size in bytes.
 MAKE_TIMEOUT, MAX_SIZE = 60.0, 64 * 1024 * 1024
 _GATHER = Path(__file__).with_name("import_gather.py")
 
 
 def read(state_dir: Path) -> bytes | None:
-    """Return its content, if there is one and all is as it was; else None. Blocks."""
+    """Return the content of the cache, or None if there is none or its sources have changed. Blocks."""
     path = _find(state_dir)
     try:
         content = path.read_bytes() if path.stat().st_size <= MAX_SIZE else b""
@@ -47,20 +47,20 @@ def read(state_dir: Path) -> bytes | None:
 
 
 def give(directory: Path, spec: SandboxSpec) -> None:
-    """Put a copy where the guest of a new sandbox finds it, if it can be of use there. Blocks.
+    """Give the guest of a new sandbox a copy of the cache, if the guest can use it. Blocks.
 
     Parameters
     ----------
     directory : Path
-        The sandbox's, in ``sandboxes`` of the state directory.
+        The sandbox's directory, in ``sandboxes`` of the state directory.
     spec : SandboxSpec
     """
-    # Where something else is mounted than lies there on the host, modules may be other ones.
+    # If a mount shows something other than the host has at that path, the modules may differ.
     if spec.root is not None or any(str(mount.source) != mount.target for mount in spec.mounts):
         return
     content = read(directory.parents[1])
     if content is not None:
-        # A copy, as code inside may be able to write it; whole or not at all.
+        # A copy, because code inside may be able to write to it. The rename makes it appear atomically.
         fresh = directory / NAME
         try:
             fresh.write_bytes(content)
@@ -79,9 +79,9 @@ def measure(directory: Path) -> int:
 
 
 def make(state_dir: Path) -> bool:
-    """Make it anew, unless all is as it was; whether there is one now. Blocks for some seconds.
+    """Build the cache unless it is up to date, and return whether it exists afterward. Blocks for some seconds.
 
-    Where it can't be made kernels start without it, and the log says why.
+    If it cannot be built, kernels start without it, and the log gives the reason.
     """
     clear(state_dir)
     if read(state_dir) is not None:
@@ -91,7 +91,7 @@ def make(state_dir: Path) -> bool:
     with tempfile.TemporaryDirectory(prefix=NEW, dir=target.parent) as folder:
         made = Path(folder) / NAME
         command = [sys.executable, "-I", "-B", str(_GATHER), str(GUEST / "ipykernel"), str(made)]
-        # Nothing of the server's: what is imported then is what is imported inside.
+        # Nothing from the server's environment: the same modules as inside the sandbox must be imported.
         env = {"PATH": os.defpath, "LANG": "C.UTF-8", "HOME": folder, "IPYTHONDIR": f"{folder}/ipython"}
         try:
             subprocess.run(
@@ -108,13 +108,13 @@ def make(state_dir: Path) -> bool:
 
 
 def clear(state_dir: Path) -> None:
-    """Remove what those that were killed as they made one have left."""
+    """Remove incomplete caches that killed builds have left."""
     remove_unfinished(state_dir / FOLDER, 2 * MAKE_TIMEOUT)
 
 
 @functools.lru_cache(maxsize=16)
 def _find(state_dir: Path) -> Path:
-    """One for each interpreter and installation of this package that share the state directory."""
+    """Return the path of the cache. Each interpreter and installation of this package has its own."""
     import hashlib
 
     name = hashlib.sha256(f"{sys.executable}\0{sys.version}\0{PACKAGE}".encode()).hexdigest()[:16]

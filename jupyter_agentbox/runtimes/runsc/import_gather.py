@@ -1,7 +1,7 @@
-"""Gathers what ipykernel imports as it starts into one file: ``python -I -B importgather.py GUEST OUTPUT``.
+"""Collect the modules that ipykernel imports at startup in one file: ``python -I -B import_gather.py GUEST OUTPUT``.
 
-A program of its own, run by :mod:`.import_cache` on the host, in the server's own environment: it imports what a bare
-kernel there does. The file has eight bytes of length, a header and the code of the modules, both by :mod:`marshal`.
+:mod:`.import_cache` runs this program on the host, in the server's own environment, so that it imports what a bare
+kernel imports there. The file contains an eight-byte length, a header and the modules' code, both as :mod:`marshal`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import types
 from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 
-#: What is imported on the way to the first cell, and by no import statement at the top of a module.
+#: Modules imported before the first cell completes, but not by an import statement at the top of a module.
 LATE = (
     "tornado.platform.asyncio",
     "IPython.core.oinspect",
@@ -25,7 +25,7 @@ LATE = (
 
 
 def make_stamp(path: str) -> str:
-    """Return what differs when a file was changed, or something was put into a folder or taken out of it."""
+    """Return a stamp that differs after a file changes, or after an entry is added to or removed from a folder."""
     try:
         found = os.stat(path)
     except OSError:
@@ -34,7 +34,7 @@ def make_stamp(path: str) -> str:
 
 
 def gather(guest: str) -> bytes:
-    """Import all, and return the file's content."""
+    """Import all modules, and return the content of the file."""
     path = sys.path[:]
     package = types.ModuleType("_agentbox")
     package.__path__ = [guest]

@@ -1,8 +1,8 @@
-"""Find the deleted files that a sandbox's processes keep open, which take up the disk.
+"""List the deleted files that a sandbox's processes keep open, which still use disk space.
 
-Run as ``python -I -S -B open_files.py pid...`` it prints them. An ordinary user's sandbox runs under a subordinate
-id, whose open files not even that user may see; but whoever made its user namespace may join it, and sees them from
-there. That takes a process with one thread, so it cannot be done in the server.
+Run as ``python -I -S -B open_files.py pid...``, it prints them. An ordinary user's sandbox runs under a subordinate id,
+and not even that user may see its open files. But the user that created its user namespace may join the namespace and
+see them from there. Joining requires a process with a single thread, so the server cannot do it itself.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class OpenFile(NamedTuple):
-    """A deleted file that is kept open: its allocated bytes, its inode, and what ``/proc`` calls it."""
+    """A deleted file that is still open: its allocated bytes, its inode, and its name in ``/proc``."""
 
     size: int
     inode: int
@@ -27,7 +27,7 @@ class OpenFile(NamedTuple):
 
 
 def list_open_files(pids: "Iterable[int]") -> "list[OpenFile]":
-    """Return the deleted files that the processes have open, each once."""
+    """Return the deleted files that the processes have open, without duplicates."""
     found = {}
     for pid in pids:
         base = f"/proc/{pid}/fd"
@@ -39,18 +39,18 @@ def list_open_files(pids: "Iterable[int]") -> "list[OpenFile]":
                     key = status.st_dev, status.st_ino
                     found[key] = OpenFile(status.st_blocks * 512, status.st_ino, name.removesuffix(_DELETED))
             except OSError:
-                continue  # closed meanwhile
+                continue  # closed in the meantime
     return list(found.values())
 
 
 def parse(output: bytes) -> "list[OpenFile]":
-    """Read what the program printed."""
+    """Parse the output of this program."""
     rows = [os.fsdecode(row).split(" ", 2) for row in output.split(b"\0") if row]
     return [OpenFile(int(size), int(inode), name) for size, inode, name in rows]
 
 
 def main(pids: "Sequence[int]") -> None:
-    """Print the list: size, inode, name and NUL of each."""
+    """Print the list: size, inode and name of each file, followed by NUL."""
     with open(f"/proc/{pids[0]}/ns/user") as namespace:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWUSER):
             raise OSError(ctypes.get_errno(), "setns")

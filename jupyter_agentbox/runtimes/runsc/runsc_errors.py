@@ -1,6 +1,7 @@
-"""Why gVisor could not save or restore a sandbox, for a person: it names what a program inside has open.
+"""Translate gVisor's save and restore failures into errors that name what a program inside has open.
 
-What is matched is gVisor's own text, with names in it that code inside has chosen: it is quoted and bounded, no more.
+The patterns match gVisor's own text, which contains names that code inside has chosen. These names are only quoted,
+with a length limit.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from jupyter_agentbox.errors import AgentboxError, Conflict, RuntimeFailed
 
 _DELETED = re.compile(r'gofer\.dentry\("(.{1,1200}?)"\)\.beforeSave: deleted and invalidated')
 _GONE = re.compile(r'restoring container "[^"]*": no such file or directory')
-#: Where gVisor goes on to say where in itself that was.
+#: Start of gVisor's trace of where in its own code the failure occurred.
 _TRACE = "; goroutine "
 
 
 def explain_save(error: RuntimeFailed) -> AgentboxError:
-    """Return the error to raise when ``runsc checkpoint`` has failed."""
+    """Return the error to raise after ``runsc checkpoint`` has failed."""
     if found := _DELETED.search(str(error)):
         return Conflict(
             f"the sandbox can't be saved while a program in it has {found[1][:200]!r} open, which was deleted from the"
@@ -26,7 +27,7 @@ def explain_save(error: RuntimeFailed) -> AgentboxError:
 
 
 def explain_restore(error: RuntimeFailed) -> AgentboxError:
-    """Return the error to raise when ``runsc restore`` has failed."""
+    """Return the error to raise after ``runsc restore`` has failed."""
     if _GONE.search(str(error)):
         return Conflict(
             "the snapshot can't be restored: a file or folder that a program had open when it was taken, in a folder"

@@ -1,9 +1,9 @@
-"""Sandboxes by ``runsc`` directly: no daemon, no root, no registry of images.
+"""Run sandboxes with ``runsc`` directly: without a daemon, root rights or an image registry.
 
-Each runs in a user namespace and a mount namespace of its own (``runtimes.namespaces``), on a root that exists nowhere
-else (``runtimes.rootfs``), under control groups that we make (``runtimes.cgroups``). gVisor gets no network, can open
-no socket of the host, and reaches outside by the link's two FIFOs and the work folder alone. Ending one never asks
-runsc: its processes are killed, and its directory holds all that runsc knows of it.
+Each sandbox runs in its own user namespace and mount namespace (``runtimes.namespaces``), on a root that exists
+nowhere else (``runtimes.rootfs``), under control groups that this package creates (``runtimes.cgroups``). gVisor gets
+no network and can open no socket of the host. It reaches outside only through the link's two FIFOs and the work folder.
+Ending a sandbox never involves runsc: its processes are killed, and its directory contains all of runsc's state for it.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ from . import import_cache, open_files
 from .open_files import OpenFile, list_open_files
 from .runsc_errors import explain_restore, explain_save
 
-#: First release with the systrap platform as default and FIFOs of the host.
+#: First release that has systrap as the default platform and supports FIFOs of the host.
 MIN_VERSION = 20230904
 INSTALL_REMEDY = "jupyter agentbox setup"
-#: Bytes that gVisor sets aside in its file of memory for each process.
+#: Bytes that gVisor reserves in its memory file for each process.
 PROCESS_ROOM = 16 * MIB
-#: A file of a sandbox's directory that is there while all inside stands still.
+#: File in a sandbox's directory that exists while the sandbox is paused.
 PAUSED = "paused"
-#: What /proc calls the work folder in the view of gVisor's file server, in either layout.
+#: Path of the work folder in /proc, in the view of gVisor's file server, for both layouts.
 _WORK = (f"/root{WORKSPACE}/", f"/root{CLAIM_DIR}/work/")
-#: And of its bundle: the hidden entries of the work folder.
+#: File in the sandbox's bundle that lists the hidden entries of the work folder.
 COVERED = "covered"
-#: Seconds that control groups may take to go once nothing runs in them.
+#: Seconds to wait until control groups can be removed after their processes have ended.
 CGROUP_TIMEOUT = 30.0
 _PYTHONS = (Path("/usr/bin/python3"), Path(sys.executable))
 
 
 class RunscRuntime(Runtime):
-    """Runs sandboxes by ``runsc``."""
+    """Runtime that runs sandboxes with ``runsc``."""
 
     name: ClassVar[str] = "runsc"
     waits_for_image: ClassVar[bool] = True
@@ -90,18 +90,18 @@ class RunscRuntime(Runtime):
         return self.launch(sandbox_id, spec, directory, ["run", "-detach"])
 
     def is_alive(self, handle: Handle) -> bool:
-        """Tell whether the sandbox runs.
+        """Return whether the sandbox runs.
 
-        One of whose processes the kernel has killed for memory does not, though its main process may be there:
-        gVisor waits for ever for what that process ran.
+        If the kernel has killed one of its processes for lack of memory, the result is false, even if the main process
+        still exists: gVisor waits forever for what the killed process ran.
         """
         return handle.is_running and not cgroups.read_oom_kills(handle.cgroups)
 
     def usage(self, handle: Handle, directory: Path) -> Usage:
         """Measure memory, processor time and disk.
 
-        Without a control group memory is what gVisor has allocated for the inside and for itself. It is what stands in
-        for the memory limit where that was accepted as unenforced: the owner ends the sandbox that is over.
+        Without a control group, memory is what gVisor has allocated for the inside and for itself. If the memory limit
+        was accepted as unenforced, the owner uses this value to end a sandbox that exceeds the limit.
         """
         if not self.is_alive(handle):
             return Usage(0, 0.0, 0)
@@ -126,7 +126,7 @@ class RunscRuntime(Runtime):
         )
 
     def why_ended(self, handle: Handle, limits: Limits, directory: Path) -> End:
-        """Tell why it ended: the memory counter first, then a crash in the log, else it was killed."""
+        """Return why it ended: out of memory by the counters, a crash by the log, and otherwise killed."""
         if cgroups.read_oom_kills(handle.cgroups):
             return out_of_memory(limits)
         words = namespaces.read_tail(directory / "log", 64_000)
@@ -136,24 +136,27 @@ class RunscRuntime(Runtime):
         return End(Cause.KILLED, 137, "the processes of the sandbox were killed from outside")
 
     def lower_limits(self, handle: Handle, limits: Limits) -> frozenset[str]:
-        """Lower those of its control groups. Memory that is in use is not taken away, and gVisor counts processes."""
+        """Lower the limits of its control groups. The limit on processes cannot change, because gVisor enforces it.
+
+        Memory in use is not taken away.
+        """
         return frozenset({"processes"}) | cgroups.lower(handle.cgroups, limits)
 
     def freeze(self, handle: Handle) -> bool:
-        """Stop gVisor's own process: without it nothing inside can run, and the clock inside goes on."""
+        """Stop gVisor's main process. Nothing inside can run without it, but the clock inside keeps running."""
         return send_signal(handle.pid, handle.start_time, signal.SIGSTOP)
 
     def thaw(self, handle: Handle) -> None:
-        """Let gVisor's process go on."""
+        """Continue gVisor's main process."""
         handle.resume()
 
     def kill(self, handle: Handle, timeout: float = 10.0) -> None:
-        """End it and wait until all its processes are gone."""
+        """End the sandbox and wait until all its processes have ended."""
         if left := kill_processes(handle.processes, timeout):
             raise RuntimeFailed(f"processes {left} of the sandbox are still there {timeout:g} s after they were killed")
 
     def remove(self, handle: Handle, directory: Path) -> None:
-        """Remove control groups and runsc's own part of ``directory``."""
+        """Remove the control groups and runsc's part of ``directory``."""
         if left := remove_cgroups(handle.cgroups, CGROUP_TIMEOUT):
             self.log.warning("control groups could not be removed: %s", ", ".join(left))
         if (directory / namespaces.HELPER).exists():
@@ -161,7 +164,7 @@ class RunscRuntime(Runtime):
         self._remove_own(directory)
 
     def fingerprint(self, spec: SandboxSpec) -> dict[str, str]:
-        """Tell the release of runsc, the processor's features, and which files a kernel has mapped."""
+        """Return the release of runsc, the processor's features, and an identifier of the files that kernels map."""
         return {
             "runtime": self.name,
             "release": self.read_version(),
@@ -173,7 +176,7 @@ class RunscRuntime(Runtime):
     def checkpoint(
         self, handle: Handle, sandbox_id: str, directory: Path, image: Path, copy: Callable[[], None] | None = None
     ) -> None:
-        """Save it by ``runsc checkpoint``, uncompressed, which is quickest both ways."""
+        """Save the sandbox with ``runsc checkpoint``, uncompressed, which is fastest for both saving and restoring."""
         options = ("--image-path", str(image), "-compression", "none", "-leave-running")
         if copy is not None:
             (directory / PAUSED).touch()
@@ -188,25 +191,25 @@ class RunscRuntime(Runtime):
             self.recover(sandbox_id, directory)
 
     def recover(self, sandbox_id: str, directory: Path) -> None:
-        """Resume one that is paused."""
+        """Resume a paused sandbox."""
         if (directory / PAUSED).exists():
             self.run_once(directory, "resume", sandbox_id)
             (directory / PAUSED).unlink()
 
     def restore(self, sandbox_id: str, spec: SandboxSpec, directory: Path, image: Path) -> Handle:
-        """Start one from a checkpoint."""
+        """Start a sandbox from a checkpoint."""
         try:
             return self.launch(sandbox_id, spec, directory, ["restore", "-detach", "--image-path", str(image)])
         except RuntimeFailed as error:
             raise explain_restore(error) from error
 
     def wait_for_claim(self, handle: Handle, directory: Path) -> None:
-        """Freeze it, with what is to give it a folder at hand."""
+        """Freeze the sandbox after starting the helper that will give it a folder."""
         namespaces.start_helper(directory, directory / "log")
         self.freeze(handle)
 
     def claim(self, handle: Handle, sandbox_id: str, spec: SandboxSpec, directory: Path) -> None:
-        """Set its control groups anew, and mount the folder where the sandbox sees it."""
+        """Set new limits on its control groups, and mount the folder in the sandbox's view."""
         self._check_limits(spec)
         workspace = self._check_workspace(spec, directory)
         if self._make_maps(spec, workspace).user != handle.user:
@@ -228,11 +231,11 @@ class RunscRuntime(Runtime):
         shutil.rmtree(directory / namespaces.HELPER, ignore_errors=True)
 
     def read_covered(self, directory: Path) -> list[tuple[str, bool]]:
-        """Return what the launcher wrote down."""
+        """Return the list that the launcher wrote."""
         return covers.parse((directory / "bundle" / COVERED).read_bytes())
 
     def check(self) -> list[Check]:
-        """Try runsc, its namespaces, limits, link, checkpoint and restore in real sandboxes."""
+        """Test runsc, its namespaces, limits, link, checkpoint and restore in real sandboxes."""
         from .checks import check_runsc  # only doctor needs it
 
         return check_runsc(self)
@@ -248,7 +251,7 @@ class RunscRuntime(Runtime):
                 f"RunscRuntime.runsc is {self.runsc}, which is no program; correct it, or remove it",
                 setting="RunscRuntime.runsc",
             )
-        # Setup put one there only because that on PATH was missing or too old.
+        # Setup installs one there only if the one on PATH is missing or too old.
         own = Path(self.state_dir) / "bin" if self.state_dir else None
         found = (shutil.which("runsc", path=str(own)) if own else None) or shutil.which("runsc")
         if not found:
@@ -258,17 +261,17 @@ class RunscRuntime(Runtime):
         return os.path.abspath(found)
 
     def read_version(self) -> str:
-        """Return the release that ``runsc --version`` names. Raises RuntimeUnavailable or RuntimeFailed."""
+        """Return the release from ``runsc --version``. Raises RuntimeUnavailable or RuntimeFailed."""
         path = self.find_runsc()
         found = os.stat(path)
         return _ask_version(path, found.st_ino, found.st_size, found.st_mtime_ns)
 
     def enforceable(self) -> dict[str, str | None]:
-        """Tell for each limit why it cannot be enforced here; None where it can."""
+        """Return for each limit the reason why it cannot be enforced here, or None if it can."""
         return cgroups.detect(self.cgroup_parent).enforceable()
 
     def launch(self, sandbox_id: str, spec: SandboxSpec, directory: Path, verb: Sequence[str]) -> Handle:
-        """Build the surroundings and run one runsc command that makes a detached sandbox."""
+        """Build the file system view and control groups, and run one runsc command that creates a detached sandbox."""
         runsc = self.find_runsc()
         is_private = spec.workspace is None
         workspace = self._check_workspace(spec, directory)
@@ -292,13 +295,13 @@ class RunscRuntime(Runtime):
                 python=prefix,
             )
             config = oci.make_config(spec, stage=stage, link=directory / "link", python=python, user=maps.user)
-            # What there is to hide is known only when the launcher looks.
+            # The entries to hide are known only after the launcher has searched the folder.
             if spec.layout == "claimed":
                 plan.append(("covered", str(bundle / COVERED)))
             elif rootfs.hides_entries(spec):
                 plan.append(("covered", f"root{covers.COVERED}"))
             plan.append(("config", str(bundle / "config.json"), json.dumps(config, separators=(",", ":"))))
-            # Written down first: a sweep must find them even if this process ends in mid-start.
+            # Written before they exist, so that a sweep finds them even if this process ends during the start.
             (bundle / "cgroups").write_text("\n".join(found.name(sandbox_id)))
             groups = found.create(sandbox_id, spec.limits)
             launch = namespaces.Launch(
@@ -315,7 +318,7 @@ class RunscRuntime(Runtime):
                 stage=stage,
                 plan=plan,
                 cgroups=[f"{group}/cgroup.procs" for group in groups],
-                # What stands in for a share of processor time where it cannot be enforced: so many processors.
+                # Where the share of processor time cannot be enforced, the number of processors stands in for it.
                 processors=math.ceil(spec.limits.cpus) if "cpus" in missing else 0,
                 file_size=bound_file_size(spec.limits),
             )
@@ -338,7 +341,7 @@ class RunscRuntime(Runtime):
         return rootfs.check_workspace(spec.workspace, spec.hidden, (*own, directory, *get_runtime_directories()))
 
     def _check_limits(self, spec: SandboxSpec) -> dict[str, str]:
-        """Return why which limits are not enforced. Raises RuntimeUnavailable where that was not accepted."""
+        """Return unenforced limits with their reasons. Raises RuntimeUnavailable unless policy accepts all of them."""
         missing = {name: reason for name, reason in self.enforceable().items() if reason}
         for name, reason in missing.items():
             if name not in spec.accept_unenforced:
@@ -368,7 +371,7 @@ class RunscRuntime(Runtime):
         ]
 
     def _read_handle(self, directory: Path, groups: tuple[str, ...], user: int) -> Handle:
-        """Find the processes that runsc left running: its state file is not for an ordinary user to read."""
+        """Find the processes that runsc left running. Its state file is not readable for an ordinary user."""
         try:
             pid = int((directory / "bundle" / "pid").read_text())
         except (OSError, ValueError) as error:
@@ -391,24 +394,24 @@ class RunscRuntime(Runtime):
         command = [*self._make_command(self.find_runsc(), directory), *arguments]
         log = directory / f"{arguments[0]}.log"
         if status := namespaces.run(namespaces.Launch(command, maps), log, timeout):
-            words = namespaces.read_tail(log, 64_000)  # the reason, and then where in gVisor it was
+            words = namespaces.read_tail(log, 64_000)  # the reason, then gVisor's trace of where it occurred
             raise RuntimeFailed(f"runsc {arguments[0]} failed with status {status}: {words[:600]}")
 
 
 def bound_file_size(limits: Limits) -> int:
-    """Return the size that no host file of a sandbox may grow over.
+    """Return the size limit for host files of a sandbox.
 
-    gVisor keeps the writable layer in one file and memory in another, and lets them grow by whole GiB. At the bound
-    writing fails inside and all else goes on; the owner's watch of :meth:`RunscRuntime.usage` is exact. The file of
-    memory needs one step of headroom, since pages in use are not all side by side, and room for each process, hardly
-    any of which is ever used: gVisor panics where it has none.
+    gVisor keeps the writable layer in one file and memory in another, and grows both by whole GiB. At the limit, writes
+    fail inside and everything else continues. The exact limit is enforced by the owner, who watches
+    :meth:`RunscRuntime.usage`. The memory file needs one extra step, because used pages are not contiguous, and room
+    for each process, hardly any of which is ever used: gVisor panics if it has none.
     """
     return max(-(-limits.disk // GIB), -(-(limits.memory + limits.processes * PROCESS_ROOM) // GIB) + 1) * GIB
 
 
 @functools.lru_cache(maxsize=8)
 def _ask_version(path: str, *file: int) -> str:
-    """Run it, once for each file that it ever was."""
+    """Run ``runsc --version``, once for each version of the file."""
     try:
         result = subprocess.run(
             [path, "--version"], capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL
@@ -426,14 +429,14 @@ def _is_gofer(pid: int) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _hash_processor() -> str:
-    """Return a hash of the processor's features: code in memory may have been chosen by them."""
+    """Return a hash of the processor's features, because code in memory may have been selected by them."""
     with open("/proc/cpuinfo", "rb") as file:
         lines = {line for line in file.read().split(b"\n") if line.startswith((b"flags", b"Features", b"model name"))}
     return hashlib.sha256(b"\n".join(sorted(lines))).hexdigest()[:16]
 
 
 def _hash_root(spec: SandboxSpec) -> str:
-    """Return a hash of what the root is: the image's path, or the interpreters and the C library of the host."""
+    """Return a hash that identifies the root: the image's path, or the host's interpreters and C library."""
     digest = hashlib.sha256(str(spec.root).encode())
     if spec.root is None:
         for path in (Path("/lib/x86_64-linux-gnu/libc.so.6"), Path("/lib/aarch64-linux-gnu/libc.so.6"), *_PYTHONS):
@@ -444,7 +447,7 @@ def _hash_root(spec: SandboxSpec) -> str:
 
 
 def read_open_files(pids: Sequence[int]) -> list[OpenFile]:
-    """Return the deleted files that the processes of a sandbox have open."""
+    """Return the deleted files that a sandbox's processes hold open."""
     try:
         return list_open_files(pids)
     except PermissionError:
@@ -473,14 +476,14 @@ def _read_cpu(pid: int) -> float:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return 0.0
-    # Of the process and of the children it has reaped.
+    # Of the process itself and of the children it has reaped.
     return sum(int(field) for field in fields[11:15]) / os.sysconf("SC_CLK_TCK")
 
 
 def measure_shared(directory: Path) -> int:
-    """Return the allocated bytes of what code inside can fill in a sandbox's directory: files, link and log.
+    """Return the allocated bytes that code inside can fill in a sandbox's directory: work files, link and log.
 
-    The import cache that the host puts into the link's directory does not count, up to the size that it has.
+    The import cache that the host puts into the link's directory is not counted, up to its original size.
     """
     given = min(_measure_file(directory / "link" / import_cache.NAME), import_cache.measure(directory))
     written = sum(measure_tree(directory / name)[0] for name in ("work", "link"))
