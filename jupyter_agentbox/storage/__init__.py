@@ -1,1 +1,1 @@
-"""Files on disk that hostile code may have written: work folders, images, snapshots, and the audit log."""
+"""Store files that hostile code may have written: work folders, images, snapshots, and the audit log."""

@@ -1,10 +1,10 @@
-"""Snapshots: a sandbox's memory and workspace, kept on disk.
+"""Keep snapshots, which are a sandbox's memory and workspace, on disk.
 
     stage() -> the runtime writes image/, the workspace is copied to work/ -> commit() -> checkout() -> restore
 
-:mod:`.store` is what others use; :mod:`.owner` is one owner's part of it, :mod:`.pages` how little of a snapshot is
-new, :mod:`.tree` how hostile files are read, :mod:`.keys` what keeps all of it from being changed or read, and
-:mod:`.transfer` how one leaves for another machine.
+Other packages use :mod:`.store`. :mod:`.owner` manages the part of the store that belongs to one owner. :mod:`.pages`
+deduplicates contents. :mod:`.tree` reads and writes hostile files. :mod:`.keys` protects stored data from being changed
+or read. :mod:`.transfer` exports and imports snapshots.
 """
 
 from .store import SnapshotStore

@@ -1,6 +1,6 @@
-"""Memory of what is parked: compressed piece by piece, since it may lie for long, and read again by all processors.
+"""Compress the memory of parked kernels, which may be stored for long, in pieces that several threads can restore.
 
-Each piece is hashed as it lies on the disk, so nothing is decompressed that was not written here.
+The hash of each piece covers its compressed form, so nothing is decompressed that this store has not written.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import zstandard
 from .pages import BIG, HASH_SIZE, Packed, changed, open_regular
 from .tree import MAX_FILE
 
-#: Threads that compress and decompress; the interpreter lets go of its lock for both.
+#: Threads for compression and decompression. The library releases the interpreter lock for both.
 _WORKERS = min(4, os.cpu_count() or 1)
-#: Pieces that are under way at a time: memory is bounded by them.
+#: Pieces in progress at a time, which limits the memory used.
 _AHEAD = 4 * _WORKERS
-#: Of zstd: the next takes three times as long for a fourteenth less.
+#: Level of zstd. The next level takes three times as long and saves one fourteenth.
 _LEVEL = 3
 
 
 def pack(handle: int, name: str, size: int, target: Path, key: bytes) -> Packed:
-    """Write an open file compressed."""
+    """Write an open file to `target`, compressed."""
     lengths, hashes = [], []
     with open(target, "xb") as file, ThreadPoolExecutor(_WORKERS) as pool:
         for group in _groups(size):
@@ -45,7 +45,7 @@ def _compress(handle: int, at: int, size: int, key: bytes) -> tuple[bytes, bytes
 
 
 def unpack(packed: Packed, source: Path, handle: int, key: bytes, part: str) -> None:
-    """Write to an empty open file what it was. Raises Damaged, which names `part`."""
+    """Write the original content to an empty open file. Raises Damaged, which names `part`."""
     count = -(-packed.size // BIG)
     if not 0 <= packed.size <= MAX_FILE or not len(packed.lengths) * HASH_SIZE == count * HASH_SIZE == len(
         packed.hashes

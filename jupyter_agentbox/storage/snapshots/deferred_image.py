@@ -1,8 +1,8 @@
-"""An image that is handed out before its bytes are there, so that a runtime starts while they are verified.
+"""Hand out an image before its contents are complete, so that a runtime can start while they are verified.
 
-The runtime opens the image's files when it is ready to load them, and goes on when all are open. The smallest of them
-is a FIFO: whoever opens it waits until every byte is verified, and reads it from here. If something was changed, it
-finds empty files instead, from which nothing can be loaded.
+The runtime opens the image's files when it is ready to load them, and continues once all are open. The smallest of them
+is a FIFO. Its reader waits until every byte of the image is verified, and then reads the file from here. If data was
+changed, the reader finds the other files empty, and nothing can be loaded from them.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-#: The file that is kept back: where the pages lie, some bytes for each range of them.
+#: The file that is delayed. It contains the locations of the pages, with a few bytes for each range.
 GATE = "pages_meta.img"
-#: Seconds between two looks for somebody who opens it.
+#: Seconds between two attempts to find a reader of the FIFO.
 _INTERVAL = 0.002
 
 
 class LateImage:
-    """Lays an image out on a thread of its own, and lets its reader go on afterwards.
+    """A thread that restores an image and then unblocks the image's reader.
 
     Parameters
     ----------
     image : Path
-        Directory in which the FIFO is made.
+        Directory in which the FIFO is created.
     handles : dict of str to int
-        Open files of the image by name, which belong to this object; that of :data:`GATE` is not in the directory.
+        Open files of the image by name, owned by this object. The file of :data:`GATE` is not in the directory.
     lay_out : callable
-        Writes and verifies all of them.
+        Writes and verifies all files.
 
     Attributes
     ----------
     error : BaseException or None
-        What was wrong, once it is over.
+        The error, if any, after the thread has ended.
     """
 
     def __init__(self, image: Path, handles: dict[str, int], lay_out: Callable[[], None]) -> None:
@@ -49,12 +49,12 @@ class LateImage:
         self._thread.start()
 
     def close(self) -> None:
-        """Nobody will read it any more. Waits until it stands still."""
+        """Stop serving the image, because no more readers are expected, and wait for the thread to end."""
         self._is_over.set()
         self._thread.join()
 
     def finish(self) -> None:
-        """Close it, and raise what was wrong, if anything was."""
+        """Close the image, and raise the error if there was one."""
         self.close()
         if self.error is not None:
             raise self.error from None
@@ -90,12 +90,12 @@ class LateImage:
                     except BlockingIOError:
                         pass
                     except BrokenPipeError:
-                        return  # it has its own reasons, and says so
+                        return  # the reader reports its own reason
         finally:
             os.close(pipe)
 
     def _open(self) -> int:
-        """Open the FIFO once somebody reads; -1 if nobody will."""
+        """Open the FIFO once it has a reader; return -1 if the image is closed before that."""
         while not self._is_over.is_set():
             try:
                 return os.open(self._gate, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)

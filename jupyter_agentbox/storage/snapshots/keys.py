@@ -1,7 +1,7 @@
-"""The keys of a store, and all that is done with them: what is written is authenticated, and encrypted with a secret.
+"""Manage a store's keys: authenticate everything that is written, and encrypt it if there is a secret.
 
-Everything comes from one root: 32 random bytes in the state directory, or the administrator's secret. Each purpose has
-a key of its own derived from it, so that nothing made for one can pass for another.
+All keys are derived from one root: 32 random bytes in the state directory, or the administrator's secret. Each purpose
+has its own derived key, so that data for one purpose is never accepted for another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jupyter_agentbox.linux import write_atomically
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-#: The setting that an administrator gives the secret by.
+#: The setting through which an administrator provides the secret.
 SECRET_SETTING = "Policy.snapshot_key_file"
 KEY_SIZE = 32
 MIN_SECRET = 32
@@ -34,14 +34,14 @@ _ID_SIZE = 8
 
 
 class Keys:
-    """What is derived from one root.
+    """The keys derived from one root.
 
     Parameters
     ----------
     root : bytes
         32 bytes.
     is_sealed : bool
-        Encrypt; else what is written is authenticated only.
+        Whether to encrypt. If false, data is only authenticated.
     """
 
     def __init__(self, root: bytes, *, is_sealed: bool) -> None:
@@ -49,14 +49,14 @@ class Keys:
         self.is_sealed = is_sealed
         self.id = self.derive("id")[:_ID_SIZE]
         if is_sealed:
-            self.cipher("probe")  # says at once that the library is missing
+            self.cipher("probe")  # fails early if the library is missing
 
     def derive(self, *purpose: str) -> bytes:
-        """Return the 32 bytes that are for that purpose only."""
+        """Return a 32-byte key for this purpose only."""
         return hashlib.blake2b(msgspec.msgpack.encode(purpose), key=self._root, digest_size=KEY_SIZE).digest()
 
     def cipher(self, *purpose: str) -> AESGCM:
-        """Return AES-256-GCM under a key for that purpose. Raises InvalidConfig without the library."""
+        """Return AES-256-GCM with a key for this purpose. Raises InvalidConfig if the library is missing."""
         try:
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         except ImportError:
@@ -67,7 +67,7 @@ class Keys:
         return AESGCM(self.derive("cipher", *purpose))
 
     def protect(self, kind: str, owner: str, snapshot_id: str, payload: bytes) -> bytes:
-        """Return `payload` in a form that opens only as that kind of part of that owner's snapshot of that id."""
+        """Return `payload` in a form that opens only as this kind of part of this owner's snapshot with this id."""
         if self.is_sealed:
             nonce = secrets.token_bytes(NONCE_SIZE)
             payload = nonce + self.cipher("part", kind, owner, snapshot_id).encrypt(nonce, payload, None)
@@ -75,12 +75,12 @@ class Keys:
         return data + self._sign(data, kind, owner, snapshot_id)
 
     def open(self, kind: str, owner: str, snapshot_id: str, data: bytes) -> bytes:
-        """Return what was protected.
+        """Return the payload of protected data.
 
         Raises
         ------
         Damaged
-            It was changed, or belongs to another part, id, owner or key.
+            The data was changed, or belongs to another part, id, owner or key.
         """
         head = len(_MAGIC) + _ID_SIZE
         if data[:head] != _MAGIC + self.id and data.startswith(_MAGIC) and len(data) >= head + MAC_SIZE:
@@ -99,12 +99,12 @@ class Keys:
 
 
 def load_keys(state_dir: Path, secret: bytes | None) -> Keys:
-    """Return the keys of a store: from the administrator's secret, or from ``snapshots.key``, made at first use.
+    """Return a store's keys, from the administrator's secret or from ``snapshots.key``, which is created at first use.
 
     Raises
     ------
     InvalidConfig
-        The secret is shorter than 32 bytes, or the file is not one that only this user can read.
+        The secret is shorter than 32 bytes, or the file is not readable by this user only.
     """
     if secret is not None:
         if len(secret) < MIN_SECRET:
@@ -140,14 +140,14 @@ def _read_key(path: Path) -> bytes | None:
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Write a file, 0600, that is not there yet."""
+    """Write a new file with mode 0600. Raises FileExistsError if it exists."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     with open(os.open(path, flags, 0o600), "wb") as file:
         file.write(data)
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
-    """Return a file's bytes. Raises OSError, and Damaged for what is a link, no file, or longer than `max_bytes`."""
+    """Return a file's bytes. Raises OSError, or Damaged for a link, a non-regular file or more than `max_bytes`."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:

@@ -1,15 +1,15 @@
-"""One owner's part of the store: a directory with a lock, the snapshots, and the packs that they share.
+"""Manage one owner's part of the store: a directory with a lock, the snapshots, and the packs that they share.
 
     owners/<hash of the owner>/
         owner, lock
-        packs/<id>                   chunks that snapshot brought
-        snapshots/<id>/head          what it is
-        snapshots/<id>/table         where its chunks lie
-        snapshots/<id>/image/        memory that is kept as it was written
-        snapshots/<id>/packed/       memory that is kept compressed
+        packs/<id>                   chunks that this snapshot added
+        snapshots/<id>/head          description
+        snapshots/<id>/table         location of its chunks
+        snapshots/<id>/image/        memory that is stored as it was written
+        snapshots/<id>/packed/       memory that is stored compressed
 
-A snapshot is there as soon as, and as long as, its directory has its name; one rename each makes and ends it. What
-has no name yet or no more is cleared away by whoever holds the lock next.
+A snapshot exists while its directory has its final name. A single rename creates it, and another one deletes it.
+Directories with temporary names are removed by the next process that holds the lock.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from .keys import Keys, read_regular, write_new
 from .pages import PAGE, Table, open_regular
 from .values import Snapshot, SnapshotMeta, check_id
 
-#: Seconds that a commit or delete waits for another one of the same owner's.
+#: Seconds that a commit or delete waits for another operation of the same owner.
 LOCK_TIMEOUT = 120.0
-#: Snapshots that a new one's chunks are looked for in.
+#: Maximum number of snapshots that are searched for the chunks of a new one.
 MAX_RELATIVES = 4
 _MAX_HEAD = 16 * 1024 * 1024
 _MAX_TABLE = 2 * 1024 * 1024 * 1024
 _PUNCH_HOLE = 0x02 | 0x01  # and keep the file's size
-#: Nanoseconds after which a file that changes once more has another time of change, on every kernel.
+#: Nanoseconds after which another change of a file is certain to change its timestamp, on every kernel.
 _SETTLED = 100_000_000
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What a snapshot is, in a file small enough to be read for a list."""
+    """The description of a snapshot, in a file small enough to be read for a listing."""
 
     id: str
     serial: int
@@ -57,19 +57,19 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Known(NamedTuple):
-    """What was read of one snapshot: which file its head was, the head, and the bytes that its directory takes."""
+    """Cached facts about a snapshot: identity of its head file, the head, and the bytes that its directory uses."""
 
     file: tuple[int, int, int, int]
     head: Head
     usage: int
 
 
-#: By ids of one owner's snapshots. None of them ever changes, and there may be thousands.
+#: Cache by snapshot id, for one owner. Snapshots never change, and there may be thousands.
 Cache = dict[str, Known]
 
 
 def folder_name(owner: str) -> str:
-    """Return the name of an owner's directory; owners may be called anything."""
+    """Return the name of an owner's directory. It is a hash, because an owner's name may contain anything."""
     return blake2b(owner.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
@@ -83,9 +83,10 @@ def locked(path: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
 
 
 class OwnerFolder:
-    """One owner's snapshots and packs. What changes something needs the lock; reading does not.
+    """One owner's snapshots and packs. Methods that change something require the lock; reading does not.
 
-    Nothing that a living snapshot refers to is ever changed, so a reader can only be surprised by the end of its own.
+    Data that an existing snapshot refers to never changes. So the only event that can disturb a reader is the deletion
+    of the snapshot that it reads.
     """
 
     def __init__(self, path: Path, owner: str, keys: Keys, cache: Cache) -> None:
@@ -95,11 +96,11 @@ class OwnerFolder:
         self.hash_key = keys.derive("chunk", owner)
 
     def make(self) -> None:
-        """Make its directories, unless they are there."""
+        """Create the owner's directories, unless they exist."""
         for path in (self.path, self.packs, self.snapshots):
             path.mkdir(mode=0o700, exist_ok=True)
         if not (self.path / "owner").exists():
-            # With the lock, as whoever holds it clears away what has no name yet.
+            # With the lock, because its holder removes files that still have temporary names.
             with self.locked():
                 write_atomically(self.path / "owner", self.owner.encode("utf-8", "surrogatepass"))
 
@@ -112,17 +113,17 @@ class OwnerFolder:
     # -- reading -------------------------------------------------------------------------------
 
     def ids(self) -> list[str]:
-        """Return the ids of all that are there, readable or not."""
+        """Return the ids of all snapshots, readable or not."""
         with suppress(FileNotFoundError):
             return [name for name in os.listdir(self.snapshots) if not name.startswith(".")]
         return []
 
     def has(self, snapshot_id: str) -> bool:
-        """Whether it is there."""
+        """Return whether the snapshot exists."""
         return (self.snapshots / check_id(snapshot_id)).is_dir()
 
     def head(self, snapshot_id: str) -> Head:
-        """Read one. Raises NotFound and Damaged."""
+        """Read the head of a snapshot. Raises NotFound and Damaged."""
         data = self._read(snapshot_id, "head", _MAX_HEAD)
         try:
             head = msgspec.msgpack.decode(data, type=Head)
@@ -133,7 +134,7 @@ class OwnerFolder:
         return head
 
     def table(self, snapshot_id: str) -> Table:
-        """Read one. Raises NotFound and Damaged."""
+        """Read the table of a snapshot. Raises NotFound and Damaged."""
         return Table.decode(self._read(snapshot_id, "table", _MAX_TABLE))
 
     def _read(self, snapshot_id: str, part: str, max_bytes: int) -> bytes:
@@ -149,9 +150,10 @@ class OwnerFolder:
         return self.keys.open(part, self.owner, snapshot_id, data)
 
     def _know(self, snapshot_id: str) -> Known:
-        """Read a head and measure what is beside it, unless both are known; for lists. Raises NotFound and Damaged.
+        """Return a snapshot's head and disk usage for listings, from the cache if possible.
 
-        What is restored is read anew. Who could change a file and its time back could as well change this process.
+        A restore reads the head again. An attacker who can change a file and reset its time can change this process as
+        well. Raises NotFound and Damaged.
         """
         known = self._cache.get(snapshot_id)
         try:
@@ -166,7 +168,7 @@ class OwnerFolder:
         return known
 
     def heads(self) -> tuple[list[Head], dict[str, str]]:
-        """Return those that can be read, in the order that they were made in; and what is wrong with each other one."""
+        """Return the readable heads in order of creation, and the error of each unreadable snapshot by id."""
         heads, damaged, ids = [], {}, self.ids()
         for snapshot_id in ids:
             try:
@@ -181,29 +183,29 @@ class OwnerFolder:
         return sorted(heads, key=lambda head: head.serial), damaged
 
     def snapshot(self, snapshot_id: str) -> Snapshot:
-        """Return one with its cost. Raises NotFound and Damaged."""
+        """Return one snapshot with its cost. Raises NotFound and Damaged."""
         head = self.head(snapshot_id)
         others = [other for other in self.heads()[0] if other.serial < head.serial] if head.packs else []
         charged = {pack for other in others for pack in other.packs}
         return self._describe(head, disk_usage(self.snapshots / head.id), charged)
 
     def describe_all(self) -> list[Snapshot]:
-        """Return all that can be read with their costs, oldest first."""
+        """Return all readable snapshots with their costs, oldest first."""
         charged: set[str] = set()
         found = []
         for head in self.heads()[0]:
-            with suppress(NotFound, Damaged):  # removed meanwhile
+            with suppress(NotFound, Damaged):  # removed in the meantime
                 found.append(self._describe(head, self._know(head.id).usage, charged))
             charged.update(head.packs)
         return found
 
     def _describe(self, head: Head, usage: int, charged: set[str]) -> Snapshot:
-        """Describe one. A pack is charged to the oldest that needs it."""
+        """Describe one snapshot. A pack is charged to the oldest snapshot that needs it."""
         own = [self.packs / pack for pack in head.packs if pack not in charged]
         return Snapshot(id=head.id, meta=head.meta, size=head.size, cost=usage + disk_usage(*own), dropped=head.dropped)
 
     def relatives(self, meta: SnapshotMeta) -> list[Table]:
-        """Return tables of those that a new snapshot has most in common with: ancestors, then others of its sandbox."""
+        """Return tables of the snapshots most similar to a new one: its ancestors, then others of its sandbox."""
         heads = {head.id: head for head in self.heads()[0] if head.packs}
         chosen: list[str] = []
         ancestor = meta.parent
@@ -220,7 +222,7 @@ class OwnerFolder:
     # -- writing, with the lock held -----------------------------------------------------------
 
     def remove(self, snapshot_ids: Iterable[str]) -> None:
-        """End snapshots, and free what no other one needs. Raises NotFound."""
+        """Delete snapshots and free data that no other one needs. Raises NotFound."""
         for snapshot_id in snapshot_ids:
             try:
                 (self.snapshots / check_id(snapshot_id)).rename(self.snapshots / f"{GONE}{snapshot_id}")
@@ -229,13 +231,13 @@ class OwnerFolder:
         self.tidy()
 
     def tidy(self) -> bool:
-        """Free what no snapshot needs, and clear away what a killed process left; whether there was any."""
+        """Free data that no snapshot needs and remove what killed processes left; return whether there was any."""
         leftovers = [name for name in os.listdir(self.snapshots) if name.startswith(".")]
         heads, damaged = self.heads()
         used = {pack for head in heads for pack in head.packs}
         strays = [name for name in os.listdir(self.packs) if name not in used]
         if not damaged:
-            # Else nobody knows what that one needs. When it is deleted, this comes again.
+            # Otherwise it is unknown which data the damaged snapshot needs. Its deletion calls this method again.
             for name in strays:
                 (self.packs / name).unlink()
             if any(name.startswith(GONE) for name in leftovers):
@@ -249,18 +251,18 @@ class OwnerFolder:
         return bool(leftovers or (strays and not damaged))
 
     def new_folder(self, snapshot_id: str) -> Path:
-        """Make the directory of a snapshot that is none yet."""
+        """Create the directory of a snapshot under its temporary name."""
         path = self.snapshots / f"{NEW}{snapshot_id}"
         path.mkdir(mode=0o700)
         return path
 
     def write_parts(self, folder: Path, head: Head, table: Table) -> None:
-        """Write what a snapshot is into its new directory."""
+        """Write the head and the table of a snapshot to its new directory."""
         for part, data in (("head", msgspec.msgpack.encode(head)), ("table", table.encode())):
             write_new(folder / part, self.keys.protect(part, self.owner, head.id, data))
 
     def publish(self, snapshot_id: str, *, is_durable: bool) -> None:
-        """Make the snapshot one; a durable one when all of it is on the disk, and its name then, too."""
+        """Give a snapshot its final name. If durable, flush its data to the disk before, and the new name afterward."""
         new, pack = self.snapshots / f"{NEW}{snapshot_id}", self.packs / snapshot_id
         if is_durable:
             sync(*new.rglob("*"), new, *filter(Path.exists, [pack]), self.packs, self.path / "owner", self.path)
@@ -270,12 +272,12 @@ class OwnerFolder:
             sync(self.snapshots)
 
     def choose_dropped(self, table: Table, new: Path, *, max_bytes: int, max_count: int) -> list[str]:
-        """Return which automatic snapshots without a name have to go so that a new one fits, oldest first.
+        """Return the unnamed automatic snapshots to delete so that a new one fits, oldest first.
 
         Raises
         ------
         LimitReached
-            It would not fit without all of them; then none need go.
+            It would not fit even without all of them. In that case none has to be deleted.
         """
         heads, damaged = self.heads()
         autos = [head.id for head in heads if head.meta.kind == "auto" and not head.meta.name]
@@ -300,7 +302,7 @@ class OwnerFolder:
             total += sum(taken[name] for name in (*rest, *damaged))
             return total <= max_bytes
 
-        # Nobody knows what a damaged one needs, so nothing can be counted on to become free.
+        # It is unknown which data a damaged snapshot needs, so no space can be expected to become free.
         count = bisect_left(range(over, len(autos) + 1), True, key=is_room) + over if not damaged else len(autos) + 1
         if count > len(autos):
             raise LimitReached(
@@ -311,7 +313,7 @@ class OwnerFolder:
 
 
 def _live_blocks(tables: Iterable[Table]) -> dict[str, bytearray]:
-    """Return, for each pack, a byte for each 4 KiB: 1 where something lies that a table refers to."""
+    """Return for each pack one byte per 4 KiB block, which is 1 if a table refers to data in the block."""
     live: dict[str, bytearray] = {}
     for table in tables:
         ends = [0] * len(table.packs)
@@ -331,7 +333,7 @@ def _live_blocks(tables: Iterable[Table]) -> dict[str, bytearray]:
 
 
 def _free(path: Path, blocks: bytearray) -> None:
-    """Give the room of dead blocks back. File systems without holes keep it until the whole pack can go."""
+    """Return unused blocks to the file system. Without support for holes, space is freed only with the whole pack."""
     with suppress(Damaged):
         os.close(open_regular(path, "chunks"))
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -355,7 +357,7 @@ def _punch(handle: int, start: int, length: int) -> bool:
 
 
 def sync(*paths: Path) -> None:
-    """Wait until files' bytes and directories' names are on the disk."""
+    """Wait until the contents of files and the names in directories are on the disk."""
     for path in paths:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -365,7 +367,7 @@ def sync(*paths: Path) -> None:
 
 
 def disk_usage(*paths: Path) -> int:
-    """Return the bytes that files and trees take on the disk."""
+    """Return the bytes that files and trees use on the disk."""
     total = 0
     for path in paths:
         with suppress(FileNotFoundError):

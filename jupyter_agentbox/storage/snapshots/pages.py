@@ -1,9 +1,9 @@
-"""What a snapshot's bytes are kept as: chunks in packs, each chunk once, and a table that says where each one lies.
+"""Store a snapshot's bytes as chunks in packs, each chunk once, with a table of their locations.
 
-Memory is cut into pages of 4 KiB, other files into blocks of 64 KiB. A chunk that a relative of the same owner's has
-already is not written again. Each snapshot that brings new chunks writes them into one *pack*; a chunk stays where it
-is in it for ever, so that nothing that refers to it need be written anew when another snapshot goes. The table holds a
-keyed hash of each chunk: what is read is compared with it before anybody gets it.
+Memory is divided into pages of 4 KiB, other files into blocks of 64 KiB. A chunk that a related snapshot of the same
+owner already has is not written again. Each snapshot with new chunks writes them to one *pack*. A chunk never moves
+within its pack, so deleting one snapshot does not require rewriting the tables of others. The table contains a keyed
+hash of each chunk, and every chunk is checked against its hash before it is handed out.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
 
 PAGE, BLOCK, BIG = 4096, 64 * 1024, 1024 * 1024
 HASH_SIZE = 16
-#: Packs of relatives that a snapshot may refer to. What it needs of others, it brings anew: so those can go, and
-#: to read the hundredth takes no more files than to read the tenth.
+#: Maximum number of packs of related snapshots that a snapshot may refer to. It stores other chunks again, so that old
+#: packs can be deleted and reading the hundredth snapshot opens no more files than reading the tenth.
 MAX_PACKS = 24
-#: Chunks whose bytes are read or written at a time.
+#: Number of chunks that are read or written together.
 _BATCH = 256
 _ZERO = {PAGE: bytes(PAGE), BLOCK: bytes(BLOCK)}
 
 
 class File(msgspec.Struct, array_like=True):
-    """One file of a snapshot: what it is, and which chunks.
+    """One file of a snapshot: its entry, and its chunks.
 
     Parameters
     ----------
     entry : Entry
     grain : int
-        Bytes of a chunk; the last may be shorter.
+        Bytes of a chunk; the last chunk may be shorter.
     runs : list of (int, int)
-        First chunk of the file's and number of chunks; between them are holes. Their numbers follow those of the file
-        before in :attr:`Table.refs`.
+        Index of the first chunk within the file, and number of chunks. Holes lie between the runs. The chunk numbers
+        follow those of the previous file in :attr:`Table.refs`.
     """
 
     entry: Entry
@@ -59,7 +59,7 @@ class File(msgspec.Struct, array_like=True):
 
 
 class Kept(msgspec.Struct, array_like=True):
-    """One file of an image that is kept as it was written: its name, size, and a hash of each MiB."""
+    """One image file that is stored as it was written: its name, its size, and a hash of each MiB."""
 
     name: str
     size: int
@@ -67,7 +67,7 @@ class Kept(msgspec.Struct, array_like=True):
 
 
 class Packed(msgspec.Struct, array_like=True):
-    """One file of an image that is kept compressed: its name and size, and length and hash of each compressed MiB."""
+    """One image file that is stored compressed: its name and size, and length and hash of each compressed MiB."""
 
     name: str
     size: int
@@ -76,7 +76,7 @@ class Packed(msgspec.Struct, array_like=True):
 
 
 class Table(msgspec.Struct):
-    """Where everything of a snapshot lies. Number n of a chunk is its place in the columns plus 1; 0 is all zeros."""
+    """The locations of all of a snapshot's data. Chunk number n is at index n - 1 of the columns; 0 is all zeros."""
 
     packs: list[str] = []
     image: list[File] = []
@@ -91,12 +91,12 @@ class Table(msgspec.Struct):
     refs: array[int] = msgspec.field(default_factory=lambda: array("I"))
 
     def encode(self) -> bytes:
-        """Return it as bytes; only a process on a machine of the same byte order reads them."""
+        """Return the table as bytes. Only a machine of the same byte order can read them."""
         return msgspec.msgpack.encode(self, enc_hook=lambda value: zlib.compress(value.tobytes(), 1))
 
     @classmethod
     def decode(cls, data: bytes) -> Table:
-        """Read it. Raises Damaged, though what was authenticated should be well-formed."""
+        """Read a table. Raises Damaged, although authenticated data should always be well-formed."""
         try:
             raw = msgspec.msgpack.decode(data, type=_Raw)
             table = cls(raw.packs, raw.image, raw.kept, raw.packed, raw.work, raw.hashes, raw.tags)
@@ -133,21 +133,21 @@ class _Raw(msgspec.Struct):
 
 
 class PackWriter:
-    """Write one snapshot's new chunks, and its table.
+    """Writer of one snapshot's new chunks and of its table.
 
     Parameters
     ----------
     path : Path
-        Of the pack, which is not there yet.
+        Path of the pack, which must not exist.
     pack_id : str
-        The snapshot's id.
+        Id of the snapshot.
     keys : Keys
     hash_key : bytes
-        Of the owner's chunks.
+        Key for the hashes of the owner's chunks.
     relatives : iterable of Table
-        Whose chunks need not be written again; the first one's come first.
+        Tables of related snapshots, whose chunks are not written again. Earlier tables take precedence.
     max_bytes : int
-        Most that is read, holes not counted, and so most that is written.
+        Maximum bytes to read, not counting holes, and therefore also to write.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class PackWriter:
         self._pack_id = pack_id.encode()
         self._cipher: AESGCM | None = keys.cipher("pack", pack_id) if keys.is_sealed else None
         self._tables = list(relatives)
-        self._known: dict[bytes, int] = {}  # hash: which relative, and which chunk of its
+        self._known: dict[bytes, int] = {}  # hash: index of the relative, and number of its chunk
         shared = _choose_packs(self._tables)
         for index, table in reversed(list(enumerate(self._tables))):
             hashes, first = table.hashes, index << 32
@@ -190,7 +190,7 @@ class PackWriter:
             os.close(self._handle)
 
     def add(self, entry: Entry, handle: int, *, grain: int = BLOCK, is_compressed: bool = False) -> File:
-        """Read a whole open file, and return what it is in the table."""
+        """Read a whole open file, and return its description for the table."""
         file = File(entry, grain, [])
         append, numbers, key, zero = self.table.refs.append, self._numbers, self._hash_key, _ZERO[grain]
         for start, end in data_ranges(handle, entry.size, grain):
@@ -251,12 +251,12 @@ class PackWriter:
 
 
 class PackReader:
-    """Write the files of a snapshot out, with each chunk compared with its hash first.
+    """Reader that writes out the files of a snapshot after comparing each chunk with its hash.
 
     Parameters
     ----------
     folder : Path
-        Where the packs are.
+        Directory of the packs.
     """
 
     def __init__(self, table: Table, folder: Path, keys: Keys, hash_key: bytes) -> None:
@@ -280,16 +280,16 @@ class PackReader:
         self._closing.close()
 
     def skip(self, files: Iterable[File]) -> None:
-        """Pass over the next files."""
+        """Skip the next files."""
         self._next += sum(count for file in files for _, count in file.runs)
 
     def write(self, file: File, handle: int, part: str) -> None:
-        """Write the next file's bytes; they have to be asked for in the order they were added in.
+        """Write the bytes of the next file. Files must be requested in the order in which they were added.
 
         Raises
         ------
         Damaged
-            Names `part`.
+            The data does not match; names `part`.
         """
         table, grain, size, first = self._table, file.grain, file.entry.size, self._next
         if grain not in _ZERO or not 0 <= size <= MAX_FILE:
@@ -318,7 +318,7 @@ class PackReader:
                 at += 1
                 position += grain
                 continue
-            # As many as lie one behind the other, whole and uncompressed, are read at once.
+            # Chunks that are contiguous, full and uncompressed are read together.
             pack, offset, to = packs[number], offsets[number], at + 1
             if lengths[number] == grain:
                 most, expected = min(count, at + BIG // grain), offset + grain
@@ -357,7 +357,7 @@ class PackReader:
             at = to
 
     def _unpack(self, number: int, stored: bytes, expected: int, part: str) -> bytes:
-        """Return a chunk's bytes as they were: decrypted, decompressed, compared."""
+        """Return a chunk's original bytes: decrypted, decompressed and compared with its hash."""
         table = self._table
         pack = table.pack_column[number]
         if len(stored) != table.lengths[number]:
@@ -384,7 +384,7 @@ class PackReader:
 
 
 def _choose_packs(tables: Iterable[Table]) -> set[str]:
-    """Return the packs that most of the tables' chunks lie in."""
+    """Return the packs that contain most of the tables' chunks."""
     counts: Counter[str] = Counter()
     for table in tables:
         for pack, count in Counter(table.pack_column).items():
@@ -393,12 +393,12 @@ def _choose_packs(tables: Iterable[Table]) -> set[str]:
 
 
 def changed(part: str) -> Damaged:
-    """Return the error that says so."""
+    """Return the error for a changed part."""
     return Damaged(f"{part} was changed on disk, so the snapshot is not used")
 
 
 def open_regular(path: Path, part: str) -> int:
-    """Open a file for reading. Raises Damaged unless it is there and is one."""
+    """Open a file for reading. Raises Damaged unless it exists and is a regular file."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
@@ -410,7 +410,7 @@ def open_regular(path: Path, part: str) -> int:
 
 
 def hash_big(handle: int, size: int, key: bytes) -> bytes:
-    """Return one hash for each MiB of a file; shorter where the file is."""
+    """Return the concatenated hashes of each MiB of a file; the last part may be shorter."""
     return b"".join(
         blake2b(os.pread(handle, min(BIG, size - at), at), digest_size=HASH_SIZE, key=key).digest()
         for at in range(0, size, BIG)
@@ -418,13 +418,13 @@ def hash_big(handle: int, size: int, key: bytes) -> bytes:
 
 
 def _nonce(offset: int) -> bytes:
-    # Each pack has a key of its own, and nothing is ever written to the same place of a pack twice.
+    # Each pack has its own key, and each offset of a pack is written at most once.
     return offset.to_bytes(12, "little")
 
 
 def _read(handle: int, count: int, start: int) -> bytes:
     data = os.pread(handle, count, start)
-    # What has become shorter meanwhile ends in zeros, as the rest of a file that was truncated would.
+    # A file that has become shorter is padded with zeros, as the remainder of a truncated file would be.
     return data if len(data) == count else data + bytes(count - len(data))
 
 

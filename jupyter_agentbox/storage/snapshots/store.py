@@ -1,6 +1,7 @@
-"""The snapshot store: images that a runtime wrote, and workspaces, kept small, private and unchanged.
+"""The snapshot store: memory images written by a runtime, and workspaces, stored compactly, privately and verifiably.
 
-It knows no event loop: its methods block, and are called in worker threads. Any number of processes may use one store.
+The store uses no event loop. Its methods block and are called in worker threads. Any number of processes may use one
+store at the same time.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from .tree import Entry, Walk, Writer, disk_errors
 from .values import MAX_OWNER, Snapshot, SnapshotMeta, check_id, check_meta
 
 MAX_IMAGE_FILES = 16
-#: Kinds that are forced to the disk. Of the others, the sandbox that they were made of is there still.
+#: Kinds that are flushed to the disk. For the other kinds, the sandbox that the snapshot was taken of still exists.
 DURABLE = ("user", "park")
-#: The one file of an image that is raw pages.
+#: The only file of an image that consists of raw pages.
 PAGES = "pages.img"
-#: Most bytes of an image that a runtime may wait for while it starts.
+#: Maximum bytes of an image that a runtime may wait for while it starts.
 EARLY_SIZE = 256 * 1024 * 1024
 _IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -47,13 +48,14 @@ class SnapshotStore:
     Parameters
     ----------
     state_dir : Path
-        The store is its ``snapshots``, and its key ``snapshots.key`` beside it.
+        The state directory. The store is its ``snapshots``, and the store's key is ``snapshots.key`` beside it.
     secret : bytes, optional
-        The administrator's, 32 bytes or more: snapshots are encrypted, and authenticated by it instead of the key.
+        The administrator's secret, 32 bytes or more. If given, snapshots are encrypted, and authenticated with this
+        secret instead of the key.
     max_bytes : int
-        Most bytes on the disk for one owner, and of one snapshot as restored.
+        Maximum bytes on the disk for one owner, and maximum size of one snapshot as restored.
     max_count : int
-        Most snapshots of one owner, without what is parked and templates.
+        Maximum number of snapshots for one owner, not counting parked kernels and templates.
     """
 
     def __init__(self, state_dir: Path, *, secret: bytes | None = None, max_bytes: int, max_count: int) -> None:
@@ -74,12 +76,12 @@ class SnapshotStore:
     # -- making --------------------------------------------------------------------------------
 
     def stage(self) -> Path:
-        """Make a private directory with an empty ``image`` and ``work``, for :meth:`commit` or :meth:`discard`.
+        """Create a private directory with empty ``image`` and ``work``, for :meth:`commit` or :meth:`discard`.
 
-        It lasts as long as this process and no longer.
+        It exists only as long as this process.
         """
         path = self._live / secrets.token_hex(8)
-        # Nobody sweeps it between its making and its lock.
+        # Under the store's lock, so that a sweep cannot remove the directory before it is locked.
         with locked(self._base / "lock"):
             path.mkdir(mode=0o700)
             lock = open_locked(path / "lock", math.inf)
@@ -91,7 +93,7 @@ class SnapshotStore:
         return path
 
     def discard(self, staged: Path) -> None:
-        """Remove a staged directory; one that is gone already is no error."""
+        """Remove a staged directory. It is not an error if the directory does not exist."""
         with self._mutex:
             lock = self._locks.pop(staged, None)
         if lock is None:
@@ -101,26 +103,28 @@ class SnapshotStore:
                 for name in os.listdir(staged):
                     if name != "lock":
                         remove_tree(staged / name)
-            # A directory without its lock is one to be swept, so nobody may look now.
+            # A sweep removes any directory without a lock, so no sweep may look at this point.
             with locked(self._base / "lock"):
                 remove_tree(staged)
         finally:
             os.close(lock)
 
     def commit(self, staged: Path, meta: SnapshotMeta) -> Snapshot:
-        """Make a snapshot of what lies in a staged directory, which is gone then.
+        """Turn the contents of a staged directory into a snapshot, and remove the directory.
 
-        Killed at any moment, it has been made or it has not. If it raises, the directory is as it was. What
-        somebody counts on (:data:`DURABLE`) is on the disk when this returns, and outlives a loss of power.
+        If the process is killed, the snapshot exists completely or not at all. If the method raises, the directory is
+        unchanged. A snapshot of a :data:`DURABLE` kind is on the disk when this method returns, and survives a power
+        failure.
 
         Raises
         ------
         InvalidRequest
-            A value of `meta`, or the image, is not one.
+            A value of `meta`, or the image, is invalid.
         LimitReached, TooLarge
-            Names the setting. Before, automatic snapshots without a name are dropped, oldest first, if that helps.
+            A limit is exceeded; names the setting. Unnamed automatic snapshots are deleted instead, oldest first, if
+            that makes enough room.
         Conflict
-            The owner's other snapshots are busy for very long.
+            Other operations on the owner's snapshots took too long.
         """
         check_meta(meta)
         if staged not in self._locks:
@@ -149,7 +153,7 @@ class SnapshotStore:
         return made
 
     def _write(self, folder: OwnerFolder, snapshot_id: str, new: Path, staged: Path, meta: SnapshotMeta) -> list[str]:
-        """Write a snapshot's parts; returns which others have to go for it."""
+        """Write a snapshot's parts; return the ids of other snapshots that must be deleted to make room."""
         pack, walk = folder.packs / snapshot_id, Walk(staged / "work")
         is_kept = meta.kind == "template" and not self._keys.is_sealed
         is_packed = meta.kind == "park" and not self._keys.is_sealed
@@ -189,14 +193,14 @@ class SnapshotStore:
             dropped=dict(walk.dropped),
         )
         folder.write_parts(new, head, table)
-        # Those that are parked, and templates, are bounded by the room that they take.
+        # Parked kernels and templates are limited by the space that they use, not by their number.
         max_count = self._max_count if meta.kind in ("user", "auto") else sys.maxsize
         return folder.choose_dropped(table, new, max_bytes=self._max_bytes, max_count=max_count)
 
     # -- ending --------------------------------------------------------------------------------
 
     def delete(self, snapshot_id: str, owner: str) -> None:
-        """Remove one, readable or not, and free what no other needs. Raises NotFound and Conflict."""
+        """Delete a snapshot, readable or not, and free data that no other one needs. Raises NotFound and Conflict."""
         folder = self._folder(owner)
         if not folder.has(snapshot_id):
             raise NotFound(f"there is no snapshot {check_id(snapshot_id)!r}")
@@ -204,12 +208,12 @@ class SnapshotStore:
             folder.remove([snapshot_id])
 
     def sweep(self) -> list[str]:
-        """Remove what killed processes left behind.
+        """Remove data that killed processes left.
 
         Returns
         -------
         list of str
-            Names of staged and laid out directories that were removed.
+            Names of the staged and checked-out directories that were removed.
         """
         with locked(self._base / "lock"):
             removed = remove_unowned(self._live)
@@ -229,27 +233,28 @@ class SnapshotStore:
         verify: Literal["always", "once"] = "always",
         is_early: bool = False,
     ) -> Iterator[Path]:
-        """Lay a snapshot out in a private directory with ``image`` and ``work``, which is removed in the end.
+        """Write a snapshot to a private directory with ``image`` and ``work``, and remove it at the end of the block.
 
-        What is in it is the caller's; ``work`` may be renamed to where it is to stay. Files of an image may be names of
-        the store's own: they are not to be written.
+        The caller owns the contents; ``work`` may be renamed to its final path. Files of an image may be hard links to
+        the store's own files, so they must not be written to.
 
         Parameters
         ----------
         snapshot_id, owner : str
         verify : str
-            ``once``: memory that is kept as it was written (``template``) is not read again if this process has before
-            and its inode, size and time of change are the same.
+            ``once`` skips reading memory that is stored as it was written (``template``), if this process has verified
+            it before and its inode, size and modification time are unchanged.
         is_early : bool
-            Go on as soon as ``work`` is there, if the image is small. Then whoever opens all of its files has to wait
-            in that until they are verified, or finds them empty; and `Damaged` is raised at the end.
+            Enter the block as soon as ``work`` is complete, if the image is small. A reader that opens all files of the
+            image then waits until they are verified. If verification fails, the files are empty, and `Damaged` is
+            raised at the end of the block.
 
         Raises
         ------
         NotFound
-            There is none of that owner's.
+            The owner has no such snapshot.
         Damaged
-            Something of it is not as it was written; nothing of it was handed out.
+            A part of the snapshot differs from what was written. No part of it was handed out.
         """
         path = self.stage()
         late: LateImage | None = None
@@ -266,7 +271,7 @@ class SnapshotStore:
                 yield path
             except Exception:
                 if late is not None:
-                    late.finish()  # what was wrong with it is why the rest failed
+                    late.finish()  # a damaged image is the reason for the other failure
                 raise
             if late is not None:
                 late.finish()
@@ -302,7 +307,7 @@ class SnapshotStore:
     def _lay_out_image(
         self, folder: OwnerFolder, snapshot_id: str, table: Table, image: Path, is_early: bool
     ) -> LateImage | None:
-        """Lay out what is not kept as it was; what comes late is returned."""
+        """Restore the files of an image that are not stored as they were written; return the deferred image, if any."""
         sizes = {item.name: item.size for item in table.packed}
         sizes |= {os.fsdecode(file.entry.path): file.entry.size for file in table.image}
         if not all(map(_IMAGE_NAME.fullmatch, sizes)):
@@ -340,7 +345,7 @@ class SnapshotStore:
     def _lay_out_kept(self, folder: OwnerFolder, source: Path, kept: Kept, path: Path, is_once: bool) -> None:
         part, target = _part(kept.name), path / "image" / kept.name
         try:
-            # Another name for the same file, so that a delete meanwhile takes nothing away.
+            # A hard link, so that deleting the snapshot in the meantime does not remove the file.
             os.link(source, target, follow_symlinks=False)
         except OSError:
             raise changed(part) from None
@@ -349,7 +354,8 @@ class SnapshotStore:
             facts = os.fstat(handle)
             if facts.st_size != kept.size:
                 raise changed(part)
-            # Who can change a file and its time back could as well change this process: only this user can enter.
+            # Only this user can enter the directory. An attacker who can change a file and reset its time can change
+            # this process as well.
             seen = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, kept.hashes)
             if not (is_once and seen in self._verified):
                 if hash_big(handle, kept.size, folder.hash_key) != kept.hashes:
@@ -361,28 +367,28 @@ class SnapshotStore:
             os.close(handle)
 
     def list(self, owner: str | None = None) -> list[Snapshot]:
-        """Return an owner's snapshots, or all, oldest first. Those that can't be read are left out: see `damaged`."""
+        """Return the snapshots of one owner or of all, oldest first, without unreadable ones: see `damaged`."""
         found: list[Snapshot] = []
         for folder in self._folders() if owner is None else (self._folder(owner),):
             found += folder.describe_all()
         return found
 
     def damaged(self, owner: str) -> dict[str, str]:
-        """Return what is wrong with those that can't be read, by id. They count, and can be deleted."""
+        """Return the unreadable snapshots by id, with the reason. They count toward limits and can be deleted."""
         return self._folder(owner).heads()[1]
 
     def get(self, snapshot_id: str, owner: str) -> Snapshot:
-        """Return one. Raises NotFound, also for another owner's, and Damaged."""
+        """Return one snapshot. Raises NotFound, also for another owner's, and Damaged."""
         return self._folder(owner).snapshot(snapshot_id)
 
     def exists(self, snapshot_id: str) -> bool:
-        """Whether anybody has one of this id, readable or not."""
+        """Return whether any owner has a snapshot of this id, readable or not."""
         return any(self._owners.glob(f"*/snapshots/{check_id(snapshot_id)}"))
 
     # -- moving --------------------------------------------------------------------------------
 
     def export(self, snapshot_id: str, owner: str) -> Iterator[bytes]:
-        """Yield a snapshot as one file, signed, and encrypted where the store is. Raises as :meth:`checkout`."""
+        """Yield a snapshot as one signed file, encrypted if the store is. Raises the errors of :meth:`checkout`."""
         meta = self.get(snapshot_id, owner).meta
         with self.checkout(snapshot_id, owner) as path:
             yield from transfer.write(path, meta, self._keys)
@@ -390,20 +396,20 @@ class SnapshotStore:
     def import_(
         self, chunks: Iterable[bytes], owner: str, check: Callable[[SnapshotMeta], object] = lambda meta: None
     ) -> Snapshot:
-        """Make a snapshot of an exported one. It is the owner's who imports it.
+        """Create a snapshot from an exported file. It belongs to the owner who imports it.
 
         Parameters
         ----------
         chunks : iterable of bytes
         owner : str
         check : callable
-            Told what it is before it is one; raises if it must not be.
+            Called with the description before the snapshot is created; raises to refuse it.
 
         Raises
         ------
         Damaged
-            It was changed or cut off, or made by a store with another key: another machine's, unless the
-            administrator has given both the same secret.
+            The file was changed or truncated, or was exported by a store with another key. That is the case for another
+            machine, unless the administrator has given both machines the same secret.
         LimitReached
         """
         staged = self.stage()
@@ -433,18 +439,18 @@ class SnapshotStore:
 
 @contextmanager
 def _laying_out(folder: OwnerFolder, snapshot_id: str) -> Iterator[None]:
-    """Say what went wrong inside the block."""
+    """Translate errors inside the block, and report a snapshot that was deleted meanwhile as not found."""
     try:
         with disk_errors("the snapshot could not be laid out"):
             yield
     except Damaged:
-        if not folder.has(snapshot_id):  # deleted meanwhile
+        if not folder.has(snapshot_id):  # deleted in the meantime
             raise NotFound(f"there is no snapshot {snapshot_id!r}") from None
         raise
 
 
 def _image_files(image: Path) -> Iterator[tuple[str, int]]:
-    """Yield the name and an open descriptor of each file; pages first, which so lie on whole blocks of a pack."""
+    """Yield the name and an open descriptor of each file. Pages come first, aligned to whole blocks of a pack."""
     names = sorted(os.listdir(image), key=lambda name: (name != PAGES, name))
     if not names or len(names) > MAX_IMAGE_FILES or not all(map(_IMAGE_NAME.fullmatch, names)):
         raise InvalidRequest("the image holds no files, too many, or such as no runtime writes", field="image")
@@ -457,11 +463,11 @@ def _image_files(image: Path) -> Iterator[tuple[str, int]]:
 
 
 def _keep(source: Path, target: Path) -> None:
-    """Move a file into the store, as one of this user's that nobody writes."""
+    """Move a file into the store, owned by this user and read-only."""
     if source.lstat().st_uid == os.geteuid():
         source.rename(target)
     else:
-        # A runtime writes as a user of its own. Of such a file only root may make links and change the mode.
+        # A runtime writes as another user. Only root may link to such a file or change its mode.
         shutil.copyfile(source, target, follow_symlinks=False)
     target.chmod(0o400)
 

@@ -1,8 +1,9 @@
-"""A snapshot as one stream of bytes, to be moved between stores that share a key.
+"""Write a snapshot as one stream of bytes and read it back, to move it between stores that share a key.
 
-A magic, a salt, then frames: length, kind, body, and a MAC under a key of that stream's own over the frame's number,
-kind and body. So no frame can be changed, left out, moved or added, and the last one tells a whole stream from one that
-was cut off. Nothing of a frame is looked at before its MAC was. Where the store has a secret, bodies are encrypted.
+The stream is a magic number, a salt, then frames. A frame is its length, kind, body, and a MAC over the frame's number,
+kind and body, under a key derived for that stream only. So no frame can be changed, removed, moved or added, and the
+last frame distinguishes a complete stream from a truncated one. A frame's MAC is checked before anything but its length
+is used. If the store has a secret, bodies are encrypted.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _MAGIC = b"agentbox snapshot 1\n"
 _SALT_SIZE = 32
 _PIECE = 1024 * 1024
 _MAX_FRAME = 8 * 1024 * 1024
-# Kinds: what the snapshot is; a file or other name beneath image or work; a piece of the file before; the end.
+# Kinds: description of the snapshot; an entry beneath image or work; a part of the preceding file; the end.
 _META, _IMAGE, _WORK, _DATA, _END = range(5)
 
 
 class _Frames:
-    """The frames of one stream, either way."""
+    """Writer and reader of the frames of one stream."""
 
     def __init__(self, keys: Keys, salt: bytes) -> None:
         self._key = keys.derive("export", salt.hex())
@@ -70,7 +71,7 @@ class _Frames:
 
 
 def write(path: Path, meta: SnapshotMeta, keys: Keys) -> Iterator[bytes]:
-    """Yield the stream of a snapshot that is laid out in `path`."""
+    """Yield the stream of a snapshot that is checked out at `path`."""
     salt = secrets.token_bytes(_SALT_SIZE)
     frames = _Frames(keys, salt)
     yield _MAGIC + salt
@@ -86,7 +87,7 @@ def write(path: Path, meta: SnapshotMeta, keys: Keys) -> Iterator[bytes]:
 
 
 def read(chunks: Iterable[bytes], staged: Path, keys: Keys, max_bytes: int) -> SnapshotMeta:
-    """Write a stream into a staged directory, and return what it says of itself.
+    """Write a stream to a staged directory and return the snapshot's description.
 
     Raises
     ------
@@ -143,13 +144,13 @@ def read(chunks: Iterable[bytes], staged: Path, keys: Keys, max_bytes: int) -> S
 
 
 def adopt(meta: SnapshotMeta, owner: str, known: Collection[str]) -> SnapshotMeta:
-    """Return what an imported snapshot is in its new owner's hands; a parent that is not there is none."""
+    """Return the description for the importing owner, without a parent that the owner does not have."""
     parent = meta.parent if meta.parent in known else None
     return msgspec.structs.replace(meta, owner=owner, parent=parent)
 
 
 class _Source:
-    """Take exact numbers of bytes from pieces of any size."""
+    """Reader of exact numbers of bytes from chunks of any size."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = iter(chunks)

@@ -1,8 +1,7 @@
-"""A workspace's files, as hostile code left them: read without following anything, and written into a fresh directory.
+"""Read a workspace's files, which hostile code may have written, and write them to a new directory.
 
-Links stay links and are never followed, hard links stay together, holes stay holes. Sockets, FIFOs and devices are
-dropped and counted. Nothing of it depends on what names hold, how deep they lie or how many there are; what is beyond a
-limit is refused.
+Links stay links and are never followed, hard links are preserved, and holes stay holes. Sockets, FIFOs and devices are
+dropped and counted. The names, depth and number of files cannot cause harm: whatever exceeds a limit is refused.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ _COPY_SIZE = 16 * 1024 * 1024
 
 
 class Entry(msgspec.Struct, array_like=True):
-    """One name in a workspace; directories come before what is in them.
+    """One entry of a workspace. A directory comes before its contents.
 
     Parameters
     ----------
     path : bytes
-        Relative to the workspace.
+        Path relative to the workspace.
     kind : str
-        ``f`` a file, ``d`` a directory, ``l`` a symbolic link, ``h`` another name of a file that came before.
+        ``f`` file, ``d`` directory, ``l`` symbolic link, ``h`` another name of an earlier file.
     mode : int
         Permission bits, without set-id.
     mtime : int
         Nanoseconds since the epoch.
     size : int
-        Bytes, holes included.
+        Bytes, including holes.
     target : bytes
-        A link's text; a hard link's other path.
+        Target of a symbolic link, or other path of a hard link.
     """
 
     path: bytes
@@ -57,13 +56,13 @@ class Entry(msgspec.Struct, array_like=True):
     target: bytes = b""
 
 
-#: An open directory: its descriptor, path, names to come, and the mode to be set again when it is left.
+#: An open directory: its descriptor, its path, its remaining names, and the mode to restore when it is left.
 _Level = tuple[int, bytes, Iterator[bytes], "int | None"]
 
 
 @contextmanager
 def disk_errors(what: str) -> Iterator[None]:
-    """Turn errors of the file system into ones that say what failed, and what to do if there is no room."""
+    """Translate file system errors into errors that say what failed, and what to do if the disk is full."""
     try:
         yield
     except OSError as error:
@@ -77,16 +76,16 @@ def disk_errors(what: str) -> Iterator[None]:
 
 @dataclass
 class Walk:
-    """Iterate over a tree: pairs of an entry and, for files, a descriptor that is open until the next one.
+    """Iterable over a tree that yields an entry and, for files, a descriptor that is open until the next entry.
 
     Parameters
     ----------
     top : Path
-        A directory; itself no link.
+        A directory, which must not be a link.
     """
 
     top: Path
-    #: What was left out so far, by what it was.
+    #: Number of entries left out so far, by kind.
     dropped: Counter[str] = field(default_factory=Counter)
 
     def __iter__(self) -> Iterator[tuple[Entry, int]]:
@@ -151,7 +150,7 @@ class Walk:
                 except PermissionError:
                     self.dropped["unreadable"] += 1
                 except OSError as error:
-                    # It has become a link meanwhile, or is none any more.
+                    # The entry was replaced by a link in the meantime, or is no longer a link.
                     if error.errno not in (errno.ELOOP, errno.EINVAL):
                         raise
                     self.dropped["gone"] += 1
@@ -172,7 +171,7 @@ def _leave(level: _Level) -> None:
 
 
 def _names(handle: int) -> list[bytes]:
-    """Return the names in a directory, in order."""
+    """Return the names in a directory, sorted."""
     names = []
     with os.scandir(handle) as entries:
         for entry in entries:
@@ -183,13 +182,13 @@ def _names(handle: int) -> list[bytes]:
 
 
 def _open(parent: int, name: bytes, flags: int, needed: int) -> tuple[int, int | None]:
-    """Open it, even if its own mode forbids that to its owner; returns also the mode to be set again in the end."""
+    """Open an entry, even if its mode forbids that to its owner; return also the mode to restore afterward."""
     with suppress(PermissionError):
         handle = os.open(name, flags, dir_fd=parent)
         if not flags & os.O_DIRECTORY or os.access(b".", os.X_OK, dir_fd=handle, effective_ids=True):
             return handle, None
         os.close(handle)  # its names can be listed, but not looked up
-    # That very file and no other, whatever takes its name meanwhile.
+    # A reference to this entry, which stays valid if another one takes its name.
     handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         mode = stat.S_IMODE(os.fstat(handle).st_mode)
@@ -207,14 +206,14 @@ def _open(parent: int, name: bytes, flags: int, needed: int) -> tuple[int, int |
 
 
 def data_ranges(handle: int, size: int, grain: int) -> Iterator[tuple[int, int]]:
-    """Yield start and end of what is no hole, rounded outwards to multiples of `grain`, without overlaps."""
+    """Yield start and end of data between holes, rounded outward to multiples of `grain`, without overlaps."""
     done = 0
     while done < size:
         try:
             start = os.lseek(handle, done, os.SEEK_DATA)
             end = min(size, os.lseek(handle, start, os.SEEK_HOLE))
         except OSError:
-            return  # only a hole is left, or it has become shorter
+            return  # only a hole is left, or the file became shorter
         start = max(done, start // grain * grain)
         end = min(size, -(-end // grain) * grain)
         if end > start:
@@ -223,9 +222,9 @@ def data_ranges(handle: int, size: int, grain: int) -> Iterator[tuple[int, int]]
 
 
 class Writer:
-    """Write entries into a directory that is empty and nobody else's.
+    """Writer of entries to an empty directory that no one else uses.
 
-    Used as a context; modes and times of directories are set at its end.
+    Use it as a context manager. It sets modes and times of directories at the end.
     """
 
     def __init__(self, top: Path) -> None:
@@ -250,12 +249,12 @@ class Writer:
             os.close(self._top)
 
     def add(self, entry: Entry) -> int | None:
-        """Make it. For a file returns a descriptor to write to: close it by :meth:`finish`.
+        """Create an entry. For a file, return a descriptor to write to, which :meth:`finish` closes.
 
         Raises
         ------
         Damaged
-            A path leads out of the directory or through a link, or a value can't be.
+            A path leads out of the directory or through a link, or a value is impossible.
         """
         self._count += 1
         parts = entry.path.split(b"/")
@@ -284,13 +283,13 @@ class Writer:
                 else:
                     self._link(entry.target, name, parent)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE):  # no room: that is nobody's forgery
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE):  # lack of room does not mean forged data
                 raise
             raise Damaged(f"the snapshot's files can't be laid out: {error.strerror}") from None
         return None
 
     def finish(self, entry: Entry, handle: int) -> None:
-        """Give a written file its length, time and mode, and close it."""
+        """Set the length, time and mode of a written file, and close it."""
         try:
             os.ftruncate(handle, entry.size)
             os.utime(handle, ns=(entry.mtime, entry.mtime))
@@ -336,21 +335,21 @@ class Writer:
 
 
 def copy_tree(source: Path, target: Path, *, max_bytes: int) -> dict[str, int]:
-    """Copy a workspace into an empty directory, such as ``work`` of a staged snapshot.
+    """Copy a workspace to an empty directory, such as ``work`` of a staged snapshot.
 
-    What runs in it should stand still meanwhile, else the copy holds some of before and some of after. It is never more
-    than a copy of what lay in it, whatever happens.
+    Programs in the sandbox should be paused during the copy; otherwise the copy mixes earlier and later contents. In
+    any case it contains nothing but data from the workspace.
 
     Parameters
     ----------
     source, target : Path
     max_bytes : int
-        Most bytes of files, holes not counted.
+        Maximum bytes of files, not counting holes.
 
     Returns
     -------
     dict of str to int
-        What was left out: ``sockets``, ``fifos``, ``devices``, ``unreadable``, ``mounts``, ``gone``.
+        Number of entries left out, by kind: ``sockets``, ``fifos``, ``devices``, ``unreadable``, ``mounts``, ``gone``.
 
     Raises
     ------
@@ -384,8 +383,8 @@ def _copy_range(source: int, target: int, start: int, end: int) -> None:
         count = min(_COPY_SIZE, end - start)
         try:
             done = os.copy_file_range(source, target, count, start, start)
-        except OSError:  # another file system, or one that can't
+        except OSError:  # between file systems, or unsupported by the file system
             done = os.pwrite(target, os.pread(source, count, start), start)
         if not done:
-            return  # it has become shorter
+            return  # the file became shorter
         start += done

@@ -1,4 +1,4 @@
-"""What travels in and out of the store: what a caller says of a snapshot, and what the store says back."""
+"""The values of the snapshot store's interface: a caller's description of a snapshot, and the store's own."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ _SANDBOX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
 class SnapshotMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """What the caller says of a snapshot; the store keeps it and changes none of it.
+    """A caller's description of a snapshot. The store keeps it unchanged.
 
     Parameters
     ----------
     sandbox : str
-        Id of the sandbox that it was taken of.
+        Id of the sandbox that the snapshot was taken of.
     owner : str
-        Whose it is. Nothing is shared between owners, and nobody sees what is another's.
+        Owner of the snapshot. Owners share no data, and no one can see another owner's snapshots.
     kind : str
-        ``user`` and ``auto`` share pages with their relatives. ``park`` keeps its memory compressed. ``template`` keeps
-        it as it was written, which takes more room and less time. An ``auto`` one without a name may be dropped for a
-        newer one.
+        ``user`` and ``auto`` snapshots share pages with related snapshots. ``park`` stores its memory compressed.
+        ``template`` stores memory as it was written, which takes more space and less time. An unnamed ``auto`` snapshot
+        may be deleted to make room for a newer one.
     created : float
         Seconds since the epoch.
     name, note : str
-        For people: at most 100 characters on one line, and 1,000.
+        Texts for people: a name of at most 100 characters on one line, and a note of at most 1,000 characters.
     parent : str or None
-        Id of the snapshot that the sandbox came from, or that was taken of it last.
+        Id of the snapshot that the sandbox was started from, or of the last one taken of it.
     fingerprint : dict of str to str
-        What a machine has to have to load it; the caller compares it.
+        Properties that a machine must have to load the snapshot. The caller compares them.
     record : bytes
-        Opaque to the store.
+        Data that the store does not interpret.
     """
 
     sandbox: str
@@ -55,19 +55,19 @@ class SnapshotMeta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot that is in the store.
+    """A snapshot in the store.
 
     Parameters
     ----------
     id : str
     meta : SnapshotMeta
     size : int
-        Bytes of memory and files as restored, holes left out.
+        Bytes of memory and files as restored, without holes.
     cost : int
-        Bytes on the disk that are charged to it: what it added, and what older ones that are gone had left to it. The
-        costs of an owner's snapshots add up to what they take.
+        Bytes on the disk that are charged to it: the data that it added, and shared data of older snapshots that were
+        deleted. The costs of an owner's snapshots add up to the space that they use.
     dropped : dict of str to int
-        Files of the workspace that no snapshot can hold, counted by what they were: ``sockets``, ``fifos``...
+        Number of workspace files that a snapshot cannot contain, by kind: ``sockets``, ``fifos``...
     """
 
     id: str
@@ -78,14 +78,14 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_id(snapshot_id: str) -> str:
-    """Return it. Raises NotFound unless it is made as ids are, so that it can be a file's name."""
+    """Return an id after checking that it is well-formed and safe as a file name. Raises NotFound otherwise."""
     if not _ID.fullmatch(snapshot_id):
         raise NotFound(f"there is no snapshot {snapshot_id[:64]!r}")
     return snapshot_id
 
 
 def check_meta(meta: SnapshotMeta) -> None:
-    """Refuse what is too long or can't be printed. Raises InvalidRequest, which names the field."""
+    """Refuse values that are too long or not printable. Raises InvalidRequest, which names the field."""
     problems = {
         "sandbox": not _SANDBOX.fullmatch(meta.sandbox),
         "owner": not 0 < len(meta.owner) <= MAX_OWNER or not meta.owner.isprintable(),
