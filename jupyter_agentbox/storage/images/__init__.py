@@ -1,12 +1,13 @@
-"""Images: folder trees that stand in for the host's own system as a sandbox's root.
+"""Build, keep and move images: folder trees that serve as a sandbox's root in place of the host's file system.
 
-An *image* is a folder ``images/<address>/`` beneath the state directory with the tree in ``rootfs`` and what is known
-of it in ``image.json``. Its *address* is a hash over the whole tree, so the same recipe gives the same address
-wherever it is built, and whoever moves an image can check it. A *recipe* is a short TOML file that says what goes in.
+An *image* is a folder ``images/<address>/`` in the state directory, with the tree in ``rootfs`` and its description in
+``image.json``. Its *address* is a hash over the whole tree, so the same recipe produces the same address wherever it is
+built, and a copied image can be verified. A *recipe* is a short TOML file that lists what an image contains.
 
-:mod:`.values` reads recipes and descriptions, :mod:`.tree` unpacks, cleans and hashes trees, :mod:`.store` keeps
-images, :mod:`.build` builds them from Debian packages (:mod:`.customize` adds everything else), :mod:`.dockerfile`
-builds them from Dockerfiles, :mod:`.archive` exports and imports them. Nothing here knows a sandbox or Jupyter.
+:mod:`.values` reads recipes and descriptions. :mod:`.tree` unpacks, cleans and hashes trees. :mod:`.store` keeps
+images. :mod:`.build` builds them from Debian packages, and :mod:`.customize` adds everything else. :mod:`.dockerfile`
+builds them from Dockerfiles. :mod:`.archive` exports and imports them. This package depends on neither sandboxes nor
+Jupyter.
 """
 
 from .store import ImageStore

@@ -1,7 +1,7 @@
 """Export and import images as single files, to keep them or to move them to another machine.
 
-The file is a tar archive: ``image.json`` first, then the tree in ``rootfs/``. The import hashes what it has unpacked,
-and refuses an image that is not what its description says.
+The file is a tar archive: ``image.json`` first, then the tree in ``rootfs/``. The import hashes the unpacked tree and
+refuses an image that does not match its description.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .values import MAX_TEXT, Image, Recipe
 
 
 def export_image(store: ImageStore, image: Image, target: Path) -> None:
-    """Write an image to a new file, compressed if its name ends with ``.gz``. It is hashed first.
+    """Write an image to a new file, compressed if its name ends with ``.gz``. The image is verified first.
 
     Raises
     ------
     Damaged
-        It was changed since it was made.
+        It has changed since it was built.
     Conflict
-        There is a file of that name.
+        A file with that name exists.
     """
     store.verify(image)
     try:
@@ -46,7 +46,7 @@ def export_image(store: ImageStore, image: Image, target: Path) -> None:
 
 
 def write_tree(tar: tarfile.TarFile, root: Path, image: Image) -> None:
-    """Write description and tree; the same image gives the same bytes but for the description's time."""
+    """Write description and tree. The same image produces the same bytes, except for the description's timestamp."""
     description = image.to_bytes()
     head = tarfile.TarInfo("image.json")
     head.size = len(description)
@@ -67,7 +67,7 @@ def write_tree(tar: tarfile.TarFile, root: Path, image: Image) -> None:
 
 
 def import_image(store: ImageStore, source: Path) -> Image:
-    """Read an image from a file, and add it to the store.
+    """Read an image from a file and add it to the store.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def import_image(store: ImageStore, source: Path) -> Image:
     Raises
     ------
     Damaged
-        The file is not an exported image, or was changed or cut off.
+        The file is not an exported image, or was changed or truncated.
     InvalidRequest
         The tree cannot be the root of a sandbox.
     TooLarge
@@ -105,7 +105,7 @@ def _settings_of(image: Image) -> Recipe:
 
 
 def _read_description(file: IO[bytes]) -> Image:
-    """Return the description that an archive begins with. Raises Damaged, InvalidRequest."""
+    """Return the description at the beginning of an archive. Raises Damaged or InvalidRequest."""
     try:
         with tarfile.open(fileobj=file, mode="r|*", tarinfo=tree.Member) as tar:
             member = tar.next()

@@ -1,8 +1,8 @@
-"""Makes images of the distribution's own packages: no Docker, no registry, and no root where user namespaces are there.
+"""Build images from the distribution's packages, without Docker, a registry, or (given user namespaces) root.
 
-``mmdebstrap`` makes the tree from the package sources that this machine's ``apt`` is set up with, in a namespace of
-its own; :mod:`.customize` adds what is no package of the distribution. Downloads are kept in a cache, so that several
-images fetch them once.
+``mmdebstrap`` builds the tree from the package sources that are configured for this machine's ``apt``, in its own
+namespace. :mod:`.customize` adds everything that is not a package of the distribution. Downloads are cached, so that
+several images share them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .kernelspecs import add_kernels
 from .store import ImageStore, describe
 from .values import Image, Recipe
 
-#: Whose packages are taken: the machine's sources may name others, which know nothing of a bare system.
+#: Vendors whose packages are used. The machine may have other sources, whose packages do not suit a bare system.
 _VENDORS = ("Debian", "Ubuntu")
-#: Not unpacked: nobody reads them in a sandbox.
+#: Folders that are not unpacked, because no one reads them in a sandbox.
 _LEFT_OUT = ("man", "doc", "info", "locale", "lintian", "linda", "gnome", "help")
-#: Files of whoever installed the packages, by folder, which say nothing of the system.
+#: Settings of the program that installed the packages, by folder. They do not belong to the system.
 _SETTINGS = {
     "etc": ("mtab",),
     "etc/dpkg/dpkg.cfg.d": ("99mmdebstrap",),
@@ -38,13 +38,13 @@ _SETTINGS = {
     "etc/apt/sources.list.d": ("debian.sources", "ubuntu.sources", "0000sources.list"),
 }
 _APT_SETTINGS = 'Acquire::Languages "none";\nAPT::Install-Recommends "false";\n'
-#: Seconds that all of a build's parts may take, each.
+#: Seconds that each part of a build may take.
 TIMEOUT = 3600.0
 _APT_TIMEOUT = 300.0
 
 
 def default_cache() -> Path:
-    """Return where downloads are kept: ``agentbox/images`` beneath the user's cache directory."""
+    """Return the directory for downloads: ``agentbox/images`` in the user's cache directory."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base, "agentbox", "images")
 
@@ -58,27 +58,27 @@ def build(
     cache: Path | None = None,
     timeout: float = TIMEOUT,
 ) -> Image:
-    """Build an image, and keep it.
+    """Build an image and store it.
 
     Parameters
     ----------
     store : ImageStore
     recipe : Recipe
     tell : callable
-        Told each step, a line at a time.
+        Called with each line of progress.
     pip_environment : mapping of str to str
-        Variables that name pip's package index; see :func:`jupyter_agentbox.egress.presets.pip_environment`.
+        Variables that select pip's package index; see :func:`jupyter_agentbox.egress.presets.pip_environment`.
     cache : Path, optional
-        Where downloads are kept.
+        Directory for downloads.
     timeout : float
         Seconds for each part.
 
     Raises
     ------
     RuntimeUnavailable
-        A program that it takes is not there; says how to get it.
+        A required program is missing; the message says how to get it.
     RuntimeFailed
-        A part failed, or did not end in time. Nothing is left.
+        A part failed or timed out. Nothing is left.
     """
     program = find_program("mmdebstrap", "apt-get install mmdebstrap")
     release = find_release()
@@ -86,7 +86,7 @@ def build(
     archives = cache / f"{release}-{platform.machine()}"
     archives.mkdir(mode=0o755, parents=True, exist_ok=True)
     with store.staging() as folder, tempfile.TemporaryDirectory(prefix="agentbox-image-") as scratch:
-        os.chmod(scratch, 0o755)  # as an ordinary user mmdebstrap works under another id
+        os.chmod(scratch, 0o755)  # for ordinary users, mmdebstrap works under another id
         sources = Path(scratch, "sources.list")
         sources.write_text("".join(f"{line}\n" for line in find_sources(release)))
         tell(f"{recipe.name}: {len(recipe.debian)} packages of {release}, and what they need")
@@ -96,7 +96,7 @@ def build(
         command = make_command(program, recipe, release, sources, archives)
         with piped(command, lambda line: _pass_on(line, tell), timeout=timeout, what="mmdebstrap") as (archive, _):
             unpacker.add(archive)
-            archive.read()  # what follows the end of the archive
+            archive.read()  # data after the end of the archive
         unpacker.finish()
         settle(root, release)
         packages = read_packages(root)
@@ -134,7 +134,7 @@ def make_command(program: str, recipe: Recipe, release: str, sources: Path, arch
 
 
 def _pass_on(line: str, tell: Tell) -> None:
-    """Tell the steps, and what went wrong; not what each package says while it is set up."""
+    """Report steps and errors, but not what each package prints during its setup."""
     if re.match(r"[IWE]: ", line) and "hook" not in line and "skipping" not in line:
         tell(line[3:] if line.startswith("I: ") else line)
 
@@ -154,12 +154,12 @@ def find_release() -> str:
 
 
 def find_sources(release: str) -> list[str]:
-    """Return the machine's own package sources of its release, as lines of ``sources.list``.
+    """Return the machine's own package sources for its release, as lines of ``sources.list``.
 
     Raises
     ------
     RuntimeUnavailable
-        There are none, or ``apt-get update`` never ran.
+        There are none, or ``apt-get update`` has never run.
     """
     format = "$(ORIGIN)|$(CODENAME)|deb $(REPO_URI) $(RELEASE) $(COMPONENT)"
     command = [find_program("apt-get", "it comes with Debian"), "indextargets", "--format", format]
@@ -186,7 +186,7 @@ def find_sources(release: str) -> list[str]:
 
 
 def settle(root: Path, release: str) -> None:
-    """Remove what mmdebstrap and packages leave that sandboxes do not need, and write apt's settings.
+    """Remove what mmdebstrap and packages leave but sandboxes do not need, and write apt's settings.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ def settle(root: Path, release: str) -> None:
 
 
 def _leave_out(folder: Path) -> None:
-    """Remove all but who may copy it, and the folders that are empty then."""
+    """Remove everything except copyright files, and then the empty folders."""
     for path, info in reversed(list(tree.walk(folder))):
         if not stat.S_ISDIR(info.st_mode):
             if path.name != "copyright" or folder.name != "doc":
@@ -219,7 +219,7 @@ def _leave_out(folder: Path) -> None:
 
 
 def read_packages(root: Path) -> dict[str, str]:
-    """Return names and versions of the distribution's packages in a tree."""
+    """Return the names and versions of the distribution's packages in a tree."""
     status = tree.find_inside(root, "/var/lib/dpkg/status")
     if status is None:
         return {}

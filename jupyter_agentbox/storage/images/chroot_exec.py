@@ -1,7 +1,7 @@
-"""Becomes a program of a tree, in a root of its own: run as ``unshare ... python enter.py ROOT LENT PROGRAM...``.
+"""Run a program in a root of its own: started as ``unshare ... python chroot_exec.py ROOT LENT PROGRAM...``.
 
-``unshare`` has made the namespaces. The tree becomes the root and the host's is let go of, so that what runs sees
-nothing but the tree, five devices, its own /proc and the folder that is lent to it. Standard library only.
+``unshare`` has created the namespaces. The tree becomes the root and the host's root is unmounted, so that the program
+sees only the tree, five devices, its own /proc and the lent folder. Standard library only.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def check(result: int, what: str) -> None:
-    """Raise OSError for a call that failed."""
+    """Raise OSError if a call failed."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), what)
 
 
 def mount(source: str, target: str, kind: str | None, flags: int) -> None:
-    """Mount something."""
+    """Mount a file system or a path."""
     name = None if kind is None else os.fsencode(kind)
     check(libc.mount(os.fsencode(source), os.fsencode(target), name, ctypes.c_ulong(flags), None), target)
 
 
 def main() -> None:
-    """Enter the tree and execute the program. ``dev``, ``proc`` and ``tmp`` of the tree are empty folders."""
+    """Enter the tree and execute the program. The tree's ``dev``, ``proc`` and ``tmp`` must be empty folders."""
     root, lent, *program = sys.argv[1:]
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     mount(root, root, None, MS_BIND | MS_REC)
     for name in DEVICES:
         os.close(os.open(f"{root}/dev/{name}", os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
         mount(f"/dev/{name}", f"{root}/dev/{name}", None, MS_BIND)
-    with contextlib.suppress(OSError):  # where the host's own is masked, none can be mounted
+    with contextlib.suppress(OSError):  # cannot be mounted where the host's own /proc is masked
         mount("proc", f"{root}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     os.mkdir(root + LENT)
     mount(lent, root + LENT, None, MS_BIND)
     os.chdir(root)
-    # The old root comes to lie above the new one, and is taken away.
+    # The old root is stacked above the new one, then unmounted.
     check(libc.syscall(PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
     check(libc.umount2(b".", MNT_DETACH), "umount")
     os.chdir("/")

@@ -1,4 +1,4 @@
-"""Programs that make images: run with a deadline, heard line by line, and ended with all that they started."""
+"""Run the programs that build images: with a timeout, line-by-line output, and termination of all child processes."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from typing import IO
 
 from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
 
-#: Told what is being done, one line at a time.
+#: Callback that receives progress, one line at a time.
 Tell = Callable[[str], object]
-#: What programs that make images have of the environment: where to find things, and the way to the network.
+#: Environment variables passed to programs that build images: paths, and network settings.
 _PASSED_ON = (
     "PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy",
     "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS", "DOCKER_HOST", "DOCKER_CONFIG",
     "DOCKER_CONTEXT", "DOCKER_BUILDKIT", "XDG_RUNTIME_DIR",
 )  # fmt: skip
-#: Seconds that a program has to end of itself.
+#: Seconds that a program has to end by itself.
 _GRACE = 10.0
-#: What a file's time may be at most in an image, in seconds since the epoch: the same for every build.
+#: Latest timestamp of files in an image, in seconds since the epoch. It is the same for every build.
 EPOCH = 1_700_000_000
 
 
 def make_environment() -> dict[str, str]:
-    """Return the environment of programs that make images."""
+    """Return the environment for programs that build images."""
     names = (*_PASSED_ON, *(name for name in os.environ if name.lower().startswith("npm_config_")))
     env = {name: os.environ[name] for name in names if name in os.environ}
     path = env.get("PATH", os.defpath)
@@ -44,7 +44,7 @@ def make_environment() -> dict[str, str]:
 
 
 def find_program(name: str, remedy: str) -> str:
-    """Return the path of a program. Raises RuntimeUnavailable with what gets it."""
+    """Return the path of a program. Raises RuntimeUnavailable with the command that installs it."""
     found = shutil.which(name, path=make_environment()["PATH"])
     if found is None:
         raise RuntimeUnavailable(f"{name} is needed to build this image, and is not installed: {remedy}")
@@ -59,17 +59,17 @@ def run(
     env: Mapping[str, str] | None = None,
     what: str = "",
 ) -> list[str]:
-    """Run a program to its end, and tell each line that it prints.
+    """Run a program to its end, and pass each line that it prints to `tell`.
 
     Returns
     -------
     list of str
-        The last lines that it printed.
+        The last lines of output.
 
     Raises
     ------
     RuntimeFailed
-        It failed, or did not end in time; with the last of what it said.
+        It failed or timed out; the message contains the last lines of output.
     """
     with piped(command, tell, timeout=timeout, env=env, what=what, is_heard=True) as (_, lines):
         pass
@@ -86,12 +86,12 @@ def piped(
     what: str = "",
     is_heard: bool = False,
 ) -> Iterator[tuple[IO[bytes], list[str]]]:
-    """Run a program, and give its standard output to the block; what it says on standard error is told.
+    """Run a program and give its standard output to the block. Its standard error goes to `tell`.
 
     Parameters
     ----------
     is_heard : bool
-        Its standard output is told as well, and not given.
+        Pass its standard output to `tell` as well, instead of giving it to the block.
 
     Raises
     ------
@@ -142,7 +142,7 @@ def piped(
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout + _GRACE)
             listener.join(_GRACE)
-        finally:  # also when a signal ends the wait
+        finally:  # also if a signal interrupts the wait
             timer.cancel()
             _kill(process)
             process.wait()

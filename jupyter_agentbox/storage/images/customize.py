@@ -1,7 +1,7 @@
-"""Puts into a tree what is no package of the distribution: Python's and npm's packages, files, links, byte code.
+"""Add to a tree what is not a package of the distribution: packages of pip and npm, files, links, bytecode.
 
-Programs of the tree run in namespaces of their own, as an id that has no rights outside of the tree. Of Python's
-packages only wheels are taken and of npm's no script is run, so nothing of theirs runs while an image is made.
+Programs of the tree run in their own namespaces, under an id without rights outside the tree. Only wheels are taken
+from pip, and scripts of npm packages do not run, so no code of these packages runs while an image is built.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def customize(
     Raises
     ------
     RuntimeUnavailable
-        A program that it takes is not there.
+        A required program is missing.
     RuntimeFailed
-        A part failed, or did not end in time.
+        A part failed or timed out.
     InvalidRequest
-        A file or link of the recipe can't be made.
+        A file or link of the recipe cannot be created.
     """
     if recipe.pip:
         _install_pip(root, recipe.pip, tell, pip_environment, cache / "pip", timeout)
@@ -57,7 +57,7 @@ def _install_pip(
     root: Path, pins: Sequence[str], tell: Tell, pip_environment: Mapping[str, str], cache: Path, timeout: float
 ) -> None:
     tell(f"pip: {', '.join(pins)}")
-    # What the tree has is the image's own, and nobody upgrades it by the distribution's tools.
+    # The tree's Python belongs to the image, and the distribution's tools do not upgrade it.
     for path in root.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
         if tree.is_inner_folder(root, path.parent):
             path.unlink()
@@ -104,7 +104,7 @@ def _bundles() -> list[str]:
 
 
 def _install_npm(root: Path, pins: Sequence[str], tell: Tell, cache: Path, timeout: float) -> None:
-    """Install beside the tree, as npm would follow the tree's own links, and move what came of it in."""
+    """Install in a folder beside the tree, because npm would follow the tree's own links, and move the result in."""
     tell(f"npm: {', '.join(pins)}")
     npm = find_program("npm", "apt-get install npm")
     made = root.with_name("npm")
@@ -120,7 +120,7 @@ def _install_npm(root: Path, pins: Sequence[str], tell: Tell, cache: Path, timeo
     options = ["--install-links", "--no-audit", "--no-fund", "--no-progress", "--no-update-notifier"]
     run([*command, *options, "--", *pins], tell, timeout=timeout, what="npm")
     for path in (made / "lib/node_modules").rglob(".package-lock.json"):
-        path.unlink()  # says where each came from
+        path.unlink()  # records where each package came from
     found = [path for path in sorted((made / "lib/node_modules").iterdir()) if not path.name.startswith(".")]
     for path in (*found, *sorted((made / "bin").iterdir())):
         place = _place(root, f"/usr/local/{path.relative_to(made)}")
@@ -130,7 +130,7 @@ def _install_npm(root: Path, pins: Sequence[str], tell: Tell, cache: Path, timeo
 
 
 def _compile(root: Path, tell: Tell, cache: Path, timeout: float) -> None:
-    """Compile all of Python's modules, alike in every build: a sandbox would do so again at each start."""
+    """Compile all Python modules, identically in every build, so that sandboxes do not compile them at each start."""
     tell("compiling Python's modules")
     for folder in ("usr/lib", "usr/local/lib", "usr/share"):
         for path, info in list(tree.walk(root / folder)) if tree.is_inner_folder(root, root / folder) else ():
@@ -140,7 +140,7 @@ def _compile(root: Path, tell: Tell, cache: Path, timeout: float) -> None:
     lent.mkdir(parents=True, exist_ok=True)
     folders = sorted(str(PurePosixPath("/", path.relative_to(root))) for path in root.glob("usr/lib/python3*"))
     folders += sorted(str(PurePosixPath("/", path.relative_to(root))) for path in root.glob("usr/local/lib/python3*"))
-    # Some packages bring modules that are templates, or for another Python: those stay as they are.
+    # Some packages contain templates or modules for another Python. These stay uncompiled.
     code = (
         "import compileall, py_compile, sys\n"
         "for folder in sys.argv[1:]:\n"
@@ -161,7 +161,7 @@ def enter(
     timeout: float,
     has_network: bool = False,
 ) -> None:
-    """Run a program of a tree in it. Raises RuntimeFailed."""
+    """Run a program of a tree inside the tree. Raises RuntimeFailed."""
     for name in ("dev", "proc", "tmp"):
         remove(root / name)
         (root / name).mkdir()
@@ -179,7 +179,7 @@ def enter(
 
 
 def _place(root: Path, name: str) -> Path:
-    """Return the host path at which a file of a recipe is to be made, its folder made. Raises InvalidRequest."""
+    """Return the host path for a file of a recipe, after creating its folder. Raises InvalidRequest."""
     parts = PurePosixPath(name).parts[1:]
     if ".." in parts or not parts:
         raise InvalidRequest(f"{name!r} is no path of an image", field="files")
@@ -194,7 +194,7 @@ def _place(root: Path, name: str) -> Path:
 
 
 def write_file(root: Path, name: str, text: str) -> None:
-    """Write a file of a recipe; one that begins with ``#!`` is a program."""
+    """Write a file of a recipe. A file that begins with ``#!`` is made executable."""
     place = _place(root, name)
     remove(place)
     place.write_text(text)
@@ -202,7 +202,7 @@ def write_file(root: Path, name: str, text: str) -> None:
 
 
 def make_link(root: Path, name: str, target: str) -> None:
-    """Make a link of a recipe; of a target with ``*`` the one file that fits."""
+    """Create a link of a recipe. A target with ``*`` is replaced by the one file that matches."""
     if "*" in target:
         first = target.split("*")[0].rpartition("/")[0]
         folder = tree.find_inside(root, first)
@@ -217,6 +217,6 @@ def make_link(root: Path, name: str, target: str) -> None:
 
 
 def remove(place: Path) -> None:
-    """Remove a file, a link or a folder with all in it; does nothing where there is none."""
+    """Remove a file, a link, or a folder with its contents. Does nothing if the path does not exist."""
     if os.path.lexists(place):
         remove_tree(place)

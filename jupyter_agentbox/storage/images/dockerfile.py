@@ -1,4 +1,4 @@
-"""Build images from Dockerfiles: what Docker has built is exported, unpacked and hashed as any other image."""
+"""Build images from Dockerfiles: Docker's result is exported, then unpacked and hashed like any other image."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .kernelspecs import add_kernels
 from .store import ImageStore
 from .values import Image, Recipe, read_environment
 
-#: Seconds for the engine's short answers.
+#: Seconds for short answers of the engine.
 _SHORT_TIMEOUT = 60.0
-#: Label of a container whose tree is exported; its value is the folder that the tree goes to.
+#: Label of a container whose tree is exported. Its value is the folder that receives the tree.
 _BUILD = "jupyter-agentbox.build"
-#: Variables that Docker sets itself; sandboxes have their own.
+#: Variables that Docker sets itself and that sandboxes replace by their own.
 _OWN_VARIABLES = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=")
 
 
@@ -60,7 +60,7 @@ def build_file(store: ImageStore, file: Path, recipe: Recipe, tell: Tell, *, tim
 
 
 def _build(folder: Path, name: str, file: Path, tell: Tell, timeout: float) -> tuple[Path, dict[str, str]]:
-    """Build with Docker, and unpack the result; return the tree, and the variables that the image sets."""
+    """Build with Docker and unpack the result. Return the tree and the variables that the image sets."""
     docker = find_program("docker", "apt-get install docker.io")
     tag = f"jupyter-agentbox/build:{name}"
     command = [docker, "build", "--network=host", "--tag", tag, "--file", str(file), str(file.parent)]
@@ -82,7 +82,7 @@ def _build(folder: Path, name: str, file: Path, tell: Tell, timeout: float) -> t
 
 @contextlib.contextmanager
 def _container(docker: str, tag: str, folder: Path, tell: Tell) -> Iterator[str]:
-    """Create a container that never runs, and yield its name. Also removes those of builds that were killed."""
+    """Create a container that never runs, and yield its name. Also remove the containers of killed builds."""
 
     def call(*words: str, tell: Tell = lambda line: None) -> list[str]:
         return run([docker, *words], tell, timeout=_SHORT_TIMEOUT, what=f"docker {words[0]}")

@@ -1,4 +1,4 @@
-"""Which kernels of other languages are installed in a tree: by their kernelspecs, as Jupyter finds them."""
+"""Find the kernels of other languages that are installed in a tree, by their kernelspecs, as Jupyter does."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import msgspec
 from . import tree
 from .values import KernelEntry, Recipe
 
-#: Where Jupyter looks on every system.
+#: Directories in which Jupyter looks on every system.
 _PLACES = ("/usr/local/share/jupyter/kernels", "/usr/share/jupyter/kernels")
 _MAX_FILE, _MAX_KERNELS = 64 * 1024, 50
-#: What else a kernel runs.
+#: Additional languages that a kernel of the given language runs.
 _ALSO = {"typescript": ("javascript",)}
 
 
 def add_kernels(recipe: Recipe, root: Path) -> Recipe:
-    """Return a recipe with the kernels of a tree added whose languages it has no kernel for.
+    """Return a recipe with a tree's kernels added for languages that the recipe has no kernel for.
 
-    Python's are left out, since a sandbox starts ipykernel by itself; so is what is no valid kernelspec.
+    Python kernels are left out, because a sandbox starts ipykernel itself. So are invalid kernelspecs.
     """
     known = {"python", *(language.lower() for kernel in recipe.kernels for language in kernel.languages)}
     names = {kernel.name for kernel in recipe.kernels}
@@ -45,7 +45,7 @@ def _find(root: Path) -> Sequence[KernelEntry]:
                 continue
             try:
                 found.append(_read(json.loads(file.read_bytes()), name, f"{place}/{name}"))
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # msgspec's is a ValueError
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # msgspec's error is a ValueError
                 continue
     return found
 

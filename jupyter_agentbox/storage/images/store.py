@@ -1,7 +1,7 @@
-"""The images of a state directory: one folder each, called by its address.
+"""Keep the images of a state directory: one folder each, named by its address.
 
-A folder appears under its address only when it is whole, by renaming, so whoever finds one may use it. The state
-directory is the user's own (0700), and an image is never written to again: sandboxes see it read-only.
+A folder is renamed to its address only when it is complete, so every folder with an address is usable. The state
+directory belongs to the user (0700), and an image is never written to again: sandboxes see it read-only.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from . import tree
 from .values import MAX_TEXT, Image, Recipe
 
 _REFERENCE = re.compile(r"(?P<name>[a-z0-9][a-z0-9._-]{0,63})(@(?P<address>[0-9a-f]{12,64}))?")
-#: Seconds after which an empty folder is none that was made just now.
+#: Seconds for which an empty folder counts as just created.
 _FRESH = 60.0
 
 
 class ImageStore:
-    """Keeps images.
+    """The images of one state directory.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class ImageStore:
         self.directory = state_dir / "images"
 
     def list(self) -> list[Image]:
-        """List the images, the newest first. What can't be read is left out."""
+        """Return the images, newest first, without unreadable ones."""
         found = []
         for path in self.directory.glob("*/image.json"):
             with contextlib.suppress(OSError, InvalidRequest, Damaged):
@@ -51,14 +51,14 @@ class ImageStore:
         return sorted(found, key=lambda image: -image.created)
 
     def get(self, reference: str, is_shown: Callable[[Image], bool] = lambda image: True) -> Image:
-        """Return an image by its name, ``name@address``, or address; of several with one name the newest.
+        """Return an image by its name, ``name@address``, or address. If several have the name, return the newest.
 
-        At least 12 digits of an address are needed. Those that are not shown are as good as not there.
+        An address needs at least 12 digits. Images that `is_shown` rejects are treated as nonexistent.
 
         Raises
         ------
         InvalidRequest
-            The reference is none.
+            The reference is malformed.
         NotFound
         """
         parsed = _REFERENCE.fullmatch(reference)
@@ -78,7 +78,7 @@ class ImageStore:
         )
 
     def root(self, image: Image) -> Path:
-        """Return the folder that is the root of its sandboxes."""
+        """Return the folder that is the root of the image's sandboxes."""
         return self.directory / image.address / "rootfs"
 
     def _read(self, address: str) -> Image:
@@ -90,7 +90,7 @@ class ImageStore:
         return image
 
     def verify(self, image: Image) -> None:
-        """Hash the whole tree. Raises Damaged if it is not what its address says."""
+        """Hash the whole tree. Raises Damaged if the hash does not match the image's address."""
         if tree.hash_tree(self.root(image), image.setup) != image.address:
             raise Damaged(
                 f"image {image.short} was changed since it was made; remove it and build it again", field="image"
@@ -98,7 +98,7 @@ class ImageStore:
 
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:
-        """Make a folder for an image that is being made; it is removed unless :meth:`add` has taken it."""
+        """Create a folder for a new image, and remove it at the end of the block unless :meth:`add` has stored it."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.chmod(self.state_dir, 0o700)
         self.clear()
@@ -118,26 +118,26 @@ class ImageStore:
         packages: dict[str, str] | None = None,
         address: str | None = None,
     ) -> Image:
-        """Take up what lies in ``rootfs`` of a :meth:`staging` folder.
+        """Add the tree in ``rootfs`` of a :meth:`staging` folder to the store.
 
         Parameters
         ----------
         folder : Path
         recipe : Recipe
-            Its name, environment, services and kernels.
+            Provides the name, environment, services and kernels.
         origin : dict, optional
-            What to keep as its recipe; the recipe itself unless given.
+            Value to store as the image's recipe; by default the recipe itself.
         packages : dict, optional
-            The distribution's packages in it.
+            Packages of the distribution in the tree.
         address : str, optional
-            What its address must be.
+            The expected address.
 
         Raises
         ------
         InvalidRequest
-            No sandbox could have it as its root.
+            The tree cannot be the root of a sandbox.
         Damaged
-            Its address is another.
+            The address differs from the expected one.
         """
         root = folder / "rootfs"
         tree.clean(root)
@@ -167,7 +167,7 @@ class ImageStore:
         try:
             folder.rename(target)
         except OSError:
-            # The same image is there already. Built last, it is the one that its name means.
+            # The same image exists already. The one built last is the one that its name refers to.
             with contextlib.suppress(OSError, InvalidRequest, Damaged):
                 self._read(image.address)
                 write_atomically(target / "image.json", image.to_bytes())
@@ -182,7 +182,7 @@ class ImageStore:
         Raises
         ------
         Conflict
-            A sandbox has it as its root.
+            A sandbox uses it as its root.
         """
         root = str(self.root(image))
         for path in (self.state_dir / "sandboxes").glob("*/state.json"):
@@ -195,10 +195,10 @@ class ImageStore:
             remove_tree(gone)
 
     def clear(self) -> None:
-        """Remove what builds and removals that were killed have left, and nothing that one is at."""
+        """Remove what killed builds and removals have left, but nothing that a running one is using."""
         for path in self.directory.glob(".*-*"):
             with contextlib.suppress(OSError):
-                # One that was just made has its lock in a moment.
+                # The process that has just created a folder locks it a moment later.
                 if any(path.iterdir()) or time.time() - path.stat().st_mtime > _FRESH:
                     with _held(path) as is_left:
                         if is_left:
@@ -206,11 +206,11 @@ class ImageStore:
 
 
 def _held(folder: Path) -> contextlib.AbstractContextManager[bool]:
-    """Hold the lock on a folder in the block; whether nobody else did."""
+    """Hold the lock on a folder inside the block, and yield whether it was free."""
     return try_lock(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def describe(recipe: Recipe) -> dict[str, Any]:
-    """Return a recipe as plain values, without what is not set."""
+    """Return a recipe as plain values, without empty ones."""
     values = {name: value for name, value in msgspec.to_builtins(recipe).items() if value}
     return dict(values)

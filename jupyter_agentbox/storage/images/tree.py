@@ -1,9 +1,9 @@
-"""Trees of images: unpacked from archives that may be hostile, cleaned of what differs from build to build, hashed.
+"""Unpack an image's tree from archives that may be hostile, remove what differs between builds, and hash the tree.
 
-While a tree is unpacked there is no symbolic link in it: links are kept aside and made last, and a path that leads
-through one is resolved by name within the tree. So nothing of an archive can lead outside, whatever is in it.
-Owners are not kept, and modes only as far as that a file is a program: all of an image is read-only and belongs to
-nobody. There are no devices, no sockets and no set-user-id bits.
+While a tree is being unpacked it contains no symbolic links. Links are recorded and created last, and a path through a
+link is resolved by name within the tree. So nothing in an archive can lead outside, whatever it contains. Owners are
+not preserved, and of the modes only whether a file is executable, because all of an image is read-only and has no
+particular owner. There are no devices, no sockets and no set-user-id bits.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from jupyter_agentbox.spec import GIB, format_size
 MAX_ENTRIES = 2_000_000
 MAX_BYTES = 32 * GIB
 MAX_DEPTH = 100
-#: Links that one path may lead through.
+#: Maximum number of links that one path may go through.
 _MAX_HOPS = 40
-#: Bytes of what an archive says of one file.
+#: Maximum bytes of the headers that an archive may have for one file.
 MAX_HEADER = 1 << 20
 _HEADERS = (
     tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,
 )  # fmt: skip
 _PIECE = 1 << 20
 
-#: Folders whose content is no part of an image: made up for each sandbox, or left over from its making.
+#: Folders whose contents are not part of an image: generated for each sandbox, or left over from the build.
 _EMPTIED = (
     "dev", "proc", "sys", "run", "tmp", "workspace", "root", "home", "boot", "mnt", "media", "var/cache", "var/log",
     "var/tmp", "var/lib/apt/lists", "var/lib/systemd", "var/lib/dpkg/updates",
 )  # fmt: skip
-#: Files that differ between machines or builds, or say who has an account where it was made.
+#: Files that differ between machines or builds, or reveal the accounts of the build machine.
 _REMOVED = (
     ".dockerenv", "etc/machine-id", "etc/hostname", "etc/resolv.conf", "etc/hosts", "etc/.pwd.lock", "etc/shadow",
     "etc/gshadow", "etc/shadow-", "etc/gshadow-", "etc/passwd-", "etc/group-", "etc/subuid-", "etc/subgid-",
@@ -46,19 +46,19 @@ _REMOVED = (
     "var/lib/apt/extended_states", "var/lib/dpkg/status-old", "var/lib/dpkg/available", "var/lib/dpkg/diversions-old",
     "var/lib/dpkg/statoverride-old",
 )  # fmt: skip
-#: Folders that every image has, empty or not.
+#: Folders that every image has, even if empty.
 _MADE = ("dev", "proc", "sys", "run", "tmp", "home", "etc", "var/cache", "var/log", "var/tmp", "var/lib")
 
 
 class Member(tarfile.TarInfo):
-    """A member whose name is no longer than a name can be: tarfile reads all of it at once.
+    """A member whose headers are limited in size, because tarfile reads each of them as a whole.
 
-    It overrides what every release of Python calls: newer ones pass by ``frombuf``.
+    It overrides the method that every release of Python calls; newer ones bypass ``frombuf``.
     """
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> Member:
-        """Read the next member. Raises Damaged where tarfile itself would take a damaged header for the end."""
+        """Read the next member. Raises Damaged for a damaged header, which tarfile itself would treat as the end."""
         try:
             return super().fromtarfile(archive)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
@@ -74,12 +74,12 @@ class Member(tarfile.TarInfo):
 
 
 class Unpacker:
-    """Unpacks an archive into an empty folder.
+    """Unpacker of archives into an empty folder.
 
     Parameters
     ----------
     top : Path
-        The folder; nobody else writes there.
+        The folder. No one else writes to it.
     max_bytes : int
     """
 
@@ -96,14 +96,14 @@ class Unpacker:
         Parameters
         ----------
         archive : file
-            Read from where it is to its end, once.
+            Read once, from its current position to its end.
         prefix : str
-            Name of the folder of the archive that is unpacked; all else in it is passed over.
+            Name of the archive's folder to unpack. All other members are skipped.
 
         Raises
         ------
         Damaged
-            It is no such archive, or holds what no archive of a file system does.
+            It is not a tar archive, or contains something that no archive of a file system contains.
         TooLarge
         """
         try:
@@ -116,7 +116,7 @@ class Unpacker:
             raise Damaged(f"the archive can't be read: {error}", field="image") from None
 
     def finish(self) -> None:
-        """Make the links."""
+        """Create the recorded links."""
         for path, target in sorted(self._links.items()):
             place = self.top / path
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ class Unpacker:
         name = parts[-1]
         path = f"{parent}/{name}" if parent else name
         if member.isdir():
-            # A folder above a link is the link's: so systems with /bin in /usr are updated.
+            # A folder at the path of a link goes to the link's target, as for updates of systems whose /bin is in /usr.
             self._make_folder(self._resolve(path))
         elif member.issym():
             self._remove(path)
@@ -165,10 +165,10 @@ class Unpacker:
             mode = 0o755 if member.mode & 0o111 else 0o644
             with data, open(os.open(self.top / path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
                 shutil.copyfileobj(data, file, _PIECE)
-        # Else a device or a pipe: what a sandbox needs of them it makes itself.
+        # Otherwise a device or a FIFO. A sandbox creates those that it needs itself.
 
     def _resolve(self, path: str) -> str:
-        """Follow the links of a path within the tree; return one without any."""
+        """Follow the links of a path within the tree, and return a path without links."""
         todo = [part for part in path.split("/") if part][::-1]
         done: list[str] = []
         hops = 0
@@ -194,7 +194,7 @@ class Unpacker:
         return "/".join(done)
 
     def _make_folder(self, path: str) -> None:
-        """Make a folder and those above it; a file in the way goes."""
+        """Create a folder and its parents, replacing a file that is in the way."""
         if not path or stat.S_ISDIR(_mode(self.top / path)):
             return
         self._make_folder(path.rpartition("/")[0])
@@ -202,7 +202,7 @@ class Unpacker:
         os.mkdir(self.top / path, 0o755)
 
     def _remove(self, path: str) -> None:
-        """Remove what is at a path, with all beneath."""
+        """Remove the entry at a path, with everything beneath it."""
         if self._links.pop(path, None) is not None:
             return
         mode = _mode(self.top / path)
@@ -215,7 +215,7 @@ class Unpacker:
 
 
 def _split(name: str) -> list[str]:
-    """Split the name of a member, which must stay in the tree. Raises Damaged."""
+    """Split a member's name, which must stay within the tree. Raises Damaged."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in name or len(parts) > MAX_DEPTH or any(len(os.fsencode(part)) > 255 for part in parts):
         raise Damaged(f"the archive holds {name!r:.200}, which is no path of an image", field="image")
@@ -230,12 +230,12 @@ def _mode(path: Path) -> int:
 
 
 def clean(top: Path) -> None:
-    """Remove what differs from build to build or is no part of an image, and set all modes.
+    """Remove what differs between builds or is not part of an image, and normalize all modes.
 
     Parameters
     ----------
     top : Path
-        The tree; whoever calls is the only one to write there.
+        The tree. Only the caller may write to it.
     """
     for name in _EMPTIED:
         folder = top / name
@@ -260,7 +260,7 @@ def clean(top: Path) -> None:
 
 
 def is_inner_folder(top: Path, folder: Path) -> bool:
-    """Whether a path beneath `top` is a folder, and none of its parts a link."""
+    """Return whether a path beneath `top` is a folder, and no component of it is a link."""
     place = top
     for part in folder.relative_to(top).parts:
         place = place / part
@@ -270,7 +270,7 @@ def is_inner_folder(top: Path, folder: Path) -> bool:
 
 
 def walk(top: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield everything beneath a folder in one fixed order, no link followed; a folder before what is in it."""
+    """Yield everything beneath a folder in a fixed order, a folder before its contents, without following links."""
     pending = [_list(top)]
     while pending:
         entry = next(pending[-1], None)
@@ -289,7 +289,7 @@ def _list(folder: str | Path) -> Iterator[os.DirEntry[str]]:
 
 
 def measure(top: Path) -> int:
-    """Return the bytes of all files, those with several names counted once."""
+    """Return the bytes of all files. Files with several names are counted once."""
     seen: set[int] = set()
     total = 0
     for _, info in walk(top):
@@ -300,19 +300,19 @@ def measure(top: Path) -> int:
 
 
 def hash_tree(top: Path, extra: bytes) -> str:
-    """Return the address of a tree: paths, kinds, whether a file is a program, contents and links' targets.
+    """Return the address of a tree, a hash over paths, kinds, executable bits, file contents and link targets.
 
     Parameters
     ----------
     top : Path
-        A tree that :func:`clean` has seen.
+        A tree that :func:`clean` has processed.
     extra : bytes
-        What else tells it from others.
+        Other data that distinguishes the image.
 
     Raises
     ------
     Damaged
-        There is something in it that no image has.
+        The tree contains something that no image has.
     """
     digest = hashlib.sha256(b"jupyter_agentbox image 1\0" + hashlib.sha256(extra).digest())
     prefix = len(os.fsencode(top)) + 1
@@ -340,7 +340,7 @@ def _hash_file(path: Path) -> bytes:
 
 
 def find_inside(top: Path, path: str) -> Path | None:
-    """Return the host path of a file by its path inside, following links within the tree only; None if not there."""
+    """Return the host path of a path inside, or None if it does not exist. Follow links only within the tree."""
     todo = [part for part in path.split("/") if part][::-1]
     place = top
     hops = 0
@@ -366,7 +366,7 @@ def find_inside(top: Path, path: str) -> Path | None:
 
 
 def check_tree(top: Path) -> None:
-    """Refuse a tree that no sandbox can have as its root.
+    """Refuse a tree that cannot be the root of a sandbox.
 
     Raises
     ------

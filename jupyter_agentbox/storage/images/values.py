@@ -1,4 +1,4 @@
-"""Recipes and descriptions of images: TOML and JSON read into checked values."""
+"""Read recipes (TOML) and image descriptions (JSON) into validated values."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from msgspec import Meta
 from jupyter_agentbox.errors import InvalidRequest, NotFound
 from jupyter_agentbox.linux import PACKAGE
 
-#: What an image, a recipe, a kernel or a service may be called.
+#: Pattern for the names of images, recipes, kernels and services.
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 ADDRESS = r"^[0-9a-f]{64}$"
 _NAME = re.compile(NAME)
-#: Where the wheel puts recipes, beneath ``share/jupyter``.
+#: Directory of the wheel's recipes, beneath ``share/jupyter``.
 _RECIPES = "agentbox-recipes"
-#: Bytes of a recipe and of a description.
+#: Maximum bytes of a recipe and of a description.
 MAX_TEXT = 1 << 20
-#: Recipes that one may be made from, in a row.
+#: Maximum length of a chain of recipes, each based on the next.
 MAX_PARENTS = 16
 
 Name = Annotated[str, Meta(pattern=NAME)]
@@ -41,17 +41,17 @@ Npm = Annotated[
 
 
 class Service(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A program that runs beside the kernels of a sandbox, from before the first of them to the end.
+    """A program that runs beside a sandbox's kernels, from before the first of them until the sandbox ends.
 
     Parameters
     ----------
     name : str
     line : str
-        For the shell.
+        Shell command that runs the program.
     ready : str, optional
-        A line for the shell that succeeds once the service can be used; it is tried until then.
+        Shell command that succeeds once the service is usable. It is repeated until then.
     timeout : float
-        Seconds that it has to be ready.
+        Seconds within which the service must become ready.
     """
 
     name: Name
@@ -66,15 +66,15 @@ class KernelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Parameters
     ----------
     name : str
-        The kernelspec is called ``agentbox-<name>``.
+        Name; the kernelspec is called ``agentbox-<name>``.
     argv : list of str
-        What starts it; ``{connection_file}`` is replaced.
+        Command line, in which ``{connection_file}`` is replaced.
     display_name : str
-        What people choose it by, without " (sandboxed)".
+        Name that people see, without " (sandboxed)".
     languages : list of str
-        What it runs; the first is the kernelspec's.
+        Languages that it runs. The kernelspec names the first.
     interrupt_mode : str
-        ``signal``, or ``message`` where a signal would end it.
+        ``signal``, or ``message`` for a kernel that a signal would end.
     """
 
     name: Name
@@ -85,27 +85,27 @@ class KernelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"parents": "from"}):
-    """What an image is made of. Lists are added to those of the recipes that it is made from.
+    """The contents of an image. Lists are appended to those of the recipes that it is based on.
 
     Parameters
     ----------
     name : str
     parents : str or list of str
-        ``from`` in the file: the recipes to begin with.
+        ``from`` in the file: the recipes that this one is based on.
     debian : list of str
-        Packages of the distribution, such as ``git`` or ``git=1:2.39.*``. Its release pins the others.
+        Packages of the distribution, such as ``git`` or ``git=1:2.39.*``. The release determines all other versions.
     pip : list of str
-        Python packages with their exact version: ``pandas==2.2.3``. Wheels only.
+        Python packages with an exact version: ``pandas==2.2.3``. Only wheels are installed.
     npm : list of str
-        Packages of the npm registry with their exact version: ``npm@10.9.2``. Their scripts do not run.
+        Packages of the npm registry with an exact version: ``npm@10.9.2``. Their scripts do not run.
     files : dict of str to str
-        Files to write, by path inside; one that begins with ``#!`` is a program.
+        Files to write, by path inside. A file that begins with ``#!`` is made executable.
     links : dict of str to str
-        Symbolic links, from path to target; a target with ``*`` is the one file that fits.
+        Symbolic links, from path to target. A target with ``*`` stands for the one file that matches.
     env : dict of str to str
-        Variables of everything that runs inside.
+        Environment variables of everything that runs inside.
     init : list of str
-        Lines for the shell that run before the first kernel, in order; if one fails, the sandbox does not start.
+        Shell commands that run before the first kernel, in order. If one fails, the sandbox does not start.
     services : list of Service
     kernels : list of KernelEntry
     """
@@ -124,7 +124,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"p
 
 
 class Image(msgspec.Struct, frozen=True):
-    """An image as its ``image.json`` tells.
+    """An image as described by its ``image.json``.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ class Image(msgspec.Struct, frozen=True):
         Hash over its tree, its name and its :attr:`setup`.
     name : str
     recipe : dict
-        What it was built from; for an imported one, where it came from.
+        The recipe that it was built from; for an image from a Dockerfile, the name of that file.
     created : float
         Seconds since the epoch.
     size : int
@@ -140,7 +140,7 @@ class Image(msgspec.Struct, frozen=True):
     env, init, services, kernels
         As in :class:`Recipe`.
     packages : dict of str to str
-        Packages of the distribution and their versions.
+        Packages of the distribution, with their versions.
     """
 
     address: Annotated[str, Meta(pattern=ADDRESS)]
@@ -156,21 +156,21 @@ class Image(msgspec.Struct, frozen=True):
 
     @property
     def short(self) -> str:
-        """Name and the beginning of the address, for people."""
+        """The name and the beginning of the address, for people."""
         return f"{self.name}@{self.address[:12]}"
 
     @property
     def setup(self) -> bytes:
-        """What of it, beside the tree, tells it from others."""
+        """The data, other than the tree, that distinguishes the image from others."""
         return msgspec.json.encode((self.name, self.env, self.init, self.services, self.kernels), order="sorted")
 
     def to_bytes(self) -> bytes:
-        """Write it as JSON."""
+        """Return the description as JSON."""
         return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Image:
-        """Read it. Raises InvalidRequest."""
+        """Parse a description. Raises InvalidRequest."""
         try:
             return msgspec.json.decode(data[: MAX_TEXT + 1], type=cls)
         except ValueError as error:
@@ -178,19 +178,22 @@ class Image(msgspec.Struct, frozen=True):
 
 
 def recipe_directory() -> Path:
-    """Return where the recipes are that come with the package: of its source, or what its wheel has installed."""
+    """Return the directory of the package's recipes, in its source tree or installed by its wheel."""
     source = PACKAGE.parent / "images"
     places = [source, Path(sys.prefix, "share", "jupyter", _RECIPES), *map(Path, jupyter_path(_RECIPES))]
     return next((place for place in places if (place / "base.toml").is_file()), source)
 
 
 def list_recipes() -> list[str]:
-    """List the names of the recipes that come with the package."""
+    """Return the names of the recipes that come with the package."""
     return sorted(path.stem for path in recipe_directory().glob("*.toml"))
 
 
 def find_recipe(name: str) -> Path:
-    """Return the file of a recipe: a path if it ends with ``.toml``, else the name of one of ours. Raises NotFound."""
+    """Return the file of a recipe, given a path that ends with ``.toml`` or the name of a recipe of the package.
+
+    Raises NotFound, or InvalidRequest for an invalid name.
+    """
     if name.endswith(".toml"):
         path = Path(name).expanduser()
     elif _NAME.fullmatch(name):
@@ -203,12 +206,12 @@ def find_recipe(name: str) -> Path:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Read a recipe, with all that it is made from put in.
+    """Read a recipe and merge in all recipes that it is based on.
 
     Raises
     ------
     InvalidRequest
-        It is malformed, or made from itself.
+        It is malformed, or based on itself.
     NotFound
     """
     return _read_whole(path, ())
@@ -223,7 +226,7 @@ def _read_whole(path: Path, below: tuple[Path, ...]) -> Recipe:
     whole: Recipe | None = None
     for name in names:
         beside = path.with_name(f"{name}.toml")
-        # A recipe of one's own may be called as the one of ours that it is made from.
+        # A user's recipe may have the same name as the package's recipe that it is based on.
         is_own = beside.is_file() and beside.resolve() != path.resolve()
         parent = _read_whole(beside if is_own else find_recipe(name), below)
         whole = parent if whole is None else _join(whole, parent)
@@ -244,7 +247,7 @@ def _read(path: Path) -> Recipe:
 
 
 def _join(first: Recipe, then: Recipe) -> Recipe:
-    """Put two recipes together; where they differ the second holds."""
+    """Merge two recipes. Where they differ, the second takes precedence."""
     return Recipe(
         name=then.name,
         debian=list(dict.fromkeys((*first.debian, *then.debian))),
@@ -264,7 +267,7 @@ def _package(pin: str) -> str:
 
 
 def read_environment(lines: Iterable[str]) -> Environment:
-    """Read variables as ``NAME=value``. Raises InvalidRequest."""
+    """Parse variables of the form ``NAME=value``. Raises InvalidRequest."""
     try:
         return msgspec.convert(dict(line.partition("=")[::2] for line in lines), Environment)
     except msgspec.ValidationError as error:
@@ -272,7 +275,7 @@ def read_environment(lines: Iterable[str]) -> Environment:
 
 
 def make_recipe(name: str) -> Recipe:
-    """Return an empty recipe of that name. Raises InvalidRequest."""
+    """Return an empty recipe with this name. Raises InvalidRequest."""
     if not _NAME.fullmatch(name):
         raise InvalidRequest(f"{name[:100]!r} is no name of an image: small letters, digits, and . _ -", field="name")
     return Recipe(name=name)
