@@ -1,11 +1,11 @@
-"""The hash chain of the audit log: each row's hash covers its content and the hash of the row before it.
+"""The hash chain of the audit log: each row's hash covers its content and the hash of the previous row.
 
-A row's hash is SHA-256 over the hash before it (32 bytes, zero at first) and the compact JSON array of its id and
-columns, floating-point numbers in hexadecimal as ``float.hex`` writes them, which no library rounds or shortens. Ids
-leave out no number, so a row that is missing shows. Rows that were dropped to keep the log small leave *gaps*: their
-first and last id and the hash of the last, neighbours merged, so that there are never more gaps than rows. A row of the
-log's own tells of each drop and holds the digest of all gaps, so a gap that was made up to hide a removed row shows.
-``storage.audit.log`` calls it inside its transactions.
+A row's hash is SHA-256 over the previous hash (32 bytes, zero for the first row) and the compact JSON array of its id
+and columns. Floating-point numbers are written in hexadecimal, as ``float.hex`` does, so that no library rounds or
+shortens them. Ids are consecutive, so a missing row is detected. Rows that were dropped to limit the size of the log
+leave *gaps*: their first and last id and the hash of the last row. Adjacent gaps are merged, so there are never more
+gaps than rows. The log records each drop in a row of its own, with a digest of all gaps, so a forged gap that hides a
+removed row is detected. ``storage.audit.log`` calls this module within its transactions.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from typing import Any
 
 import msgspec
 
-#: The columns of a row beside its id and hash.
+#: The columns of a row, besides its id and hash.
 COLUMNS = (
     "time", "sandbox", "kind", "is_allowed", "host", "port", "rule", "reason", "bytes_up", "bytes_down", "duration",
     "detail",
 )  # fmt: skip
-#: What comes before the first row.
+#: The hash before the first row.
 GENESIS = bytes(32)
-#: The kind of the rows in which the log speaks of itself.
+#: The kind of rows that the log writes about itself.
 OWN_KIND = "audit"
 _NAMES = ", ".join(COLUMNS)
 _INSERT = f"INSERT INTO audit (id, {_NAMES}, hash) VALUES ({', '.join('?' * (len(COLUMNS) + 2))})"
 _LAST = (
     "SELECT (SELECT seq FROM sqlite_sequence WHERE name = 'audit'), (SELECT hash FROM audit ORDER BY id DESC LIMIT 1)"
 )
-#: Rows that tell of damage stay when others are dropped.
+#: Condition for rows that record damage. They are kept when other rows are dropped.
 _IS_ALARM = "(sandbox = '' AND is_allowed IS 0)"
 _CREATE = (
     """CREATE TABLE IF NOT EXISTS audit (
@@ -47,12 +47,12 @@ _CREATE = (
 )
 _ENCODER = msgspec.json.Encoder()
 _MADE_UP = "rows are missing that were not dropped by the log itself"
-#: First id, last id, hash of the last.
+#: First id, last id, and hash of the last row.
 Gap = tuple[int, int, bytes]
 
 
 def create(connection: sqlite3.Connection) -> None:
-    """Make the tables inside of a transaction, and chain the rows of a log that was made before there was a chain."""
+    """Create the tables within a transaction, and chain the rows of a log from before chains existed."""
     for statement in _CREATE:
         connection.execute(statement)
     previous, expected, gaps = GENESIS, 1, list[Gap]()
@@ -75,15 +75,15 @@ def create(connection: sqlite3.Connection) -> None:
 
 
 def hash_row(previous: bytes, number: int, values: Sequence[Any]) -> bytes:
-    """Return the hash of a row, given the one before it."""
+    """Return the hash of a row, given the hash of the previous one."""
     content = [number, *(value.hex() if isinstance(value, float) else value for value in values)]
     return hashlib.sha256(previous + _ENCODER.encode(content)).digest()
 
 
 def append(connection: sqlite3.Connection, values: Sequence[Any]) -> int:
-    """Add a row inside of a transaction that keeps other writers out, and return its id."""
+    """Add a row and return its id. The caller's transaction must exclude other writers."""
     last, previous = connection.execute(_LAST).fetchone()
-    # The number is the one after the last that was ever given: where rows were cut off, a hole stays.
+    # The next number after the last one ever assigned: if rows were removed at the end, a gap in the numbers remains.
     number, previous = (last or 0) + 1, GENESIS if previous is None else previous
     connection.execute(_INSERT, (number, *values, hash_row(previous, number, values)))
     return number
@@ -97,7 +97,7 @@ def append_own(
     is_alarm: bool = False,
     **detail: Any,
 ) -> None:
-    """Add a row in which the log speaks of itself."""
+    """Add a row that the log writes about itself."""
     if gaps is not None:
         detail["gaps"] = digest_gaps(gaps)
     mark, text = 0 if is_alarm else None, json.dumps(detail)
@@ -105,9 +105,10 @@ def append_own(
 
 
 def drop(connection: sqlite3.Connection, sandbox: str, count: int) -> list[Gap]:
-    """Remove rows of a sandbox; return the gaps that they leave, for :func:`close_gaps`.
+    """Remove rows of a sandbox, and return the gaps that they leave, for :func:`close_gaps`.
 
-    The oldest go, of those kinds that have the most: a flood of refusals leaves rows of what was allowed alone.
+    The oldest rows of the most frequent kinds are removed, so that many refusals do not displace rows of allowed
+    requests.
     """
     kinds = connection.execute(
         f"SELECT kind, is_allowed, COUNT(*) FROM audit WHERE sandbox = ? AND NOT {_IS_ALARM} GROUP BY kind, is_allowed",
@@ -125,20 +126,20 @@ def drop(connection: sqlite3.Connection, sandbox: str, count: int) -> list[Gap]:
 
 
 def level(sizes: Sequence[int], count: int) -> list[int]:
-    """Return how many to take from each of some heaps, so that the largest that are left are as small as can be.
+    """Return how much to take from each of several sizes, so that the largest remaining size is as small as possible.
 
     Parameters
     ----------
     sizes : sequence of int
-        Of the heaps.
+        The sizes.
     count : int
-        To take from all of them together; all is taken if there is no more.
+        Total to take. If the sizes add up to less, everything is taken.
     """
     taken = [0] * len(sizes)
     order = sorted(range(len(sizes)), key=lambda index: sizes[index], reverse=True)
     left = min(count, sum(sizes))
     for number, index in enumerate(order, 1):
-        # The `number` largest ones are level now: take what they have more than the next, or what is left to take.
+        # The `number` largest sizes are equal now. Reduce them to the next size, or by what is left to take.
         below = sizes[order[number]] if number < len(order) else 0
         step = min(left, (sizes[index] - below) * number)
         for place, lowered in enumerate(order[:number]):
@@ -148,7 +149,7 @@ def level(sizes: Sequence[int], count: int) -> list[int]:
 
 
 def close_gaps(connection: sqlite3.Connection, fresh: Iterable[Gap]) -> None:
-    """Merge new gaps with those that are there, and write down that rows were dropped."""
+    """Merge new gaps with existing ones, and record that rows were dropped."""
     dropped = list(fresh)
     merged: list[Gap] = []
     for first, last, hashed in sorted([*_gaps(connection), *dropped]):
@@ -161,7 +162,7 @@ def close_gaps(connection: sqlite3.Connection, fresh: Iterable[Gap]) -> None:
 
 
 def check_gaps(connection: sqlite3.Connection) -> None:
-    """Write an alarm down if the gaps are not those that the log has left; call it before :func:`drop`."""
+    """Record an alarm if the gaps are not those that the log has left. Call this before :func:`drop`."""
     gaps = _gaps(connection)
     told = connection.execute(
         "SELECT detail FROM audit WHERE sandbox = '' AND kind = ? AND detail LIKE '%\"gaps\"%' "
@@ -187,19 +188,19 @@ def _gaps(connection: sqlite3.Connection) -> list[Gap]:
 
 @dataclass(frozen=True)
 class Verification:
-    """What the check of a log has found.
+    """The result of checking a log.
 
     Parameters
     ----------
     is_ok : bool
     rows, dropped : int
-        Rows that fit, and those that were dropped before.
+        Number of valid rows, and number of rows that were dropped earlier.
     head : str
-        Id and hash of the last row that fits, to be kept elsewhere: ``1234:9f...``. Empty where there is none.
+        Id and hash of the last valid row, to be kept elsewhere: ``1234:9f...``. Empty if there is none.
     row : int or None
-        Id of the first row that is broken or missing.
+        Id of the first row that is invalid or missing.
     problem : str or None
-        A sentence on it.
+        A sentence that describes the problem.
     """
 
     is_ok: bool
@@ -217,7 +218,7 @@ class _BrokenError(Exception):
 
 
 class _Check:
-    """One walk along the chain."""
+    """One pass over the chain."""
 
     def __init__(self, kept: tuple[int, bytes] | None) -> None:
         self.kept = kept
@@ -260,7 +261,7 @@ class _Check:
         self._pass(last, hashed)
 
     def _pass_row(self, number: int, hashed: bytes, values: list[Any]) -> None:
-        # A value of a kind that is never written could be encoded as another.
+        # A value of a type that the log never writes could have the same encoding as another value.
         is_known = all(value is None or isinstance(value, (str, int, float)) for value in values)
         if not is_known or hash_row(self.previous, number, values) != hashed:
             raise _BrokenError(number, f"row {number} is not what was written, or not in its place")
@@ -281,14 +282,14 @@ class _Check:
 
 
 def verify(connection: sqlite3.Connection, kept: tuple[int, bytes] | None = None) -> Verification:
-    """Walk along the chain to its end or to the first row that does not fit.
+    """Check the chain up to its end or to the first invalid row.
 
     Parameters
     ----------
     connection : sqlite3.Connection
-        Inside of a transaction, so that all is of one moment.
+        A connection within a transaction, so that all rows are from the same moment.
     kept : int and bytes, optional
-        Id and hash of a row as they were kept elsewhere.
+        Id and hash of a row, as kept elsewhere.
     """
     check = _Check(kept)
     try:

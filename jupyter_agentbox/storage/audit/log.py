@@ -1,9 +1,9 @@
-"""The audit log: every action and every egress decision, one row each, in SQLite.
+"""Record every action and every egress decision in the audit log, one row each, in SQLite.
 
-Rows are only ever added; the oldest are dropped when the log is full. Many processes write to one file, and many
-threads and event loops of each. Whoever depends on a row must not go on without it: a row that cannot be
-written is an :class:`~jupyter_agentbox.errors.AgentboxError`, and the egress gate refuses then. Rows are chained by
-hashes (``storage.audit.chain``), so that what was changed later shows.
+Rows are never changed. When the log is full, the oldest are dropped. Many processes write to one file, each from many
+threads and event loops. An operation that depends on a row must not continue without it: a row that cannot be written
+raises :class:`~jupyter_agentbox.errors.AgentboxError`, and the egress gate then refuses. A hash chain over the rows
+(``storage.audit.chain``) reveals later changes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .chain import COLUMNS, Verification
 log = logging.getLogger(__name__)
 
 _SCHEMA = 2
-#: Longest text kept in one column, characters: what is inside chooses many of them.
+#: Maximum characters of a text column, because code inside chooses many of the texts.
 MAX_TEXT = 1024
 _SELECT = f"SELECT id, hash, {', '.join(COLUMNS)} FROM audit"
 _HEAD = re.compile(r"([1-9][0-9]{0,17}):([0-9a-f]{64})")
@@ -42,30 +42,30 @@ _HEAD = re.compile(r"([1-9][0-9]{0,17}):([0-9a-f]{64})")
 
 @dataclass(frozen=True)
 class AuditRow:
-    """One row.
+    """One row of the audit log.
 
     Parameters
     ----------
     id : int
-        Grows; never given twice.
+        Increasing number that is never reused.
     time : float
         Seconds since the epoch, UTC.
     sandbox : str
         Id of the sandbox.
     kind : str
-        ``egress`` (a decision), ``egress_closed`` (an allowed connection's end), ``lifecycle``, ...
+        ``egress`` (a decision), ``egress_closed`` (the end of an allowed connection), ``lifecycle``, ...
     is_allowed : bool or None
-        The decision, where there was one.
+        The decision, if there was one.
     host, port, rule, reason
-        What was asked for, the pattern that allowed it, and why it was refused or failed.
+        The requested destination, the pattern that allowed it, and the reason for a refusal or failure.
     bytes_up, bytes_down : int or None
-        Bytes from and to the sandbox.
+        Bytes sent and received by the sandbox.
     duration : float or None
         Seconds.
     detail : dict
-        What else is known.
+        Further details.
     hash : str
-        Of this row and all before it, in hexadecimal digits.
+        Hash of this row and all previous ones, in hexadecimal digits.
     """
 
     id: int
@@ -84,25 +84,26 @@ class AuditRow:
     hash: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values for JSON."""
+        """Return the row as plain values for JSON."""
         return asdict(self)
 
 
 class AuditLog:
-    """The log in one file. Threads may share it; it connects when it is first used.
+    """The audit log in one file. Threads may share it. It connects at first use.
 
     Parameters
     ----------
     path : str or Path
-        The file; made with mode 0600 in a directory of mode 0700.
+        The file; created with mode 0600 in a directory of mode 0700.
     max_rows : int
-        Rows kept, about. Beyond it the sandbox with the most rows loses the oldest of the kinds that it has most of.
-        So a noisy one cannot push out what the others did, nor by refused requests what it was allowed.
+        Approximate number of rows to keep. Beyond it, the sandbox with the most rows loses the oldest rows of its most
+        frequent kinds. So one busy sandbox cannot displace the rows of others, and its refused requests cannot displace
+        the rows of its allowed ones.
     busy_timeout : float
-        Seconds to wait for another process that is writing.
+        Seconds to wait while another process writes.
     """
 
-    #: Called with kind, sandbox and columns of each row of this process that was written, on the thread that wrote it.
+    #: Called with kind, sandbox and columns of each row that this process has written, on the thread that wrote it.
     observers: ClassVar[list[Callable[[str, str, Mapping[str, Any]], None]]] = []
 
     def __init__(self, path: str | Path, *, max_rows: int = 1_000_000, busy_timeout: float = 10.0) -> None:
@@ -139,7 +140,7 @@ class AuditLog:
         Raises
         ------
         AgentboxError
-            It could not be written.
+            The row could not be written.
         """
         told = json.loads(redact(json.dumps(dict(detail or {}), default=str)))
         host, reason = _text(host), _text(reason)
@@ -180,12 +181,12 @@ class AuditLog:
         )
 
     def check(self) -> None:
-        """Check that rows can be written, and write none. Blocks.
+        """Check that rows can be written, without writing one. Blocks.
 
         Raises
         ------
         AgentboxError
-            They cannot be written; see :meth:`record`.
+            Rows cannot be written; see :meth:`record`.
         """
         with self._lock:
             try:
@@ -200,21 +201,21 @@ class AuditLog:
                 raise self._unwritable(error) from error
 
     def submit(self, kind: str, sandbox: str, **columns: Any) -> Future[int]:
-        """Write one row on the log's own thread, after those given before."""
+        """Write one row on the log's own thread, after the rows submitted earlier."""
         return self._worker.submit(self.record, kind, sandbox, **columns)
 
     def note(self, kind: str, sandbox: str, **columns: Any) -> None:
-        """Write one row that nobody waits for. If that fails, the server's log says so."""
-        with contextlib.suppress(RuntimeError):  # it is closed already
+        """Write one row without waiting for it. If that fails, the server's log reports it."""
+        with contextlib.suppress(RuntimeError):  # the log is closed already
             self.submit(kind, sandbox, **columns).add_done_callback(_say_missing)
 
     async def arecord(self, kind: str, sandbox: str, **columns: Any) -> int:
-        """Write one row without blocking the caller's event loop, whichever that is; see :meth:`record`."""
+        """Write one row without blocking the caller's event loop; see :meth:`record`."""
         return await asyncio.wrap_future(self.submit(kind, sandbox, **columns))
 
     def _write(self, row: tuple[Any, ...]) -> int:
         connection = self._connected()
-        # With the log locked against every other writer: a row depends on the one before it.
+        # Locked against all other writers, because a row depends on the previous one.
         connection.execute("BEGIN IMMEDIATE")
         with connection:
             number = chain.append(connection, row)
@@ -254,20 +255,20 @@ class AuditLog:
         before_id: int | None = None,
         limit: int = 1000,
     ) -> list[AuditRow]:
-        """Return rows that fit every filter given, oldest first: the newest, or with `after_id` the first after it.
+        """Return the rows that match all filters, oldest first: the newest rows, or the first ones after `after_id`.
 
         Parameters
         ----------
         sandbox, kind : str, optional
             Exact values.
         is_allowed : bool, optional
-            Only what was allowed, or only what was refused.
+            Only allowed rows, or only refused ones.
         since, until : float, optional
-            Seconds since the epoch: from the one, and before the other.
+            Seconds since the epoch: start, inclusive, and end, exclusive.
         after_id, before_id : int, optional
-            Only rows after the one, before the other.
+            Only rows after the first id and before the second one.
         limit : int
-            Most rows returned.
+            Maximum number of rows.
         """
         where, values = _where(sandbox, kind, is_allowed, since, until, after_id, before_id)
         sql = f"{_SELECT} {where} ORDER BY id {'DESC' if after_id is None else 'ASC'} LIMIT ?"
@@ -294,9 +295,9 @@ class AuditLog:
         after_id: int | None = None,
         before_id: int | None = None,
     ) -> Iterator[AuditRow]:
-        """Yield all rows that fit, oldest first, as they are at this moment; for the filters see :meth:`query`.
+        """Yield all rows that match, oldest first, as of this moment; for the filters see :meth:`query`.
 
-        The file grows while it is read: for whoever may be slow there is :meth:`pages`.
+        SQLite's log file grows during the iteration. Slow readers should use :meth:`pages`.
         """
         where, values = _where(sandbox, kind, is_allowed, since, until, after_id, before_id)
         with self._reading() as connection:
@@ -304,9 +305,9 @@ class AuditLog:
                 yield _row(row)
 
     def pages(self, *, after_id: int | None = None, size: int = 1000, **filters: Any) -> Iterator[list[AuditRow]]:
-        """Yield all rows that fit, oldest first, up to the newest of this moment, `size` at a time; see :meth:`query`.
+        """Yield all rows that match, oldest first, up to the newest one of this moment, in lists of `size` rows.
 
-        Between two pages nothing is held. Blocks.
+        For the filters see :meth:`query`. No lock or transaction is held between two pages. Blocks.
         """
         newest = self.query(limit=1)
         before, last = (newest[-1].id + 1 if newest else 1), after_id or 0
@@ -315,20 +316,20 @@ class AuditLog:
             last = rows[-1].id
 
     def verify(self, head: str | None = None) -> Verification:
-        """Check that the log holds what was written. Blocks for seconds, without keeping writers waiting.
+        """Check that the log contains what was written. Blocks for seconds, without delaying writers.
 
         Parameters
         ----------
         head : str, optional
-            What an earlier check gave as :attr:`~jupyter_agentbox.storage.audit.chain.Verification.head`, kept where
-            nobody who writes this file can write.
+            A :attr:`~jupyter_agentbox.storage.audit.chain.Verification.head` from an earlier check, kept where no one
+            who can write to this file can write.
 
         Raises
         ------
         InvalidRequest
             The head is malformed.
         AgentboxError
-            There is no log, or it cannot be read.
+            The log does not exist, or cannot be read.
         """
         kept = None
         if head is not None:
@@ -341,12 +342,12 @@ class AuditLog:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """Have a connection of one's own on which all is of one moment."""
+        """Yield a separate connection whose reads all see the same moment."""
         if not self.path.exists():
             raise AgentboxError(f"there is no audit log {self.path} yet")
         try:
             with self._lock:
-                self._connected()  # brings a log of an earlier release to this one's format
+                self._connected()  # upgrades a log of an earlier release to the current format
             connection = sqlite3.connect(self.path, timeout=self.busy_timeout, isolation_level=None)
             with contextlib.closing(connection):
                 connection.execute("PRAGMA query_only = ON")
@@ -358,7 +359,7 @@ class AuditLog:
     # -- the file ------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Write what was submitted, and close; idempotent."""
+        """Write the submitted rows and close the log. Idempotent."""
         self._worker.shutdown(wait=True)
         with self._lock:
             self._disconnect()
@@ -371,7 +372,7 @@ class AuditLog:
         if self._connection is not None:
             if self._inode == self._file_id():
                 return self._connection
-            # SQLite would go on writing to a file that has no name any more.
+            # SQLite would continue to write to a file that has no name any more.
             log.error("the audit log %s was removed or replaced while in use; it begins anew", self.path)
             self._disconnect()
             is_lost = True
@@ -379,12 +380,12 @@ class AuditLog:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
-        # One connection for all threads: each use of it holds the lock.
+        # One connection for all threads; every use holds the lock.
         connection = sqlite3.connect(
             self.path, timeout=self.busy_timeout, isolation_level=None, check_same_thread=False
         )
         try:
-            # Durable over the end of any process; a power cut may cost the last moments.
+            # Rows survive the end of any process. A power failure may lose the last moments.
             _retried(lambda: connection.execute("PRAGMA journal_mode = WAL"), self.busy_timeout)
             connection.execute("PRAGMA synchronous = NORMAL")
             version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -396,7 +397,7 @@ class AuditLog:
             connection.close()
             raise
         self._connection = connection
-        # With a log that nobody closed; at the program's end there may still be rows to come.
+        # Closes the connection of a log that was never closed. Not at exit, when rows may still be written.
         self._closer = weakref.finalize(self, connection.close)
         self._closer.atexit = False
         self._inode = self._file_id()
@@ -411,7 +412,7 @@ class AuditLog:
     def _upgrade(connection: sqlite3.Connection) -> None:
         connection.execute("BEGIN IMMEDIATE")
         with connection:
-            # Another process may have done it meanwhile.
+            # Another process may have upgraded it in the meantime.
             if connection.execute("PRAGMA user_version").fetchone()[0] < _SCHEMA:
                 chain.create(connection)
                 connection.execute(f"PRAGMA user_version = {_SCHEMA}")
@@ -435,7 +436,7 @@ def _say_missing(row: Future[int]) -> None:
 
 
 def _retried(action: Any, timeout: float) -> None:
-    """Changing to WAL fails at once, without the busy timeout, while another process does the same."""
+    """Retry an action. Changing to WAL fails at once, without the busy timeout, while another process does the same."""
     end = time.monotonic() + timeout
     while True:
         try:
