@@ -1,31 +1,32 @@
-"""Files beneath one directory that a hostile sandbox writes, for REST, MCP, the CLI and the client alike.
+"""Operate on files beneath one directory that a hostile sandbox writes to, for REST, MCP, the CLI and the client.
 
-The directory is opened once; everything else is found beneath it by descriptors, never again by a path of the host.
-:class:`FolderView` looks and reads, :class:`Folder` changes, too. The rules:
+The directory is opened once. Everything else is found beneath it through descriptors, never again by a host path.
+:class:`FolderView` lists and reads, and :class:`Folder` also makes changes. The rules:
 
-*Links.* One that is relative and stays inside is followed for stat, read, list, grep, download, copy and pack, where
-the path that the caller gives leads through it. What changes something (write, edit, move, delete, mkdir, unpack) goes
-through no link at all: move and delete take the link itself, the others refuse it. A walk through a tree follows none.
-Absolute links are refused: what they name inside is not what they name here.
+*Links.* A relative link that stays inside is followed for stat, read, list, grep, download, copy and pack, if the path
+that the caller gives goes through it. Operations that change something (write, edit, move, delete, mkdir, unpack) go
+through no link at all: move and delete act on the link itself, the others refuse it. A walk through a tree follows no
+links. Absolute links are refused, because they refer to something else on the host than inside.
 
-*Kinds.* Regular files and directories are all that is opened. FIFOs, sockets and devices are shown by stat and list,
-can be moved and deleted, and are never opened, so that nothing can block.
+*Kinds.* Only regular files and directories are opened. FIFOs, sockets and devices are shown by stat and list, can be
+moved and deleted, and are never opened, so that no operation can block.
 
-*Hard links.* A sandbox can make them only to what it sees, which is inside anyway. Whole writes and edits replace the
-file and leave its other names alone; append refuses a file that has some. What somebody outside linked in is shown.
+*Hard links.* A sandbox can create them only to files that it sees, which are inside anyway. Whole writes and edits
+replace the file and leave its other names unchanged; append refuses a file with other names. Files that someone outside
+has hard-linked into the directory are shown.
 
-*Hidden names* do not exist, wherever a path or a link leads through them; making one is refused. A directory that holds
-some is moved with them, copied without them and not deleted.
+*Hidden names* are treated as nonexistent, wherever a path or a link goes through them, and creating one is refused. A
+directory that contains hidden names is moved with them, copied without them, and not deleted.
 
-*Whole or not at all.* New content is a nameless file until it is complete and verified, and then takes its name in one
-step. Permission bits are kept; set-user-id and the like never come to be.
+*Atomic writes.* New content is in an unnamed file until it is complete and verified, and then gets its name in one
+step. Permission bits are kept; set-user-id and similar bits are never set.
 
-*Bounds.* Each operation has a limit of entries, bytes or time. What only looks says that it was cut; what would change
-something half is refused or says how far it came.
+*Limits.* Each operation has a limit on entries, bytes or time. An operation that only reads reports that it was cut
+short. One that would change something is refused, or reports how far it came.
 
-Modules: ``paths`` (what callers write), ``tree`` (safe opening, walks), ``atomic`` (new files), ``view`` and ``folder``
-(the operations), ``search`` with ``grep_worker``, ``transfer`` (streams), ``trees`` and ``archives`` (many files).
-``guarded`` is for programs that work on absolute paths, and has a rule for links of its own.
+Modules: ``paths`` (paths as callers write them), ``tree`` (safe opening, walks), ``atomic`` (new files), ``view`` and
+``folder`` (the operations), ``search`` with ``grep_worker``, ``transfer`` (streams), ``trees`` and ``archives`` (many
+files). ``guarded`` is for programs that use absolute paths, and has its own rule for links.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Directories as tar and zip streams, out of a hostile tree and into one.
+"""Pack directories as tar and zip streams from a hostile tree, and unpack archives into one.
 
-Out: the tree is listed first, so that what is too large is refused before the first byte; each file has in the archive
-the size it had then. Tar carries names byte for byte and links as links; zip, which knows only UTF-8, carries names in
-written form (``\\xNN``) and leaves links out.
+Packing lists the tree first, so that a tree that is too large is refused before the first byte. Each file has the size
+in the archive that it had at that moment. Tar keeps the bytes of names, and links as links. Zip supports only UTF-8, so
+names are in written form (``\\xNN``), and links are left out.
 
-In: the archive is read through once before anything is made. Sizes that it states are not believed, but bounds; it gets
-no single read over :data:`MAX_READ`, as a header may claim to be gigabytes long.
+Unpacking reads the whole archive once before anything is created. The sizes that it states are not trusted, but serve
+as limits. No single read exceeds :data:`MAX_READ`, because a header may claim to be gigabytes long.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ _UNSOUND = (
 
 
 class Packed:
-    """A directory on its way out as an archive: an iterator of chunks, to be closed.
+    """A directory that is being packed as an archive: an iterator of chunks that must be closed.
 
     Parameters
     ----------
     tree : Tree
-        The directory; closed with this object.
+        The directory. It is closed together with this object.
     kind : str
         ``tar`` or ``zip``.
     budget : Budget
-        Bounds its entries, and the time of listing them.
+        Limits on entries, and on the time for listing them.
     max_bytes : int
-        Bounds its files' bytes, holes included.
+        Limit on the files' bytes, including holes.
 
     Attributes
     ----------
     entries : int
-        Entries that are in the archive.
+        Number of entries in the archive.
     bytes : int
         Bytes of its files.
     skipped : Skipped
-        What was left out; complete after the iteration.
+        Entries that were left out; complete after the iteration.
     """
 
     def __init__(self, tree: Tree, kind: str, budget: Budget, max_bytes: int) -> None:
@@ -147,7 +147,7 @@ class Packed:
             return None
 
     def _data(self, fd: int, item: Item) -> Iterator[bytes]:
-        """Yield as many bytes as were announced: no more if it grew, zeros where it shrank."""
+        """Yield exactly as many bytes as were announced: no more if the file grew, padded with zeros if it shrank."""
         position, end = 0, item.status.st_size
         while position < end:
             try:
@@ -165,7 +165,7 @@ class Packed:
             yield data
 
     def close(self) -> None:
-        """Let go of the directory; an iteration in another thread leaves out what is left. Idempotent."""
+        """Release the directory. An iteration in another thread leaves out the remaining files. Idempotent."""
         self._tree.retire()
 
     def __enter__(self) -> Packed:
@@ -178,7 +178,7 @@ class Packed:
 
 
 class _Sink(io.RawIOBase):
-    """What zipfile writes to, without a way back; emptied between chunks."""
+    """Write-only, unseekable file for zipfile, emptied between chunks."""
 
     def __init__(self) -> None:
         self._chunks: list[bytes] = []
@@ -200,7 +200,7 @@ class _Sink(io.RawIOBase):
 
 
 class _Bounded(io.RawIOBase):
-    """A file that refuses reads so large that only a lying header can ask for them."""
+    """A file that refuses reads so large that only a forged header can request them."""
 
     def __init__(self, file: io.BufferedIOBase, budget: Budget) -> None:
         self._file, self._budget = file, budget
@@ -219,7 +219,7 @@ class _Bounded(io.RawIOBase):
         return data
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        # Forward in what is compressed means to unpack all between, so not in one go.
+        # Seeking forward in compressed data means unpacking everything in between, so it is done in steps.
         if whence == 0:
             while offset - (at := self._file.tell()) > MAX_READ and isinstance(self._file, gzip.GzipFile):
                 self._budget.require()
@@ -233,10 +233,10 @@ class _Bounded(io.RawIOBase):
 
 
 class _Member(NamedTuple):
-    """A member of an archive, judged. `open` gives the file's bytes."""
+    """A validated member of an archive. `open` returns a stream of the file's bytes."""
 
     parts: Parts
-    kind: str  # of Entry, or "hard link"
+    kind: str  # a kind of Entry, or "hard link"
     mode: int
     size: int
     target: str
@@ -249,12 +249,12 @@ def unpack(archive: io.BufferedIOBase, builder: Builder, budget: Budget, max_byt
     Raises
     ------
     InvalidRequest
-        It is no archive, or one with absolute names or ``..``; nothing was made.
+        It is not an archive, or contains absolute names or ``..``. Nothing was created.
     TooLarge
-        It holds more than the limits; nothing was made, unless it lied.
+        It exceeds the limits. Nothing was created, unless the archive stated false sizes.
     """
     try:
-        # Once to judge all of it, then for good.
+        # The first pass validates everything, the second one creates the entries.
         _judge(archive, builder, budget, max_bytes)
         _build(archive, builder, budget)
     except AgentboxError:
@@ -291,7 +291,7 @@ def _build(archive: io.BufferedIOBase, builder: Builder, budget: Budget) -> None
             builder.directory(parts, member.mode)
         elif member.kind == "link":
             builder.link(parts, member.target)
-            made.discard(parts)  # what stays inside from here may lead outside from another directory
+            made.discard(parts)  # what stays inside from this directory may lead outside from another one
         elif member.kind == "file":
             _unpack_file(member, builder, budget)
             made.add(parts)
@@ -316,7 +316,7 @@ def _unpack_file(member: _Member, builder: Builder, budget: Budget) -> None:
                     raise EOFError(f"{show(builder.path(member.parts))} is cut short")
                 file.write(data)
                 left -= len(data)
-            stream.read(1)  # at its end a zip member is checked against its sum
+            stream.read(1)  # at the end, zipfile verifies the member's checksum
         builder.commit(file, member.mode)
     finally:
         file.discard()
@@ -336,7 +336,7 @@ def _members(archive: io.BufferedIOBase, budget: Budget) -> Iterator[_Member]:
     with tarfile.open(fileobj=bounded, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
         while (each := tar.next()) is not None:
             yield _tar_member(tar, each)
-        # To tarfile a damaged header is an end like any other; the true one is a block of zeros.
+        # tarfile treats a damaged header like the end of the archive. The actual end is a block of zeros.
         bounded.seek(tar.offset)
         if bounded.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise EOFError("it is cut short or damaged")
@@ -375,7 +375,7 @@ def _zip_member(bundle: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Member:
 
 
 def _parse(name: str) -> Parts:
-    """Judge a member's name, which is raw, so that nothing in it is an escape."""
+    """Validate a member's name. It is raw, so nothing in it is treated as an escape."""
     if name.startswith("/"):
         raise InvalidRequest(f"the archive holds the absolute name {show(name)}", field="archive")
     return parse_path(write_name(name), field="archive")

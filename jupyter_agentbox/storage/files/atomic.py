@@ -1,4 +1,4 @@
-"""New files that appear whole or not at all, and the copying of bytes into them."""
+"""Create files that appear complete or not at all, and copy data into them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPE
 
 
 class Room:
-    """Bytes that may still be written; shared by the files of one operation.
+    """Space that may still be used, shared by the files of one operation.
 
     Parameters
     ----------
     left : int, optional
-        Bytes; None for any number.
+        Number of bytes; None for no limit.
     reason : str
-        What a refusal says behind the path.
+        Text that follows the path in a refusal.
     setting : str, optional
-        The setting it names.
+        The setting that the refusal names.
     error : type of AgentboxError
-        The refusal.
+        Class of the refusal.
     """
 
     def __init__(
@@ -45,43 +45,43 @@ class Room:
         self.left, self.reason, self.setting, self.error = left, reason, setting, error
 
     def take(self, size: int, path: str) -> None:
-        """Account for `size` bytes that are about to be written to `path`.
+        """Account for `size` bytes before they are written to `path`.
 
         Raises
         ------
         TooLarge, DiskFull
-            There is no room for them.
+            There is not enough space.
         """
         if self.left is not None:
             self.check(size, path)
             self.left -= size
 
     def check(self, size: int, path: str) -> None:
-        """Refuse `size` bytes for which there is no room."""
+        """Refuse `size` bytes if there is not enough space for them."""
         if self.left is not None and size > self.left:
             raise self.error(f"{show(path)} can't be written: {self.reason}", field="path", setting=self.setting)
 
 
 class NewFile:
-    """A file without a name, in the directory where it will get one.
+    """A file without a name, in the directory in which it will get one.
 
-    Where the file system knows no nameless files it has a name that begins with ``.agentbox-`` until then.
+    On a file system without support for unnamed files, it has a name that begins with ``.agentbox-`` until then.
 
     Parameters
     ----------
     directory : int
-        Descriptor of the directory; belongs to this object from now on.
+        Descriptor of the directory, owned by this object from now on.
     name : str
-        The name to take at :meth:`commit`.
+        Name that the file gets at :meth:`commit`.
     path : str
-        Its path in written form, for sentences.
+        Path in written form, for messages.
     room : Room, optional
-        Bytes that may be written.
+        Space that may be used.
 
     Attributes
     ----------
     size, cost : int
-        Bytes of the file, and bytes of it that are no holes.
+        Size of the file in bytes, and its size without holes.
     """
 
     def __init__(self, directory: int, name: str, path: str, room: Room | None = None) -> None:
@@ -109,7 +109,7 @@ class NewFile:
         return fd
 
     def take_room(self, size: int) -> None:
-        """Account for bytes that are about to be written."""
+        """Account for bytes before they are written."""
         self.room.take(size, self.path)
         self.cost += size
 
@@ -125,21 +125,22 @@ class NewFile:
     def commit(
         self, *, mode: int | None = None, overwrite: bool = True, expect: os.stat_result | None = None
     ) -> os.stat_result:
-        """Give the file its name, in one step, in place of a regular file if there is one.
+        """Give the file its name in one step, replacing an existing regular file.
 
         Parameters
         ----------
         mode : int, optional
-            Permission bits; else those of the file it replaces, else by umask. Never set-user-id and the like.
+            Permission bits; by default those of the replaced file, or else according to the umask. Set-user-id and
+            similar bits are never set.
         overwrite : bool
-            Whether it may replace a file.
+            Whether the file may replace an existing one.
         expect : os.stat_result, optional
-            The file that it must replace, unchanged.
+            Status of the file that must be replaced, and must be unchanged.
 
         Raises
         ------
         Conflict
-            There is something that may not be replaced, or that is not the expected.
+            An existing entry may not be replaced, or is not the expected one.
         """
         try:
             with translate_os_errors(self.path):
@@ -176,7 +177,7 @@ class NewFile:
         os.link(f"/proc/self/fd/{self.fd}", name, dst_dir_fd=self.directory, follow_symlinks=True)
 
     def discard(self) -> None:
-        """Let it go. Idempotent; leaves alone what was committed."""
+        """Discard the file. Idempotent; does nothing to a committed file."""
         temporary, self._temporary = self._temporary, None
         if temporary is not None:
             with suppress(OSError):
@@ -188,12 +189,12 @@ class NewFile:
 
 
 def make_name() -> str:
-    """Return a name that nothing has."""
+    """Return a name that no entry has."""
     return f".agentbox-{secrets.token_hex(8)}"
 
 
 def look(directory: int, name: str) -> os.stat_result | None:
-    """Stat an entry itself, or return None."""
+    """Return the status of an entry itself, or None if it does not exist."""
     try:
         return os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
@@ -201,7 +202,7 @@ def look(directory: int, name: str) -> os.stat_result | None:
 
 
 def is_same(one: os.stat_result, other: os.stat_result) -> bool:
-    """Whether two looks saw the same file with the same content."""
+    """Return whether two stat results are for the same file with unchanged content."""
     return (one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) == (
         other.st_dev,
         other.st_ino,
@@ -211,7 +212,7 @@ def is_same(one: os.stat_result, other: os.stat_result) -> bool:
 
 
 def check_replaceable(status: os.stat_result | None, path: str, overwrite: bool = True) -> None:
-    """Refuse to put a file in the place of anything but a regular file, or of one if `overwrite` is false."""
+    """Refuse to replace anything but a regular file, and also a regular file if `overwrite` is false."""
     if status is None:
         return
     kind = kind_of(status.st_mode)
@@ -223,14 +224,14 @@ def check_replaceable(status: os.stat_result | None, path: str, overwrite: bool 
 
 
 def copy_data(source: int, target: NewFile, check: Callable[[], None] = lambda: None) -> None:
-    """Copy what a regular file holds now. Holes stay holes, so that a sparse file costs what it holds.
+    """Copy the current content of a regular file, preserving holes, so that a sparse file uses no more space.
 
     Parameters
     ----------
     source : int
-        Descriptor open for reading.
+        Descriptor that is open for reading.
     target : NewFile
-        Empty yet.
+        A file that is still empty.
     check : callable
         Called between chunks; raises to stop.
     """
@@ -241,14 +242,14 @@ def copy_data(source: int, target: NewFile, check: Callable[[], None] = lambda: 
 def copy_content(
     source: int, target: int, take: Callable[[int], None] = lambda size: None, check: Callable[[], None] = lambda: None
 ) -> int:
-    """Copy what a regular file holds now to an empty file, holes as holes; return its size.
+    """Copy the current content of a regular file to an empty one, preserving holes, and return its size.
 
     Parameters
     ----------
     source, target : int
-        Descriptors open for reading and for writing. The position of `source` is changed.
+        Descriptors that are open for reading and for writing. The position of `source` changes.
     take : callable
-        Called with the number of bytes that are about to be written; raises to stop.
+        Called with the number of bytes before they are written; raises to stop.
     check : callable
         Called between chunks; raises to stop.
     """
@@ -270,7 +271,7 @@ def copy_content(
             check()
             count = _copy_range(source, target, min(8 * CHUNK, end - start), start)
             if not count:
-                size = end = start  # it shrank
+                size = end = start  # the file shrank
             start += count
     os.ftruncate(target, size)
     return size
@@ -293,5 +294,5 @@ def _copy_range(source: int, target: int, count: int, offset: int) -> int:
 
 
 def permissions(status: os.stat_result) -> int:
-    """Return the permission bits that a copy takes over: never set-user-id and the like."""
+    """Return the permission bits that a copy keeps, without set-user-id and similar bits."""
     return stat.S_IMODE(status.st_mode) & 0o777

@@ -1,4 +1,4 @@
-"""Folder: every operation on what lies beneath one directory that a sandbox writes."""
+"""Change files beneath one directory that a sandbox writes to, through the class Folder."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from .transfer import Upload, check_announced
 from .tree import Budget, Tree, closing, libc, open_found, translate_os_errors
 from .view import MAX_DOWNLOAD, MAX_READ, MAX_TREE, FolderView, read_at
 
-#: Entries of a tree that is deleted.
+#: Maximum number of entries of a tree to delete.
 MAX_DELETE = 2_000_000
 _USED_INTERVAL = 2.0
 
 
 class Folder(FolderView):
-    """The files beneath one directory, to look at, read and change.
+    """The files beneath one directory, for listing, reading and changing.
 
     Parameters
     ----------
     root, hidden, mount
         See :class:`~jupyter_agentbox.storage.files.view.FolderView`.
     quota : int, optional
-        Bytes on disk that writes through this object may fill the folder to.
+        Bytes on disk up to which writes through this object may fill the folder.
     quota_setting : str
         The setting that a refusal over the quota names.
     held : callable
-        Returns the bytes of deleted files that are still in use; they count towards the quota.
+        Returns the bytes of deleted files that are still in use. They count toward the quota.
     free : callable
-        Returns what the disk has room for; None for any number of bytes.
+        Returns the free space of the disk as a Room, or None for no limit.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class Folder(FolderView):
         self._used_lock = threading.Lock()
 
     def used(self, *, timeout: float = 10.0) -> Used:
-        """Return how much the folder holds on disk, hidden entries included, looking no further than the quota needs.
+        """Return the folder's disk usage, including hidden entries, measured only as far as the quota requires.
 
-        Blocks are counted, so holes of sparse files do not count, and files with many names once. Each name counts as
-        4 KiB at least, so that a flood of empty files ends the count, too.
+        Allocated blocks are counted, so holes of sparse files do not count, and files with several names count once.
+        Each name counts as at least 4 KiB, so that a large number of empty files also ends the measurement.
         """
         budget = Budget(20_000_000 if self.quota is None else self.quota // 4096 + 1, timeout)
         total, seen = 0, set()
@@ -88,29 +88,29 @@ class Folder(FolderView):
     def write(
         self, path: str, data: bytes, *, parents: bool = False, overwrite: bool = True, mode: int | None = None
     ) -> Entry:
-        """Write a whole file, which appears in one step; a file that was there keeps its permission bits.
+        """Write a whole file atomically. An existing file keeps its permission bits.
 
         Parameters
         ----------
         path : str
-            The file; no link is followed.
+            The file. No link is followed.
         data : bytes
-            All its content.
+            Its whole content.
         parents : bool
-            Make missing directories.
+            Whether to create missing directories.
         overwrite : bool
-            Whether it may be there already.
+            Whether the file may exist already.
         mode : int, optional
-            Permission bits to give it.
+            Permission bits to set.
         """
         with self.upload(path, len(data), parents=parents, overwrite=overwrite, mode=mode) as upload:
             upload.write(data)
             return upload.finish()
 
     def append(self, path: str, data: bytes, *, parents: bool = False) -> Entry:
-        """Add to the end of a file, or make it.
+        """Append to a file, or create it.
 
-        A file with several names is refused, as all of them would change.
+        A file with several names is refused, because the change would affect all of them.
         """
         parts = self._parse(path)
         with closing(self._tree.open_parent(parts, make=parents)) as directory, translate_os_errors(write_path(parts)):
@@ -144,7 +144,7 @@ class Folder(FolderView):
         mode: int | None = None,
         max_size: int | None = None,
     ) -> Upload[Entry]:
-        """Begin to write a file of any size; see :class:`~jupyter_agentbox.storage.files.transfer.Upload`."""
+        """Start to write a file of any size; see :class:`~jupyter_agentbox.storage.files.transfer.Upload`."""
         parts = self._parse(path)
 
         def deliver(file: NewFile, digest: str) -> Entry:
@@ -169,13 +169,13 @@ class Folder(FolderView):
         Parameters
         ----------
         path : str
-            The file; no link is followed.
+            The file. No link is followed.
         old : str
-            The text as it stands there, newlines and all.
+            The text to replace, exactly as in the file, including newlines.
         new : str
-            What to put in its place.
+            The replacement.
         count : int, optional
-            How often `old` must be there; None for any number but 0. All of them are replaced.
+            Expected number of occurrences of `old`; None for any number except 0. All of them are replaced.
         """
         if not old:
             raise InvalidRequest("the text to replace must not be empty", field="old")
@@ -207,7 +207,7 @@ class Folder(FolderView):
             file.discard()
 
     def mkdir(self, path: str, *, parents: bool = False, exist_ok: bool = False) -> Entry:
-        """Make a directory, with missing ones above it if `parents`."""
+        """Create a directory, and with `parents` also missing ones above it."""
         parts = self._parse(path)
         with closing(self._tree.open_parent(parts, make=parents)) as directory, translate_os_errors(write_path(parts)):
             try:
@@ -219,7 +219,7 @@ class Folder(FolderView):
             return make_entry(write_path(parts), os.stat(parts[-1], dir_fd=directory, follow_symlinks=False))
 
     def move(self, source: str, target: str, *, parents: bool = False, overwrite: bool = False) -> Entry:
-        """Give an entry of any kind another path; `overwrite` lets it replace a file, or an empty directory."""
+        """Move an entry of any kind to another path. With `overwrite`, it may replace a file or an empty directory."""
         old, new = self._parse(source, "source"), self._parse(target, "target")
         with (
             closing(self._tree.open_parent(old)) as from_dir,
@@ -248,27 +248,28 @@ class Folder(FolderView):
         max_entries: int = MAX_TREE,
         timeout: float = 300.0,
     ) -> Copied:
-        """Copy a file, or a tree, from here or from another folder.
+        """Copy a file or a tree, from this folder or from another one.
 
         Parameters
         ----------
         source : str
-            A file or directory; a link that stays inside is followed. Links in a tree are copied as links if they lead
-            to somewhere in that tree; others, and what is neither file nor directory, are left out, and said.
+            A file or directory. A link that stays inside is followed. Links within a tree are copied as links if they
+            lead into that tree. Other links, and entries that are neither files nor directories, are left out and
+            reported.
         target : str
-            The copy's own path, here.
+            Path of the copy, in this folder.
         view : FolderView, optional
-            The folder that `source` is in, such as another sandbox's; this one by default.
+            The folder of `source`, such as another sandbox's; by default this one.
         recursive : bool
             Whether `source` may be a directory.
         parents : bool
-            Make missing directories above.
+            Whether to create missing parent directories.
         overwrite : bool
-            Replace files that are there, and copy into directories that are there.
+            Whether to replace existing files and to copy into existing directories.
         max_entries : int
-            Entries of a tree.
+            Maximum number of entries of a tree.
         timeout : float
-            Seconds after which it stops; what was copied stays.
+            Seconds after which the copy stops. Entries copied so far remain.
         """
         origin = view or self
         old, new = origin._parse(source, "source"), self._parse(target, "target")
@@ -298,7 +299,7 @@ class Folder(FolderView):
             there = look(directory, new[-1])
             if there is not None and not (overwrite and stat.S_ISDIR(there.st_mode)):
                 raise Conflict(f"{show(write_path(new))} exists already", field="target")
-        # Listed in full before the first is made, so that a copy into itself ends.
+        # The list is complete before anything is created, so that a copy of a directory into itself ends.
         plan = trees.make_plan(source, budget)
         with closing(self._tree.make_directories(new)) as top:
             tree = Tree(os.dup(top), self._tree.hidden)
@@ -306,14 +307,14 @@ class Folder(FolderView):
             return trees.copy_tree(source, plan, builder, budget)
 
     def delete(self, path: str, *, recursive: bool = False, missing_ok: bool = False, timeout: float = 300.0) -> int:
-        """Delete an entry of any kind; of a link, itself and not what it leads to.
+        """Delete an entry of any kind. For a link, delete the link, not its target.
 
-        A directory must be empty, unless `recursive`. One that holds hidden entries stays as it is.
+        A directory must be empty, unless `recursive`. A directory with hidden entries is not deleted.
 
         Returns
         -------
         int
-            Entries deleted.
+            Number of entries deleted.
         """
         parts = self._parse(path)
         budget = Budget(MAX_DELETE, timeout)
@@ -346,25 +347,25 @@ class Folder(FolderView):
         max_bytes: int = MAX_DOWNLOAD,
         timeout: float = 300.0,
     ) -> Upload[Copied]:
-        """Begin the upload of an archive (tar, tar.gz or zip) that is unpacked into a directory when it is finished.
+        """Start the upload of an archive (tar, tar.gz or zip), to be unpacked into a directory once it is complete.
 
-        The archive is read through before anything is made. Absolute names and ``..`` in it refuse it; links that
-        lead outside, special files and hidden names are left out, and said.
+        The whole archive is checked before anything is created. Absolute names and ``..`` cause a refusal. Links that
+        lead outside, special files and hidden names are left out and reported.
 
         Parameters
         ----------
         path : str
-            The directory; made if it is missing.
+            The directory; created if it is missing.
         size, sha256 : optional
-            What the archive's bytes must be.
+            Expected size and SHA-256 of the archive.
         overwrite : bool
-            Replace files that are there.
+            Whether to replace existing files.
         max_size : int, optional
-            Bytes of the archive.
+            Maximum bytes of the archive.
         max_entries, max_bytes : int
-            What it may unpack to.
+            Limits on the unpacked contents.
         timeout : float
-            Seconds after which it stops.
+            Seconds after which the unpacking stops.
         """
         parts = self._parse(path)
 
@@ -381,7 +382,7 @@ class Folder(FolderView):
         return Upload(file, size, sha256, deliver)
 
     def _announce(self, parts: Parts, size: int | None, sha256: str | None, max_size: int | None) -> Room:
-        """Judge what an upload says of itself; return the room that it has."""
+        """Check the announced size and SHA-256 of an upload, and return the space that it may use."""
         check_announced(size, sha256)
         room = self._room()
         if max_size is not None and (room.left is None or max_size < room.left):
@@ -393,7 +394,7 @@ class Folder(FolderView):
         return NewFile(self._tree.open_parent(parts, make=make), parts[-1], write_path(parts), room)
 
     def _room(self) -> Room:
-        """Return what may still be written. The folder is measured now and then, writes are counted between."""
+        """Return the space left for writing. The folder is measured at intervals, and writes are counted in between."""
         room, free = self._quota_room(), self._free()
         return room if free is None or (room.left is not None and room.left <= (free.left or 0)) else free
 
@@ -404,7 +405,7 @@ class Folder(FolderView):
             if time.monotonic() >= self._used_until:
                 began = time.monotonic()
                 self._used = self.used()
-                # A large folder is not walked for every small write.
+                # A large folder must not be walked for every small write.
                 self._used_until = time.monotonic() + max(_USED_INTERVAL, 10 * (time.monotonic() - began))
             left = max(0, self.quota - self._used.bytes - self._held())
         reason = f"the folder may hold {self.quota} bytes ({self._quota_setting}); delete something"

@@ -1,7 +1,7 @@
-"""Match lines in a process that may be killed: run as a program by ``storage.files.search``.
+"""Match lines in a process that can be killed: ``storage.files.search`` runs this file as a program.
 
-Standard library only, and nothing of the package. Speaks over one socket: a request of the pattern first, then for each
-file one byte with its descriptor; answers are JSON, each with its length before it.
+It uses the standard library only, and nothing of the package. It communicates over one socket: first a request with the
+pattern, then for each file one byte with its descriptor. Answers are JSON, each preceded by its length.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 
 def main(fd: int) -> None:
-    """Serve until the other end closes."""
+    """Serve requests until the other end closes."""
     with socket.socket(fileno=fd) as peer:
         (size,) = struct.unpack("!I", _read(peer, 4))
         request = json.loads(_read(peer, size))
@@ -66,7 +66,7 @@ def search(fd: int, pattern: re.Pattern[str], left: int, request: dict[str, Any]
         return end_of_data if end < 0 else end
 
     def text(start: int, end: int) -> str:
-        # Cut before decoding: a line may be the whole file.
+        # Cut before decoding, because a line may be the whole file.
         line = data[start : min(end, start + 4 * max_line)]
         return line.removesuffix(b"\r").decode("utf-8", "replace")[:max_line]
 

@@ -1,10 +1,10 @@
-"""Open and change files by absolute host paths, following a link only within the folder that the link lies in.
+"""Open and change files by absolute host paths, following a link only within the folder that contains it.
 
-This is for programs of the host that work on paths, such as Jupyter's file browser, in folders that sandboxes write.
-Code in a sandbox can replace any name in its folder by a link at any moment. So a path is never looked up by the kernel
-as a whole: :meth:`GuardedPaths.locate` opens one directory after the other with ``O_NOFOLLOW``, decides about each link
-that it meets, and returns the descriptor of the last directory with a name in it. All that follows is done relative to
-that descriptor, without following links. There is no moment between a check and a use.
+This module is for programs of the host that use paths, such as Jupyter's file browser, in folders that sandboxes write
+to. Code in a sandbox can replace any name in its folder by a link at any moment. So the kernel never resolves a whole
+path: :meth:`GuardedPaths.locate` opens one directory after the other with ``O_NOFOLLOW``, decides about each link that
+it finds, and returns the descriptor of the last directory and the name in it. All further operations are relative to
+that descriptor and do not follow links. There is no interval between a check and a use.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from .trees import Builder, copy_tree, delete_tree, make_plan
 
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _MAX_LINKS = 40
-#: How often a name that somebody keeps replacing is tried.
+#: Number of attempts to open a name that another process keeps replacing.
 _TRIES = 10
-#: Entries and seconds of a tree that is copied or deleted.
+#: Maximum entries and seconds of a tree to copy or delete.
 _MAX_ENTRIES, _MAX_SECONDS = 1_000_000, 300.0
 
 
 @dataclass(frozen=True)
 class GuardedPaths:
-    """The paths beneath some base folders.
+    """The paths beneath certain base folders.
 
     Parameters
     ----------
     bases : sequence of str
-        Absolute paths of folders. How they are reached is trusted; what is beneath them is not.
+        Absolute paths of folders. The path to a base is trusted; what is beneath it is not.
     linked : sequence of str
         Folders that links may lead to, wherever the links are.
     is_hidden : callable
-        Whether a name is hidden from sandboxes. No link may lead to one: code in a sandbox could make the server read
-        or write through the link what the sandbox itself cannot.
+        Predicate on names that are hidden from sandboxes. No link may lead to such a name, because code in a sandbox
+        could then make the server read or write what the sandbox itself cannot.
     private : sequence of str
-        Folders that are hidden from sandboxes whatever their names, without links in their paths.
+        Folders that are hidden from sandboxes regardless of their names, as paths without links.
     setting : str
         The setting that holds `linked`, for errors.
     """
@@ -62,12 +62,12 @@ class GuardedPaths:
 
     @contextmanager
     def locate(self, path: str, *, follow: bool = True) -> Iterator[tuple[int, str]]:
-        """Yield a descriptor of the directory that holds an entry, and the entry's name in it.
+        """Yield a descriptor of the directory that contains an entry, and the entry's name in it.
 
         Parameters
         ----------
         path : str
-            An absolute path in one of the bases. The entry may be missing; its directory may not.
+            An absolute path in one of the bases. The entry may be missing, but its directory must exist.
         follow : bool
             Whether to follow the entry itself if it is a link.
 
@@ -76,7 +76,7 @@ class GuardedPaths:
         PolicyRefused
             A link leads out of its folder, or to something hidden.
         OSError
-            A directory on the way is missing or is not a directory.
+            A directory in the path is missing or is not a directory.
         """
         path = os.path.normpath(path)
         base = max((base for base in self.bases if _parts(path, base) is not None), key=len, default=None)
@@ -109,16 +109,16 @@ class GuardedPaths:
 
     @contextmanager
     def _locate_entry(self, path: str) -> Iterator[tuple[int, str]]:
-        """Yield the directory and the name of an entry that is to be moved or deleted, a link as a link."""
+        """Yield the directory and the name of an entry to move or delete. A link is not followed."""
         with self.locate(path, follow=False) as (directory, name):
             if name == ".":
                 raise InvalidRequest("The root directory cannot be moved or deleted.")
             yield directory, name
 
     def _judge(self, path: str, directory: int, name: str, target: str) -> tuple[list[str], str | None]:
-        """Return where a link leads: names beneath its own directory, or beneath the folder that comes with them.
+        """Return where a link leads: names, and the folder they are relative to, or None for the link's own directory.
 
-        What is looked up by path here only decides which names are tried; each of them is then opened in its turn.
+        The path resolution here only determines which names are tried. Each of them is then opened in turn.
         """
         here = os.readlink(f"/proc/self/fd/{directory}")
         real = os.path.realpath(os.path.join(here, target))
@@ -138,26 +138,26 @@ class GuardedPaths:
         )
 
     def stat(self, path: str) -> os.stat_result:
-        """Return what an entry is, a link as a link."""
+        """Return the status of an entry. A link is not followed."""
         with self.locate(path, follow=False) as (directory, name):
             return os.stat(name, dir_fd=directory, follow_symlinks=False)
 
     def open(self, path: str, flags: int, mode: int = 0o666) -> int:
-        """Open a regular file, like :func:`os.open`; anything else is refused, and never waited for."""
+        """Open a regular file like :func:`os.open`. Anything else is refused, and never blocks."""
         with self.locate(path) as (directory, name):
             return open_regular(directory, name, flags, mode)
 
     @contextmanager
     def rewrite(self, path: str, *, is_safe: bool = True) -> Iterator[int]:
-        """Open a file to write it anew; it stays the same file, with its owner, mode and other names.
+        """Open a file to rewrite its content. It stays the same file, with its owner, mode and other names.
 
         Parameters
         ----------
         path : str
-            The file; made if it is missing.
+            The file; created if it is missing.
         is_safe : bool
-            Keep a copy of the old content beside the file, named as Jupyter names it (``.~name``), until the new
-            content is on the disk; put it in place if the writing fails.
+            Whether to keep a copy of the old content beside the file, named as Jupyter names it (``.~name``), until the
+            new content is on the disk. The copy replaces the file if writing fails.
         """
         with self.locate(path) as (directory, name), closing(
             open_regular(directory, name, os.O_RDWR | os.O_CREAT)
@@ -179,12 +179,12 @@ class GuardedPaths:
                     os.unlink(backup, dir_fd=directory)
 
     def restore_backup(self, path: str) -> bool:
-        """Put the copy that an interrupted :meth:`rewrite` left in a file's place, which is kept as ``name.invalid``.
+        """Restore the copy that an interrupted :meth:`rewrite` left; the file itself is renamed to ``name.invalid``.
 
         Returns
         -------
         bool
-            Whether there was one.
+            Whether such a copy existed.
         """
         with self.locate(path) as (directory, name):
             if look(directory, _backup_name(name)) is None:
@@ -194,7 +194,7 @@ class GuardedPaths:
             return True
 
     def copy_file(self, source: str, target: str) -> None:
-        """Copy a file's content, permissions and times over another file, which is made if it is missing."""
+        """Copy a file's content, permissions and times over another file, which is created if it is missing."""
         flags = os.O_WRONLY | os.O_CREAT
         with closing(self.open(source, os.O_RDONLY)) as old, closing(self.open(target, flags)) as new:
             if os.path.samestat(os.fstat(old), os.fstat(new)):
@@ -203,7 +203,7 @@ class GuardedPaths:
             _copy(old, new)
 
     def make_directory(self, path: str, *, exist_ok: bool = False, parents: bool = False) -> None:
-        """Make a directory, with missing ones above it if `parents`. Raises FileExistsError unless `exist_ok`."""
+        """Create a directory, and with `parents` missing ones above it. Raises FileExistsError unless `exist_ok`."""
         try:
             with self.locate(path, follow=False) as (directory, name):
                 os.mkdir(name, dir_fd=directory)
@@ -219,12 +219,12 @@ class GuardedPaths:
             self.make_directory(path, exist_ok=exist_ok)
 
     def copy_directory(self, source: str, target: str) -> list[str]:
-        """Copy a directory to a path at which there is nothing. Links in it are copied as links if they stay in it.
+        """Copy a directory to an unused path. Links in it are copied as links if they lead to somewhere in it.
 
         Returns
         -------
         list of str
-            Sentences about what was left out.
+            Sentences about entries that were left out.
         """
         budget = Budget(_MAX_ENTRIES, _MAX_SECONDS)
         with self.locate(source) as (directory, name):
@@ -236,7 +236,7 @@ class GuardedPaths:
             tree.close()
 
     def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
-        """Move an entry of any kind, a link as a link, to another path. Raises FileExistsError unless `overwrite`."""
+        """Move an entry of any kind, or a link itself, to another path. Raises FileExistsError unless `overwrite`."""
         with self._locate_entry(source) as (old_dir, old), self._locate_entry(target) as (new_dir, new):
             try:
                 _move(old_dir, old, new_dir, new)
@@ -246,21 +246,22 @@ class GuardedPaths:
                 os.replace(old, new, src_dir_fd=old_dir, dst_dir_fd=new_dir)
 
     def delete(self, path: str, *, recursive: bool = False) -> None:
-        """Delete an entry of any kind, of a link the link; a directory only if it is empty, unless `recursive`."""
+        """Delete an entry of any kind, or a link itself. A directory must be empty, unless `recursive`."""
         with self._locate_entry(path) as (directory, name):
             _delete(directory, name, recursive=recursive)
 
     def list(self, path: str) -> list[str]:
-        """Return the names in a directory. Raises OSError if it is none."""
+        """Return the names in a directory. Raises OSError if it is not a directory."""
         with self.locate(path) as (directory, name):
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
             with closing(os.open(name, flags, dir_fd=directory)) as fd:
                 return os.listdir(fd)
 
     def trash(self, path: str) -> None:
-        """Move an entry to the user's trash, as the specification of freedesktop.org has it.
+        """Move an entry to the user's trash, according to the specification of freedesktop.org.
 
-        That is the trash of the home if it is on the same file system, else ``.Trash-UID`` at the top of the other one.
+        This is the home trash if it is on the same file system, or else ``.Trash-UID`` at the top of the other file
+        system.
         """
         with self._locate_entry(path) as (directory, name):
             device = os.stat(name, dir_fd=directory, follow_symlinks=False).st_dev
@@ -297,12 +298,12 @@ class GuardedPaths:
 
 
 def open_regular(directory: int, name: str, flags: int, mode: int = 0o666) -> int:
-    """Open a regular file in an open directory, like :func:`os.open`, through no link.
+    """Open a regular file in an open directory, like :func:`os.open`, without following links.
 
     Raises
     ------
     Conflict
-        It is something else.
+        The entry is not a regular file.
     """
     for _ in range(_TRIES):
         try:
@@ -317,14 +318,14 @@ def open_regular(directory: int, name: str, flags: int, mode: int = 0o666) -> in
             kind = kind_of(os.fstat(found).st_mode)
             if kind != "file":
                 raise Conflict(f"Cannot open {show(name)}: it is {KIND_NAMES[kind]}, not a regular file.")
-            # Through the descriptor: this is the file that was judged. Neither O_CREAT nor O_NOFOLLOW is for that.
+            # Through the descriptor, which refers to the checked file. O_CREAT and O_NOFOLLOW do not apply to it.
             flags &= ~(os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
             return os.open(f"/proc/self/fd/{found}", flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     raise Conflict(f"Cannot open {show(name)}: it is replaced all the time.")
 
 
 def _parts(path: str, folder: str) -> list[str] | None:
-    """Return the names that lead from a folder to a path, both absolute and normal; None if they do not."""
+    """Return the names that lead from a folder to a path, both absolute and normalized; None if the path is outside."""
     if path == folder:
         return []
     prefix = folder.rstrip("/") + "/"
@@ -347,21 +348,21 @@ def _backup_name(name: str) -> str:
 
 
 def _back_up(directory: int, name: str, fd: int) -> str | None:
-    """Copy a file, if it has content, beside itself; None if there is no copy."""
+    """Copy a file with content to its backup name, and return that name; None if no copy was made."""
     if not os.fstat(fd).st_size:
         return None
     backup = _backup_name(name)
     for _ in range(_TRIES):
         try:
             with suppress(FileNotFoundError):
-                os.unlink(backup, dir_fd=directory)  # what an interrupted save left, or whatever else: a link, too
+                os.unlink(backup, dir_fd=directory)  # left by an interrupted save, or anything else, including a link
             flags = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC
             copy = os.open(backup, flags, 0o600, dir_fd=directory)
         except FileExistsError:
             continue
         except PermissionError:
             if look(directory, backup) is None:
-                return None  # nothing can be made in this directory; the file itself may be written all the same
+                return None  # nothing can be created in this directory, but the file itself may be writable
             raise
         with closing(copy):
             try:
@@ -374,7 +375,7 @@ def _back_up(directory: int, name: str, fd: int) -> str | None:
 
 
 def _copy(source: int, target: int) -> None:
-    """Copy content, permissions and times over an empty file."""
+    """Copy content, permissions and times to an empty file."""
     copy_content(source, target)
     status = os.fstat(source)
     with suppress(OSError):
@@ -383,7 +384,7 @@ def _copy(source: int, target: int) -> None:
 
 
 def _copy_into(tree: Tree, directory: int, name: str, budget: Budget) -> list[str]:
-    plan = make_plan(tree, budget)  # in full before the first entry is made, so that a copy into itself ends
+    plan = make_plan(tree, budget)  # complete before the first entry is created, so that a copy into itself ends
     os.mkdir(name, dir_fd=directory)
     top = Tree(os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=directory))
     with Builder(top, (), Room(), overwrite=False) as builder:
@@ -391,7 +392,7 @@ def _copy_into(tree: Tree, directory: int, name: str, budget: Budget) -> list[st
 
 
 def _move(old_dir: int, old: str, new_dir: int, new: str) -> None:
-    """Move an entry, if need be to another file system. Raises FileExistsError if there is something."""
+    """Move an entry, also to another file system. Raises FileExistsError if the target exists."""
     try:
         libc.rename_new(old_dir, old, new_dir, new)
     except OSError as error:
@@ -426,7 +427,7 @@ def _move_across(old_dir: int, old: str, new_dir: int, new: str) -> None:
 
 
 def _is_same(one: os.stat_result | None, other: os.stat_result | None) -> bool:
-    """Whether two names stand for one entry, such as two cases of one name."""
+    """Return whether two names refer to the same entry, such as two names that differ only in case."""
     return one is not None and other is not None and os.path.samestat(one, other)
 
 
@@ -448,7 +449,7 @@ def _mount_point(path: str) -> str:
 
 @contextmanager
 def _open_trash(top: str, *names: str) -> Iterator[int]:
-    """Open a directory of a trash, made if it is missing, through no link beneath `top`."""
+    """Open a directory of the trash, created if it is missing, without following links beneath `top`."""
     fd = os.open(top, _DIRECTORY)
     try:
         for name in names:

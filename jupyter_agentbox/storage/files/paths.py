@@ -1,10 +1,10 @@
-"""Paths as callers write them: judged, split, and written back so that every name survives JSON.
+"""Validate and split paths as callers write them, and write paths so that every name survives JSON.
 
 A *path* is text, relative to the folder or absolute beneath its mount point (``/workspace``). A byte of a name that is
-no UTF-8 is written ``\\xNN``, as JSON has no other way to carry it (lone surrogates are no JSON); a name that holds the
-four characters ``\\xNN`` itself has its backslash written ``\\x5c``. So each name has exactly one written form, and
-names without such bytes, which is nearly all of them, are written as they are. What comes from :func:`os.fsdecode` is
-understood too.
+not UTF-8 is written ``\\xNN``, because JSON has no other way to represent it (lone surrogates are not valid JSON). If a
+name itself contains the four characters ``\\xNN``, its backslash is written ``\\x5c``. So each name has exactly one
+written form, and names without such bytes, which is nearly all of them, are written unchanged. Names as returned by
+:func:`os.fsdecode` are also accepted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from jupyter_agentbox.errors import InvalidRequest
 
-#: What Linux takes: a whole path, and one name, in bytes.
+#: Limits of Linux, in bytes: for a whole path, and for one name.
 MAX_PATH = 4096
 MAX_NAME = 255
 
@@ -28,18 +28,19 @@ Parts = tuple[str, ...]
 
 
 def write_name(name: str) -> str:
-    """Return the written form of a name or path as :func:`os.fsdecode` gives it."""
+    """Return the written form of a name or path, given in the form of :func:`os.fsdecode`."""
     return _TO_WRITE.sub(lambda found: f"\\x{ord(found[0]) & 0xFF:02x}", name)
 
 
 def read_name(text: str) -> str:
-    """Return what `text` in written form names, as :func:`os.fsdecode` would give it."""
+    """Return the name for a `text` in written form, in the form of :func:`os.fsdecode`."""
 
     def decode(found: re.Match[str]) -> str:
         code = int(found[1], 16)
         return "\\" if code == 0x5C else chr(0xDC00 + code) if code >= 0x80 else found[0]
 
-    # There and back: bytes given one by one may be good UTF-8 together, and must then be the same name.
+    # Encode and decode again: bytes that were escaped one by one can form valid UTF-8 together, and must then yield the
+    # same name.
     return os.fsdecode(os.fsencode(_ESCAPE.sub(decode, text)))
 
 
@@ -49,21 +50,21 @@ def write_path(parts: Sequence[str]) -> str:
 
 
 def parse_path(text: str, *, mount: str = "/workspace", field: str = "path") -> Parts:
-    """Judge and split a path; the folder itself has no parts.
+    """Validate and split a path. The folder itself has no parts.
 
     Parameters
     ----------
     text : str
         The path in written form.
     mount : str
-        What absolute paths must begin with.
+        Prefix that absolute paths must have.
     field : str
-        The field of the request that an error names.
+        The request field to name in an error.
 
     Raises
     ------
     InvalidRequest
-        It is too long, holds NUL or ``..``, or is absolute and outside of `mount`.
+        It is too long, contains NUL or ``..``, or is absolute and outside `mount`.
     """
     if len(text) > 4 * MAX_PATH:
         raise InvalidRequest(f"the path is longer than {MAX_PATH} bytes", field=field)
@@ -94,7 +95,7 @@ def parse_path(text: str, *, mount: str = "/workspace", field: str = "path") -> 
 
 
 def show(text: str) -> str:
-    """Return a path for a sentence: in written form, shortened, on one line, unable to reorder the text around it."""
+    """Return a path for use in a sentence: in written form, shortened, on one line, unable to reorder nearby text."""
     clean = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], write_name(text))
     clean = clean.encode("utf-8", "backslashreplace").decode()
     return clean if len(clean) <= 200 else f"{clean[:120]}…{clean[-70:]}"
@@ -104,16 +105,16 @@ def make_matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
     """Return a predicate on single names from shell patterns, such as ``.*``."""
     if not patterns:
         return lambda name: False
-    # Atomic in fnmatch's own translation, so that no name makes it slow.
+    # The translation of fnmatch uses atomic groups, so that no name can make the match slow.
     expression = re.compile("|".join(fnmatch.translate(pattern) for pattern in dict.fromkeys(patterns)))
     return lambda name: expression.match(name) is not None
 
 
 def is_inner_link(depth: int, target: str) -> bool:
-    """Whether a link `depth` directories below a tree's top leads nowhere but into that tree.
+    """Return whether a link at `depth` directories below a tree's top can lead only into that tree.
 
-    ``..`` may stand only at the front: behind another name, which may be a link too, it could climb further than it
-    seems to. Holds as long as the link lies in real directories.
+    ``..`` is allowed only at the beginning. After another name, which may itself be a link, it could climb further than
+    it appears to. The result is valid as long as the link is in real directories.
     """
     if target.startswith("/") or not target:
         return False

@@ -1,9 +1,9 @@
-"""Find files by name and lines by pattern, in time that no tree and no pattern can stretch.
+"""Find files by name and lines by pattern, within a time limit that no tree and no pattern can exceed.
 
-Names are matched by a machine of states over the pattern's parts, which cuts branches that can't match. Lines are
-matched by Python's ``re`` in a process of its own (``storage.files.grep_worker``), as some patterns take
-for ever, and ``re`` would hold up every thread of the server meanwhile. That process gets descriptors of regular files
-that were opened here, one at a time, and is killed when time is up; what was found until then is the answer.
+Names are matched by a state machine over the pattern's parts, which skips branches that cannot match. Lines are matched
+by Python's ``re`` in a separate process (``storage.files.grep_worker``), because some patterns take forever, and ``re``
+would block every thread of the server meanwhile. This process gets descriptors of regular files that this module has
+opened, one at a time, and is killed at the timeout. The result is what was found until then.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jupyter_agentbox.models.file_entries import Match, Matches
 from .paths import Parts, read_name, show, write_path
 from .tree import Budget, Tree, closing, open_child, open_found
 
-#: Bytes of one file that are searched, characters of one line, of a pattern and of an answer, lines of context.
+#: Limits: bytes of one file, characters of one line, of a pattern and of an answer, and number of context lines.
 MAX_FILE = 16 * 1024 * 1024
 MAX_LINE = 4096
 MAX_PATTERN = 1000
@@ -38,7 +38,7 @@ _WORKER = Path(__file__).with_name("grep_worker.py")
 class Glob:
     """A shell pattern of a path: ``*``, ``?`` and ``[...]`` within one name, ``**`` for any number of directories.
 
-    Names that begin with a dot are names like others; bytes that are no UTF-8 are written as in paths.
+    Names with a leading dot are not special. Bytes that are not UTF-8 are written as in paths.
     """
 
     def __init__(self, pattern: str, field: str = "pattern") -> None:
@@ -53,7 +53,7 @@ class Glob:
         self._parts = [None if name == "**" else re.compile(fnmatch.translate(name)) for name in names]
 
     def states(self, parts: Parts) -> frozenset[int]:
-        """Return how many of the pattern's parts may be used up by `parts`."""
+        """Return the possible numbers of leading pattern parts that `parts` have matched."""
         states = self._skip({0})
         for name in parts:
             found = set()
@@ -68,7 +68,7 @@ class Glob:
         return frozenset(states)
 
     def _skip(self, states: set[int]) -> set[int]:
-        """Add where one gets by taking ``**`` for no directory at all."""
+        """Add the states that are reached if ``**`` matches no directory."""
         for state in sorted(states):
             while state < len(self._parts) and self._parts[state] is None:
                 state += 1
@@ -76,11 +76,11 @@ class Glob:
         return states
 
     def matches(self, parts: Parts) -> bool:
-        """Whether the whole path matches. ``**`` at the end matches all that is beneath."""
+        """Return whether the whole path matches. ``**`` at the end matches everything beneath."""
         return len(self._parts) in self.states(parts)
 
     def may_match_beneath(self, parts: Parts) -> bool:
-        """Whether something beneath a directory can match."""
+        """Return whether an entry beneath a directory can match."""
         return any(state < len(self._parts) for state in self.states(parts))
 
 
@@ -105,7 +105,7 @@ class _Worker:
         self._request = json.dumps(request).encode()
 
     def compile(self, timeout: float) -> None:
-        """Compile the pattern there; raises InvalidRequest."""
+        """Compile the pattern in the process. Raises InvalidRequest."""
         self._socket.settimeout(max(0.001, timeout))
         try:
             self._socket.sendall(struct.pack("!I", len(self._request)) + self._request)
@@ -116,7 +116,7 @@ class _Worker:
             raise InvalidRequest(f"the pattern is no regular expression: {show(str(error))}", field="pattern")
 
     def search(self, fd: int, timeout: float) -> dict[str, object]:
-        """Search one open file; raises TimeoutError."""
+        """Search one open file. Raises TimeoutError."""
         self._socket.settimeout(max(0.001, timeout))
         socket.send_fds(self._socket, [b"f"], [fd])
         return self._receive()
@@ -156,7 +156,7 @@ def grep(
     limit: int,
     budget: Budget,
 ) -> Matches:
-    """Search one file, or all regular files beneath a directory; see :meth:`Folder.grep`."""
+    """Search one file, or all regular files beneath a directory; see :meth:`FolderView.grep`."""
     if not pattern or len(pattern) > MAX_PATTERN:
         raise InvalidRequest(f"the pattern must have 1 to {MAX_PATTERN} characters", field="pattern")
     for name, value in (("before", before), ("after", after)):
@@ -214,7 +214,7 @@ def _search_beneath(tree: Tree, fd: int, top: Parts, wanted: Glob | None, search
 
 
 class _Search:
-    """What one grep has found yet."""
+    """The results of one grep so far."""
 
     def __init__(self, worker: _Worker, limit: int, budget: Budget) -> None:
         self._worker, self._limit, self._budget = worker, limit, budget

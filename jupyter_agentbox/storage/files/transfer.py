@@ -1,4 +1,4 @@
-"""Bytes of any size in and out, in chunks, with their size and SHA-256."""
+"""Upload and download files of any size in chunks, with their size and SHA-256."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from .tree import Held, translate_os_errors
 
 Result = TypeVar("Result")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
-#: Bytes from which on it is worth another thread.
+#: Minimum number of bytes for which hashing in another thread is worthwhile.
 LARGE = 256 * 1024
 _HASHERS = ThreadPoolExecutor(4, thread_name_prefix="agentbox-hash")
 
 
 class Upload(Generic[Result]):
-    """A file on its way in. It appears at :meth:`finish`, whole and verified, or not at all.
+    """A file that is being uploaded. It appears at :meth:`finish`, complete and verified, or not at all.
 
-    As a context manager it is let go at the end unless it was finished, so that a client that hangs up leaves nothing.
+    As a context manager, it discards an unfinished file at the end, so that a client that disconnects leaves nothing.
 
     Parameters
     ----------
     file : NewFile
-        Where the bytes go.
+        The file that receives the bytes.
     size : int, optional
-        Bytes that are to come.
+        Expected number of bytes.
     sha256 : str, optional
-        Their SHA-256 in hexadecimal digits.
+        Expected SHA-256 in hexadecimal digits.
     deliver : callable
-        Gets the verified file and its SHA-256, and makes it appear.
+        Called with the verified file and its SHA-256; makes the file appear.
     """
 
     def __init__(
@@ -48,31 +48,31 @@ class Upload(Generic[Result]):
         self._file, self._size, self._deliver = file, size, deliver
         self._expected = sha256.lower() if sha256 else None
         self._hash = hashlib.sha256()
-        self._hashed: Future[None] = Future()  # until all that came before is in the hash
+        self._hashed: Future[None] = Future()  # resolved when all earlier bytes are in the hash
         self._hashed.set_result(None)
-        # A client hangs up while a thread is at work for it: what is aborted must not be in use.
+        # A client can disconnect while a thread writes for it. The lock prevents aborting a file that is in use.
         self._lock = threading.RLock()
 
     @property
     def size(self) -> int:
-        """Bytes that have come."""
+        """Number of bytes received."""
         return self._file.size
 
     def write(self, *parts: bytes) -> None:
-        """Take the next bytes, in one part or several.
+        """Write the next bytes, in one or several parts.
 
         Raises
         ------
         InvalidRequest
-            They are more than was said.
+            They exceed the announced size.
         TooLarge
-            They are over the quota or the limit.
+            They exceed the quota or the limit.
         """
         with self._lock:
             if self._size is not None and self.size + sum(map(len, parts)) > self._size:
                 self.abort()
                 raise InvalidRequest(f"more than the {self._size} bytes that were announced came", field="size")
-            # Hashing is the longest part of an upload: of what is large it goes on while that and the next are written.
+            # Hashing takes most of an upload's time. Large parts are hashed while they and the next parts are written.
             self._hashed.result()
             if sum(map(len, parts)) >= LARGE:
                 self._hashed = _HASHERS.submit(self._digest, parts)
@@ -86,12 +86,12 @@ class Upload(Generic[Result]):
             self._hash.update(data)
 
     def finish(self) -> Result:
-        """Verify what came and make it appear.
+        """Verify the received bytes and make the file appear.
 
         Raises
         ------
         InvalidRequest
-            Size or SHA-256 are not what was announced; nothing appears.
+            The size or SHA-256 differs from what was announced. Nothing appears.
         """
         with self._lock:
             try:
@@ -106,7 +106,7 @@ class Upload(Generic[Result]):
                 self.abort()
 
     def abort(self) -> None:
-        """Let it go, once what another thread is doing with it is done. Idempotent; nothing after :meth:`finish`."""
+        """Discard the file after other threads have finished with it. Idempotent; does nothing after :meth:`finish`."""
         with self._lock:
             self._file.discard()
 
@@ -120,7 +120,7 @@ class Upload(Generic[Result]):
 
 
 def check_announced(size: int | None, sha256: str | None) -> None:
-    """Refuse what can't be a size or a SHA-256."""
+    """Refuse an invalid size or SHA-256."""
     if size is not None and size < 0:
         raise InvalidRequest("the size must not be negative", field="size")
     if sha256 is not None and not _SHA256.fullmatch(sha256):
@@ -128,21 +128,21 @@ def check_announced(size: int | None, sha256: str | None) -> None:
 
 
 class Download(Held):
-    """A file, or a part of one, on its way out: an iterator of chunks, and a context manager.
+    """A download of a file or a part of one: an iterator of chunks, and a context manager.
 
     Parameters
     ----------
     fd : int
-        The open file; belongs to this object.
+        The open file, owned by this object.
     entry : Entry
         The file as it was when it was opened.
     start, end : int
-        The part.
+        Range of the part.
 
     Attributes
     ----------
     size : int
-        Bytes that will come; fewer are an error in the iteration, and never more come.
+        Number of bytes that the iterator yields. If the file has fewer, the iteration raises an error.
     """
 
     def __init__(self, fd: int, entry: Entry, start: int, end: int) -> None:
@@ -153,7 +153,7 @@ class Download(Held):
     def sha256(self) -> str:
         """Return the SHA-256 of the part in hexadecimal digits.
 
-        Free after the iteration; before, the part is read once more for it.
+        After the iteration, the hash is known. Before it, the part is read an additional time.
         """
         if self._sha256 is None:
             for _ in self:

@@ -1,13 +1,13 @@
-"""Open what lies beneath a folder that a hostile sandbox writes, and never anything else.
+"""Open entries beneath a folder that a hostile sandbox writes to, and never anything else.
 
-All names of the package's file operations are resolved here, and only here. Two ways, one meaning:
+All names of the package's file operations are resolved in this module only. There are two ways, with the same result:
 
-- ``openat2`` with ``RESOLVE_BENEATH``, no links: one system call, enough for every path that has no link in it;
-- else a walk name by name with ``O_NOFOLLOW`` from directory to directory. It says which name was a link, and follows
-  it if that is allowed; it is also the whole answer where the kernel has no ``openat2``.
+- ``openat2`` with ``RESOLVE_BENEATH`` and without links: one system call, sufficient for every path without links;
+- otherwise a walk name by name with ``O_NOFOLLOW`` from directory to directory. It determines which name was a
+  link, and follows it if that is allowed. On a kernel without ``openat2``, it is the only way.
 
-Everything is opened by ``O_PATH`` first, which touches neither FIFO nor device; what turns out to be a regular file is
-then opened for good through that very descriptor. So whatever is swapped meanwhile, only what was judged is used.
+Every entry is first opened with ``O_PATH``, which does not affect FIFOs or devices. If it is a regular file, it is then
+opened for reading through that same descriptor. So whatever is swapped in the meantime, only the checked entry is used.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _OpenHow(ctypes.Structure):
 
 
 class _Libc:
-    """The two system calls that Python lacks. `has_openat2` is cleared at the first kernel that refuses it."""
+    """The two system calls that Python lacks. `has_openat2` is cleared when a kernel does not support the call."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -77,7 +77,7 @@ class _Libc:
         return fd
 
     def rename_new(self, source_dir: int, source: str, target_dir: int, target: str) -> None:
-        """Rename unless the target exists; where that can't be done in one step, in two."""
+        """Rename unless the target exists; in two steps if the kernel cannot do it in one."""
         if hasattr(self._libc, "renameat2"):
             old, new = os.fsencode(source), os.fsencode(target)
             if self._libc.renameat2(source_dir, old, target_dir, new, ctypes.c_uint(_RENAME_NOREPLACE)) == 0:
@@ -98,7 +98,7 @@ libc = _Libc()
 
 @contextmanager
 def closing(fd: int) -> Iterator[int]:
-    """Close `fd` at the end."""
+    """Close `fd` at the end of the block."""
     try:
         yield fd
     finally:
@@ -107,7 +107,7 @@ def closing(fd: int) -> Iterator[int]:
 
 @contextmanager
 def translate_os_errors(path: str) -> Iterator[None]:
-    """Turn an OSError of an operation on `path` (in written form) into a sentence of the package's own errors."""
+    """Translate an OSError of an operation on `path` (in written form) into one of the package's errors."""
     try:
         yield
     except OSError as error:
@@ -115,7 +115,7 @@ def translate_os_errors(path: str) -> Iterator[None]:
 
 
 def translate_os_error(error: OSError, path: str) -> AgentboxError:
-    """Return the package's error for what the kernel said about `path`."""
+    """Return the package's error for an error of the kernel about `path`."""
     code, name = error.errno or 0, show(path)
     if code == errno.ENOENT:
         return NotFound(f"there is no {name}", field="path")
@@ -147,14 +147,14 @@ def translate_os_error(error: OSError, path: str) -> AgentboxError:
 
 
 class Budget:
-    """How much one operation may touch, so that no tree however large holds it up for ever.
+    """The limits of one operation, so that no tree can occupy it forever, however large it is.
 
     Parameters
     ----------
     entries : int
-        Directory entries.
+        Maximum number of directory entries.
     seconds : float
-        Wall-clock time.
+        Maximum wall-clock time.
     """
 
     def __init__(self, entries: int, seconds: float = 60.0) -> None:
@@ -164,7 +164,7 @@ class Budget:
         self.reason: str | None = None
 
     def take(self, entries: int = 1) -> bool:
-        """Account for `entries`; False, and a `reason` in words, if there is no more."""
+        """Account for `entries`. Return False and set `reason` if a limit is exceeded."""
         if self.remaining_seconds() <= 0:
             self.cut(f"stopped after {self._limits[1]:g} seconds")
             return False
@@ -175,27 +175,27 @@ class Budget:
         return True
 
     def remaining_seconds(self) -> float:
-        """Seconds that are left, 0 or less if none."""
+        """Return the seconds that are left; 0 or less if there are none."""
         return self._deadline - time.monotonic()
 
     def cut(self, reason: str) -> None:
-        """Note why not all was done; the first reason stays."""
+        """Record why the operation was cut short. The first reason is kept."""
         self.reason = self.reason or reason
 
     def require(self, entries: int = 0) -> None:
-        """Account for `entries`, or raise TooLarge if there is no more."""
+        """Account for `entries`, or raise TooLarge if a limit is exceeded."""
         if not self.take(entries):
             self.refuse()
 
     def refuse(self) -> None:
-        """Raise TooLarge if anything was cut."""
+        """Raise TooLarge if the operation was cut short."""
         if self.reason:
             raise TooLarge(f"the operation {self.reason}, which is its limit; do it in smaller parts")
 
 
 @dataclass(frozen=True)
 class Found:
-    """An entry that a walk met. `directory` is open while the walk stands here and not longer."""
+    """An entry that a walk has found. `directory` is open only until the walk continues."""
 
     parts: Parts
     status: os.stat_result
@@ -207,22 +207,22 @@ class Found:
 
 
 class Held:
-    """A descriptor that other threads may be using at the moment when it is given up.
+    """A descriptor that other threads may still use when it is released.
 
-    Were its number free at once, the next file that is opened anywhere could get it, and a thread that is still at
-    work here would read or change that one: another sandbox's, perhaps.
+    If its number became free at once, the next file opened anywhere in the process could get it. A thread that is still
+    working with this object would then read or change that file, which may belong to another sandbox.
     """
 
     fd = -1
 
     def close(self) -> None:
-        """Let go of it now, where no other thread knows it. Idempotent."""
+        """Close the descriptor now, which is safe only if no other thread uses it. Idempotent."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
     def retire(self) -> None:
-        """Make it useless now; its number is free when nobody can use it any longer. Idempotent."""
+        """Make the descriptor useless now, and free its number only when no one can use it any more. Idempotent."""
         if self.fd >= 0:
             with closing(os.open("/dev/null", os.O_PATH | os.O_CLOEXEC)) as nothing:
                 os.dup2(nothing, self.fd, inheritable=False)
@@ -232,14 +232,14 @@ class Held:
 
 
 class Tree(Held):
-    """A directory held by its descriptor, and the only way from names to what is beneath.
+    """A directory that is held by its descriptor, and the only way from names to entries beneath it.
 
     Parameters
     ----------
     root : Path or int
         The directory, or a descriptor of it, which then belongs to the tree.
     hidden : tuple of str
-        Shell patterns of names that do not exist here, at any depth.
+        Shell patterns of names that are treated as nonexistent, at any depth.
     """
 
     def __init__(self, root: Path | int, hidden: tuple[str, ...] = ()) -> None:
@@ -248,7 +248,7 @@ class Tree(Held):
         self.is_hidden = make_matcher(hidden)
 
     def check_name(self, parts: Parts, *, is_new: bool = False) -> None:
-        """Refuse a path with a hidden name in it, by the name alone, so that nothing is learnt of what is there."""
+        """Refuse a path with a hidden name by the name alone, so that the error does not reveal what exists."""
         for part in parts:
             if self.is_hidden(part):
                 reason = f"names like {show(part)} are hidden in this sandbox"
@@ -258,21 +258,21 @@ class Tree(Held):
                 raise NotFound(f"there is no {show('/'.join(parts))}: {reason}", field="path", setting=setting)
 
     def open(self, parts: Parts, *, follow: bool = False, follow_last: bool | None = None) -> int:
-        """Open an entry of any kind by ``O_PATH``.
+        """Open an entry of any kind with ``O_PATH``.
 
         Parameters
         ----------
         parts : tuple of str
             The path.
         follow : bool
-            Follow links, as long as they stay beneath the root; absolute ones never do.
+            Whether to follow links, as long as they stay beneath the root. Absolute links are never followed.
         follow_last : bool, optional
-            Whether to follow one at the path's end, too; as `follow` by default. Where not, the link itself is opened.
+            Whether to follow a link at the end of the path; by default as `follow`. If not, the link itself is opened.
 
         Raises
         ------
         AgentboxError
-            There is none, a name is hidden, or a link may not be followed.
+            The entry does not exist, a name is hidden, or a link may not be followed.
         """
         self.check_name(parts)
         if follow_last is None:
@@ -283,7 +283,7 @@ class Tree(Held):
                     flags = os.O_PATH if follow_last else os.O_PATH | os.O_NOFOLLOW
                     return libc.openat2(self.fd, "/".join(parts) or ".", flags)
                 except OSError as error:
-                    # The walk finds out what it was: a link to follow, or the true error.
+                    # The walk finds the cause: a link to follow, or the actual error.
                     libc.has_openat2 = error.errno != errno.ENOSYS
             return self._walk(parts, follow, follow_last)
 
@@ -295,7 +295,7 @@ class Tree(Held):
             try:
                 for index, name in enumerate(parts):
                     if name == "..":
-                        break  # what is before it has proved to be directories
+                        break  # the names before it have been opened as directories
                     self.check_name((name,))
                     child = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
                     os.close(fd)
@@ -329,7 +329,7 @@ class Tree(Held):
                 raise Conflict(f"{show(asked)} leads through too many links", field="path")
 
     def open_parent(self, parts: Parts, *, make: bool = False) -> int:
-        """Open the directory that holds ``parts[-1]``, through no link at all; make it first if `make`."""
+        """Open the directory that contains ``parts[-1]``, through no link; with `make`, create it if it is missing."""
         if not parts:
             raise InvalidRequest("the folder itself can't be changed", field="path")
         self.check_name(parts, is_new=True)
@@ -345,7 +345,7 @@ class Tree(Held):
         return fd
 
     def make_directories(self, parts: Parts, mode: int = 0o777) -> int:
-        """Make what is missing of a path of directories, through no link, and open the last."""
+        """Create the missing directories of a path, through no link, and open the last one."""
         self.check_name(parts, is_new=True)
         fd = self.open(())
         try:
@@ -376,22 +376,22 @@ class Tree(Held):
         enter: Callable[[Parts], bool] | None = None,
         see_hidden: bool = False,
     ) -> Iterator[Found]:
-        """Yield what is beneath `top`, following no link, a directory before what it holds, by name.
+        """Yield the entries beneath `top`, sorted by name, a directory before its contents, without following links.
 
-        Holds one descriptor at a time, however deep the tree. What is cut is noted in `budget`.
+        Holds one descriptor at a time, regardless of depth. If the walk is cut short, `budget` records the reason.
 
         Parameters
         ----------
         top : tuple of str
-            A directory's path without links; the parts of what is found begin behind it.
+            Path of a directory, without links. The parts of found entries are relative to it.
         budget : Budget
-            Bounds entries and time.
+            Limits on entries and time.
         depth : int, optional
-            Levels to descend; 1 is the directory alone.
+            Maximum number of levels; 1 for the directory's own entries only.
         enter : callable, optional
-            Says of a directory's parts whether to descend.
+            Called with a directory's parts; returns whether to descend into it.
         see_hidden : bool
-            Show hidden entries, but descend into none.
+            Whether to yield hidden entries. They are never descended into.
         """
         pending: list[Parts] = [()]
         while pending:
@@ -401,7 +401,7 @@ class Tree(Held):
             except AgentboxError:
                 if not inside:
                     raise
-                continue  # gone, or a link by now
+                continue  # removed, or replaced by a link in the meantime
             with closing(base):
                 try:
                     names = read_names(base, budget)
@@ -435,9 +435,9 @@ class Tree(Held):
 
 
 def read_names(directory: int, budget: Budget) -> list[str]:
-    """Return the sorted names in a directory, as many as the budget has left."""
+    """Return the sorted names in a directory, at most as many as the budget allows."""
     names: list[str] = []
-    # A descriptor of its own: threads that list the same one would share its position.
+    # A separate descriptor, because threads that list through the same one would share its position.
     with closing(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)) as fd:
         with os.scandir(fd) as entries:
             for entry in entries:
@@ -448,23 +448,23 @@ def read_names(directory: int, budget: Budget) -> list[str]:
 
 
 def open_found(fd: int, path: str) -> int:
-    """Open for reading what `fd`, an ``O_PATH`` descriptor, stands for, if it is a regular file.
+    """Open the entry of an ``O_PATH`` descriptor for reading, if it is a regular file.
 
     Raises
     ------
     Conflict
-        It is something else; the sentence says what.
+        It is something else; the message says what.
     """
     kind = kind_of(os.fstat(fd).st_mode)
     if kind != "file":
         raise Conflict(f"{show(path)} is {KIND_NAMES[kind]}, no regular file", field="path")
     with translate_os_errors(path):
-        # Through the descriptor, not by name: this is the file that was judged.
+        # Through the descriptor instead of by name: this is the file that was checked.
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
 
 
 def open_child(directory: int, name: str, path: str) -> int:
-    """Open a regular file in an open directory for reading; never through a link."""
+    """Open a regular file in an open directory for reading, never through a link."""
     with translate_os_errors(path):
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     with closing(fd):

@@ -1,4 +1,4 @@
-"""Whole trees: copied, built from archives, deleted; each bounded, each without following a link."""
+"""Copy, build and delete whole trees, within limits and without following links."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _BATCH = 1000
 
 
 class Skipped:
-    """What was left out: a sentence for each of the first, and how many in all."""
+    """The entries that were left out: sentences about the first ones, and the total number."""
 
     def __init__(self) -> None:
         self.sentences: list[str] = []
         self.count = 0
 
     def add(self, path: str, reason: str) -> None:
-        """Note that `path` was left out."""
+        """Record that `path` was left out."""
         self.count += 1
         if len(self.sentences) < _MAX_SENTENCES:
             self.sentences.append(f"{show(path)} was left out: {reason}")
 
 
 class Item(NamedTuple):
-    """An entry of a tree as it was when the plan was made; `target` of a link."""
+    """An entry of a tree as it was when the plan was made. `target` is the target of a link."""
 
     parts: Parts
     status: os.stat_result
@@ -45,12 +45,12 @@ class Item(NamedTuple):
 
 
 def make_plan(tree: Tree, budget: Budget) -> list[Item]:
-    """List a tree, a directory before what it holds.
+    """Return all entries of a tree, a directory before its contents.
 
     Raises
     ------
     TooLarge
-        It is more than the budget allows.
+        The tree exceeds the budget.
     """
     items = []
     for found in tree.walk((), budget):
@@ -64,16 +64,16 @@ def make_plan(tree: Tree, budget: Budget) -> list[Item]:
 
 
 class Builder:
-    """Makes entries beneath a directory, never through a link that lies there.
+    """Builder of entries beneath a directory, which never goes through a link that exists there.
 
     Parameters
     ----------
     tree : Tree
-        The directory; closed with this object.
+        The directory. It is closed together with this object.
     top : tuple of str
-        Its path, for sentences.
+        Path of the directory, for messages.
     room : Room
-        Bytes that may be written.
+        Space that may be used.
     overwrite : bool
         Whether files may be replaced.
     """
@@ -92,34 +92,34 @@ class Builder:
         self.tree.close()
 
     def path(self, parts: Parts) -> str:
-        """Return a path as the caller knows it."""
+        """Return a path in the form that the caller knows."""
         return write_path(self._top + parts)
 
     def directory(self, parts: Parts, mode: int) -> None:
-        """Make a directory that its owner can use, whatever `mode` says."""
+        """Create a directory that its owner can use, whatever `mode` is."""
         os.close(self.tree.make_directories(parts, mode & 0o777 | 0o700))
         self.entries += 1
         self.room.take(4096, self.path(parts))
 
     def new_file(self, parts: Parts) -> NewFile:
-        """Begin a file; hand it to :meth:`commit`."""
+        """Start a file, to be passed to :meth:`commit`."""
         return NewFile(self.tree.open_parent(parts, make=True), parts[-1], self.path(parts), self.room)
 
     def commit(self, file: NewFile, mode: int) -> None:
-        """Let the file appear."""
+        """Give the file its name, so that it appears."""
         file.commit(mode=mode & 0o777, overwrite=self._overwrite)
         self.entries += 1
         self.bytes += file.size
 
     def link(self, parts: Parts, target: str) -> None:
-        """Make a link, or leave it out if it would lead out of the tree."""
+        """Create a link, or leave it out if it would lead out of the tree."""
         if not is_inner_link(len(parts) - 1, target):
             self.skipped.add(self.path(parts), f"a link to {show(target)}, which is outside")
             return
         self._place(parts, lambda name, directory: os.symlink(target, name, dir_fd=directory))
 
     def hard_link(self, parts: Parts, source: Parts) -> None:
-        """Give a file that was made here one more name."""
+        """Give a file that this builder has created an additional name."""
         with closing(self.tree.open_parent(source)) as old:
 
             def make(name: str, directory: int) -> None:
@@ -143,13 +143,13 @@ class Builder:
         self.room.take(4096, path)
 
     def result(self, digest: str | None = None) -> Copied:
-        """Return what was made."""
+        """Return the summary of what was created."""
         return Copied(self.entries, self.bytes, digest, self.skipped.sentences, self.skipped.count)
 
 
 def copy_tree(source: Tree, plan: list[Item], builder: Builder, budget: Budget) -> Copied:
-    """Make what the plan lists; what is gone by now, or no longer what it was, is left out and said."""
-    builder.entries += 1  # the directory itself
+    """Create the entries of the plan. Entries that were removed or replaced since are left out and reported."""
+    builder.entries += 1  # counts the directory itself
     for parts, status, target in plan:
         budget.require()
         kind = kind_of(status.st_mode)
@@ -176,17 +176,17 @@ def copy_tree(source: Tree, plan: list[Item], builder: Builder, budget: Budget) 
 
 
 def delete_tree(directory: int, name: str, path: str, hidden: tuple[str, ...], budget: Budget) -> int:
-    """Delete a directory and all in it, and return how many entries that were.
+    """Delete a directory with everything in it, and return the number of deleted entries.
 
-    Holds two descriptors at the most and needs no recursion, however deep and wide the tree is; ends by the budget
-    where somebody fills it as fast as it is emptied.
+    Uses at most two descriptors and no recursion, however deep and wide the tree is. If another process adds entries
+    as fast as they are deleted, the budget ends the operation.
 
     Raises
     ------
     Conflict
-        Hidden entries are in it; nothing was deleted.
+        The directory contains hidden entries. Nothing was deleted.
     TooLarge
-        It did not get done; says how much did, and how to go on.
+        The deletion is incomplete. The message says how much was deleted and how to continue.
     """
     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     with translate_os_errors(path):
@@ -194,7 +194,7 @@ def delete_tree(directory: int, name: str, path: str, hidden: tuple[str, ...], b
     visible, tree = Tree(top, hidden), Tree(os.dup(top))
     try:
         if hidden:
-            looking = copy(budget)  # what is only looked at leaves all entries to be deleted
+            looking = copy(budget)  # a copy, so that the check uses up none of the budget
             for found in visible.walk((), looking, see_hidden=True):
                 if visible.is_hidden(found.name):
                     raise _holds_hidden(path)
@@ -228,7 +228,7 @@ def _empty(tree: Tree, visible: Tree, path: str, budget: Budget) -> int:
             continue
         with closing(base):
             if not stat.S_ISDIR(os.fstat(base).st_mode):
-                pending.pop()  # it is seen again, as what it is now, when its directory is found not to be empty
+                pending.pop()  # it is found again, as what it is now, when its parent directory is not empty
                 continue
             below: list[Parts] = []
             entries = _read_batch(base)
@@ -243,7 +243,7 @@ def _empty(tree: Tree, visible: Tree, path: str, budget: Budget) -> int:
                 elif len(os.fsencode("/".join((*inside, name)))) < MAX_PATH - 512:
                     below.append((*inside, name))
                 else:
-                    # Too deep to be named: brought up to the top, where its path is short again.
+                    # The path is too long to be used, so the entry is moved to the top, where its path is short.
                     short = make_name()
                     with suppress(FileNotFoundError):
                         os.rename(name, short, src_dir_fd=base, dst_dir_fd=tree.fd)
@@ -267,7 +267,7 @@ def _unlink(directory: int, name: str) -> int:
     try:
         os.unlink(name, dir_fd=directory)
     except (FileNotFoundError, IsADirectoryError):
-        return 0  # gone, or a directory by now, which the next look sees
+        return 0  # removed, or replaced by a directory, which the next pass finds
     return 1
 
 

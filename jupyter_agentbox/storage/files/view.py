@@ -1,4 +1,4 @@
-"""FolderView: all that can be looked at and read beneath one directory that a sandbox writes."""
+"""List and read files beneath one directory that a sandbox writes to, through the class FolderView."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from .transfer import Download
 from .tree import KIND_NAMES, Budget, Found, Tree, closing, translate_os_errors
 
 MIB = 1024 * 1024
-#: Bytes of one read, and of a file that is edited.
+#: Maximum bytes of one read, and of a file to edit.
 MAX_READ = 16 * MIB
-#: Entries in one answer.
+#: Maximum number of entries in one answer.
 MAX_ENTRIES = 10_000
-#: Bytes of one download and of a copied or archived tree; the holes of sparse files count where they are sent.
+#: Maximum bytes of one download, and of a tree to copy or archive. Holes of sparse files count where they are sent.
 MAX_DOWNLOAD = 64 * 1024 * MIB
-#: Entries of a tree that is copied or archived.
+#: Maximum number of entries of a tree to copy or archive.
 MAX_TREE = 100_000
 
 
 class FolderView:
-    """The files beneath one directory, to look at and to read. The rules are in the package's docstring.
+    """The files beneath one directory, for listing and reading. The package's docstring describes the rules.
 
-    All methods block; call them in worker threads. Safe for many threads at once. Paths are as
-    ``storage.files.paths`` says; ``.`` or the mount point is the folder itself.
+    All methods block; call them in worker threads. Any number of threads may use an object at once. Paths have the
+    form that ``storage.files.paths`` describes; ``.`` or the mount point is the folder itself.
 
-    Every method raises :class:`~jupyter_agentbox.errors.InvalidRequest` for a value that can't be,
-    :class:`~jupyter_agentbox.errors.NotFound` for what is not there,
-    :class:`~jupyter_agentbox.errors.Conflict` where what is there stands against it, such as a link, a FIFO or an
-    existing file, and :class:`~jupyter_agentbox.errors.TooLarge` over a limit.
+    Every method raises :class:`~jupyter_agentbox.errors.InvalidRequest` for an invalid value,
+    :class:`~jupyter_agentbox.errors.NotFound` for a missing entry, :class:`~jupyter_agentbox.errors.Conflict` if an
+    existing entry, such as a link, a FIFO or a file, prevents the operation, and
+    :class:`~jupyter_agentbox.errors.TooLarge` if a limit is exceeded.
 
     Parameters
     ----------
     root : Path
-        The directory; opened now, never looked up again.
+        The directory. It is opened now and never looked up again.
     hidden : tuple of str
-        Shell patterns of names that do not exist here, at any depth.
+        Shell patterns of names that are treated as nonexistent, at any depth.
     mount : str
-        Where callers know the folder: absolute paths begin with it.
+        Path by which callers know the folder. Absolute paths begin with it.
     """
 
     def __init__(self, root: Path, hidden: tuple[str, ...] = (), *, mount: str = "/workspace") -> None:
@@ -56,7 +56,7 @@ class FolderView:
         self.mount = mount
 
     def close(self) -> None:
-        """Let go of the directory: what other threads are doing there fails. Idempotent."""
+        """Release the directory. Operations of other threads on it fail. Idempotent."""
         self._tree.retire()
 
     def __enter__(self) -> FolderView:
@@ -73,7 +73,7 @@ class FolderView:
     # Looking
 
     def stat(self, path: str, *, follow: bool = True) -> Entry:
-        """Return what `path` is; of a link, what it leads to unless `follow` is false."""
+        """Return what `path` is. For a link, return what it leads to, unless `follow` is false."""
         parts = self._parse(path)
         with closing(self._tree.open(parts, follow=follow)) as fd, translate_os_errors(write_path(parts)):
             status = os.fstat(fd)
@@ -81,7 +81,7 @@ class FolderView:
             return make_entry(write_path(parts), status, target)
 
     def exists(self, path: str) -> bool:
-        """Whether there is something; a link counts if it leads to something inside."""
+        """Return whether an entry exists. A link counts if it leads to something inside."""
         try:
             self.stat(path)
         except (NotFound, Conflict):
@@ -97,20 +97,20 @@ class FolderView:
         limit: int = 1000,
         timeout: float = 10.0,
     ) -> Listing:
-        """List a directory; links in it are shown, not followed.
+        """List a directory. Links in it are shown, not followed.
 
         Parameters
         ----------
         path : str
             The directory.
         recursive : bool
-            List what is beneath, too.
+            Whether to list everything beneath as well.
         depth : int, optional
-            Levels of a recursive list.
+            Maximum number of levels of a recursive list.
         limit : int
-            Entries looked at, hidden ones included; at most :data:`MAX_ENTRIES`.
+            Maximum number of entries to look at, including hidden ones; at most :data:`MAX_ENTRIES`.
         timeout : float
-            Seconds after which what was found is returned.
+            Seconds after which the entries found so far are returned.
         """
         if depth is not None and depth < 1:
             raise InvalidRequest("the depth must be 1 or more", field="depth")
@@ -121,18 +121,18 @@ class FolderView:
         return Listing(entries, budget.reason is not None, budget.reason)
 
     def glob(self, pattern: str, path: str = ".", *, limit: int = 1000, timeout: float = 10.0) -> Listing:
-        """Find entries beneath `path` by a pattern such as ``**/*.py``; ``*`` matches names with a leading dot, too.
+        """Find entries beneath `path` by a pattern such as ``**/*.py``. ``*`` also matches names with a leading dot.
 
         Parameters
         ----------
         pattern : str
-            ``*``, ``?`` and ``[...]`` in one name; ``**`` for any number of directories.
+            ``*``, ``?`` and ``[...]`` within one name; ``**`` for any number of directories.
         path : str
-            Where to begin.
+            Directory in which to start.
         limit : int
-            Entries returned; at most :data:`MAX_ENTRIES`.
+            Maximum number of entries to return; at most :data:`MAX_ENTRIES`.
         timeout : float
-            Seconds after which what was found is returned.
+            Seconds after which the entries found so far are returned.
         """
         wanted = search.Glob(pattern)
         _check_limit(limit)
@@ -160,29 +160,30 @@ class FolderView:
         limit: int = 200,
         timeout: float = 10.0,
     ) -> Matches:
-        """Find lines that match a regular expression of Python's, in one file or in all beneath a directory.
+        """Find lines that match a Python regular expression, in one file or in all files beneath a directory.
 
-        Binary files (a NUL byte in the first 8 KiB) are passed over; of a file the first 16 MiB are searched, of a line
-        the first 4096 characters.
+        Binary files (with a NUL byte in the first 8 KiB) are skipped. The first 16 MiB of each file and the first 4096
+        characters of each line are searched.
 
         Parameters
         ----------
         pattern : str
-            What a line must hold.
+            The pattern to find in a line.
         path : str
             A file or a directory.
         glob : str, optional
-            Only files that match it: by name, or by path beneath `path` if it has a slash.
+            Restricts the search to files that match: by name, or by path beneath `path` if the pattern contains a
+            slash.
         is_literal : bool
-            The pattern is plain text.
+            Whether the pattern is plain text.
         ignore_case : bool
-            Whether case matters not.
+            Whether to ignore case.
         before, after : int
-            Lines of context.
+            Number of context lines.
         limit : int
-            Matching lines returned; at most :data:`MAX_ENTRIES`.
+            Maximum number of matching lines to return; at most :data:`MAX_ENTRIES`.
         timeout : float
-            Seconds after which what was found is returned.
+            Seconds after which the matches found so far are returned.
         """
         return search.grep(
             self._tree,
@@ -205,11 +206,11 @@ class FolderView:
         Parameters
         ----------
         path : str
-            The file; links that stay inside are followed.
+            The file. Links that stay inside are followed.
         offset : int
-            Where to begin; counted from the end if negative.
+            Position to start at; counted from the end if negative.
         length : int, optional
-            Bytes to read; as many as there are, up to :data:`MAX_READ`, by default.
+            Bytes to read; by default all, up to :data:`MAX_READ`.
         """
         if length is not None and not 0 <= length <= MAX_READ:
             raise InvalidRequest(f"the length must be 0 to {MAX_READ} bytes", field="length")
@@ -223,7 +224,7 @@ class FolderView:
     def download(
         self, path: str, *, offset: int = 0, length: int | None = None, max_size: int = MAX_DOWNLOAD
     ) -> Download:
-        """Open a file, or a part of one, to be read in chunks; links that stay inside are followed."""
+        """Open a file, or a part of one, for reading in chunks. Links that stay inside are followed."""
         if length is not None and length < 0:
             raise InvalidRequest("the length must not be negative", field="length")
         parts = self._parse(path)
@@ -247,16 +248,16 @@ class FolderView:
     def pack(
         self, path: str = ".", kind: str = "tar", *, max_entries: int = MAX_TREE, max_bytes: int = MAX_DOWNLOAD
     ) -> archives.Packed:
-        """Open a directory to be read as an archive; see :class:`~jupyter_agentbox.storage.files.archives.Packed`.
+        """Open a directory for reading as an archive; see :class:`~jupyter_agentbox.storage.files.archives.Packed`.
 
         Parameters
         ----------
         path : str
-            The directory; a link that stays inside is followed, those in it are stored (tar) or left out (zip).
+            The directory. A link that stays inside is followed. Links in it are stored (tar) or left out (zip).
         kind : str
             ``tar`` or ``zip``.
         max_entries, max_bytes : int
-            Over these it is refused before the first byte.
+            Limits above which it is refused before the first byte.
         """
         if kind not in ("tar", "zip"):
             raise InvalidRequest("an archive's kind must be tar or zip", field="kind")
@@ -275,7 +276,7 @@ class FolderView:
 
     @contextmanager
     def _beneath(self, path: str) -> Iterator[tuple[Tree, Parts]]:
-        """Open a directory, by links inside if need be, as a tree of its own."""
+        """Open a directory as a separate tree, following links that stay inside."""
         parts = self._parse(path)
         with closing(self._tree.open(parts, follow=True)) as fd:
             if not stat.S_ISDIR(mode := os.fstat(fd).st_mode):
@@ -305,7 +306,7 @@ def _check_limit(limit: int) -> int:
 
 
 def read_at(fd: int, start: int, size: int) -> bytes:
-    """Read `size` bytes, or up to the end."""
+    """Read `size` bytes, or fewer at the end of the file."""
     chunks: list[bytes] = []
     while size > 0:
         data = os.pread(fd, min(size, CHUNK), start)
