@@ -207,7 +207,8 @@ def widen_maps(maps: IdMaps, uid: int) -> IdMaps:
     """Return the id maps for a sandbox in which code is root, with ids for the accounts of packages.
 
     These ids belong to no one outside. If ``uid``, the server's, is an ordinary user's, the system's files belong to
-    nobody inside, as with runsc. Root inside may override their permissions only if gVisor has a mapping for nobody.
+    the user ``nobody`` inside, as with runsc. Root inside may override their permissions only if gVisor has a mapping
+    for ``nobody``.
     """
     more = ((1, ROOT_IDS, ROOT_ID_COUNT), (1 + ROOT_ID_COUNT, 0, 1)) if uid else ((1, ROOT_IDS, ROOT_ID_COUNT + 1),)
     return replace(maps, uids=(*maps.uids, *more), gids=(*maps.gids, *more))

@@ -54,7 +54,7 @@ MAX_KERNEL_LOG = 100_000
 
 
 class DockerRuntime(Runtime):
-    """Run sandboxes as Docker containers under gVisor."""
+    """Runtime that runs sandboxes as Docker containers under gVisor."""
 
     name: ClassVar[str] = "docker"
 
@@ -208,7 +208,7 @@ class DockerRuntime(Runtime):
 
         return check_docker(self)
 
-    # How
+    # Implementation
 
     def find_engine_runtime(self) -> EngineRuntime:
         """Return the engine's runtime to use. Raises RuntimeUnavailable or RuntimeFailed."""

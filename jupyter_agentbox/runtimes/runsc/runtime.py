@@ -240,7 +240,7 @@ class RunscRuntime(Runtime):
 
         return check_runsc(self)
 
-    # How
+    # Implementation
 
     def find_runsc(self) -> str:
         """Return the path of runsc. Raises RuntimeUnavailable."""

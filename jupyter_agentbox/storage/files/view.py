@@ -70,7 +70,7 @@ class FolderView:
     def _parse(self, path: str, field: str = "path") -> Parts:
         return parse_path(path, mount=self.mount, field=field)
 
-    # Looking
+    # Listing and searching
 
     def stat(self, path: str, *, follow: bool = True) -> Entry:
         """Return what `path` is. For a link, return what it leads to, unless `follow` is false."""

@@ -73,7 +73,7 @@ class SnapshotStore:
         self._verified: set[tuple[int, int, int, int, bytes]] = set()
         self._caches: dict[str, Cache] = {}
 
-    # -- making --------------------------------------------------------------------------------
+    # -- creating ------------------------------------------------------------------------------
 
     def stage(self) -> Path:
         """Create a private directory with empty ``image`` and ``work``, for :meth:`commit` or :meth:`discard`.
@@ -197,7 +197,7 @@ class SnapshotStore:
         max_count = self._max_count if meta.kind in ("user", "auto") else sys.maxsize
         return folder.choose_dropped(table, new, max_bytes=self._max_bytes, max_count=max_count)
 
-    # -- ending --------------------------------------------------------------------------------
+    # -- deleting ------------------------------------------------------------------------------
 
     def delete(self, snapshot_id: str, owner: str) -> None:
         """Delete a snapshot, readable or not, and free data that no other one needs. Raises NotFound and Conflict."""
@@ -385,7 +385,7 @@ class SnapshotStore:
         """Return whether any owner has a snapshot of this id, readable or not."""
         return any(self._owners.glob(f"*/snapshots/{check_id(snapshot_id)}"))
 
-    # -- moving --------------------------------------------------------------------------------
+    # -- export and import ---------------------------------------------------------------------
 
     def export(self, snapshot_id: str, owner: str) -> Iterator[bytes]:
         """Yield a snapshot as one signed file, encrypted if the store is. Raises the errors of :meth:`checkout`."""
@@ -421,7 +421,7 @@ class SnapshotStore:
         finally:
             self.discard(staged)
 
-    # -- places --------------------------------------------------------------------------------
+    # -- folders -------------------------------------------------------------------------------
 
     def _folder(self, owner: str) -> OwnerFolder:
         if not 0 < len(owner) <= MAX_OWNER or not owner.isprintable():
