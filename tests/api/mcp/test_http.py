@@ -90,7 +90,7 @@ def test_requests_are_bounded_and_nonsense_is_refused(endpoint: Endpoint) -> Non
 def test_a_session_is_its_callers_own(endpoint: Endpoint, box: str) -> None:
     listing = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
     opened = post(endpoint, INITIALIZE, endpoint.server.token)
-    session = {"Mcp-ManagedSandbox-Id": opened.headers["mcp-session-id"]}
+    session = {"Mcp-Session-Id": opened.headers["mcp-session-id"]}
     ready = {"jsonrpc": "2.0", "method": "notifications/initialized"}
     assert post(endpoint, ready, endpoint.server.token, headers=session).status_code == 202
     assert post(endpoint, listing, endpoint.server.token, headers=session).ok
@@ -173,7 +173,7 @@ def test_a_client_that_hangs_up_ends_its_call(endpoint: Endpoint, box: str) -> N
         headers = {**HEADERS, "Authorization": f"Bearer {endpoint.server.token}"}
         async with httpx2.AsyncClient(headers=headers, trust_env=False, timeout=60) as http:
             opened = await http.post(endpoint.url, json=INITIALIZE)
-            session = {"Mcp-ManagedSandbox-Id": opened.headers["mcp-session-id"]}
+            session = {"Mcp-Session-Id": opened.headers["mcp-session-id"]}
             await http.post(
                 endpoint.url, json={"jsonrpc": "2.0", "method": "notifications/initialized"}, headers=session
             )
