@@ -234,7 +234,7 @@ async def remove_process(call: Call) -> None:
     tool="terminal",
 )
 async def open_terminal(call: Call) -> ProcessAnswer:
-    """Open a terminal. It is a background process too, and is translate_os_errors to over its websocket.
+    """Open a terminal. It is a background process too, and is used over its websocket.
 
     The websocket is `/sandboxes/{id}/terminals/{process}/socket`. Frames with bytes are what is typed and what is
     shown; frames with text are JSON: `{"rows": 24, "columns": 80}` sets the size, and `{"exit_code": 0}` is the end.

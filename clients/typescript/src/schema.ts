@@ -420,7 +420,7 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Open a terminal. It is a background process too, and is spoken to over its websocket
+         * Open a terminal. It is a background process too, and is used over its websocket
          * @description The websocket is `/sandboxes/{id}/terminals/{process}/socket`. Frames with bytes are what is typed and what is shown; frames with text are JSON: `{"rows": 24, "columns": 80}` sets the size, and `{"exit_code": 0}` is the end. A client may leave and come back.
          */
         post: operations["open_terminal"];
@@ -1527,24 +1527,24 @@ export interface components {
         };
         /**
          * End
-         * @description How it ended.
+         * @description How a sandbox or its kernel ended.
          */
         End: {
-            /** @description The kind of end. */
+            /** @description The reason. */
             cause: components["schemas"]["Cause"];
-            /** @description 0 to 255; 128 + n after signal n, 137 for an end by memory. */
+            /** @description 0 to 255; 128 + n after signal n, 137 after the memory limit. */
             exit_code: number;
-            /** @description The sentence for a person, such as ``out of memory (limit 512 MiB)``: one printable line, whatever of it comes from inside. */
+            /** @description A sentence for a person, such as ``out of memory (limit 512 MiB)``. It is one printable line, even if parts of it come from inside the sandbox. */
             message: string;
             /**
-             * @description The setting that would have changed it.
+             * @description The setting that would have prevented this end.
              * @default null
              */
             setting?: string | null;
         };
         /**
          * Cause
-         * @description Why a sandbox or its kernel is no more.
+         * @description The reason why a sandbox or its kernel ended.
          * @enum {unknown}
          */
         Cause: "crashed" | "disk_full" | "exited" | "idle" | "killed" | "lease_over" | "life_over" | "lost" | "out_of_memory" | "runtime_failed" | "stopped";
