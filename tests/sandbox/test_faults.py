@@ -133,8 +133,7 @@ def test_a_sandbox_that_can_not_be_measured_is_measured_again(has_runsc: None, t
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small disk")
+    assert os.geteuid() == 0, "only root can mount a small disk"
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m,mode=700", "none", tmp_path], check=True, timeout=10)
     yield tmp_path
     subprocess.run(["umount", "-l", tmp_path], check=True, timeout=10)
