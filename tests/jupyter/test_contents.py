@@ -636,7 +636,8 @@ async def test_nothing_that_is_replaced_at_any_moment_is_a_way_out(
     for name in ("proj", *names):
         victim, target = (root / name, elsewhere) if name == "proj" else (root / "proj" / name, elsewhere / name)
         for at in range(1, 1000):
-            for folder in (root, elsewhere, base / "aside"):
+            # The trash too: a full one takes more calls each time, to find a name that is free.
+            for folder in (root, elsewhere, base / "aside", trash.parent):
                 shutil.rmtree(folder, ignore_errors=True)
             populate(root / "proj", "mine")
             populate(elsewhere, "canary")
