@@ -269,13 +269,13 @@ def test_a_closed_console_leaves_nothing(agentbox_env: Env, ending: str) -> None
 
 
 def test_culling_counts_from_the_end_of_a_cell_and_of_a_call(agentbox_env: Env) -> None:
-    settings = ("cull_idle_timeout=12", "cull_interval=1", "cull_connected=True")
+    settings = ("cull_idle_timeout=8", "cull_interval=1", "cull_connected=True")
     cull = [f"--MappingKernelManager.{setting}" for setting in settings]
     with agentbox_env.server("lab", *cull) as server:
         kernel = server.kernel()
         box = f"api/agentbox/sandboxes/{kernel.id}"
-        kernel.check("import time; time.sleep(14)")
-        ran = server.call("POST", f"{box}/exec", {"command": "sleep 14; echo done"})
+        kernel.check("import time; time.sleep(10)")
+        ran = server.call("POST", f"{box}/exec", {"command": "sleep 10; echo done"})
         assert (ran["exit_code"], ran["stdout"]) == (0, "done\n")
         assert [k["id"] for k in server.call("GET", "api/kernels")] == [kernel.id]
 

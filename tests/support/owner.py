@@ -21,7 +21,7 @@ spec = SandboxSpec(limits=replace(Limits(), memory=256 * MIB, cpus=1.0), lease_t
 with Box(runtime, state_dir, "orphan", spec) as box:
     with (box.directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        state = {"id": box.id, "handle": box.handle.to_dict(), "lease_timeout": lease}
+        state = {"id": box.id, "spec": {}, "handle": box.handle.to_dict(), "lease_timeout": lease}
         (box.directory / "state.json").write_text(json.dumps(state))
         ensure_sweeper(state_dir)
         print(json.dumps(box.handle.to_dict()), flush=True)
