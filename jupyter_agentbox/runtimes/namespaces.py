@@ -16,7 +16,6 @@ import resource
 import select
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from jupyter_agentbox.errors import InvalidRequest, RuntimeFailed, RuntimeUnavailable
+from jupyter_agentbox.linux import find_python
 from jupyter_agentbox.spec import USER_ID
 
 from . import launcher
@@ -411,11 +411,6 @@ def write_id_maps(pid: int, maps: IdMaps, timeout: float) -> None:
             f"the ids of the sandbox's user namespace could not be mapped: {detail}. Remedy: install uidmap and give"
             " this user subordinate ids in /etc/subuid and /etc/subgid, or remove its entries there to do without"
         ) from error
-
-
-def find_python() -> str:
-    """Return the path of the base interpreter instead of a virtual environment's link to it."""
-    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 def read_tail(log: Path, size: int = 2000) -> str:

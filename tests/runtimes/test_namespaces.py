@@ -15,13 +15,12 @@ from pathlib import Path
 import pytest
 
 from jupyter_agentbox.errors import AgentboxError, RuntimeFailed
-from jupyter_agentbox.linux import find_processes, kill_processes
+from jupyter_agentbox.linux import find_processes, find_python, kill_processes
 from jupyter_agentbox.runtimes.launcher import MEMBARRIER
 from jupyter_agentbox.runtimes.namespaces import (
     IdMaps,
     Launch,
     find_forbidding,
-    find_python,
     find_spare_ids,
     make_id_maps,
     namespace_remedy,

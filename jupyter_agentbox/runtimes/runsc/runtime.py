@@ -29,6 +29,7 @@ from jupyter_agentbox.guest import covers
 from jupyter_agentbox.linux import (
     GUEST,
     find_processes,
+    find_python,
     get_runtime_directories,
     kill_processes,
     measure_tree,
@@ -455,7 +456,7 @@ def read_open_files(pids: Sequence[int]) -> list[OpenFile]:
     except OSError:
         return []
     program = Path(open_files.__file__)
-    command = [namespaces.find_python(), "-I", "-S", "-B", str(program), *map(str, pids)]
+    command = [find_python(), "-I", "-S", "-B", str(program), *map(str, pids)]
     try:
         result = subprocess.run(command, capture_output=True, timeout=10, stdin=subprocess.DEVNULL, env={}, check=False)
     except (subprocess.TimeoutExpired, OSError):
