@@ -234,7 +234,7 @@ async def start_restored(server: ServerApp, restoration: Restoration) -> str:
         if not is_started and kernel_id in kernels:
             await ensure_async(kernels.shutdown_kernel(kernel_id, now=True))
     if not is_started:
-        raise Conflict(f"the kernelspec {spec.kernel_name!r} is none for sandboxes any more", field="snapshot")
+        raise Conflict(f"the kernelspec {spec.kernel_name!r} is no longer a sandboxed kernelspec", field="snapshot")
     return kernel_id
 
 

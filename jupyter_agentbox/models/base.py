@@ -35,7 +35,7 @@ TOOLS: dict[str, str] = {
 }
 
 State = Literal["starting", "running", "parked", "ended"]
-#: And where what runs it does not answer, so that nobody knows; and where its record on disk is damaged.
+#: The state if the runtime does not respond, and if the record on disk is damaged.
 SandboxState = Literal["starting", "running", "parked", "ended", "unknown", "lost"]
 
 

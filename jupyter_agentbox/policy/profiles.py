@@ -124,7 +124,7 @@ def _read_plain_hosts(value: object) -> tuple[str, ...]:
 
 def _read_texts(value: object) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) and text for text in value):
-        raise ValueError(f"{value!r} is no list of texts")
+        raise ValueError(f"{value!r} must be a list of strings")
     return tuple(value)
 
 

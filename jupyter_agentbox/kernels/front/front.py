@@ -398,7 +398,7 @@ class Front:
                 text, self.first_notice = self.first_notice, ""
                 self._show(self.stream_message(text))
             if kernel.lost and (index := header_index(frames)) is not None:
-                text, kernel.lost = f"nobody listened for long, and {kernel.lost} messages were lost", 0
+                text, kernel.lost = f"{kernel.lost} messages were dropped because no client was connected", 0
                 self._show(self.stream_message(text, parent=frames[index + 1]))
             self._is_free.set()
             for peer in list(self.local_peers.values()):

@@ -190,7 +190,10 @@ class Kernel:
         if isinstance(count, int) and count > 0:
             self.lost += min(count, 1_000_000)  # bounded, because the number comes from inside
             log.warning(
-                "sandbox %s: nobody listened for long, and %r messages on %r are lost", self.sandbox.id, count, channel
+                "sandbox %s: %r messages on %r were dropped because no client was connected",
+                self.sandbox.id,
+                count,
+                channel,
             )
 
     async def _watch(self, stream: Stream) -> None:

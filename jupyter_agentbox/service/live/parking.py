@@ -96,7 +96,7 @@ class Parker:
         if managed.kind == "notebook":
             slot = SandboxedKernel.find(sandbox_id=sandbox.id)
             if slot is None:
-                raise Conflict("its kernel is none of this server's")
+                raise Conflict("its kernel does not belong to this server")
             await slot.park(lambda sandbox: self._save_kernel(managed, sandbox))
             managed.mark_parked(slot.parked)
             self.on_parked(sandbox.spec.kernel_id)
