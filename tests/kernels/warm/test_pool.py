@@ -14,6 +14,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from support import TESTS
 from support.warm_kernels import ARGV, Kept, Talk
 
 from jupyter_agentbox.errors import RuntimeFailed
@@ -112,9 +113,9 @@ def test_a_claimer_that_is_killed_in_the_midst_leaves_nothing(kept: Kept) -> Non
     directory = kept.run(kept.filled)
     program = f"""
 import asyncio, os, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path.insert(0, {str(TESTS)!r})
 from pathlib import Path
-from jupyter_agentbox import sandbox
+from jupyter_agentbox.sandbox import sandbox
 from jupyter_agentbox.kernels.warm.pool import KernelRequest
 from support.warm_kernels import ARGV, Kept
 async def stall(*arguments):
