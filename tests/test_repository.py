@@ -93,3 +93,27 @@ def test_every_promise_names_a_test_that_exists() -> None:
         for path, name in named:
             assert (ROOT / path).is_file(), row
             assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE), row
+
+
+def test_no_test_imports_another_test() -> None:
+    """What tests share is in ``tests/support``."""
+    found = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            found += [f"{path}: {name}" for name in names if name.split(".")[-1].startswith(("test_", "conftest"))]
+    assert found == []
+
+
+def test_the_tests_have_the_folders_of_the_package() -> None:
+    more = {"support", "contract", "e2e", "promises", "lab"}
+    folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and any(path.glob("**/*.py"))}
+    assert folders - more <= {path.name for path in PACKAGE.iterdir() if path.is_dir()}
+
+
+def test_the_package_has_thirteen_rooms() -> None:
+    rooms = {path.parent.name for path in PACKAGE.glob("*/*.py")}
+    files = {path.name for path in PACKAGE.glob("*.py")}
+    assert len(rooms) == 13
+    assert files == {"__init__.py", "errors.py", "spec.py", "linux.py"}
