@@ -29,7 +29,7 @@ def test_it_asks_a_server_that_it_starts_and_those_that_run(enforced: Installati
 
 def test_a_server_that_is_not_enforced_is_said_to_offer_the_hosts_kernels(plain: Installation) -> None:
     _, found = examine(plain)
-    assert "offers kernels on the host, too" in found[0]["message"]
+    assert "offers also kernels on the host" in found[0]["message"]
     assert "terminals: host" in found[0]["message"]
     assert "files by jupyter_agentbox.AgentboxContentsManager" in found[0]["message"]
 
