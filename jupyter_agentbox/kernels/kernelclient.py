@@ -253,7 +253,7 @@ class KernelClient:
             self._wake_first()
 
     async def interrupt(self) -> None:
-        """Interrupt the code that the kernel runs, whoever sent it."""
+        """Interrupt the code that the kernel runs, regardless of who sent it."""
         await self._send_signal(signal.SIGINT)
 
     def request_interrupt(self) -> None:

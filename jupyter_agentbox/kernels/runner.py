@@ -292,7 +292,7 @@ class Runner:
             raise InvalidRequest(f"limits: {error}", field="limits") from None
 
     async def interrupt(self, place: Place, context: str = DEFAULT) -> None:
-        """Interrupt the code that the context runs, whoever sent it. Raises NotFound."""
+        """Interrupt the code that the context runs, regardless of who sent it. Raises NotFound."""
         await self._thread.run(self._interrupt(place, context))
 
     async def _interrupt(self, place: Place, name: str) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import functools
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -525,7 +524,8 @@ class Sandbox:
         """Remove the directory of an ended sandbox. Does nothing if it was already removed."""
         async with self._emptying:
             if self._lock.is_held:
-                await asyncio.to_thread(shutil.rmtree, self.directory, True)
+                with suppress(OSError):  # what resists is left for the sweeper
+                    await asyncio.to_thread(remove_tree, self.directory)
                 self._lock.release()
 
     # -- registry ----------------------------------------------------------------------------

@@ -206,7 +206,7 @@ _tasks: set[asyncio.Task[Any]] = set()
 
 
 class Publisher(IOPubThread):
-    """Replacement for ipykernel's IO thread. There is no thread: whoever publishes a message writes it."""
+    """Replacement for ipykernel's IO thread. There is no thread: the caller that publishes a message writes it."""
 
     def __init__(self, stream: Stream, session: Any) -> None:
         self.socket = stream
