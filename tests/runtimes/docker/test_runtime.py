@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -320,7 +321,11 @@ class TestEngine:
     def test_plain_containers_say_that_gvisor_does_not_isolate_them(
         self, dockerd: Dockerd, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        runtime = DockerRuncRuntime(host=dockerd.host, state_dir=str(tmp_path / "state"), guest_dir=str(STANDIN))
+        # A log of its own: the one that traitlets would give is of whatever Jupyter application this process made last.
+        log = logging.getLogger("runtime")
+        runtime = DockerRuncRuntime(
+            host=dockerd.host, state_dir=str(tmp_path / "state"), guest_dir=str(STANDIN), log=log
+        )
         assert runtime.isolation == "none"
         with Box(runtime, tmp_path / "state", "plain", SPEC) as box:
             assert "plain is NOT isolated by gVisor" in caplog.text
