@@ -230,7 +230,7 @@ class Runtime(LoggingConfigurable, metaclass=_Meta):  # type: ignore[metaclass]
         RuntimeUnavailable
             This runtime cannot restore checkpoints.
         """
-        raise RuntimeUnavailable(f"the runtime {self.name!r} keeps no snapshots of live kernels")
+        raise RuntimeUnavailable(f"the runtime {self.name!r} does not support snapshots of live kernels")
 
     def checkpoint(
         self, handle: Handle, sandbox_id: str, directory: Path, image: Path, copy: Callable[[], None] | None = None
@@ -241,7 +241,7 @@ class Runtime(LoggingConfigurable, metaclass=_Meta):  # type: ignore[metaclass]
         files on the host. Raises RuntimeFailed and whatever ``copy`` raises; the sandbox continues in that case as
         well.
         """
-        raise RuntimeUnavailable(f"the runtime {self.name!r} keeps no snapshots of live kernels")
+        raise RuntimeUnavailable(f"the runtime {self.name!r} does not support snapshots of live kernels")
 
     def recover(self, sandbox_id: str, directory: Path) -> None:
         """Resume a sandbox whose owner ended during :meth:`checkpoint`. Does nothing to any other sandbox."""
@@ -251,7 +251,7 @@ class Runtime(LoggingConfigurable, metaclass=_Meta):  # type: ignore[metaclass]
 
         Any number of sandboxes may start from one image.
         """
-        raise RuntimeUnavailable(f"the runtime {self.name!r} keeps no snapshots of live kernels")
+        raise RuntimeUnavailable(f"the runtime {self.name!r} does not support snapshots of live kernels")
 
     def wait_for_claim(self, handle: Handle, directory: Path) -> None:
         """Freeze a sandbox of the layout ``waiting`` until :meth:`claim`."""
@@ -262,7 +262,7 @@ class Runtime(LoggingConfigurable, metaclass=_Meta):  # type: ignore[metaclass]
 
         Raises RuntimeUnavailable, RuntimeFailed or InvalidRequest. After an error the caller must end the sandbox.
         """
-        raise RuntimeUnavailable(f"the runtime {self.name!r} has no sandboxes that wait")
+        raise RuntimeUnavailable(f"the runtime {self.name!r} does not support prestarted sandboxes")
 
     def read_covered(self, directory: Path) -> list[tuple[str, bool]]:
         """Return the hidden entries in the folder of a ``claimed`` sandbox, and whether each is a folder."""

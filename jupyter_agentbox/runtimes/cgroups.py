@@ -61,7 +61,7 @@ class Cgroups:
     def _reason(self, controller: str) -> str | None:
         if controller in self.parents:
             return None
-        return self.reasons.get(controller, f"there is no {controller} controller")
+        return self.reasons.get(controller, f"the {controller} controller does not exist")
 
     def name(self, sandbox_id: str) -> tuple[str, ...]:
         """Return the directories that :meth:`create` creates."""
@@ -83,7 +83,7 @@ class Cgroups:
                     _set(path, name, value)
         except OSError as error:
             remove_cgroups(paths)
-            raise RuntimeFailed(f"the control group of the sandbox could not be made: {error}") from error
+            raise RuntimeFailed(f"cannot create the sandbox's control group: {error}") from error
         return paths
 
 
@@ -165,7 +165,7 @@ def detect(
             if os.access(place, os.W_OK):
                 parents[controller] = place
             else:
-                reasons[controller] = f"this user may not make control groups in {place}"
+                reasons[controller] = f"this user cannot create control groups in {place}"
         elif controller != "cpuacct":
             if unified is None:
                 reasons[controller] = "no control group was delegated to this user"

@@ -94,7 +94,7 @@ def refuse_calls() -> None:
     """Forbid this process and its children to create set-user-id files. Raises OSError if the filter cannot be set."""
     machine = os.uname().machine
     if machine not in MODE_CALLS:
-        raise OSError(errno.ENOTSUP, "no filter of file modes is known for this machine", machine)
+        raise OSError(errno.ENOTSUP, "no file mode filter exists for this machine", machine)
     program = make_filter(machine)
     steps = ctypes.create_string_buffer(program, len(program))
     # struct sock_fprog: a 16-bit length, padding, and a pointer.
@@ -221,7 +221,7 @@ class Search:
                 stack.append((prefix + "/", handle, []))
                 stack[-1][2].extend(self._list(prefix + "/", handle))
         except OSError as error:
-            raise self._refuse(f"{prefix[:200]!r} could not be searched for hidden names: {error.strerror}") from None
+            raise self._refuse(f"cannot search {prefix[:200]!r} for hidden entries: {error.strerror}") from None
         finally:
             for _, handle, _ in stack:
                 os.close(handle)
@@ -235,7 +235,7 @@ class Search:
                 self._seen += 1
                 if self._seen % 256 == 0 and time.monotonic() > self._deadline:
                     raise self._refuse(
-                        f"the search for hidden names did not end: it saw {self._seen} entries in {SEARCH_TIME:g} s,"
+                        f"the search for hidden entries took more than {SEARCH_TIME:g} s: it saw {self._seen} entries"
                         f" and was at {prefix[:200] or '.'!r}"
                     )
                 if self._is_hidden(entry.name):
@@ -253,16 +253,16 @@ class Search:
             most = max(set(tops), key=tops.count)
             where = f", {tops.count(most)} of them in {most[:200]!r}" if tops.count(most) > 1 else ""
             raise self._refuse(
-                f"it holds more hidden entries than can be covered: {len(self.found)} were found{where}, and at most"
-                f" {MAX_COVERS} with {MAX_COVER_BYTES >> 20} MiB of names can be"
+                f"it contains too many hidden entries: {len(self.found)} were found{where}, and at most {MAX_COVERS}"
+                f" with {MAX_COVER_BYTES >> 20} MiB of names can be covered"
             )
         if size > MAX_COVER_PATH:
-            raise self._refuse(f"the hidden entry {path[:100]!r}... has a path of {size} bytes, too long to be covered")
+            raise self._refuse(f"the path of the hidden entry {path[:100]!r}... is too long: {size} bytes")
 
     def _refuse(self, why: str) -> Refused:
         return Refused(
-            f"the work folder {self._folder} cannot be used: {why}. Use a smaller folder, remove what is not needed,"
-            ' set "workspace": "private", or have hidden_files of the profile hide fewer names'
+            f"Cannot use the work folder {self._folder}: {why}. Use a smaller folder, remove unneeded files, set"
+            ' "workspace": "private", or have hidden_files of the profile hide fewer names'
         )
 
 

@@ -140,7 +140,7 @@ def find_forbidding(uid: int | None = None, proc: Path = Path("/proc")) -> list[
 def namespace_remedy(uid: int | None = None, proc: Path = Path("/proc")) -> str:
     """Return the remedy that allows user namespaces to this user (or `uid`): commands, if the cause is known."""
     commands = " && ".join(find_forbidding(uid, proc))
-    return commands or "in a container, permit unshare and mount: by its seccomp and AppArmor profiles"
+    return commands or "in a container, allow unshare and mount in its seccomp and AppArmor profiles"
 
 
 def _is_mapped(path: Path, number: int) -> bool:
@@ -283,7 +283,7 @@ def _join_cgroups(pid: int, cgroups: Sequence[str]) -> None:
     except ProcessLookupError:
         pass  # it has ended, and the log contains its output
     except OSError as error:
-        raise RuntimeFailed(f"the sandbox could not be put into its control group {path}: {error.strerror}") from error
+        raise RuntimeFailed(f"cannot move the sandbox into its control group {path}: {error.strerror}") from error
 
 
 def start_helper(directory: Path, log: Path) -> None:
@@ -359,7 +359,7 @@ def _converse(process: subprocess.Popen[bytes], config: bytes, launch: Launch, d
     if status == LAUNCHER_FAILED:
         words = read_tail(log)
         if (not is_made and "unshare" in words) or find_forbidding():
-            raise RuntimeUnavailable(f"no user namespace could be had: {words}. Remedy: {namespace_remedy()}")
+            raise RuntimeUnavailable(f"Cannot create a user namespace: {words}. Fix: {namespace_remedy()}")
     return status
 
 
@@ -408,8 +408,8 @@ def write_id_maps(pid: int, maps: IdMaps, timeout: float) -> None:
             error.stderr.decode(errors="replace").strip() if isinstance(error, subprocess.CalledProcessError) else error
         )
         raise RuntimeUnavailable(
-            f"the ids of the sandbox's user namespace could not be mapped: {detail}. Remedy: install uidmap and give"
-            " this user subordinate ids in /etc/subuid and /etc/subgid, or remove its entries there to do without"
+            f"Cannot map the ids of the sandbox's user namespace: {detail}. Fix: install uidmap and give this user"
+            " subordinate ids in /etc/subuid and /etc/subgid, or remove its entries there to run without them"
         ) from error
 
 

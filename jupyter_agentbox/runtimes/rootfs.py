@@ -197,7 +197,7 @@ def _show_host(host: Path, has_package_manager: bool) -> list[Step]:
 
 def _show_image(image: Path, mounts: Sequence[Mount], host: Path) -> list[Step]:
     if (image / "etc").is_symlink():  # the link would show the host's /etc
-        raise InvalidRequest(f"the image directory {image} has no folder /etc of its own", field="root")
+        raise InvalidRequest(f"the image directory {image} must contain a folder /etc, not a link", field="root")
     targets = [item.target for item in mounts]
     own = {"proc", "sys", "dev", "run", "tmp", "home", "etc", WORKSPACE.strip("/")}
     names = set(os.listdir(image)) - own
@@ -307,14 +307,14 @@ def check_workspace(folder: Path, hidden: tuple[str, ...], forbidden: tuple[Path
     try:
         real = folder.resolve(strict=True)
     except (OSError, RuntimeError) as error:
-        raise InvalidRequest(f"the work folder {folder} cannot be opened: {error}", field="workspace") from error
+        raise InvalidRequest(f"cannot open the work folder {folder}: {error}", field="workspace") from error
     if not real.is_dir():
         raise InvalidRequest(f"the work folder {folder} is not a folder", field="workspace")
     text = str(real)
     is_system = any(text == tree or text.startswith(tree + "/") for tree in SYSTEM_TREES)
     if (text in NO_WORKSPACE and not (text == os.path.expanduser("~") and hidden)) or is_system:
         raise InvalidRequest(
-            f"{real} cannot be a work folder, because it is the system's; put the notebook into a folder of its own",
+            f"{real} cannot be a work folder, because it is a system folder; put the notebook into a folder of its own",
             field="workspace",
         )
     for own in forbidden:
@@ -325,8 +325,8 @@ def check_workspace(folder: Path, hidden: tuple[str, ...], forbidden: tuple[Path
             parts = below[len(text) + 1 :].split("/")
             if not hidden or not any(make_matcher(list(hidden))(part) for part in parts[:1]):
                 raise InvalidRequest(
-                    f"{real} contains {below}, which belongs to agentbox; choose a folder that does not, or hide"
-                    f" {parts[0]} by its name",
+                    f"{real} contains {below}, which belongs to agentbox; choose another folder, or add {parts[0]}"
+                    " to hidden_files of the profile",
                     field="workspace",
                 )
     return real

@@ -167,8 +167,8 @@ def test_a_search_that_is_not_completed_refuses_the_folder(tmp_path: Path, monke
         (tmp_path / "many" / f".{number}").touch()
     cases: list[tuple[str, float, str]] = [
         ("MAX_COVERS", 299, r"300 were found, 300 of them in 'many'"),
-        ("MAX_COVER_BYTES", 1000, r"hidden entries than can be covered"),
-        ("MAX_COVER_PATH", 8, r"too long to be covered"),
+        ("MAX_COVER_BYTES", 1000, r"too many hidden entries"),
+        ("MAX_COVER_PATH", 8, r"is too long"),
         ("SEARCH_TIME", -1.0, r"saw 256 entries .* was at 'many/'"),
     ]
     for name, value, words in cases:
@@ -176,7 +176,7 @@ def test_a_search_that_is_not_completed_refuses_the_folder(tmp_path: Path, monke
             patch.setattr(launcher, name, value)
             with pytest.raises(launcher.Refused, match=words) as caught:
                 find(tmp_path)
-        assert str(caught.value).startswith(f"the work folder {tmp_path} cannot be used")
+        assert str(caught.value).startswith(f"Cannot use the work folder {tmp_path}: ")
         assert "hidden_files of the profile" in str(caught.value)
 
 
@@ -190,7 +190,7 @@ def test_folders_that_are_nested_deeper_than_can_be_searched_refuse_the_folder(t
         here = below
     os.mkdir(".git", dir_fd=here)
     os.close(here)
-    with pytest.raises(launcher.Refused, match=r"too long|could not be searched"):
+    with pytest.raises(launcher.Refused, match=r"too long|cannot search"):
         find(tmp_path)
     subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True, timeout=60)
 

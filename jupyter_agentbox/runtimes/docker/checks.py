@@ -47,7 +47,7 @@ def check_docker(runtime: DockerRuntime) -> list[Check]:
     if runtime.isolation == "gvisor":
         checks.append(Check(name, True, f"{found.name} is {found.path}, with the flags that sandboxes need"))
     else:
-        checks.append(Check(name, True, f"{found.name} is {found.path}: NOT ISOLATED BY GVISOR, as policy has it"))
+        checks.append(Check(name, True, f"{found.name} is {found.path}: NOT ISOLATED BY GVISOR, as the policy says"))
     checks += _check_live_restore(runtime)
     checks.append(_check_sandbox(runtime))
     return checks
@@ -96,7 +96,7 @@ def _check_sandbox(runtime: DockerRuntime) -> Check:
             spec = SandboxSpec(limits=replace(Limits(), memory=512 * MIB, cpus=1.0))
             handle = probe.start(f"check-{os.getpid()}", spec, base)
             _wait_for_hello(up)
-            return Check(name, True, f"starts and dials in {time.monotonic() - started:.2f} s")
+            return Check(name, True, f"starts and connects in {time.monotonic() - started:.2f} s")
         except (AgentboxError, OSError) as error:
             remedy = SETUP_REMEDY if isinstance(error, RuntimeUnavailable) else ""
             return Check(name, False, str(error), remedy)

@@ -260,7 +260,7 @@ def make_namespace_filter(machine: str) -> bytes:
     """
     if machine not in _NAMESPACE_CALLS:
         raise RuntimeUnavailable(
-            f"Cannot start a plain container: there is no system call filter for {machine}. Use the runtime runsc or"
+            f"Cannot start a plain container: no system call filter exists for {machine}. Use the runtime runsc or"
             " docker"
         )
     audit, unshare, clone, clone3 = _NAMESPACE_CALLS[machine]

@@ -51,7 +51,7 @@ def enter_namespace(uid_map: str, gid_map: str) -> None:
     check(libc.unshare(CLONE_NEWUSER | CLONE_NEWNS), "unshare")
     os.write(tell, b"u")
     if os.waitpid(child, 0)[1]:
-        raise OSError("the id maps could not be written")
+        raise OSError("cannot write the id maps")
     os.close(ready)
     os.close(tell)
     os.setresgid(0, 0, 0)

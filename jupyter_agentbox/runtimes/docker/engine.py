@@ -124,8 +124,8 @@ class Engine:
         """
         if not self.host.startswith("unix://"):
             raise RuntimeUnavailable(
-                f"Cannot use Docker's engine at {self.host}: it is not reached by a UNIX socket, and containers share"
-                " files with this process. Name an engine on this machine, such as unix:///var/run/docker.sock",
+                f"Cannot use Docker's engine at {self.host}: its address must be a UNIX socket, because containers"
+                " share files with this process. Use an engine on this machine, such as unix:///var/run/docker.sock",
                 setting="DockerRuntime.host",
             )
         seconds = timeout or self.timeout
@@ -142,8 +142,8 @@ class Engine:
             client = APIClient(base_url=self.host, version=version)
         except Exception as error:  # any error that a malformed file can cause
             raise RuntimeUnavailable(
-                f"Cannot make a client for Docker's engine at {self.host}: {type(error).__name__}: {error}. Check the"
-                " address, and Docker's settings of this user: ~/.docker/config.json",
+                f"Cannot create a client for Docker's engine at {self.host}: {type(error).__name__}: {error}. Check the"
+                " address, and this user's Docker settings in ~/.docker/config.json",
                 setting="DockerRuntime.host",
             ) from error
         try:
@@ -159,7 +159,7 @@ class Engine:
             raise RuntimeFailed(f"Docker's engine refused: {reason}") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RuntimeFailed(
-                f"Docker's engine at {self.host} gave a malformed answer: {type(error).__name__}: {error!s:.200}. Check"
+                f"Docker's engine at {self.host} sent an invalid answer: {type(error).__name__}: {error!s:.200}. Check"
                 " that Docker listens there"
             ) from error
         except (OSError, DockerException) as error:  # the errors of requests are OSErrors
@@ -259,7 +259,7 @@ class Engine:
                 with self.connect(60.0) as client:
                     answer = client.import_image_from_data(content, REPOSITORY, tag, changes=label)
                 if '"error"' in answer:
-                    raise RuntimeFailed(f"Docker's engine did not take the image: {answer[:1000]}") from None
+                    raise RuntimeFailed(f"Docker's engine did not accept the image: {answer[:1000]}") from None
             self._images.add(name)
         return name
 
@@ -373,12 +373,12 @@ class _Socket(socket.socket):
             with self._limit():
                 self.connect(self._host.removeprefix("unix://"))
         except PermissionError as error:
-            self._refuse("this user may not use its socket. Add the user to the group docker, which makes it root of"
-                         " this machine", error)  # fmt: skip
+            self._refuse("this user cannot access its socket. Add the user to the group docker, which grants root"
+                         " rights on this machine", error)  # fmt: skip
         except FileNotFoundError as error:
-            self._refuse("there is no such socket; is Docker installed and running?", error)
+            self._refuse("the socket does not exist. Is Docker installed and running?", error)
         except ConnectionRefusedError as error:
-            self._refuse("nothing listens there; is Docker running?", error)
+            self._refuse("nothing listens there. Is Docker running?", error)
 
     def _refuse(self, reason: str, error: OSError) -> NoReturn:
         raise RuntimeUnavailable(
@@ -395,7 +395,7 @@ class _Socket(socket.socket):
         self._left -= count
         if self._left < 0:
             raise RuntimeFailed(
-                f"Docker's engine at {self._host} sent more than {MAX_ANSWER >> 20} MiB, which is not read. Check that"
+                f"Docker's engine at {self._host} sent an answer of more than {MAX_ANSWER >> 20} MiB. Check that"
                 " Docker listens there"
             )
         return count

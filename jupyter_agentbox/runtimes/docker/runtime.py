@@ -60,18 +60,18 @@ class DockerRuntime(Runtime):
 
     host = Unicode(
         "",
-        help="Address of Docker's engine, a UNIX socket of this machine: ``unix:///run/user/1000/docker.sock``. Empty"
-        " takes ``DOCKER_HOST``, or else Docker's own default.",
+        help="Address of Docker's engine: a UNIX socket of this machine, such as ``unix:///run/user/1000/docker.sock``."
+        " If empty, ``DOCKER_HOST`` or Docker's own default is used.",
     ).tag(config=True)
     engine_runtime = Unicode(
-        "", help="Name of gVisor's runtime in Docker's engine; empty finds one that has the flags needed."
+        "", help="Name of gVisor's runtime in Docker's engine. If empty, one with the required flags is used."
     ).tag(config=True)
-    start_timeout = Float(30.0, help="Seconds after which a start has failed.").tag(config=True)
-    engine_timeout = Float(10.0, help="Seconds after which the engine is taken not to answer.").tag(config=True)
-    state_dir = Unicode("", help="Directory of all sandboxes; never shown inside one. Set by the manager.").tag(
+    start_timeout = Float(30.0, help="Seconds that a sandbox may take to start.").tag(config=True)
+    engine_timeout = Float(10.0, help="Seconds that Docker's engine may take to answer.").tag(config=True)
+    state_dir = Unicode("", help="Directory of all sandboxes; never visible inside one. Set by the manager.").tag(
         config=True
     )
-    guest_dir = Unicode(str(GUEST), help="Directory of the program that is PID 1 inside.")
+    guest_dir = Unicode(str(GUEST), help="Directory of the guest program, which is PID 1 inside.")
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -159,8 +159,8 @@ class DockerRuntime(Runtime):
             if sign in words:
                 return End(Cause.CRASHED, 1, f"it crashed: {words[words.index(sign) :][:200]}")
         if removed:
-            return End(Cause.KILLED, 137, "its container was removed by somebody else")
-        return End(Cause.KILLED, 137, "the container was ended from outside")
+            return End(Cause.KILLED, 137, "its container was removed from outside")
+        return End(Cause.KILLED, 137, "its container was ended from outside")
 
     def freeze(self, handle: Handle) -> bool:
         """Stop gVisor's main process, if this user may. Docker's own pause leaves it running."""
@@ -196,7 +196,7 @@ class DockerRuntime(Runtime):
         try:
             self.engine.remove(handle.container, is_over=True)
         except AgentboxError as error:
-            self.log.warning("container %s is left until Docker's engine answers: %s", handle.container[:12], error)
+            self.log.warning("container %s remains until Docker's engine answers: %s", handle.container[:12], error)
         self._out_of_memory.discard(handle.container)
         self._kills_before.pop(handle.container, None)
         with contextlib.suppress(OSError):
@@ -283,7 +283,7 @@ class DockerRuntime(Runtime):
         if start_time is None:
             self._keep_log(container, directory)
             words = namespaces.read_tail(directory / "log")
-            raise RuntimeFailed(f"Cannot start the sandbox: it ended at once. Its log: {words or 'empty'}")
+            raise RuntimeFailed(f"Cannot start the sandbox: it ended immediately. Log: {words or 'empty'}")
         return Handle(
             self.name,
             pid,
@@ -353,11 +353,11 @@ class DockerRuncRuntime(DockerRuntime):
         """Start a sandbox, and log that gVisor does not isolate it."""
         if spec.is_root:
             raise RuntimeUnavailable(
-                "Cannot start the sandbox: code cannot be root in a plain container, where no layer lies over read-only"
-                " files. Use the runtime runsc or docker",
+                "Cannot start the sandbox: code cannot be root in a plain container, which has no writable layer over"
+                " read-only files. Use the runtime runsc or docker",
                 setting="Policy.profiles",
             )
-        self.log.warning("sandbox %s is NOT isolated by gVisor: policy has the runtime %s", sandbox_id, self.name)
+        self.log.warning("sandbox %s is NOT isolated by gVisor: the policy selects %s", sandbox_id, self.name)
         return super().start(sandbox_id, spec, directory)
 
     def freeze(self, handle: Handle) -> bool:
@@ -371,7 +371,7 @@ class DockerRuncRuntime(DockerRuntime):
             if found.name == wanted:
                 return found
         raise RuntimeUnavailable(
-            f"Docker's engine has no runtime {wanted!r}. Name one that it has",
+            f"Docker's engine has no runtime {wanted!r}. Set one that it has",
             setting=f"{type(self).__name__}.engine_runtime",
         )
 

@@ -46,8 +46,8 @@ def add_runtime(text: str, runsc: str) -> str | None:
         runtimes[RUNTIME_NAME] = wanted
     except (ValueError, AttributeError, TypeError) as error:
         raise InvalidConfig(
-            f"Cannot add the runtime: Docker's settings are not a JSON object ({error}), and were left as they are."
-            " Correct that file first"
+            f"Cannot add the runtime: Docker's settings are not a JSON object ({error}). Nothing was changed. Correct"
+            " that file first"
         ) from error
     return json.dumps(settings, indent=2) + "\n"
 
@@ -117,7 +117,7 @@ def register(
     engines = find_engines(path)
     changed = add_runtime(text, os.path.abspath(runsc))
     if changed is None:
-        say(f"Docker: the runtime {RUNTIME_NAME} is in {path} already")
+        say(f"Docker: the runtime {RUNTIME_NAME} is already in {path}")
     else:
         if any(_read_option(arguments, "--add-runtime") for arguments in engines.values()):
             raise InvalidConfig(
@@ -125,18 +125,18 @@ def register(
                 " those runtimes when it reads the file again. Nothing was changed. Move them from its command line to"
                 " that file first"
             )
-        say(f"Docker: adding the runtime {RUNTIME_NAME}, {runsc}, to {path}; all else in that file stays as it is")
+        say(f"Docker: adding the runtime {RUNTIME_NAME}, {runsc}, to {path}; the rest of that file is kept")
         if not is_dry:
             _write(path, changed)
     command = "kill -HUP " + " ".join(map(str, engines))
     if not engines:
-        say("  no engine with these settings runs now; one that starts finds the runtime")
+        say("  no engine with these settings is running; the next one that starts loads the runtime")
     elif changed is None and _knows_runtime(host):
-        say("  and the engine knows it")
+        say("  and the engine has loaded it")
     elif not may_reload:
-        say(f"  have the engine read it by `{command}`, or by --reload; containers that run are not touched")
+        say(f"  reload the engine with `{command}`, or use --reload; running containers are not affected")
     else:
-        say(f"  having the engine read it: {command}; containers that run are not touched")
+        say(f"  reloading the engine: {command}; running containers are not affected")
         if not is_dry:
             _reload(engines, host)
 

@@ -97,12 +97,12 @@ def _check_namespaces() -> Check:
 def _check_spare_ids() -> Check:
     name = "subordinate ids"
     if namespaces.find_spare_ids(os.geteuid()):
-        return Check(name, True, "user code and guest are different users inside")
+        return Check(name, True, "user code and the guest are different users inside")
     held = ", ".join(sorted(capability.removeprefix("CAP_") for capability in GUEST_CAPABILITIES))
     message = (
         "none for this user in /etc/subuid and /etc/subgid: user code is uid 0 inside its sandbox\n"
         f"It has the capabilities {held} there, and can replace the sandbox's own guest program.\n"
-        "Outside it has this user's rights on the shared folders and no others, as uid 1000 would have.\n"
+        "Outside it has this user's rights on the shared folders and no others, like uid 1000.\n"
         "Kernels start cold: templates and the pool need a uid that user code does not have."
     )
     if os.geteuid() == 0:
@@ -160,7 +160,7 @@ def _check_sandbox(runtime: RunscRuntime) -> list[Check]:
                 checks.append(Check(name, True, f"starts in {time.monotonic() - started:.2f} s"))
                 name = "link"
                 _wait_for_hello(up)
-                checks.append(Check(name, True, f"dialled after {time.monotonic() - started:.2f} s"))
+                checks.append(Check(name, True, f"connected after {time.monotonic() - started:.2f} s"))
             finally:
                 os.close(up)
             name = "checkpoint and restore"
@@ -198,4 +198,4 @@ def _wait_for_hello(up: int) -> None:
         except BlockingIOError:
             pass
         time.sleep(0.01)
-    raise RuntimeFailed(f"nothing inside dialled the link within {PROBE_TIMEOUT:g} s")
+    raise RuntimeFailed(f"the guest did not connect within {PROBE_TIMEOUT:g} s")

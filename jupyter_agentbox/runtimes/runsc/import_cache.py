@@ -101,9 +101,9 @@ def make(state_dir: Path) -> bool:
             made.replace(target)
         except subprocess.CalledProcessError as error:
             words = error.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-            log.warning("no import cache was made, so kernels start cold without: %s", words[:500])
+            log.warning("cannot build the import cache, so cold starts are slower: %s", words[:500])
         except (OSError, subprocess.TimeoutExpired) as error:
-            log.warning("no import cache was made, so kernels start cold without: %s", error)
+            log.warning("cannot build the import cache, so cold starts are slower: %s", error)
     return read(state_dir) is not None
 
 

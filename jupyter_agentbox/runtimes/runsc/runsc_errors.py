@@ -20,8 +20,8 @@ def explain_save(error: RuntimeFailed) -> AgentboxError:
     """Return the error to raise after ``runsc checkpoint`` has failed."""
     if found := _DELETED.search(str(error)):
         return Conflict(
-            f"the sandbox can't be saved while a program in it has {found[1][:200]!r} open, which was deleted from the"
-            " work folder: close it, or keep such files in /tmp"
+            f"Cannot save the sandbox: a program in it still has {found[1][:200]!r} open, which was deleted from the"
+            " work folder. Close it, or keep such files in /tmp"
         )
     return RuntimeFailed(str(error).partition(_TRACE)[0])
 
@@ -30,9 +30,8 @@ def explain_restore(error: RuntimeFailed) -> AgentboxError:
     """Return the error to raise after ``runsc restore`` has failed."""
     if _GONE.search(str(error)):
         return Conflict(
-            "the snapshot can't be restored: a file or folder that a program had open when it was taken, in a folder"
-            " that the sandbox shows but does not keep, was deleted or renamed since. Put it back, or use another"
-            " snapshot",
+            "Cannot restore the snapshot: a file or folder that a program had open was deleted or renamed since then,"
+            " and the snapshot does not include its contents. Put it back, or use another snapshot",
             field="snapshot",
         )
     return RuntimeFailed(str(error).partition(_TRACE)[0])

@@ -66,23 +66,23 @@ class RunscRuntime(Runtime):
     name: ClassVar[str] = "runsc"
     waits_for_image: ClassVar[bool] = True
 
-    runsc = Unicode("", help="Path of runsc; empty looks on PATH and in the state directory, where setup puts it.").tag(
-        config=True
-    )
+    runsc = Unicode(
+        "", help="Path of runsc. If empty, it is looked up on PATH and in the state directory, where setup installs it."
+    ).tag(config=True)
     platform = Enum(
         ("systrap", "ptrace", "kvm"),
         default_value="systrap",
-        help="How gVisor catches system calls. `kvm` hangs on many virtual machines.",
+        help="How gVisor intercepts system calls. ``kvm`` hangs on many virtual machines.",
     ).tag(config=True)
-    start_timeout = Float(30.0, help="Seconds after which a start has failed.").tag(config=True)
-    checkpoint_timeout = Float(120.0, help="Seconds after which saving a sandbox's memory has failed.").tag(config=True)
-    cgroup_parent = Unicode("", help="Control group beneath which those of sandboxes are made; empty finds one.").tag(
+    start_timeout = Float(30.0, help="Seconds that a sandbox may take to start.").tag(config=True)
+    checkpoint_timeout = Float(120.0, help="Seconds that saving a sandbox's memory may take.").tag(config=True)
+    cgroup_parent = Unicode("", help="Parent of the sandboxes' control groups. If empty, a suitable one is used.").tag(
         config=True
     )
-    state_dir = Unicode("", help="Directory of all sandboxes; never shown inside one. Set by the manager.").tag(
+    state_dir = Unicode("", help="Directory of all sandboxes; never visible inside one. Set by the manager.").tag(
         config=True
     )
-    guest_dir = Unicode(str(GUEST), help="Directory of the program that is PID 1 inside.")
+    guest_dir = Unicode(str(GUEST), help="Directory of the guest program, which is PID 1 inside.")
 
     # The contract
 
@@ -154,7 +154,7 @@ class RunscRuntime(Runtime):
     def kill(self, handle: Handle, timeout: float = 10.0) -> None:
         """End the sandbox and wait until all its processes have ended."""
         if left := kill_processes(handle.processes, timeout):
-            raise RuntimeFailed(f"processes {left} of the sandbox are still there {timeout:g} s after they were killed")
+            raise RuntimeFailed(f"Cannot end the sandbox: processes {left} still run {timeout:g} s after SIGKILL")
 
     def remove(self, handle: Handle, directory: Path) -> None:
         """Remove the control groups and runsc's part of ``directory``."""
@@ -214,13 +214,13 @@ class RunscRuntime(Runtime):
         self._check_limits(spec)
         workspace = self._check_workspace(spec, directory)
         if self._make_maps(spec, workspace).user != handle.user:
-            raise RuntimeFailed("the work folder belongs to somebody else than the sandbox that waits is for")
+            raise RuntimeFailed("the work folder has another owner than the prestarted sandbox")
         cgroups.detect(self.cgroup_parent).create(sandbox_id, spec.limits)
         plan = rootfs.make_claim_plan(spec, workspace, is_private=spec.workspace is None)
         plan.append(("covered", str(directory / "bundle" / COVERED)))
         view = next((found for found in handle.helpers if _is_gofer(found[0])), None)
         if view is None:
-            raise RuntimeFailed("the sandbox that waits has no process that shows it files")
+            raise RuntimeFailed("the prestarted sandbox has no file server")
         maps = namespaces.IdMaps((), (), handle.user, True, True)
         launch = namespaces.Launch([], maps, directory / "stage", plan, join=(*view, f"{CLAIM_DIR}/work"))
         failure = namespaces.ask_helper(launch, directory, self.start_timeout)
@@ -228,7 +228,7 @@ class RunscRuntime(Runtime):
         if failure is None and namespaces.run(launch, directory / "log", self.start_timeout):
             failure = namespaces.read_tail(directory / "log")
         if failure:
-            raise RuntimeFailed(f"the work folder was not mounted: {failure}")
+            raise RuntimeFailed(f"cannot mount the work folder: {failure}")
         shutil.rmtree(directory / namespaces.HELPER, ignore_errors=True)
 
     def read_covered(self, directory: Path) -> list[tuple[str, bool]]:
@@ -249,7 +249,7 @@ class RunscRuntime(Runtime):
             if os.access(self.runsc, os.X_OK):
                 return os.path.abspath(self.runsc)
             raise RuntimeUnavailable(
-                f"RunscRuntime.runsc is {self.runsc}, which is no program; correct it, or remove it",
+                f"RunscRuntime.runsc is {self.runsc}, which is not a program; correct or remove the setting",
                 setting="RunscRuntime.runsc",
             )
         # Setup installs one there only if the one on PATH is missing or too old.
@@ -257,7 +257,7 @@ class RunscRuntime(Runtime):
         found = (shutil.which("runsc", path=str(own)) if own else None) or shutil.which("runsc")
         if not found:
             raise RuntimeUnavailable(
-                f"gVisor's runsc was not found; get it by `{INSTALL_REMEDY}`", setting="RunscRuntime.runsc"
+                f"gVisor's runsc was not found; install it with `{INSTALL_REMEDY}`", setting="RunscRuntime.runsc"
             )
         return os.path.abspath(found)
 
@@ -347,7 +347,7 @@ class RunscRuntime(Runtime):
         for name, reason in missing.items():
             if name not in spec.accept_unenforced:
                 raise RuntimeUnavailable(
-                    f"the {name} limit cannot be enforced: {reason}. Remedy: {cgroups.REMEDY}; or accept it by adding"
+                    f"Cannot enforce the {name} limit: {reason}. Fix: {cgroups.REMEDY}; or run without it by adding"
                     f" {name!r} to Policy.accept_unenforced",
                     setting="Policy.accept_unenforced",
                 )
@@ -376,11 +376,11 @@ class RunscRuntime(Runtime):
         try:
             pid = int((directory / "bundle" / "pid").read_text())
         except (OSError, ValueError) as error:
-            raise RuntimeFailed(f"runsc did not tell the process of the sandbox: {error}") from error
+            raise RuntimeFailed(f"runsc did not report the sandbox's process: {error}") from error
         found = dict(find_processes(directory, cgroups.read_pids(groups)))
         start_time = found.pop(pid, None)
         if start_time is None:
-            raise RuntimeFailed(f"the sandbox ended at once: {namespaces.read_tail(directory / 'log')}")
+            raise RuntimeFailed(f"the sandbox ended immediately: {namespaces.read_tail(directory / 'log')}")
         return Handle(self.name, pid, start_time, tuple(found.items()), groups, user)
 
     def _remove_own(self, directory: Path) -> None:

@@ -142,7 +142,7 @@ class TestEngine:
         end = runtime.why_ended(box.handle, SPEC.limits, box.directory)
         runtime.engine.remove(box.handle.container)  # at the same time: whoever comes second does nothing
         remover.join(60)
-        assert (end.cause, end.message) == (Cause.KILLED, "its container was removed by somebody else")
+        assert (end.cause, end.message) == (Cause.KILLED, "its container was removed from outside")
 
     def test_an_engine_that_hangs_harms_no_sandbox(self, runtime: DockerRuntime, box: Box, dockerd: Dockerd) -> None:
         runtime.usage(box.handle, box.directory)
@@ -266,7 +266,7 @@ class TestEngine:
     def test_what_this_runtime_cannot_do_is_refused_by_name(
         self, runtime: DockerRuntime, box: Box, tmp_path: Path
     ) -> None:
-        with pytest.raises(RuntimeUnavailable, match="'docker' keeps no snapshots"):
+        with pytest.raises(RuntimeUnavailable, match="'docker' does not support snapshots"):
             runtime.checkpoint(box.handle, box.id, box.directory, tmp_path)
         with pytest.raises(RuntimeUnavailable, match="cannot be root in a plain container"):
             DockerRuncRuntime(host=runtime.host).start("root", replace(SPEC, is_root=True), tmp_path)
@@ -285,9 +285,9 @@ class TestEngine:
             engine.find_gvisor("crun")
 
     def test_an_engine_that_is_away_is_explained(self, tmp_path: Path) -> None:
-        with pytest.raises(RuntimeUnavailable, match="there is no such socket; is Docker installed"):
+        with pytest.raises(RuntimeUnavailable, match="the socket does not exist. Is Docker installed"):
             Engine(f"unix://{tmp_path}/none").info()
-        with pytest.raises(RuntimeUnavailable, match="not reached by a UNIX socket"):
+        with pytest.raises(RuntimeUnavailable, match="must be a UNIX socket"):
             Engine("tcp://127.0.0.1:2375").info()
         (check,) = DockerRuntime(host=f"unix://{tmp_path}/none").check()
         assert not check.is_ok
@@ -361,7 +361,7 @@ class TestSetup:
         assert settings["runtimes"]["other"] == {"path": "/bin/other"}
         assert settings["runtimes"][RUNTIME_NAME] == make_runtime("/usr/bin/runsc")
         assert (path.stat().st_mode & 0o777, link.is_symlink(), len(list(path.parent.iterdir()))) == (0o600, True, 1)
-        assert "no engine with these settings runs now" in said[-1]
+        assert "no engine with these settings is running" in said[-1]
         register("/usr/bin/runsc", say=said.append, path=path)
         assert "already" in said[-2]
 
@@ -405,7 +405,7 @@ class TestSetup:
             said = env.run(*setup, "--reload").output
             assert f"is in {path} already" in said
             assert engine.find_gvisor().name == RUNTIME_NAME
-            assert "and the engine knows it" in env.run(*setup, "--reload").output
+            assert "and the engine has loaded it" in env.run(*setup, "--reload").output
         finally:
             path.write_text(json.dumps(before))
             dockerd.signal(signal.SIGHUP)
@@ -441,7 +441,7 @@ class TestSetup:
         path = tmp_path / "daemon.json"
         for text in ("{", "[]", '{"runtimes": []}'):
             path.write_text(text)
-            with pytest.raises(InvalidConfig, match="left as they are"):
+            with pytest.raises(InvalidConfig, match="Nothing was changed"):
                 register("/usr/bin/runsc", say=lambda _: None, path=path)
             assert path.read_text() == text
 
@@ -508,7 +508,7 @@ class TestEndToEnd:
             ran = server.call("POST", f"{path}/exec", {"command": "id -u; cd /tmp && touch there && ls there"})
             assert (ran["stdout"], ran["exit_code"]) == ("1000\nthere\n", 0)
             refused = server.http.post(server.url(f"{path}/snapshots"), json={}, timeout=100)
-            assert "keeps no snapshots" in refused.text
+            assert "does not support snapshots" in refused.text
             dockerd.signal(signal.SIGSTOP)
             try:
                 wait_until(lambda: server.call("GET", path)["state"] == "unknown", 60, "its state is unknown")

@@ -34,7 +34,7 @@ class TestRunsc(RuntimeContract):
         return RunscRuntime(state_dir=str(state_dir), guest_dir=str(STANDIN))
 
     def test_a_missing_runsc_says_how_to_get_it(self, state_dir: Path) -> None:
-        with pytest.raises(RuntimeUnavailable, match="which is no program"):
+        with pytest.raises(RuntimeUnavailable, match="which is not a program"):
             RunscRuntime(runsc="/nonexistent").find_runsc()
 
     def test_a_runsc_that_fails_or_hangs_leaves_nothing(
