@@ -63,7 +63,7 @@ class Claim:
 
     def _make(self, request: dict[str, Any]) -> None:
         if self._is_made:
-            raise ValueError("it was claimed before")
+            raise ValueError("the sandbox was already claimed")
         self._is_made = True
         mount(GIVEN, WORKSPACE, MS_BIND)
         cover((path, is_folder) for path, is_folder in self._masks)

@@ -45,7 +45,7 @@ def open_connection(loop: Loop, stream: Stream) -> None:
         sock.close()
 
     stream.on_reset = ended
-    stream.on_eof = lambda: fail("closed before it was connected")
+    stream.on_eof = lambda: fail("closed before the connection was made")
     error = sock.connect_ex(("127.0.0.1", port))
     if error not in (0, errno.EINPROGRESS):
         fail(os.strerror(error))

@@ -58,7 +58,7 @@ def cover(entries: "Iterable[tuple[str, bool]]") -> None:
 def give_up_mounting() -> None:
     """Drop the capabilities to mount and to change the bounding set, for this program and all its descendants."""
     for number in (CAP_SYS_ADMIN, CAP_SETPCAP):
-        _check(_libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0), "the bounding set")
+        _check(_libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0), "cannot drop capabilities")
     head = ctypes.create_string_buffer(struct.pack("=II", _CAPABILITIES_V3, 0))
     sets = ctypes.create_string_buffer(24)
     _check(_libc.capget(head, sets), "capget")

@@ -117,7 +117,7 @@ class Egress:
         try:
             self.addresses["dns"] = self.names.start(self._dns_address)
         except OSError as error:
-            print(f"agentbox: cannot serve names on {self._dns_address}: {error}", file=sys.stderr)
+            print(f"agentbox: cannot serve DNS on {self._dns_address}: {error}", file=sys.stderr)
 
     def close(self) -> None:
         """Close every listener."""
@@ -355,7 +355,7 @@ class NameServer:
                 self._open()
             assert self._stream is not None
             if self._stream.credit < len(frame):
-                raise LinkDown("the host is behind")
+                raise LinkDown("the host does not accept more data")
             self._stream.write(frame)
         except LinkDown:
             reply(servfail(query))

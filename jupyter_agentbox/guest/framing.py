@@ -114,7 +114,7 @@ class Connection:
         """Open a stream and return its id."""
         payload = _dump(header)
         if len(payload) > MAX_PAYLOAD[OPEN]:
-            raise ValueError(f"stream header of {len(payload)} bytes; at most {MAX_PAYLOAD[OPEN]} fit")
+            raise ValueError(f"stream header of {len(payload)} bytes; the limit is {MAX_PAYLOAD[OPEN]}")
         stream = self._next_id
         self._next_id += 2
         self._streams[stream] = _Stream()
@@ -216,7 +216,7 @@ class Connection:
     def _handle(self, kind: int, stream: int, payload: bytes, events: list[Event]) -> None:
         if not self._has_hello:
             if kind != HELLO:
-                raise ProtocolError("the first frame is no hello")
+                raise ProtocolError("the first frame is not a hello")
             info = _load(payload)
             if info.get("version") != VERSION:
                 raise ProtocolError(f"the peer speaks version {info.get('version')!r:.20}, not {VERSION}")
@@ -295,7 +295,7 @@ class Connection:
         self._output += _HEAD.pack(len(payload), kind, stream)
         self._output += payload
         if len(self._output) > MAX_OUTPUT:
-            raise ProtocolError("the peer asks without reading the answers")
+            raise ProtocolError("the peer sends pings without reading the answers")
 
 
 class MessageReader:
@@ -353,7 +353,7 @@ def _split(body: bytes) -> list[bytes]:
     parts, position = [], 0
     while position < len(body):
         if len(body) - position < 4:
-            raise ProtocolError("a part of a message is cut")
+            raise ProtocolError("a part of a message is truncated")
         (length,) = _U32.unpack_from(body, position)
         position += 4
         if length > len(body) - position:
@@ -371,9 +371,9 @@ def _load(payload: bytes) -> dict[str, Any]:
     try:
         value = json.loads(payload)
     except (ValueError, RecursionError):
-        raise ProtocolError("a header that is no JSON") from None
+        raise ProtocolError("a header that is not JSON") from None
     if not isinstance(value, dict):
-        raise ProtocolError("a header that is no JSON object")
+        raise ProtocolError("a header that is not a JSON object")
     return value
 
 

@@ -409,7 +409,7 @@ def _find_ports(is_ipc: bool) -> list[int]:
         ports.append(port)
         if len(ports) == 5:
             return ports
-    raise OSError("no five free ports on loopback")
+    raise OSError("cannot find five free ports on loopback")
 
 
 def _take_file(path: str) -> int:
@@ -435,7 +435,7 @@ def open_kernel(loop: Loop, processes: Processes, kernels: dict[str, Kernel], st
     action: Callable[[Stream], object]
     if stream.header["kind"] == "channel":
         if known is None or stream.header["channel"] not in known.channels:
-            stream.reset(f"no kernel {name!r} runs here")
+            stream.reset(f"kernel {name!r} does not exist")
             return
         action = known.channels[stream.header["channel"]].attach
     elif known is None:

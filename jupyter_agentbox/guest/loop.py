@@ -134,7 +134,7 @@ class Stream:
         """Queue ``data``, which must not exceed :attr:`credit`."""
         connection = self._link.connection
         if connection is None or connection.send(self._id, data) < len(data):
-            raise LinkDown("more was written than the host takes")
+            raise LinkDown("the host does not accept more data")
         self._link.flush()
 
     def write_eof(self) -> None:
@@ -254,7 +254,7 @@ class Link:
         self._pending = memoryview(b"")
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            stream.on_reset("the owner is gone")
+            stream.on_reset("the owner disconnected")
         self._on_down()
 
     def suspend(self, token: str) -> None:

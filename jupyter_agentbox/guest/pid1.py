@@ -107,7 +107,7 @@ class Guest:
         elif kind == "load":
             open_load(self.loop, stream, {kernel.pid for kernel in self.kernels.values()})
         else:
-            stream.reset(f"this guest knows no {kind!r}")
+            stream.reset(f"unknown stream kind {kind!r}")
 
 
 def main() -> int:

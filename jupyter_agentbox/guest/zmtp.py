@@ -76,9 +76,9 @@ class Handshake:
         ):
             raise ZmtpError("the peer does not speak ZMTP 3")
         if len(buffer) >= 32 and buffer[12:32].rstrip(b"\0") != b"NULL":
-            raise ZmtpError("the peer wants security other than NULL")
+            raise ZmtpError("the peer requires security other than NULL")
         if len(buffer) > _GREETING_SIZE and buffer[_GREETING_SIZE] & (COMMAND | MORE) != COMMAND:
-            raise ZmtpError("the peer sends no READY")
+            raise ZmtpError("the peer did not send READY")
         frame = _read_header(buffer, _GREETING_SIZE)
         if frame is None:
             return None
@@ -88,7 +88,7 @@ class Handshake:
         if len(buffer) < end:
             return None
         if not buffer.startswith(b"\x05READY", start, end):
-            raise ZmtpError("the peer refuses the connection")
+            raise ZmtpError("the peer refused the connection")
         self.identity = _parse_properties(bytes(buffer[start + 6 : end])).get(b"identity", b"")
         if len(self.identity) > 255:
             raise ZmtpError("the identity is too long")
@@ -104,7 +104,7 @@ def _parse_properties(body: bytes) -> dict[bytes, bytes]:
         value_start = name_end + 4
         value_end = value_start + int.from_bytes(body[name_end:value_start], "big")
         if value_end > len(body):
-            raise ZmtpError("a property of READY is cut off")
+            raise ZmtpError("a property of READY is truncated")
         found[body[position + 1 : name_end].lower()] = body[value_start:value_end]
         position = value_end
     return found
@@ -166,7 +166,7 @@ class Splitter:
         while frame := _read_header(self._buffer, position):
             flags, _, after = frame
             if after - start > self.max_size:
-                raise ZmtpError(f"a message of over {self.max_size} bytes")
+                raise ZmtpError(f"a message of more than {self.max_size} bytes")
             if after > end:
                 break
             position = after
@@ -205,14 +205,14 @@ class Decoder:
         while frame := _read_header(self._buffer, position):
             flags, start, after = frame
             if self._size + after - start > self.max_size:
-                raise ZmtpError(f"a message of over {self.max_size} bytes")
+                raise ZmtpError(f"a message of more than {self.max_size} bytes")
             if after > end:
                 break
             if not flags & COMMAND:
                 self._frames.append(copy_out(self._buffer, start, after))
                 self._size += after - start
                 if len(self._frames) > self.max_frames:
-                    raise ZmtpError(f"a message of over {self.max_frames} parts")
+                    raise ZmtpError(f"a message of more than {self.max_frames} parts")
                 if not flags & MORE:
                     messages.append(self._frames)
                     self._frames, self._size = [], 0

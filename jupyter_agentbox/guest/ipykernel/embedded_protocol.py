@@ -91,13 +91,13 @@ class Unpacker:
                         break
                     (count,) = _COUNT.unpack_from(view, start)
                     if not 0 < count <= MAX_PARTS:
-                        raise FormatError(f"a message of {count} parts; 1 to {MAX_PARTS} may be")
+                        raise FormatError(f"a message of {count} parts; the limit is {MAX_PARTS}")
                     position = start + 4 + 4 * count
                     if position > end:
                         break
                     sizes = struct.unpack_from(f"<{count}I", view, start + 4)
                     if position - start + sum(sizes) > self.max_size:
-                        raise FormatError(f"a message of over {self.max_size} bytes")
+                        raise FormatError(f"a message of more than {self.max_size} bytes")
                     self._sizes = list(reversed(sizes))
                     start = position
                 size = self._sizes[-1]
