@@ -372,16 +372,16 @@ class KernelClient:
         """Interrupt a run that reached its timeout. Return the values to report in its result."""
         if not run.has_started:
             run.is_abandoned = True
-            return {"message": "the kernel did not begin with it in time; if it does later, it is interrupted"}
+            return {"message": "the kernel did not start the code in time; if it does later, the code is interrupted"}
         await self._send_signal(signal.SIGINT)
         await run.until(lambda: run.is_over, asyncio.get_running_loop().time() + INTERRUPT_GRACE)
         if run.end is not None:
-            return {"message": f"it ran out of time, and the kernel ended: {run.end.message}", "end": run.end}
+            return {"message": f"the code timed out, and the kernel ended: {run.end.message}", "end": run.end}
         if run.is_over:
             count = run.reply.execution_count if run.reply is not None else None
-            return {"message": "it ran out of time and was interrupted", "execution_count": count}
+            return {"message": "the code timed out and was interrupted", "execution_count": count}
         return {
-            "message": "it ran out of time, was interrupted, and still runs: the kernel is busy until it ends. "
+            "message": "the code timed out and was interrupted, but still runs: the kernel is busy until it ends. "
             "Interrupt again, or restart the context",
             "is_busy": True,
         }
@@ -397,9 +397,9 @@ class KernelClient:
     def _withdrawn(self, run: _Run, duration: float) -> CodeResult:
         end = run.end
         if end is not None:
-            message = f"there is no kernel; it ended: {end.message}"
+            message = f"the kernel has ended: {end.message}"
         else:
-            message = "the kernel was busy with other code for all of the time; this code did not run"
+            message = "this code did not run: the kernel was busy with other code until the timeout"
         return run.outputs.result(
             "timed_out" if end is None else "kernel_died",
             duration=duration,
@@ -453,7 +453,7 @@ class KernelClient:
         """Handle a change of the kernel; see :class:`~jupyter_agentbox.kernels.front.front.LocalPeer`."""
         for run in list(self._sent.values()):
             if run.end is None and (run.epoch != self.front.epoch or not self.front.is_attached):
-                run.end = self.front.end or End(Cause.STOPPED, 0, "it was replaced by another")
+                run.end = self.front.end or End(Cause.STOPPED, 0, "it was replaced by another kernel")
                 run.wake()
                 if run.is_abandoned:
                     del self._sent[run.msg_id]

@@ -173,7 +173,7 @@ class Runner:
         """
         slot = SandboxedKernel.find(kernel_id=kernel_id)
         if slot is None:
-            raise NotFound(f"no kernel {kernel_id!r} runs in a sandbox here", field="kernel_id")
+            raise NotFound(f"this server has no sandboxed kernel {kernel_id!r}", field="kernel_id")
         return slot
 
     # -- running -----------------------------------------------------------------------------
@@ -281,11 +281,9 @@ class Runner:
     def _check(self, code: str, timeout: float | None, limits: OutputLimits | None) -> None:
         size = len(code.encode("utf-8", "replace"))
         if size > MAX_CODE:
-            raise TooLarge(
-                f"code of {format_size(size)} is more than the {format_size(MAX_CODE)} of one run", field="code"
-            )
+            raise TooLarge(f"code of {format_size(size)} exceeds the maximum of {format_size(MAX_CODE)}", field="code")
         if timeout is not None and not 0 < timeout < float("inf"):
-            raise InvalidRequest("timeout must be a number of seconds above 0, or null for none", field="timeout")
+            raise InvalidRequest("timeout must be a positive number of seconds, or null for none", field="timeout")
         try:
             msgspec.convert(limits and msgspec.to_builtins(limits), OutputLimits | None)
         except msgspec.ValidationError as error:
@@ -367,15 +365,15 @@ class Runner:
     def _find(self, place: Place, name: str) -> _Context:
         context = self._of(_sandbox_of(place)).get(name)
         if context is None and name == DEFAULT and _slot_of(place) is not None:
-            raise Conflict("this context is a notebook's kernel: Jupyter starts, restarts and ends it", field="context")
+            raise Conflict("this context is a notebook's kernel; restart or end it in Jupyter", field="context")
         if context is None:
-            raise NotFound(f"there is no context {name!r}", field="context")
+            raise NotFound(f"context {name!r} does not exist", field="context")
         return context
 
     async def _client(self, place: Place, name: str, language: str | None) -> KernelClient:
         if not _NAME.fullmatch(name):
             raise InvalidRequest(
-                "a context's name has up to 64 letters, digits and any of '_.-', and begins with a letter or digit",
+                "a context's name must have 1 to 64 letters, digits or any of '_.-', and begin with a letter or digit",
                 field="context",
             )
         language = self._language(place, language)
@@ -391,11 +389,11 @@ class Runner:
         context = contexts.get(name)
         if context is not None and language not in (None, context.language):
             raise InvalidRequest(
-                f"context {name!r} runs {context.language}; run {language} in another one", field="language"
+                f"context {name!r} runs {context.language}; use another one for {language}", field="language"
             )
         if context is None:
             if len(contexts) >= self.max_contexts:
-                raise TooLarge(f"a sandbox has {self.max_contexts} contexts at most; delete one", field="context")
+                raise TooLarge(f"a sandbox has at most {self.max_contexts} contexts; delete one", field="context")
             context = contexts[name] = _Context(sandbox, name, language or PYTHON)
         # Several callers may wait for the same start, so the cancellation of one of them does not end it.
         return await asyncio.shield(self._ready(contexts, context))
@@ -408,7 +406,7 @@ class Runner:
         found = find_language(kernels, language)
         if found is None:
             raise InvalidRequest(
-                f"there is no kernel for {language!r:.60} here; languages are {', '.join(list_languages(kernels))}",
+                f"no kernel for language {language!r:.60}; available languages: {', '.join(list_languages(kernels))}",
                 field="language",
             )
         return found.languages[0].lower()

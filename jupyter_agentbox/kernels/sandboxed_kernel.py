@@ -392,7 +392,7 @@ class SandboxedKernel:
                 front.close()
             if sandbox is not None:
                 await self.manager.leave(sandbox)
-            self.end = self.end or End(Cause.STOPPED, 0, "it was left to the next server")
+            self.end = self.end or End(Cause.STOPPED, 0, "it was handed over to the next server")
 
     async def park(self, save: Callable[[Sandbox], Awaitable[ParkedKernel]]) -> None:
         """Save the kernel, and end it with its sandbox. The endpoints stay, and messages sent to them wake it.
@@ -407,11 +407,11 @@ class SandboxedKernel:
         async with self._lock:
             kernel, front, sandbox = self._kernel, self._front, self._sandbox
             if kernel is None or front is None or sandbox is None or kernel.end is not None:
-                raise Conflict("there is no kernel that could be parked")
+                raise Conflict("the kernel does not run, so it cannot be parked")
             deadline = time.monotonic() + IDLE_GRACE
             while any(other.is_busy() for other in sandbox.kernels.values() if other.end is None):
                 if time.monotonic() > deadline:
-                    raise Conflict("code runs in the sandbox: wait for its end, or interrupt it")
+                    raise Conflict("code is running in the sandbox; wait until it ends, or interrupt it")
                 await asyncio.sleep(IDLE_GRACE / 20)
             front.hold()
             try:
@@ -421,7 +421,7 @@ class SandboxedKernel:
                 raise
             if self._kernel is None or self._kernel.end is not None:
                 await parked.forget()
-                raise Conflict("the kernel ended while it was saved")
+                raise Conflict("the kernel ended while it was being saved")
             self._parked, self._kernel, self._sandbox = parked, None, None
             front.park(self._wake_handlers)
             await self.manager.stop(sandbox, End(Cause.STOPPED, 0, "it was parked"))
@@ -472,9 +472,9 @@ class SandboxedKernel:
         try:
             await self.wake()
         except Exception as error:
-            self._log.error("a parked kernel was not woken: %s", error, exc_info=not isinstance(error, AgentboxError))
+            self._log.error("cannot wake a parked kernel: %s", error, exc_info=not isinstance(error, AgentboxError))
             if self._front is not None and self.parked is not None:
-                self._front.refuse_waiting(f"the kernel is parked, and could not be woken: {error}")
+                self._front.refuse_waiting(f"cannot wake the parked kernel: {error}")
         finally:
             self._waking = None
 
@@ -540,7 +540,7 @@ class SandboxedKernel:
         except LinkClosed:
             pass
         except asyncio.TimeoutError:
-            self._log.warning("the sandbox does not take signal %d", number)
+            self._log.warning("cannot send signal %d: the sandbox does not respond", number)
 
     async def stop(self) -> None:
         """End the kernel with its sandbox, whatever it does. Everything that a restart needs is kept."""
@@ -598,7 +598,7 @@ class SandboxedKernel:
             try:
                 await self.manager.audit.arecord("lifecycle", parked.sandbox_id, detail=detail)
             except AgentboxError as error:
-                self._log.error("a parked kernel's end could not be written to the audit log: %s", error)
+                self._log.error("cannot write the end of a parked kernel to the audit log: %s", error)
         front, self._front = self._front, None
         if front is not None:
             front.close()
@@ -651,13 +651,13 @@ class SandboxedKernel:
                 try:
                     await self._stop()
                 except AgentboxError as error:
-                    self._log.error("a sandbox was not removed: %s", error)
+                    self._log.error("cannot remove a sandbox: %s", error)
 
 
 def _main_kernel(record: Record) -> KernelRecord:
     known = record.main_kernel
     if known is None:
-        raise RuntimeFailed(f"no notebook's kernel runs in sandbox {record.id}")
+        raise RuntimeFailed(f"sandbox {record.id} has no notebook kernel")
     return known
 
 

@@ -207,7 +207,7 @@ def test_contexts_are_started_interrupted_restarted_and_ended(box: Sandbox) -> N
     box.restart_context("second")
     assert box.run_code("y", context="second").status == "error"
     assert box.run_code("print(x)", language="Python").stdout == "20\n"
-    with pytest.raises(InvalidRequest, match="languages are python"):
+    with pytest.raises(InvalidRequest, match="available languages: python"):
         box.run_code("1", language="cobol")
     box.delete_context("second")
     assert "second" not in [context.name for context in box.contexts()]

@@ -38,8 +38,8 @@ def runtime_directory() -> Path:
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise AgentboxError(
-            f"{path} is not a directory that only this user can enter (owner {status.st_uid}, mode "
-            f"{stat.S_IMODE(status.st_mode):o}); remove it, or set XDG_RUNTIME_DIR to a private directory"
+            f"{path} must be a directory that only this user can enter (owner {status.st_uid}, mode "
+            f"{stat.S_IMODE(status.st_mode):o}). Remove it, or set XDG_RUNTIME_DIR to a private directory"
         )
     return path
 

@@ -461,7 +461,7 @@ class Front:
         except Exception as error:
             if not isinstance(error, AgentboxError):
                 self.log.error("%%%s failed", cell.name, exc_info=error)
-                error = AgentboxError("an error of the server's own; its log says more")
+                error = AgentboxError("internal server error; see the server's log")
             failure = {
                 "ename": type(error).__name__, "evalue": str(error), "traceback": [f"%{cell.name}: {error}"],
             }  # fmt: skip

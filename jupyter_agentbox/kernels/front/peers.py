@@ -113,7 +113,7 @@ class Peer(asyncio.Protocol):
             for frames in self._decoder.feed(data):
                 self.channel.on_frames(self, frames)
         except zmtp.ZmtpError as error:
-            self.channel.front.log.warning("front: a client of %s was cut off: %s", self.channel.name, error)
+            self.channel.front.log.warning("front: a client of %s was disconnected: %s", self.channel.name, error)
             self.transport.abort()
 
     def _introduce(self, identity: bytes) -> None:
@@ -138,7 +138,7 @@ class Peer(asyncio.Protocol):
             lost, self.lost = self.lost, 0
             front = self.channel.front
             if self.topics:
-                text = f"this client did not read for {front.slow_client_timeout:g} s and has lost {lost} messages"
+                text = f"this client did not read for {front.slow_client_timeout:g} s and lost {lost} messages"
                 self.write(zmtp.encode(front.stream_message(text)))
 
     def write(self, data: bytes) -> None:
@@ -173,7 +173,7 @@ class Peer(asyncio.Protocol):
             if not self._writable.is_set() and not await self._wait():
                 if not self.lost:
                     self.channel.front.log.warning(
-                        "front: a client of %s has not read for %g s; it loses messages until it reads on",
+                        "front: a client of %s has not read for %g s; its messages are dropped until it reads again",
                         self.channel.name,
                         self.channel.front.slow_client_timeout,
                     )

@@ -107,7 +107,7 @@ class BoundedBuffer(list[tuple[str, list[Any]]]):
         if self._size + size > (MAX_KEPT if is_output else 2 * MAX_KEPT):
             if not self._is_cut and (index := header_index(frames)) is not None:
                 self._is_cut = True
-                text = f"while this page was away more was put out than the {MAX_KEPT >> 20} MiB that are kept for it"
+                text = f"output beyond the {MAX_KEPT >> 20} MiB kept for a disconnected page was dropped"
                 super().append(("iopub", self._front.stream_message(text, parent=frames[index + 1])))
             return
         self._size += size

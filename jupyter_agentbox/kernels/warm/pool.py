@@ -90,7 +90,7 @@ class Pool:
             except InvalidRequest:
                 raise
             except (NotFound, RuntimeFailed, LinkClosed) as error:
-                log.info("a sandbox that waited was not taken: %s", error)
+                log.info("cannot use a prestarted sandbox: %s", error)
         return None
 
     def _fits(self, record: Record, wish: KernelRequest) -> bool:
@@ -172,7 +172,7 @@ class Keeper:
             try:
                 await self._look()
             except (AgentboxError, OSError) as error:
-                log.warning("the pool could not be looked after: %s", error)
+                log.warning("cannot maintain the pool: %s", error)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), LOOK_INTERVAL)
             self._wake.clear()
@@ -229,7 +229,7 @@ class Keeper:
                 sandbox = await self._make(key, kind)
         except (AgentboxError, OSError) as error:
             kind.pause_until = time.monotonic() + RETRY_INTERVAL
-            log.warning("no sandbox was added to the pool: %s", error)
+            log.warning("cannot add a sandbox to the pool: %s", error)
             return
         directory, handle = sandbox.directory, Handle.from_dict(sandbox.record.handle or {})
         try:

@@ -140,9 +140,9 @@ class WarmStarts:
                 await asyncio.sleep(MAKING_DELAY)
                 async with self.manager.starting:
                     made = await self.templates.make(spec, argv)
-                log.info("made a template of profile %s: %s", spec.profile, made.id)
+                log.info("created a template for profile %s: %s", spec.profile, made.id)
             except (AgentboxError, OSError) as error:
-                log.warning("no template was made of profile %s: %s", spec.profile, error)
+                log.warning("cannot create a template for profile %s: %s", spec.profile, error)
                 return  # this process does not try again
             self._making.pop(key, None)
 

@@ -64,7 +64,7 @@ _WORDS = {
     "env": "the environment",
     "limits": "the profile's limits",
     "preload": "the profile's preload",
-    "packages": "the packages that are installed",
+    "packages": "the installed packages",
     "release": "runsc",
     "processor": "the processor",
     "mounts": "the mounts",
@@ -194,12 +194,12 @@ class Templates:
         then = dict(item.meta.fingerprint)
         maker, argv = then.pop(_MAKER, ""), json.loads(then.pop(_ARGV, "[]"))
         if maker != str(PACKAGE):
-            return None if maker and Path(maker).is_dir() else ["the environment that made it"]
+            return None if maker and Path(maker).is_dir() else ["the environment that created it"]
         try:
             spec = Record.from_bytes(item.meta.record).spec
             spec = replace(spec, warm=self._policy.profile(spec.profile).warm)
         except InvalidRequest:
-            return ["the profile, which is gone"]
+            return ["the profile, which no longer exists"]
         except ValueError:
             return ["the release of this package"]
         policy = self._policy
@@ -264,7 +264,7 @@ class Templates:
             async with self._checked_out(found) as files:
                 return await self.manager.restore(spec, record, files, **extra)
         except (Damaged, RuntimeFailed, LinkClosed, NotFound, ValueError) as error:
-            log.warning("a template failed and is removed; the kernel starts without it: %s", error)
+            log.warning("removed a template that failed; the kernel starts without it: %s", error)
             await asyncio.to_thread(self.remove, found.id)
             return None
 
@@ -289,7 +289,7 @@ class Templates:
         """
         inputs = await asyncio.to_thread(self.inputs, spec, argv)
         if inputs is None:
-            raise RuntimeFailed(f"kernels of profile {spec.profile!r} start cold: only those of Python, not as root")
+            raise RuntimeFailed(f"profile {spec.profile!r} starts kernels cold: it is not for Python, or runs as root")
         await asyncio.to_thread(import_cache.make, self.manager.state_dir)
         staged = await asyncio.to_thread(self.store.stage)
         try:
@@ -339,7 +339,7 @@ class Templates:
             handle = sandbox.record.handle or {}
             if not handle.get("user"):
                 raise RuntimeFailed(
-                    "user code is uid 0 in sandboxes here, as this user has no subordinate ids; kernels start cold"
+                    "kernels start cold: user code is uid 0 in the sandbox, as this user has no subordinate ids"
                 )
             key = secrets.token_hex(16)
             kernel = await sandbox.start_kernel(argv, waiting.env, WORKSPACE, key=key, signature_scheme="hmac-sha256")
@@ -359,7 +359,7 @@ async def _warm_up(kernel: Kernel, signer: Signer, spec: SandboxSpec) -> None:
     failed, said = await _run(kernel, signer, [*(f"exec('import {module}', {{}})" for module in modules), _SETTLE])
     if failed is not None:
         raise InvalidConfig(
-            f"the module {[*modules, ''][failed]!r} can't be imported: {said.get('ename')}: {said.get('evalue')}"[:500],
+            f"cannot import the module {[*modules, ''][failed]!r}: {said.get('ename')}: {said.get('evalue')}"[:500],
             setting=f"Policy.profiles[{spec.profile!r}]['preload']",
         )
 

@@ -40,7 +40,7 @@ def test_what_is_kept_for_a_page_is_bounded_and_its_cell_still_ends(monkeypatch:
     kept.append(state("idle"))
     texts = [parse(frames[6]).get("text", "") for channel, frames in kept if channel == "iopub"]
     assert [text.split()[0] for text in texts[:3]] == ["0", "1", "2"]
-    assert sum("more was put out" in text for text in texts) == 1
+    assert sum("kept for a disconnected page" in text for text in texts) == 1
     assert [parse(frames[4])["msg_id"] for _, frames in kept[-3:-2]] == ["cell"], "the notice belongs to the cell"
     assert [channel for channel, _ in kept[-2:]] == ["shell", "iopub"], "the reply and the end of the cell are kept"
     for _ in range(1000):

@@ -214,7 +214,7 @@ def test_one_that_cannot_be_woken_says_why_and_stays(kernel: KernelClient) -> No
     moved = image.rename(image.parent.parent / ".moved")
     answer = kernel.execute("x")
     assert answer.reply["status"] == "error"
-    assert "could not be woken" in answer.reply["evalue"]
+    assert "cannot wake the parked kernel" in answer.reply["evalue"]
     assert is_parked(kernel)
     moved.rename(image)
     assert kernel.check("print(x)") == "1\n"

@@ -59,7 +59,7 @@ def test_code_of_each_language_has_a_kernel_that_persists(api: Api, box: str) ->
 
 def test_a_language_that_is_not_there_and_a_context_of_another(api: Api, box: str) -> None:
     error = api.fails(400, "POST", f"{box}/code", {"code": "1", "language": "cobol"})
-    assert "languages are python, bash" in error["message"]
+    assert "available languages: python, bash" in error["message"]
     run(api, box, "1", context="python-only")
     error = api.fails(400, "POST", f"{box}/code", {"code": "1", "language": "r", "context": "python-only"})
     assert "runs python" in error["message"]
