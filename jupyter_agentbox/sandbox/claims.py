@@ -51,7 +51,7 @@ def begin(record: Record, directory: Path, lock: Lock) -> None:
     """
     try:
         if Record.load(directory).spec.layout != "waiting":
-            raise RuntimeFailed(f"sandbox {record.id} waits no more")
+            raise RuntimeFailed(f"sandbox {record.id} was already claimed")
         # The kernel is left out: no other owner may use it before the claim is complete.
         replace(record, kernels=[], owner_pid=os.getpid()).save(directory)
     except BaseException:
@@ -80,7 +80,7 @@ async def put_in_place(link: Link, claim: Claim, covered: list[tuple[str, bool]]
     try:
         await asyncio.wait_for(_ask(link, claim, covered, lease), TIMEOUT)
     except (LinkClosed, ProtocolError, asyncio.TimeoutError, IndexError) as error:
-        raise RuntimeFailed(f"the sandbox that waited could not be claimed: {error}") from None
+        raise RuntimeFailed(f"cannot claim the prestarted sandbox: {error}") from None
 
 
 async def _ask(link: Link, claim: Claim, covered: list[tuple[str, bool]], lease: float) -> None:
@@ -93,7 +93,7 @@ async def _ask(link: Link, claim: Claim, covered: list[tuple[str, bool]], lease:
         while not (messages := reader.feed(await stream.read() or pack_json({}))):
             pass
         if load_json(messages[0][0]).get("ok") is not True:
-            raise LinkClosed("the guest refused")
+            raise LinkClosed("the guest rejected the claim")
     finally:
         stream.reset()
 

@@ -159,13 +159,13 @@ class FreeSpace:
 
 def _tell(path: Path, free: int, floor: int) -> str:
     return (
-        f"the disk of {path} has {format_size(max(0, free))} left, and {format_size(floor)} of it stay free. Delete"
+        f"the disk of {path} has {format_size(max(0, free))} left, and {format_size(floor)} must stay free. Delete"
         " files there, or lower Policy.min_free_disk"
     )
 
 
 def _end(path: Path, free: int, floor: int) -> End:
-    sentence = f"disk full: it was filling a disk. {_tell(path, free, floor)}"
+    sentence = f"disk full: the sandbox was filling a disk of the host; {_tell(path, free, floor)}"
     return End(Cause.DISK_FULL, 137, sentence, "Policy.min_free_disk")
 
 

@@ -66,7 +66,7 @@ def load_runtime(name: str, **options: Any) -> Runtime:
             runtime: Runtime = point.load()(**options)
             return runtime
     known = ", ".join(sorted(point.name for point in entry_points(group=RUNTIME_GROUP))) or "none"
-    raise RuntimeUnavailable(f"no runtime is called {name!r}; there are: {known}", setting="Policy.runtime")
+    raise RuntimeUnavailable(f"unknown runtime {name!r}. Available: {known}", setting="Policy.runtime")
 
 
 @dataclass(frozen=True)
@@ -406,7 +406,7 @@ class SandboxManager:
         error : AgentboxError
             Why policy refuses it.
         """
-        end = End(Cause.STOPPED, 137, f"it was not taken back from an earlier server: {error}", error.setting)
+        end = End(Cause.STOPPED, 137, f"it could not be taken over from an earlier server: {error}", error.setting)
         log.warning("sandbox %s ended: %s", record.id, end.message)
         await asyncio.to_thread(self._end_orphan, record)
         try:
@@ -425,7 +425,7 @@ class SandboxManager:
                 (self._directory(record.id) / SESSION_FILE).unlink(missing_ok=True)  # its files are not kept
                 self._runtime_of(record).kill(Handle.from_dict(record.handle))
         except (AgentboxError, OSError) as error:  # it has already ended, or the sweeper ends it
-            log.warning("sandbox %s, which is to end, was not killed: %s", record.id, error)
+            log.warning("cannot kill sandbox %s: %s", record.id, error)
         finally:
             lock.release()  # the sweeper removes what remains of it
 
@@ -504,14 +504,14 @@ class SandboxManager:
         """
         for directory in (self._directory(sandbox_id), self.state_dir / LOST / sandbox_id):
             if not remove_lost(directory):
-                raise Conflict(f"sandbox {sandbox_id} is in use by another process; stop that first")
+                raise Conflict(f"sandbox {sandbox_id} is in use by another process; stop that process first")
 
     def check_storage(self) -> Checks:
         """Check that there is space for another sandbox and that the audit log is writable. Blocks."""
         found: Checks = []
         try:
             self.check_space()
-            found.append(Check("disk", True, f"there is room in {self.state_dir}"))
+            found.append(Check("disk", True, f"enough free space in {self.state_dir}"))
         except (AgentboxError, OSError) as error:
             found.append(Check("disk", False, str(error)))
         try:
@@ -527,12 +527,12 @@ class SandboxManager:
         free = facts.f_bavail * facts.f_frsize
         if free < MIN_FREE or (facts.f_files and not facts.f_favail):
             raise DiskFull(
-                f"no sandbox can be made: the disk of {self.state_dir} is full ({format_size(free)} left). Free some "
-                "space on it, or set Policy.state_dir to another disk",
+                f"Cannot create a sandbox: the disk of {self.state_dir} is full ({format_size(free)} left). Free some "
+                "space, or set Policy.state_dir to a directory on another disk",
                 setting="Policy.state_dir",
             )
         if facts.f_flag & os.ST_RDONLY:
-            raise OSError(errno.EROFS, f"no sandbox can be made: the disk of {self.state_dir} is read-only")
+            raise OSError(errno.EROFS, f"Cannot create a sandbox: the disk of {self.state_dir} is read-only")
 
     def _state(self, record: Record, directory: Path) -> str:
         # For a living sandbox. One without an owner can be adopted whether or not its runtime responds.
@@ -556,7 +556,7 @@ class SandboxManager:
         try:
             return self.sandboxes[sandbox_id]
         except KeyError:
-            raise InvalidRequest(f"this process owns no sandbox {sandbox_id!r}", field="id") from None
+            raise InvalidRequest(f"sandbox {sandbox_id!r} does not exist in this process", field="id") from None
 
 
 def _folders(base: Path) -> list[Path]:
@@ -569,7 +569,7 @@ def _load(directory: Path) -> tuple[Record, Handle | None]:
     try:
         return record, Handle.from_dict(record.handle) if record.handle else None
     except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise NotFound(f"the record of sandbox {directory.name} has a handle that makes no sense: {error!r}") from None
+        raise NotFound(f"the record of sandbox {directory.name} contains an invalid handle: {error!r}") from None
 
 
 def _listed_lost(directory: Path, reason: str) -> Listed:

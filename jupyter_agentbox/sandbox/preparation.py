@@ -36,9 +36,9 @@ async def prepare(sandbox: Sandbox) -> None:
     for number, line in enumerate(spec.init, 1):
         result = await sandbox.processes.run(Command(line=line), timeout=INIT_TIMEOUT)
         if result.exit_code != 0:
-            how = f"did not end within {INIT_TIMEOUT:g} s" if result.timed_out else f"ended with {result.exit_code}"
+            how = f"timed out after {INIT_TIMEOUT:g} s" if result.timed_out else f"exited with {result.exit_code}"
             raise RuntimeFailed(
-                f"init script {number} of {len(spec.init)}, {line!r:.200}, {how}; it said: {_said(result)}",
+                f"init script {number} of {len(spec.init)} ({line!r:.200}) {how}. Output: {_said(result)}",
                 setting="init of the profile or image",
             )
     for service in spec.services:
@@ -63,15 +63,15 @@ async def _serve(sandbox: Sandbox, service: Service) -> None:
             chunks = [await processes.read(name, stream=stream) for stream in ("stderr", "stdout")]
             said = b" ".join(chunk.data for chunk in chunks).decode("utf-8", "replace").strip()[-_SHOWN:] or "nothing"
             raise RuntimeFailed(
-                f"service {service.name!r} ended with {info.exit_code} before it was ready; it said: {said}",
+                f"service {service.name!r} exited with status {info.exit_code} before it was ready. Output: {said}",
                 setting=setting,
             )
         if result.exit_code == 0:
             return
         if time.monotonic() > deadline:
             raise RuntimeFailed(
-                f"service {service.name!r} was not ready within {service.timeout:g} s: {service.ready!r:.200} ended "
-                f"with {result.exit_code}; it said: {_said(result)}",
+                f"service {service.name!r} was not ready within {service.timeout:g} s: {service.ready!r:.200} exited "
+                f"with status {result.exit_code}. Output: {_said(result)}",
                 setting=setting,
             )
         await asyncio.sleep(READY_INTERVAL)

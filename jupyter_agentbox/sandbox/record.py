@@ -146,7 +146,7 @@ class Record:
         try:
             record = cls.from_bytes((directory / STATE_FILE).read_bytes())
             if record.id != directory.name:
-                raise ValueError("it is that of another sandbox")
+                raise ValueError("it belongs to another sandbox")
         except (OSError, ValueError, RecursionError, AgentboxError) as error:
             raise NotFound(f"the record {STATE_FILE} of sandbox {directory.name} cannot be read: {error}") from None
         return record

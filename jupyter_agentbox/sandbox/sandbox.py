@@ -231,7 +231,7 @@ class Sandbox:
             raise RuntimeFailed(f"sandbox {self.id} belongs to another process")
         if was_told_to_end(self.directory):
             self._lock.release()
-            raise RuntimeFailed(f"sandbox {self.id} was told to end")
+            raise RuntimeFailed(f"sandbox {self.id} is about to end")
         if claim is not None:
             begin(self.record, self.directory, self._lock)
         began = time.monotonic()
@@ -257,7 +257,7 @@ class Sandbox:
                 if claim is not None:
                     raise
                 # The previous owner's record is still correct.
-                log.error("the record of sandbox %s cannot be written: %s", self.id, error)
+                log.error("cannot write the record of sandbox %s: %s", self.id, error)
             self._begin_watch()
             how = "adopted" if claim is None else "pool"
             await record_start(self._audit, self.record, time.monotonic() - began, how)
@@ -270,8 +270,8 @@ class Sandbox:
         if lowered := {name for name in LIMIT_NAMES if getattr(limits, name) < getattr(before, name)}:
             for name in sorted(lowered & self.runtime.lower_limits(handle, limits)):
                 raise PolicyRefused(
-                    f"the limit {name} of its profile {self.spec.profile!r} is lower now, and can't be lowered in a "
-                    "sandbox that runs",
+                    f"the limit {name} of profile {self.spec.profile!r} is lower now, and can't be lowered in a "
+                    "running sandbox",
                     setting=f"Policy.max_{name}",
                 )
 
@@ -286,7 +286,7 @@ class Sandbox:
         elif self._freezer is not None:
             self._freezer.thaw()  # the guest enforces its own lease, so it must run
         self._is_stopping = Cause.STOPPED
-        self._link.close("its owner has left")
+        self._link.close("this process gave up ownership")
         await self.gate.aclose()
         self._lock.release()
 
@@ -360,7 +360,7 @@ class Sandbox:
         finally:
             wait.cancel()
         words = read_log_tail(self.directory)
-        raise RuntimeFailed(f"the sandbox started and ended before it was ready. Its log says: {words}")
+        raise RuntimeFailed(f"the sandbox ended before it was ready. Log: {words}")
 
     def clean_up_with(self, directory: Path) -> None:
         """Register ``directory``, which belongs to a front, for removal by the sweeper together with this sandbox."""
@@ -375,7 +375,7 @@ class Sandbox:
             return self._link.open(header)
         except ValueError:
             raise InvalidRequest(
-                f"command and environment are larger than the {MAX_PAYLOAD[OPEN] // 1024} KiB that fit", field="env"
+                f"command and environment must not exceed {MAX_PAYLOAD[OPEN] // 1024} KiB", field="env"
             ) from None
 
     async def start_kernel(
@@ -507,7 +507,7 @@ class Sandbox:
         if not is_wanted or not (self.directory / "work").is_dir():
             await self.stop()  # another sandbox has its files
             return False
-        self.end = End(Cause.CRASHED, 137, "it ended while no server watched it")
+        self.end = End(Cause.CRASHED, 137, "it ended while it had no owner")
         if self._handle is not None and not (self.directory / KEPT_MARK).exists():
             self.end = await asyncio.to_thread(self.runtime.why_ended, self._handle, self.spec.limits, self.directory)
         self._is_stopping = self.end.cause
@@ -533,7 +533,7 @@ class Sandbox:
     def _make_directory(self, inherit: Sandbox | None) -> None:
         self.directory.mkdir(mode=0o700, parents=True)
         if not self._lock.acquire():
-            raise RuntimeFailed(f"somebody else holds {self.directory}")
+            raise RuntimeFailed(f"another process owns {self.directory}")
         (self.directory / "link").mkdir(mode=0o700)
         (self.directory / "work").mkdir(mode=0o700)
         self._inherit(inherit)
@@ -651,7 +651,7 @@ class Sandbox:
                 renewed = now
                 self._lock.renew()
             if not self.runtime.is_alive(self._handle):
-                await self._find_end("the sandbox's process is gone")
+                await self._find_end("the sandbox's process has ended")
                 return
             await freezer.look()
             interval = FROZEN_INTERVAL if freezer.is_frozen else MEASURE_INTERVAL
@@ -789,4 +789,4 @@ async def _ask(stream: Stream, request: dict[str, Any]) -> None:
     reader = MessageReader(MIB)
     while not reader.feed(data := await stream.read()):
         if not data:
-            raise LinkClosed("the guest has ended the stream")
+            raise LinkClosed("the guest closed the stream")

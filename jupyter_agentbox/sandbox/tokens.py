@@ -127,7 +127,7 @@ class TokenStore:
             The sandbox already has :data:`MAX_TOKENS` tokens.
         """
         if len(self.list(sandbox)) >= MAX_TOKENS:
-            raise LimitReached(f"sandbox {sandbox} has {MAX_TOKENS} tokens, and may have no more at a time")
+            raise LimitReached(f"sandbox {sandbox} has {MAX_TOKENS} tokens, the maximum. Revoke one first")
         now = time.time()
         kept = tuple(verb for verb in VERBS if verb in verbs)
         record = TokenRecord(secrets.token_hex(8), name, sandbox, owner, kept, now, now + life, made_by)
@@ -163,7 +163,7 @@ class TokenStore:
             with contextlib.suppress(OSError):
                 (place / f"{token_id}.json").unlink()
                 return
-        raise NotFound(f"there is no token {token_id[:64]!r}")
+        raise NotFound(f"token {token_id[:64]!r} does not exist")
 
     def carry(self, old: str, new: str) -> None:
         """Move the tokens of a sandbox to the sandbox that continues it, or to its parked form. Both are given by id.
@@ -223,7 +223,7 @@ class TokenStore:
         If it is parked, the parked directory comes first.
         """
         if not _NAME.fullmatch(sandbox):
-            raise NotFound(f"there is no sandbox {sandbox[:64]!r}")
+            raise NotFound(f"sandbox {sandbox[:64]!r} does not exist")
         parked, living = (self._state_dir / kind / sandbox for kind in ("parked", "sandboxes"))
         return [parked / "tokens", living / "tokens"] if parked.is_dir() else [living / "tokens"]
 
@@ -243,7 +243,7 @@ class TokenStore:
 
     def _path(self, sandbox: str, token_id: str) -> Path:
         if not (_NAME.fullmatch(sandbox) and _NAME.fullmatch(token_id)):
-            raise NotFound(f"there is no token {token_id[:64]!r}")
+            raise NotFound(f"token {token_id[:64]!r} does not exist")
         return self._state_dir / "sandboxes" / sandbox / "tokens" / f"{token_id}.json"
 
     # -- the key -------------------------------------------------------------------------------
@@ -255,10 +255,10 @@ class TokenStore:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise InvalidConfig(f"the key of tokens can't be read: {error}", setting="Policy.state_dir") from None
+            raise InvalidConfig(f"cannot read the token key: {error}", setting="Policy.state_dir") from None
         if facts.st_uid != os.geteuid() or facts.st_mode & 0o077 or len(key) != _KEY_SIZE:
             raise InvalidConfig(
-                f"{self._key_path} is no key that only this user can read; remove it, which ends all tokens",
+                f"{self._key_path} must be readable only by this user. Remove it to invalidate all tokens",
                 setting="Policy.state_dir",
             )
         return key
@@ -274,7 +274,7 @@ class TokenStore:
         write_atomically(self._key_path, secrets.token_bytes(_KEY_SIZE), is_durable=True, is_new=True)
         key = self._read_key()
         if key is None:
-            raise AgentboxError("the key of tokens was removed while it was made")
+            raise AgentboxError("the token key was removed while it was being created. Try again")
         return key
 
 
@@ -282,7 +282,7 @@ def choose_life(asked: float | None, ceiling: float) -> float:
     """Return the lifetime of a new token in seconds. Raises PolicyRefused."""
     if asked is not None and asked > ceiling:
         raise PolicyRefused(
-            f"a life of {asked:g} s is more than the {ceiling:g} s that a token may live",
+            f"a token lifetime of {asked:g} s exceeds the maximum of {ceiling:g} s",
             field="life",
             setting="Policy.max_token_life",
         )

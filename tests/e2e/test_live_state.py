@@ -284,7 +284,7 @@ def test_a_folder_that_is_only_shown_has_to_have_what_was_open(server: Server) -
     kernel.check("held.close(); x = 'later'")
     (folder / "held.txt").rename(folder / "aside.txt")
     said = refusal(server, f"{API}/sandboxes/{kernel.id}/restore", {"snapshot": saved})
-    assert "had open when it was taken" in said
+    assert "a program had open was deleted or renamed" in said
     assert "deleted or renamed since" in said
     assert kernel.check("print(x)") == "later\n", "a refused restore changes nothing"
     # What stands there now is what the program has open.

@@ -132,7 +132,7 @@ def test_what_an_earlier_server_left_is_held_to_todays_policy(env: Env) -> None:
     for name, setting in (("m", "Policy.mounts"), ("g", "Policy.profiles"), ("c", "Policy.max_processes")):
         found = second.call("GET", f"{AGENTS}/{name}")
         assert (found["state"], found["end"]["setting"]) == ("ended", setting), found
-        assert found["end"]["message"].startswith("it was not taken back from an earlier server: ")
+        assert found["end"]["message"].startswith("it could not be taken over from an earlier server: ")
         assert found["end"]["message"] in log
     for name, sentence in (("folder", "its profile now has private ones only"), ("hidden", "now hides (*.pem)")):
         assert sentence in log

@@ -168,7 +168,7 @@ def test_what_fills_a_disk_is_stopped_and_its_neighbours_are_not(
                 await loop.run(f"n=0; {line}", timeout=200)
             end = await asyncio.wait_for(LinkThread.instance().run(loop.sandbox.wait_ended()), 60)
             assert (end.cause, end.setting) == (Cause.DISK_FULL, "Policy.min_free_disk")
-            assert "32 MiB of it stay free" in end.message
+            assert "32 MiB must stay free" in end.message
             assert 0 < free(disk) < floor
             assert (folders[0] / "1").stat().st_size == MIB, "what is there stays there"
             # Another that is not to blame runs on, and one that starts now too, until it writes.

@@ -238,7 +238,7 @@ def test_one_that_was_told_to_end_is_no_later_servers(policy: Policy) -> None:
         await first.kill()
         second = Server(policy)
         assert second.manager.orphans() == []
-        with pytest.raises(RuntimeFailed, match="told to end"):
+        with pytest.raises(RuntimeFailed, match="about to end"):
             await second.manager.adopt(sandbox.id)
         assert await second.service.recover() == []
         while sandbox.directory.exists():  # long before its lease

@@ -37,7 +37,7 @@ OnMessage = Callable[[str, list[bytes]], Awaitable[None]]
 
 
 async def _nobody(channel: str, frames: list[bytes]) -> None:
-    raise AssertionError("nothing is read before somebody listens")
+    raise AssertionError("the kernel has no receiver for messages yet")
 
 
 class Kernel:
@@ -181,8 +181,8 @@ class Kernel:
 
     async def cut_off(self, channel: str, error: Exception) -> None:
         """End the kernel and its sandbox, because the kernel exceeded a bound. For drivers."""
-        log.warning("sandbox %s: the kernel's %s was cut off: %s", self.sandbox.id, channel, error)
-        self.ended(End(Cause.CRASHED, 1, f"its {channel} channel broke a bound: {error}"))
+        log.warning("sandbox %s: the kernel's %s channel was closed: %s", self.sandbox.id, channel, error)
+        self.ended(End(Cause.CRASHED, 1, f"its {channel} channel exceeded a limit: {error}"))
         await self.sandbox.stop(Cause.CRASHED)
 
     def dropped(self, channel: str, count: object) -> None:
@@ -221,7 +221,7 @@ class Kernel:
         elif event.get("event") == "dropped":
             self.dropped(str(event.get("channel")), event.get("count"))
         elif event.get("event") == "failed":
-            self.ended(End(Cause.CRASHED, 127, f"the kernel's program did not start: {event.get('message')!s:.500}"))
+            self.ended(End(Cause.CRASHED, 127, f"cannot start the kernel's program: {event.get('message')!s:.500}"))
 
     def ended(self, end: End) -> None:
         """Record the kernel's end and call the registered callbacks. Only the first end counts."""
@@ -255,4 +255,4 @@ def _kernel_end(code: Any, number: Any) -> End:
         return End(Cause.KILLED, code, "the kernel was killed (SIGKILL) by a program inside")
     if isinstance(number, int) and number in set(signal.Signals):
         return End(Cause.CRASHED, code, f"the kernel crashed ({signal.Signals(number).name})")
-    return End(Cause.EXITED, code, f"the kernel exited by itself (status {code})")
+    return End(Cause.EXITED, code, f"the kernel exited (status {code})")

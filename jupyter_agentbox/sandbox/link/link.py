@@ -141,7 +141,7 @@ class Stream:
     def reset(self, reason: str = "") -> None:
         """End the stream in both directions. Does nothing if it was already reset."""
         self._link.reset(self._id, reason)
-        self._lost(reason or "reset here")
+        self._lost(reason or "reset by the host")
 
     def _check(self) -> None:
         if self._reason is not None:
@@ -277,7 +277,7 @@ class Link:
         Data that is written from now on is queued until :meth:`resume`. Raises LinkClosed.
         """
         if self._suspended is not None:
-            raise LinkClosed("the link is suspended already")
+            raise LinkClosed("the link is already suspended")
         self._pay_all()
         self._token = secrets.token_hex(8)
         self.open({"kind": "suspend", "token": self._token})
@@ -301,7 +301,7 @@ class Link:
         try:
             self._open_files(self.number, self._token)
         except OSError as error:  # user code that runs as uid 0 may interfere
-            self.close(f"the link could not be opened again: {error}")
+            self.close(f"cannot reopen the link: {error}")
             return
         self._flush()
 
@@ -330,11 +330,11 @@ class Link:
         self._is_lost = True
         self._close_files()
         if self._suspended is not None and not self._suspended.done():
-            self._suspended.set_exception(LinkClosed(f"the guest was lost: {reason}"))
+            self._suspended.set_exception(LinkClosed(f"the connection to the guest was lost: {reason}"))
             self._suspended.exception()
         self._pending = memoryview(b"")
         if not self._greeted.done():
-            self._greeted.set_exception(LinkClosed(f"the guest was lost: {reason}"))
+            self._greeted.set_exception(LinkClosed(f"the connection to the guest was lost: {reason}"))
             self._greeted.exception()  # marks the exception as retrieved, in case nothing awaits it
         streams, self._streams = self._streams, {}
         for stream in streams.values():
@@ -412,7 +412,7 @@ class Link:
                 self._loop.add_writer(self._writer, self._writable_again)
                 return
             except OSError as error:
-                self.close(f"writing to the guest failed: {error}")
+                self.close(f"cannot write to the guest: {error}")
                 return
             self._pending = self._pending[count:]
 
@@ -431,11 +431,11 @@ class Link:
         except BlockingIOError:
             return
         except OSError as error:
-            self.close(f"reading from the guest failed: {error}")
+            self.close(f"cannot read from the guest: {error}")
             return
         if not data:
             if self._suspended is None:
-                self.close("the guest hung up")
+                self.close("the guest disconnected")
             elif not self._suspended.done():
                 self._loop.remove_reader(self._reader)
                 self._suspended.set_result(None)
@@ -448,8 +448,8 @@ class Link:
                 self._handle(event.kind, event.stream, event.value)
             self._flush()
         except ProtocolError as error:
-            log.warning("the guest broke the link's format: %s", error)
-            self.close(f"the guest broke the link's format: {error}")
+            log.warning("the guest sent invalid data on the link: %s", error)
+            self.close(f"the guest sent invalid data on the link: {error}")
 
     def _handle(self, kind: int, stream_id: int, value: Any) -> None:
         if kind == HELLO:

@@ -72,14 +72,14 @@ class LinkThread:
             try:
                 await work()
             except Exception:
-                log.exception("what is done again and again failed; it is tried again")
+                log.exception("a periodic task failed; it runs again at the next interval")
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
             is_known = isinstance(error, AgentboxError)
-            log.error("a task of the link failed: %s", error, exc_info=None if is_known else error)
+            log.error("a background task failed: %s", error, exc_info=None if is_known else error)
 
 
 def on_link_thread(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:

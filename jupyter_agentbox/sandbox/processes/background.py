@@ -113,7 +113,7 @@ class Process:
         try:
             await asyncio.wait_for(asyncio.shield(self._started), START_TIMEOUT)
         except asyncio.TimeoutError:
-            raise LinkClosed(f"the guest did not start it within {START_TIMEOUT:g} s") from None
+            raise LinkClosed(f"the guest did not start the process within {START_TIMEOUT:g} s") from None
 
     async def _pump(self, wire: Wire) -> None:
         try:
@@ -181,9 +181,9 @@ class Process:
             async with self._writing:
                 await asyncio.wait_for(self._input.write(data), timeout)
         except asyncio.TimeoutError:
-            raise TimeoutError(f"the process did not take its input within {timeout:g} s") from None
+            raise TimeoutError(f"the process did not read its input within {timeout:g} s") from None
         except LinkClosed:
-            raise InvalidRequest("the process has closed its input or ended", field="id") from None
+            raise InvalidRequest("the process has ended or closed its input", field="id") from None
 
     async def close_input(self) -> None:
         """Close the process's input, so that it reads an end of file."""

@@ -128,7 +128,7 @@ class ProcessTable:
             The guest sent invalid output.
         """
         if not 0 <= max_output <= MAX_OUTPUT:
-            raise InvalidRequest(f"max_output is 0 to {MAX_OUTPUT} bytes", field="max_output")
+            raise InvalidRequest(f"max_output must be between 0 and {MAX_OUTPUT} bytes", field="max_output")
         return await self._thread.run(self._run(command, stdin, timeout, max_output))
 
     async def _run(self, command: Command, stdin: bytes, timeout: float, max_output: int) -> ExecResult:
@@ -166,9 +166,9 @@ class ProcessTable:
 
     def _command(self, command: Command, stdin: bytes, timeout: float | None) -> Foreground:
         if timeout is not None and not 0 < timeout <= self.max_timeout:
-            raise InvalidRequest(f"timeout is more than 0 and at most {self.max_timeout:g} s", field="timeout")
+            raise InvalidRequest(f"timeout must be more than 0 and at most {self.max_timeout:g} s", field="timeout")
         if self._commands >= MAX_COMMANDS:
-            raise PolicyRefused(f"{MAX_COMMANDS} commands run in this sandbox; wait for one of them")
+            raise PolicyRefused(f"this sandbox already runs {MAX_COMMANDS} commands, the maximum. Wait for one to end")
         running = Foreground(self._box, command.header(self._box.spec), stdin, timeout)
         self._commands += 1
         self.used = time.time()
@@ -232,7 +232,7 @@ class ProcessTable:
         while len(self._processes) >= MAX_PROCESSES:
             ended = next((name for name, process in self._processes.items() if process.is_over), None)
             if ended is None:
-                raise PolicyRefused(f"{MAX_PROCESSES} background processes run in this sandbox; end one of them")
+                raise PolicyRefused(f"this sandbox already runs {MAX_PROCESSES} background processes. End one of them")
             await self._remove(ended)
 
     def resume(self, records: Sequence[ProcessRecord]) -> None:
@@ -270,10 +270,10 @@ class ProcessTable:
     async def _read(self, name: str, stream: str, offset: int, count: int, wait: float) -> Chunk:
         process = self._find(name)
         if stream not in process.rings:
-            raise InvalidRequest("stream is 'stdout' or 'stderr'", field="stream")
+            raise InvalidRequest("stream must be 'stdout' or 'stderr'", field="stream")
         ring = process.rings[stream]
         if not 0 <= offset <= ring.end:
-            raise InvalidRequest(f"offset is 0 to {ring.end}, so much was printed", field="offset")
+            raise InvalidRequest(f"offset must be 0 to {ring.end}, the size of the output", field="offset")
         deadline = time.monotonic() + wait
         while offset == ring.end and not process.is_over:
             if not await process.change(max(0.0, deadline - time.monotonic())):
@@ -287,7 +287,7 @@ class ProcessTable:
         offsets = {"stdout": stdout_offset, "stderr": stderr_offset}
         for field, offset in offsets.items():
             if offset is not None and offset < 0:
-                raise InvalidRequest("an offset is 0 or more", field=f"{field}_offset")
+                raise InvalidRequest("an offset must be 0 or more", field=f"{field}_offset")
         return await self._thread.run(self._follow(name, {k: v for k, v in offsets.items() if v is not None}))
 
     async def _follow(self, name: str, offsets: Mapping[str, int]) -> Events:
@@ -310,7 +310,7 @@ class ProcessTable:
             text = str(number).upper()
             known = signal.Signals(int(number)) if text.isdigit() else signal.Signals["SIG" + text.removeprefix("SIG")]
         except (ValueError, KeyError):
-            raise InvalidRequest(f"{number!r:.50} is no signal", field="signal") from None
+            raise InvalidRequest(f"{number!r:.50} is not a signal", field="signal") from None
         await self._thread.run(self._used(name).ask(signal=int(known)))
 
     async def resize(self, name: str, rows: int, columns: int) -> None:

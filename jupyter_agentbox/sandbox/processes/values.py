@@ -50,7 +50,7 @@ class Command:
     def header(self, spec: SandboxSpec) -> dict[str, Any]:
         """Validate the command and return it as a header for the guest. Raises InvalidRequest, PolicyRefused."""
         if self.line is not None and self.argv is not None:
-            raise InvalidRequest("give either a line for the shell or argv, not both", field="argv")
+            raise InvalidRequest("pass either a line for the shell or argv, not both", field="argv")
         header: dict[str, Any] = {"cwd": f"{WORKSPACE}/{check_text(self.workdir, 'workdir')}"}
         if self.workdir.startswith("/"):
             header["cwd"] = self.workdir
@@ -59,19 +59,19 @@ class Command:
         elif self.argv is not None:
             header["argv"] = [check_text(part, "argv") for part in self.argv]
             if not header["argv"] or not header["argv"][0]:
-                raise InvalidRequest("argv names no program", field="argv")
+                raise InvalidRequest("argv must start with a program", field="argv")
         for name, value in self.env.items():
             if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
-                raise InvalidRequest(f"{name!r:.100} is no name of a variable", field="env")
+                raise InvalidRequest(f"{name!r:.100} is not a valid variable name", field="env")
             check_text(value, "env")
             if name in PROXY_ENV and name in spec.env and value != spec.env[name]:
-                raise InvalidRequest(f"{name} leads to the sandbox's egress gate and can't be replaced", field="env")
+                raise InvalidRequest(f"{name} points to the sandbox's egress gate and can't be replaced", field="env")
         header["env"] = {**spec.env, **self.env}
         if self.user not in ("user", "root"):
-            raise InvalidRequest(f"user is 'user' or 'root', not {self.user!r:.100}", field="user")
+            raise InvalidRequest(f"user must be 'user' or 'root', not {self.user!r:.100}", field="user")
         if self.user == "root" and not spec.is_root:
             raise PolicyRefused(
-                f"profile {spec.profile!r} does not let code be root", field="user", setting="is_root of the profile"
+                f"profile {spec.profile!r} does not allow root", field="user", setting="is_root of the profile"
             )
         header["is_root"] = self.user == "root"
         return header
@@ -205,5 +205,5 @@ class Chunk:
 def check_size(rows: int, columns: int) -> tuple[int, int]:
     for field, value in (("rows", rows), ("columns", columns)):
         if not isinstance(value, int) or not 1 <= value <= MAX_SIDE:
-            raise InvalidRequest(f"{field} is 1 to {MAX_SIDE}", field=field)
+            raise InvalidRequest(f"{field} must be between 1 and {MAX_SIDE}", field=field)
     return rows, columns

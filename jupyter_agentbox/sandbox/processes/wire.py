@@ -79,11 +79,11 @@ class Wire:
             data = await self.stream.read()
             try:
                 if not data:
-                    raise ProtocolError("an end without an exit status")
+                    raise ProtocolError("an exit without a status")
                 self._events = [self._event(parts) for parts in self._reader.feed(data)][::-1]
             except (ProtocolError, ValueError, KeyError, TypeError, IndexError) as error:
-                self.stream.reset("no output of a process")
-                raise ProtocolViolation(f"the guest sent what is no output of a process: {error!s:.200}") from None
+                self.stream.reset("invalid process output")
+                raise ProtocolViolation(f"the guest sent invalid process output: {error!s:.200}") from None
         return self._events.pop()
 
     def _event(self, parts: list[bytes]) -> Output | Exit | Started:
@@ -92,16 +92,16 @@ class Wire:
         if parts[0] == b"exit":
             told = load_json(parts[1])
             if told.get("field") == "workdir":
-                raise InvalidRequest(f"workdir can't be entered: {told.get('message')!s:.500}", field="workdir")
+                raise InvalidRequest(f"cannot enter workdir: {told.get('message')!s:.500}", field="workdir")
             code, number = told["code"], told["signal"]
             if not isinstance(code, int) or not isinstance(number, int):
-                raise ProtocolError("an exit status that is no number")
+                raise ProtocolError("an exit status that is not a number")
             return Exit(code & 0xFF, number & 0x7F)
         tag, place, data = parts
         stream, offset = _NAMES[tag], int(place[:20])
         end = self._ends[stream]
         if not data or (offset != end and not (self._may_skip and end < offset < _MAX_OFFSET)):
-            raise ProtocolError("output that does not follow the last")
+            raise ProtocolError("output that does not continue the previous one")
         self._ends[stream] = offset + len(data)
         return Output(stream, offset, data)
 

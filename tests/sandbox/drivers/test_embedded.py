@@ -349,7 +349,7 @@ def test_a_kernel_that_writes_nonsense_ends_with_its_sandbox_and_nothing_else(tm
     wait_until(lambda: other.kernel.end, 100, "the kernel ends")
     assert other.kernel.end is not None
     assert other.kernel.end.cause is Cause.CRASHED
-    assert "broke a bound" in other.kernel.end.message
+    assert "exceeded a limit" in other.kernel.end.message
     thread.submit(manager.stop(made)).result(100)
 
 

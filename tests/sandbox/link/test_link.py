@@ -171,7 +171,7 @@ def test_the_end_of_the_guest_ends_every_stream_and_is_told_once(link_dir: Path)
             with pytest.raises(LinkClosed):
                 link.open({"kind": "echo"})
             link.close()
-            assert peer.lost == ["the guest hung up"]
+            assert peer.lost == ["the guest disconnected"]
 
     on_link(scenario)
 

@@ -275,7 +275,7 @@ def test_background_processes_are_fed_read_signalled_and_listed(in_box: Callable
             await processes.signal(trap.id, "TERM")
             await until(events, b"caught")
             assert [event async for event in events][-1] == Exit(7)
-        with pytest.raises(InvalidRequest, match="no signal"):
+        with pytest.raises(InvalidRequest, match="not a signal"):
             await processes.signal(trap.id, "SIGNONE")
 
         for _ in range(5):  # at another moment of the start of its child each
@@ -484,7 +484,7 @@ class FakeStream:
             await asyncio.sleep(0.005)
             return self.data.pop(0)
         await self.was_reset.wait()
-        raise LinkClosed("reset here")
+        raise LinkClosed("reset by the host")
 
     async def write(self, data: bytes) -> None:
         self.written.append(data)
@@ -550,13 +550,13 @@ async def lying(data: list[bytes]) -> AsyncIterator[tuple[ProcessTable, FakeBox]
 def test_a_lie_ends_the_process_that_it_is_about(lie: bytes) -> None:
     async def test() -> None:
         async with lying([lie]) as (processes, box):
-            with pytest.raises(LinkClosed, match="no output of a process"):
+            with pytest.raises(LinkClosed, match="invalid process output"):
                 await processes.run(Command("true"))
             assert box.streams[0].was_reset.is_set()
             assert not processes.is_busy
         async with lying([pack_message(b"started"), lie]) as (processes, _):
             info = await processes.start(Command("true"))
-            with pytest.raises(LinkClosed, match="no output of a process"):
+            with pytest.raises(LinkClosed, match="invalid process output"):
                 async for _ in await processes.follow(info.id):
                     pass
             assert (await processes.wait(info.id, 60)).state == "lost"
@@ -577,7 +577,7 @@ def test_offsets_may_jump_in_the_background_and_never_in_a_command() -> None:
 
     async def test() -> None:
         async with lying(data) as (processes, _):
-            with pytest.raises(LinkClosed, match="does not follow"):
+            with pytest.raises(LinkClosed, match="does not continue"):
                 await processes.run(Command("true"))
             info = await processes.start(Command("true"))
             await processes.wait(info.id, 60)
