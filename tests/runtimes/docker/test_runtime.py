@@ -285,7 +285,7 @@ class TestEngine:
             engine.find_gvisor("crun")
 
     def test_an_engine_that_is_away_is_explained(self, tmp_path: Path) -> None:
-        with pytest.raises(RuntimeUnavailable, match="the socket does not exist. Is Docker installed"):
+        with pytest.raises(RuntimeUnavailable, match="the socket does not exist"):
             Engine(f"unix://{tmp_path}/none").info()
         with pytest.raises(RuntimeUnavailable, match="must be a UNIX socket"):
             Engine("tcp://127.0.0.1:2375").info()
