@@ -1,33 +1,31 @@
 """Send one HTTP request through a sandbox's egress gate, from the host on behalf of the sandbox.
 
 To the gate the request looks like one from a proxy client inside. The gate decides, looks up, dials and logs as for
-any other connection. The server's response is hostile: it is limited in size and time, and parsed by the standard
-library alone.
+any other connection. The server's response is hostile: it is limited in size and time, and never decompressed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
-import http.client
 import socket
 import ssl
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+import httpcore
+
 from jupyter_agentbox.egress.gate import Gate
 from jupyter_agentbox.egress.rules import normal_name
-from jupyter_agentbox.errors import InvalidRequest, LinkClosed, PolicyRefused, RuntimeFailed
+from jupyter_agentbox.errors import InvalidRequest, PolicyRefused, RuntimeFailed
 from jupyter_agentbox.models import HttpAnswer, HttpRequest
 from jupyter_agentbox.sandbox.link.link import LinkThread
 
-#: Concurrent requests of one sandbox, in a pool of their own: slow hosts block no other sandbox and not the server.
+#: Maximum number of concurrent requests of one sandbox.
 MAX_REQUESTS = 8
-_WORKERS = ThreadPoolExecutor(8 * MAX_REQUESTS, thread_name_prefix="agentbox-fetch")
 _requests: Counter[str] = Counter()
 #: Prefix of the reason phrase in the gate's own responses.
 _GATE = "agentbox: "
@@ -37,41 +35,64 @@ _OWN_HEADERS = frozenset(
 )
 
 
-class _End:
-    """The gate's end of a socket pair, with the interface of a stream from the guest."""
+class _Pipe(httpcore.AsyncNetworkStream):
+    """An end of a socket pair between client and gate. To the gate it is a stream from the guest.
+
+    The timeout of the whole request bounds its reads and writes.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.header: dict[str, Any] = {"kind": "tcp", "via": "http"}
         self._reader = reader
         self._writer = writer
 
-    async def read(self) -> bytes:
-        try:
-            return await self._reader.read(64 * 1024)
-        except OSError as error:
-            raise LinkClosed(str(error)) from None
+    async def read(self, max_bytes: int = 64 * 1024, timeout: float | None = None) -> bytes:
+        return await self._reader.read(max_bytes)
 
-    async def write(self, data: bytes) -> None:
-        try:
-            self._writer.write(data)
-            await self._writer.drain()
-        except OSError as error:
-            raise LinkClosed(str(error)) from None
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._writer.write(buffer)
+        await self._writer.drain()
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> _Pipe:
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        plain, host = self._writer, server_hostname
+        transport = await loop.start_tls(
+            plain.transport, protocol, ssl_context, server_hostname=host, ssl_handshake_timeout=timeout
+        )
+        assert transport is not None
+        protocol.connection_made(transport)
+        self._plain = plain  # a writer closes its transport when it is deleted
+        self._reader, self._writer = reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+        return self
 
     async def write_eof(self) -> None:
-        with contextlib.suppress(OSError):
-            self._writer.write_eof()
+        self._writer.write_eof()
 
     def reset(self, reason: str = "") -> None:
         self._writer.close()
 
+    async def aclose(self) -> None:
+        self._writer.transport.abort()
+        self._writer.close()
 
-async def _serve(gate: Gate, end: socket.socket) -> None:
-    stream = _End(*await asyncio.open_unix_connection(sock=end))
-    try:
-        await gate.handle(stream)
-    finally:
-        stream.reset()
+
+class _Network(httpcore.AsyncNetworkBackend):
+    """Network in which every connection leads to the gate, which the link thread serves."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self.serving: list[Future[None]] = []
+
+    async def connect_tcp(self, *_: Any, **__: Any) -> _Pipe:
+        ours, theirs = socket.socketpair()
+        self.serving.append(LinkThread.instance().submit(self._serve(theirs)))
+        return _Pipe(*await asyncio.open_unix_connection(sock=ours))
+
+    async def _serve(self, end: socket.socket) -> None:
+        await self._gate.handle(_Pipe(*await asyncio.open_unix_connection(sock=end)))
 
 
 async def fetch(gate: Gate, request: HttpRequest) -> HttpAnswer:
@@ -87,42 +108,35 @@ async def fetch(gate: Gate, request: HttpRequest) -> HttpAnswer:
         The server was not reached, or its response is not HTTP.
     TimeoutError
     """
-    scheme, host, port, target = _parse(request)
+    url = _parse(request)
+    peer = f"{url.host.decode()}:{url.origin.port}"
     if _requests[gate.sandbox_id] >= MAX_REQUESTS:
         raise PolicyRefused(f"{MAX_REQUESTS} requests of this sandbox are under way; wait for one of them")
     _requests[gate.sandbox_id] += 1
+    network = _Network(gate)
     try:
-        return await _fetch(gate, request, scheme, host, port, target)
+        return await asyncio.wait_for(_exchange(network, request, url), request.timeout)
+    except (TimeoutError, asyncio.TimeoutError) as error:
+        raise TimeoutError(str(error) or f"{peer} did not answer within {request.timeout:g} s") from None
+    except httpcore.ProxyError as error:
+        status, _, reason = str(error).partition(" ")
+        _check_gate(int(status), reason)
+        raise RuntimeFailed(f"{peer}: {error}") from None
+    except httpcore.LocalProtocolError as error:
+        raise InvalidRequest(f"headers: {error}", field="headers") from None
+    except ssl.SSLError as error:
+        raise RuntimeFailed(f"TLS with {peer} failed: {error.reason or error}") from None
+    except (OSError, httpcore.NetworkError, httpcore.ProtocolError) as error:
+        raise RuntimeFailed(f"{peer} ended the exchange early: {error!s:.200}") from None
     finally:
+        for serving in network.serving:
+            serving.cancel()
         _requests.subtract([gate.sandbox_id])
         if not _requests[gate.sandbox_id]:
             del _requests[gate.sandbox_id]
 
 
-async def _fetch(gate: Gate, request: HttpRequest, scheme: str, host: str, port: int, target: str) -> HttpAnswer:
-    ours, theirs = socket.socketpair()
-    ours.settimeout(request.timeout)
-    theirs.setblocking(False)
-    guard = ours.dup()
-    serving = LinkThread.instance().submit(_serve(gate, theirs))
-    work = asyncio.get_running_loop().run_in_executor(_WORKERS, _exchange, ours, request, scheme, host, port, target)
-    try:
-        done, _ = await asyncio.wait([work], timeout=request.timeout)
-        if not done:
-            raise TimeoutError(f"{host}:{port} did not answer within {request.timeout:g} s")
-        return work.result()
-    except TimeoutError:
-        raise TimeoutError(f"{host}:{port} did not answer within {request.timeout:g} s") from None
-    finally:
-        with contextlib.suppress(OSError):
-            guard.shutdown(socket.SHUT_RDWR)  # wakes the reading thread, if there still is one
-        guard.close()
-        serving.cancel()
-        if not work.done():
-            work.add_done_callback(lambda future: future.exception())
-
-
-def _parse(request: HttpRequest) -> tuple[str, str, int, str]:
+def _parse(request: HttpRequest) -> httpcore.URL:
     try:
         parts = urlsplit(request.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -130,11 +144,8 @@ def _parse(request: HttpRequest) -> tuple[str, str, int, str]:
         if parts.username is not None or parts.password is not None:
             raise ValueError("it holds a user name; send an Authorization header instead")
         host = normal_name(parts.hostname)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
+        port = parts.port
         target = urlunsplit(("", "", parts.path or "/", parts.query, ""))
-        target.encode("ascii")
-    except UnicodeError:
-        raise InvalidRequest("url: path and query must be percent-encoded", field="url") from None
     except ValueError as error:
         raise InvalidRequest(f"url: {error}", field="url") from None
     if any(not 0x21 <= ord(character) < 0x7F for character in target):
@@ -144,73 +155,59 @@ def _parse(request: HttpRequest) -> tuple[str, str, int, str]:
             raise InvalidRequest(f"headers: {name!r:.100} can't be set", field="headers")
     if request.body and request.body_base64:
         raise InvalidRequest("give either body or body_base64, not both", field="body_base64")
-    return parts.scheme, host, port, target
+    if port == {"http": 80, "https": 443}[parts.scheme]:
+        port = None
+    return httpcore.URL(scheme=parts.scheme, host=host, port=port or None, target=target)
 
 
-def _exchange(sock: socket.socket, request: HttpRequest, scheme: str, host: str, port: int, target: str) -> HttpAnswer:
-    """Send the request over the socket and read the response. Blocks, at most until the guard shuts the socket down."""
+async def _exchange(network: _Network, request: HttpRequest, url: httpcore.URL) -> HttpAnswer:
     began = time.monotonic()
-    connection = http.client.HTTPConnection(host, port)
+    host = url.host if url.port is None else b"%b:%d" % (url.host, url.port)
+    own = {"Host": host, "User-Agent": b"jupyter-agentbox", "Accept": b"*/*", "Connection": b"close"}
+    given = {name.lower() for name in request.headers}
+    headers = [(name.encode(), value) for name, value in own.items() if name.lower() not in given]
     try:
-        connection.sock = sock
-        shown = host if port == {"http": 80, "https": 443}[scheme] else f"{host}:{port}"
-        if scheme == "https":
-            connection.sock = sock = _tunnel(sock, host, port)
-        else:
-            target = f"http://{shown}{target}"
-        body = request.body_base64 or request.body.encode()
-        headers = {"Host": shown, "User-Agent": "jupyter-agentbox", "Accept": "*/*", "Connection": "close"}
-        own = {name.lower() for name in request.headers}
-        headers = {name: value for name, value in headers.items() if name.lower() not in own}
-        try:
-            connection.request(request.method, target, body or None, {**headers, **request.headers})
-        except ValueError as error:
-            raise InvalidRequest(f"headers: {error}", field="headers") from None
-        with connection.getresponse() as response:
-            _check_gate(response)
-            data = response.read(request.max_bytes + 1)
-        kept = data[: request.max_bytes]
-        text, encoding = _text(kept)
-        return HttpAnswer(
-            status=response.status,
-            reason=response.reason,
-            headers=[(name, value) for name, value in response.getheaders()],
-            body=text,
-            encoding="base64" if encoding else "utf-8",
-            truncated=len(data) > request.max_bytes,
-            duration=time.monotonic() - began,
-        )
-    except ssl.SSLError as error:
-        raise RuntimeFailed(f"TLS with {host}:{port} failed: {error.reason or error}") from None
-    except TimeoutError:
-        raise
-    except (OSError, http.client.HTTPException) as error:
-        raise RuntimeFailed(f"{host}:{port} ended the exchange early: {error!s:.200}") from None
-    finally:
-        connection.close()
-        sock.close()
+        headers += [(name.encode("ascii"), value.strip().encode("latin-1")) for name, value in request.headers.items()]
+    except UnicodeError as error:
+        raise InvalidRequest(f"headers: {error}", field="headers") from None
+    body = request.body_base64 or request.body.encode()
+    content = body if body or request.method in ("POST", "PUT", "PATCH") else None
+    context = ssl.create_default_context() if url.scheme == b"https" else None
+    timeouts = {"timeout": {"connect": request.timeout}}
+    data = bytearray()
+    async with (
+        httpcore.AsyncHTTPProxy("http://gate", ssl_context=context, network_backend=network) as proxy,
+        proxy.stream(request.method, url, headers=headers, content=content, extensions=timeouts) as response,
+    ):
+        reason = response.extensions["reason_phrase"].decode("latin-1")
+        if url.scheme == b"http":
+            _check_gate(response.status, reason)
+        async for piece in response.aiter_stream():
+            data += piece
+            if len(data) > request.max_bytes:
+                break
+    text, is_encoded = _text(bytes(data[: request.max_bytes]))
+    return HttpAnswer(
+        status=response.status,
+        reason=reason,
+        headers=[(name.decode("latin-1"), value.decode("latin-1")) for name, value in response.headers],
+        body=text,
+        encoding="base64" if is_encoded else "utf-8",
+        truncated=len(data) > request.max_bytes,
+        duration=time.monotonic() - began,
+    )
 
 
-def _tunnel(sock: socket.socket, host: str, port: int) -> ssl.SSLSocket:
-    sock.sendall(f"CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
-    with http.client.HTTPResponse(sock, method="CONNECT") as response:
-        response.begin()
-        _check_gate(response)
-        if response.status != 200:
-            raise RuntimeFailed(f"{host}:{port}: {response.status} {response.reason}")
-    return ssl.create_default_context().wrap_socket(sock, server_hostname=host)
-
-
-def _check_gate(response: http.client.HTTPResponse) -> None:
+def _check_gate(status: int, reason: str) -> None:
     """Raise the error that corresponds to a response of the gate itself."""
-    if not response.reason.startswith(_GATE):
+    if not reason.startswith(_GATE):
         return
-    sentence = response.reason.removeprefix(_GATE)
-    if response.status == 403:
+    sentence = reason.removeprefix(_GATE)
+    if status == 403:
         raise PolicyRefused(sentence, field="url", setting="Policy.allowed_hosts")
-    if response.status == 400:
+    if status == 400:
         raise InvalidRequest(sentence, field="url")
-    if response.status == 504:
+    if status == 504:
         raise TimeoutError(sentence)
     raise RuntimeFailed(sentence)
 
