@@ -17,9 +17,9 @@ from .base import Command, CommandGroup
 class AuditVerifyCommand(Command):
     """Verify the hash chain of the audit log, and print the first row that is changed or missing.
 
-    The exit status is 0 if the log is intact, 2 if it is broken, 1 if it cannot be read. Keep the printed ``head``
-    where those who write the log cannot write, and pass it to a later check as ``--head``. Only this detects a log
-    that was truncated at its end or rewritten as a whole.
+    The exit status is 0 if the log is intact, 2 if it is broken, 1 if it cannot be read. Store the printed ``head``
+    where processes that write the log cannot change it, and pass it to a later check as ``--head``. Only this detects
+    a log that was truncated at its end or rewritten as a whole.
     """
 
     name = "jupyter agentbox audit verify"

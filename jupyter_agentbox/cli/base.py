@@ -39,7 +39,7 @@ class Command(JupyterApp):
     """Parse options and arguments, print help and errors, and set the exit status.
 
     Each configurable trait of a command is an option: ``token_file`` is ``--token-file``, and a ``Bool`` is a flag. The
-    metadata ``option`` names another one, or none if it is empty.
+    metadata ``option`` sets another name; an empty one means no option.
 
     Configuration files are read by :class:`~jupyter_agentbox.policy.policy.Policy`, as for kernels, so that a command
     sees the settings of a kernel. Only ``--config`` and the command line are read here.
@@ -84,7 +84,7 @@ class Command(JupyterApp):
                 super().load_config_file(suppress_errors=False)
             except Exception as error:
                 reason = error.strerror if isinstance(error, OSError) else repr(error)
-                self.complain(f"the configuration file {self.config_file} cannot be read: {reason}")
+                self.complain(f"cannot read the configuration file {self.config_file}: {reason}")
                 self.exit(FAULT)
 
     def parse_command_line(self, argv: list[str] | None = None) -> None:

@@ -1,7 +1,7 @@
 """``jupyter agentbox doctor``: check whether sandboxes start here, with a fix for each problem.
 
 The runtime checks itself with real sandboxes. The checks here cover settings, state directory, kernelspecs and egress.
-The settings of Jupyter servers are not read from files: a server is started and asked.
+The settings of Jupyter servers are not read from files: a server is started and queried.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from jupyter_agentbox.runtimes.namespaces import find_spare_ids
 from jupyter_agentbox.sandbox.manager import SandboxManager, load_runtime
 from jupyter_agentbox.spec import SandboxSpec
 
-#: Seconds for the started server to listen, to answer, and to stop.
+#: Seconds for the started server to listen, to respond, and to stop.
 START_TIMEOUT, ANSWER_TIMEOUT, STOP_TIMEOUT = 30.0, 10.0, 5.0
 
 
@@ -157,7 +157,7 @@ def check_server(timeout: float = START_TIMEOUT) -> Iterator[Check]:
         try:
             yield from _judge("running server", where, ask_server(running), enforcing)
         except AgentboxError as error:
-            yield Check("running server", True, f"{where} did not answer: {error}")
+            yield Check("running server", True, f"{where} did not respond: {error}")
 
 
 def _judge(name: str, where: str, info: ServerInfo | None, enforcing: Sequence[str]) -> Iterator[Check]:
@@ -172,7 +172,7 @@ def _judge(name: str, where: str, info: ServerInfo | None, enforcing: Sequence[s
             yield Check(name, True, f"{where} has not loaded the extension jupyter_agentbox")
         return
     offer = (
-        f"also kernels on the host ({', '.join(info.host_kernels)})" if info.host_kernels else "sandboxed kernels only"
+        f"kernels on the host too ({', '.join(info.host_kernels)})" if info.host_kernels else "sandboxed kernels only"
     )
     lines = [
         f"{where} offers {offer}",
@@ -207,7 +207,7 @@ def ask_server(server: Mapping[str, Any]) -> ServerInfo | None:
     Raises
     ------
     RuntimeUnavailable
-        It does not answer, or rejects the token.
+        It does not respond, or rejects the token.
     """
     try:
         answer = httpx.get(
@@ -271,11 +271,11 @@ def _wait_for_server(process: subprocess.Popen[bytes], folder: Path, timeout: fl
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", info["port"]), ANSWER_TIMEOUT):
                 return dict(info)
         time.sleep(0.05)
-    said = (folder / "log").read_text(errors="replace").strip().splitlines()
+    lines = (folder / "log").read_text(errors="replace").strip().splitlines()
     reason = next(
-        (line for line in said if "the server does not start" in line), said[-1] if said else "it logged nothing"
+        (line for line in lines if "the server does not start" in line), lines[-1] if lines else "the log is empty"
     )
-    what = f"does not answer within {timeout:g} s" if process.poll() is None else "does not start"
+    what = f"did not respond within {timeout:g} s" if process.poll() is None else "did not start"
     raise RuntimeUnavailable(f"a Jupyter server {what}: {reason}")
 
 

@@ -35,7 +35,7 @@ class _ImageCommand(Command):
             taken_by = kernelspecs.find_image_of(f"agentbox-{entry.name}")
             if taken_by not in (None, image.name):
                 again = f"jupyter agentbox kernelspec --image={image.name} {entry.name}"
-                print(f"kernelspec agentbox-{entry.name} stays with image {taken_by}; to replace it, run `{again}`")
+                print(f"kernelspec agentbox-{entry.name} belongs to image {taken_by}; to replace it, run `{again}`")
             else:
                 print(f"kernelspec {kernelspecs.install_for_image(image.name, entry)}")
 
@@ -68,10 +68,10 @@ class BuildCommand(_ImageCommand):
         wanted = self.extra_args[0]
         store = self.store()
         for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, _leave)  # so that the build's programs end too, and remove their mounts
+            signal.signal(number, _leave)  # so that the programs of the build end too, and remove their mounts
         began = time.monotonic()
 
-        def tell(line: str) -> None:
+        def on_progress(line: str) -> None:
             self.log.info("%6.1f s  %s", time.monotonic() - began, printable(line))
 
         self.log.setLevel("INFO")
@@ -84,10 +84,10 @@ class BuildCommand(_ImageCommand):
                 raise InvalidRequest(
                     "Cannot build from a Dockerfile: the image has no name. Add --name=NAME", field="name"
                 )
-            image = dockerfile.build_file(store, file, values.make_recipe(self.title), tell)
+            image = dockerfile.build_file(store, file, values.make_recipe(self.title), on_progress)
         else:
             recipe = values.read_recipe(values.find_recipe(wanted))
-            image = build.build(store, recipe, tell, pip_environment=presets.pip_environment(), cache=cache)
+            image = build.build(store, recipe, on_progress, pip_environment=presets.pip_environment(), cache=cache)
         print(f"{image.short}  {format_size(image.size)}  in {time.monotonic() - began:.0f} s")
         if not self.no_kernelspec:
             self.offer(image)
@@ -204,7 +204,7 @@ _IMAGE_COMMANDS = {
 
 
 class ImageCommand(CommandGroup):
-    """Images: systems that sandboxes can have as their root instead of the host's own."""
+    """Manage images: root file systems for sandboxes, in place of the host's."""
 
     name = "jupyter agentbox image"
     description = __doc__ or ""

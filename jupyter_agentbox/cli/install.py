@@ -1,8 +1,8 @@
 """``jupyter agentbox setup``: install runsc and other requirements.
 
-runsc is looked for in this order: the configured path, PATH, the distribution's package, the official release after its
-checksum is verified. The command never prompts, prints each step before it runs it, and can be repeated. Packages need
-root or passwordless ``sudo``; the official release goes into the state directory and needs neither.
+Setup looks for runsc in this order: the configured path, PATH, the distribution's package, the official release. The
+checksum of the release is verified. The command never prompts, prints each step before it runs it, and can be repeated.
+Packages need root or passwordless ``sudo``; the official release goes into the state directory and needs neither.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def find_runsc(configured: str, state_dir: Path) -> str | None:
 
 
 def runsc_date(text: str) -> int:
-    """Return the date that numbers a release, from ``runsc --version`` or a package's version; 0 if there is none."""
+    """Return the date in a release number, from ``runsc --version`` or a package's version; 0 if it has none."""
     match = re.search(r"(?<!\d)(20\d{6})(?!\d)", text)
     return int(match[1]) if match else 0
 
 
 def derive_source(text: str, codename: str, suite: str = DEBIAN_SUITE) -> str | None:
-    """Return an apt source of `suite` that is like the machine's own source of `codename`.
+    """Return an apt source of `suite`, derived from the machine's own source of `codename`.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ class Setup:
         State directory; a downloaded runsc goes into its ``bin``.
     configured : str
         Configured path of runsc; empty for none.
-    say : callable
+    on_progress : callable
         Called with a sentence before each step.
     is_dry : bool
         Only report the steps.
@@ -138,7 +138,7 @@ class Setup:
         state_dir: Path,
         *,
         configured: str = "",
-        say: Callable[[str], None] = print,
+        on_progress: Callable[[str], None] = print,
         is_dry: bool = False,
         releases: str = RELEASES,
         root: Path = Path("/"),
@@ -146,7 +146,7 @@ class Setup:
     ) -> None:
         self.state_dir = state_dir
         self.configured = configured
-        self.say = say
+        self.on_progress = on_progress
         self.is_dry = is_dry
         self.releases = releases
         self.root = root
@@ -164,7 +164,7 @@ class Setup:
         found = find_runsc(self.configured, self.state_dir)
         date = self._date_of(found) if found else 0
         if date >= MIN_VERSION:
-            self.say(f"gVisor: {found}, release {date}, is already installed")
+            self.on_progress(f"gVisor: {found}, release {date}, is already installed")
             return
         if self.configured:
             what = f"release {date or 'unknown'}, older than {MIN_VERSION}" if found else "not an executable program"
@@ -172,24 +172,24 @@ class Setup:
                 f"the configured runsc {self.configured} is {what}; correct the path, or remove the setting",
                 setting="RunscRuntime.runsc",
             )
-        self.say(
+        self.on_progress(
             f"gVisor: {found} is too old (release {date or 'unknown'})" if found else "gVisor: runsc is not installed"
         )
         problems = []
-        for way in (self._get_package, self._get_release):
+        for install in (self._get_package, self._get_release):
             try:
-                way()
+                install()
                 if self.is_dry:
                     return
                 found = find_runsc("", self.state_dir)
                 date = self._date_of(found) if found else 0
                 if date >= MIN_VERSION:
-                    self.say(f"gVisor: {found}, release {date}, is installed")
+                    self.on_progress(f"gVisor: {found}, release {date}, is installed")
                     return
                 problems.append(f"installed {found}, release {date or 'unknown'}, is too old")
             except (RuntimeUnavailable, OSError, subprocess.SubprocessError) as error:
                 problems.append(str(error))
-                self.say(f"  failed: {error}")
+                self.on_progress(f"  failed: {error}")
         raise RuntimeUnavailable(
             f"runsc cannot be installed: {'; '.join(problems)}. Put runsc {MIN_VERSION} or later on PATH yourself"
         )
@@ -200,10 +200,10 @@ class Setup:
             return
         try:
             self._need_apt()
-            self.say("uidmap: installing the package, so that code in sandboxes does not run as uid 0")
+            self.on_progress("uidmap: installing the package, so that code in sandboxes does not run as uid 0")
             self._install("uidmap")
         except (RuntimeUnavailable, OSError, subprocess.SubprocessError) as error:
-            self.say(f"uidmap: not installed ({error}); code runs as uid 0 in its sandbox; see `doctor`")
+            self.on_progress(f"uidmap: not installed ({error}); code runs as uid 0 in its sandbox; see `doctor`")
 
     def register_in_docker(self, settings: str = "", host: str = "", *, may_reload: bool = False) -> None:
         """Add gVisor to the runtimes of Docker's engine, if runsc is installed. Raises as :func:`.register`."""
@@ -212,14 +212,14 @@ class Setup:
         found = find_runsc(self.configured, self.state_dir)
         if found is not None:  # a dry run only reports how to install it
             path = Path(settings) if settings else DAEMON_FILE
-            register(found, say=self.say, is_dry=self.is_dry, may_reload=may_reload, path=path, host=host)
+            register(found, say=self.on_progress, is_dry=self.is_dry, may_reload=may_reload, path=path, host=host)
 
     def _get_package(self) -> None:
         """Install the distribution's package, if its version is recent enough."""
         self._need_apt()
         version = self._package_version()
         if version is None:
-            self.say("  refreshing the package lists: apt-get update")
+            self.on_progress("  refreshing the package lists: apt-get update")
             self._as_root(["apt-get", "update", "-q"])
             version = self._package_version()
         if version is None:
@@ -229,12 +229,12 @@ class Setup:
             version = self._package_version()
         if version is None:
             raise RuntimeUnavailable(f"the distribution has no runsc of {MIN_VERSION} or later")
-        self.say(f"  installing the package runsc {version} with apt-get")
+        self.on_progress(f"  installing the package runsc {version} with apt-get")
         self._install(f"runsc={version}")
 
     def _need_apt(self) -> None:
         if not shutil.which("apt-get"):
-            raise RuntimeUnavailable("there is no apt-get")
+            raise RuntimeUnavailable("apt-get is not installed")
         if self._sudo is None:
             if os.geteuid() == 0:
                 self._sudo = []
@@ -267,8 +267,10 @@ class Setup:
         sources = (derive_source(file.read_text(), codename) for file in files if file.is_file())
         source = next(filter(None, sources), None)
         if source is None:
-            raise RuntimeUnavailable(f"/etc/apt has no source of {codename} to derive one of {DEBIAN_SUITE} from")
-        self.say(
+            raise RuntimeUnavailable(
+                f"/etc/apt has no source for {codename} from which to derive one for {DEBIAN_SUITE}"
+            )
+        self.on_progress(
             f"  adding {DEBIAN_SUITE}, from this machine's mirror, as a source for runsc only: /{_SOURCE}, with "
             f"/{_PIN}, which excludes all other packages"
         )
@@ -289,7 +291,7 @@ class Setup:
         machine = platform.machine()
         address = f"{self.releases}/{machine}/runsc"
         target = self.state_dir / "bin" / "runsc"
-        self.say(f"  downloading the official release {address} to {target} and verifying its SHA-512")
+        self.on_progress(f"  downloading the official release {address} to {target} and verifying its SHA-512")
         if machine not in ("x86_64", "aarch64"):
             raise RuntimeUnavailable(f"gVisor has no release for {machine}")
         if self.is_dry:
@@ -325,13 +327,14 @@ class Setup:
         """Run a command without a terminal. Raises RuntimeUnavailable with the last line of its output."""
         answer = self._run(list(command), input=text, capture_output=True, text=True, timeout=timeout)
         if is_checked and answer.returncode:
-            said = (answer.stderr or answer.stdout).strip().splitlines()
-            raise RuntimeUnavailable(f"{' '.join(command[:6])} failed: {said[-1] if said else answer.returncode}")
+            output = (answer.stderr or answer.stdout).strip().splitlines()
+            reason = output[-1] if output else f"exit status {answer.returncode}"
+            raise RuntimeUnavailable(f"{' '.join(command[:6])} failed: {reason}")
         return answer
 
 
 def _fetch(address: str, limit: int, timeout: float = 600.0) -> bytes:
-    """Download at most `limit` bytes within `timeout` seconds, through the environment's proxy if there is one."""
+    """Download at most `limit` bytes within `timeout` seconds, through the environment's proxy if one is set."""
     deadline = time.monotonic() + timeout
     parts, size = [], 0
     with urllib.request.urlopen(address, timeout=30) as response:
@@ -341,5 +344,5 @@ def _fetch(address: str, limit: int, timeout: float = 600.0) -> bytes:
             parts.append(part)
             size += len(part)
             if size > limit or time.monotonic() > deadline:
-                raise RuntimeUnavailable(f"{address} is too big or too slow")
+                raise RuntimeUnavailable(f"{address} is too large, or its download took too long")
     return b"".join(parts)

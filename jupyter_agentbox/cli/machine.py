@@ -142,7 +142,7 @@ class KernelspecCommand(Command):
             raise UsageError("name one installed kernelspec; `jupyter kernelspec list` shows them")
         if self.profile:
             policy.profile(self.profile)
-        made = kernelspecs.install_twin(
+        made = kernelspecs.install_copy(
             self.extra_args[0], name=self.new_name or None, profile=self.profile or None, prefix=self.prefix or None
         )
         print(f"installed {made}")
@@ -157,7 +157,7 @@ class KernelspecCommand(Command):
         entries = [entry for entry in image.kernels if entry.name in wanted]
         if len(entries) != len(wanted) or (self.new_name and len(entries) != 1):
             known = ", ".join(entry.name for entry in image.kernels) or "none"
-            raise AgentboxError(f"name kernels of image {image.name}, one of them with --name; there are: {known}")
+            raise AgentboxError(f"name kernels of image {image.name}, or exactly one with --name; its kernels: {known}")
         for entry in entries:
             made = kernelspecs.install_for_image(
                 image.name, entry, name=self.new_name or None, prefix=self.prefix or None
@@ -185,8 +185,8 @@ class ListCommand(Command):
         from .warm import open_templates, write_templates
 
         policy = Policy(parent=self)
-        is_there = (policy.state_path / "sandboxes").is_dir()
-        manager = SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config) if is_there else None
+        exists = (policy.state_path / "sandboxes").is_dir()
+        manager = SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config) if exists else None
         found = [*(manager.list() if manager is not None else []), *list_parked(policy)]
         if self.json:
             print(json.dumps([asdict(item) for item in found], indent=2))
@@ -201,7 +201,7 @@ class ListCommand(Command):
             if item.reason:
                 remedy = f"; `jupyter agentbox stop {item.id}` removes it and its files" if item.state == "lost" else ""
                 print(printable(f"{item.id}: {item.reason}{remedy}"))
-        if is_there:
+        if exists:
             print()
             write_templates(open_templates(policy))
         return 0
@@ -232,6 +232,6 @@ class PruneCommand(Command):
         clear(policy.state_path)
         if (policy.state_path / "snapshots").is_dir():
             for item, why in open_templates(policy).remove_unfit():
-                removed.append(f"removed template {item.id} of profile {item.meta.note}, changed since: {why}")
+                removed.append(f"removed outdated template {item.id} of profile {item.meta.note}; changed: {why}")
         print("\n".join(map(printable, removed or ["nothing to remove"])))
         return 0

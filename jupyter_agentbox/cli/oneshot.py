@@ -88,7 +88,7 @@ class RunCommand(ProgramCommand):
             return b""
         path = Path(self.rest[0])
         if path.suffix == ".ipynb":
-            raise InvalidRequest(f"{path} is a notebook; use `jupyter execute --kernel_name=agentbox {path}`")
+            raise InvalidRequest(f"{path} is a notebook; run `jupyter execute --kernel_name=agentbox {path}`")
         if self.mount and not path.resolve().is_relative_to(Path(self.mount).resolve()):
             raise InvalidRequest(f"{path} is not in the mounted folder {self.mount}", field="mount")
         try:

@@ -46,14 +46,14 @@ class RemoteCommand(Command):
                 return self.do(client)
             except ApiError as error:
                 if str(error) == "Forbidden":  # Jupyter's own message
-                    reason = "it does not grant this"
+                    reason = "it does not permit this call"
                 elif isinstance(error, NotAuthenticated):
                     reason = str(error)
                 else:
                     raise
                 raise AgentboxError(
-                    f"{server.url} refused the token: {reason}. Set another one by --token-file or "
-                    "JUPYTER_AGENTBOX_TOKEN"
+                    f"{server.url} refused the token: {reason}. Set another token with --token-file "
+                    "or JUPYTER_AGENTBOX_TOKEN"
                 ) from None
 
     def do(self, client: Client) -> int:
@@ -137,7 +137,7 @@ class CopyCommand(RemoteCommand):
             target = f"{target.rstrip('/')}/{path.resolve().name}"
         if path.is_dir():
             with FolderView(path) as folder, folder.pack(".", "tar") as packed:
-                self._tell(box.files.unpack(packed, target))
+                self._report_skipped(box.files.unpack(packed, target))
         else:
             try:
                 box.files.upload(target, path)
@@ -162,14 +162,14 @@ class CopyCommand(RemoteCommand):
                     with folder.unpack(".") as upload:
                         for chunk in box.files.pack_chunks(source):
                             upload.write(chunk)
-                        self._tell(upload.finish())
+                        self._report_skipped(upload.finish())
             else:
                 box.files.download(source, path)
         except OSError as error:
             raise InvalidRequest(f"{target} cannot be written: {error.strerror or error}") from None
         return 0
 
-    def _tell(self, copied: Copied) -> None:
+    def _report_skipped(self, copied: Copied) -> None:
         for sentence in copied.skipped:
             print(f"{self.name}: skipped: {printable(sentence)}", file=sys.stderr)
         if copied.skipped_count > len(copied.skipped):

@@ -30,7 +30,7 @@ from jupyter_agentbox.policy.policy import Policy
 from .base import Command, printable
 
 EXTENSION = "jupyter_agentbox"
-#: Seconds for the API to answer the test call at start.
+#: Timeout in seconds for the test call at start.
 ANSWER_TIMEOUT = 120.0
 #: Jupyter's own services that are loaded. None of them opens files of the host.
 _SERVICES = ("api", "events", "kernels", "kernelspecs", "shutdown")
@@ -68,7 +68,7 @@ class ServeCommand(Command):
             try:
                 server.initialize(argv=[])
             except Exception as error:
-                self.log.debug("the server was not made", exc_info=True)
+                self.log.debug("creating the server failed", exc_info=True)
                 raise AgentboxError(f"the API cannot be served: {error}") from error
             self._check_loaded(server, token)
             server.on_listening = lambda: self._begin(server, token)
@@ -79,13 +79,13 @@ class ServeCommand(Command):
             if self.token_file:
                 Path(self.token_file).unlink(missing_ok=True)
         if self.keep_sandboxes:
-            said = (
-                f"stopped; the sandboxes run for another {policy.lease_timeout:g} s (Policy.lease_timeout) and are "
-                "taken back if this command starts again by then"
+            message = (
+                f"stopped; the sandboxes run for another {policy.lease_timeout:g} s (Policy.lease_timeout); "
+                "if this command starts again within that time, it adopts them"
             )
         else:
-            said = "stopped; the sandboxes have ended, except parked ones, which are on disk"
-        print(said, file=sys.stderr)
+            message = "stopped; the sandboxes have ended, except parked ones, which are on disk"
+        print(message, file=sys.stderr)
         return 0
 
     def _check_loaded(self, server: _Server, token: str) -> None:
@@ -95,7 +95,7 @@ class ServeCommand(Command):
             reason = note or f"the extension {EXTENSION} did not load; the log above says why"
             raise AgentboxError(f"the API cannot be served: {reason}")
         if server.identity_provider.token != token:
-            raise AgentboxError("the API cannot be served: another setting replaces the token of the server")
+            raise AgentboxError("the API cannot be served: another setting replaces the server's token")
         if not isinstance(server.kernel_spec_manager, AgentboxKernelSpecManager):
             raise AgentboxError(
                 "the API cannot be served: ServerApp.kernel_spec_manager_class is set to another class "
@@ -103,14 +103,14 @@ class ServeCommand(Command):
             )
 
     async def _begin(self, server: _Server, token: str) -> None:
-        """Call the API as a client would. Print URL and token if it answers, or else stop the server."""
+        """Call the API as a client would. Print URL and token if it responds; otherwise stop the server."""
         try:
             await self._ask(server, token, "sandboxes")
         except (AgentboxError, OSError, ValueError, HTTPError) as error:
-            self._failure = AgentboxError(f"the API does not answer its own server: {error}")
+            self._failure = AgentboxError(f"the API failed its startup check: {error}")
             server.stop()
             return
-        self._tell(self._url(server), token)
+        self._print_address(self._url(server), token)
         with contextlib.suppress(AgentboxError, OSError, ValueError, HTTPError):
             for check in (await self._ask(server, token, "health"))["checks"]:
                 if not check["is_ok"]:
@@ -181,7 +181,7 @@ class ServeCommand(Command):
         host = f"[{self.ip}]" if ":" in self.ip else self.ip
         return f"http://{host}:{server.port}{server.base_url}"
 
-    def _tell(self, url: str, token: str) -> None:
+    def _print_address(self, url: str, token: str) -> None:
         if self.json:
             print(json.dumps({"url": url, **({} if self.token_file else {"token": token})}))
         else:

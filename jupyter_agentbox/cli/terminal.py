@@ -68,7 +68,7 @@ class ShellCommand(Command):
             except AgentboxError as error:
                 if not self.from_server:
                     raise
-                _say(f"{self.name}: {error}\nPress any key to close this terminal.")
+                _print_message(f"{self.name}: {error}\nPress any key to close this terminal.")
                 select.select([_STDIN], [], [], HOLD_TIMEOUT)
                 return 1
 
@@ -87,11 +87,11 @@ class ShellCommand(Command):
         except AgentboxError as error:
             if error.field != "workspace" or (is_named and not self.from_server):
                 raise
-            _say(f"Using a private work folder, which is deleted when the shell ends: {error}")
+            _print_message(f"Using a private work folder, which is deleted when the shell ends: {error}")
             return resolve(None)
 
 
-def _say(text: str) -> None:
+def _print_message(text: str) -> None:
     print("\r\n".join(printable(line) for line in text.splitlines()), end="\r\n", file=sys.stderr, flush=True)
 
 

@@ -29,7 +29,7 @@ class TokenCreateCommand(Command):
     """Create a token for one sandbox, to give to an agent instead of the server's token.
 
     Only the token is printed to standard output; it is not stored. SANDBOX is an id as printed by
-    ``jupyter agentbox list``, the id of a notebook's kernel, or the id that a program has given its sandbox.
+    ``jupyter agentbox list``, the id of a notebook's kernel, or the id that a program gave its sandbox.
     """
 
     name = "jupyter agentbox token create"
@@ -51,17 +51,17 @@ class TokenCreateCommand(Command):
         from jupyter_agentbox.sandbox.tokens import VERBS, TokenStore, choose_life
 
         policy = Policy(parent=self)
-        asked = {"verbs": self.verbs.replace(" ", "").split(","), "name": self.token_name}
-        for verb in asked["verbs"]:
+        options = {"verbs": self.verbs.replace(" ", "").split(","), "name": self.token_name}
+        for verb in options["verbs"]:
             if verb not in VERBS:
                 raise UsageError(f"unknown verb {printable(verb)!r}; verbs are {', '.join(VERBS)}")
         try:
-            body = msgspec.convert(asked | ({"life": self.life} if self.life else {}), TokenRequest)
+            body = msgspec.convert(options | ({"life": self.life} if self.life else {}), TokenRequest)
         except ValueError as error:  # msgspec's errors are ValueErrors too
             raise AgentboxError(f"invalid token: {error}") from None
         life = choose_life(body.life, policy.max_token_life)
         if not (policy.state_path / "sandboxes").is_dir():
-            raise AgentboxError("there are no sandboxes")
+            raise AgentboxError("no sandbox is running; start one first")
         manager = SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config)
         place = _find(manager, self.extra_args[0])
         made_by = _user()
@@ -137,7 +137,9 @@ class TokenRevokeCommand(Command):
                 print(f"revoked {name}")
         audit.close()
         if unknown:
-            raise AgentboxError(f"there is no token {printable(unknown[0])!r}")
+            raise AgentboxError(
+                f"no token has the id {printable(unknown[0])!r}; `jupyter agentbox token list` lists them"
+            )
         return 0
 
 
@@ -168,7 +170,7 @@ def _find(manager: SandboxManager, name: str) -> _Place:
         if name and name in names and listed.state != "ended":
             found.append(_Place(listed.id, managed.owner if managed is not None else _user()))
     if not found:
-        raise AgentboxError(f"there is no sandbox {printable(name)!r}; `jupyter agentbox list` lists them")
+        raise AgentboxError(f"no sandbox is named {printable(name)!r}; `jupyter agentbox list` lists them")
     if len(found) > 1:
         ids = ", ".join(place.sandbox for place in found)
         raise AgentboxError(f"several sandboxes are named {printable(name)!r}; use an id: {ids}")

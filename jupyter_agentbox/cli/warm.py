@@ -74,7 +74,7 @@ def open_templates(policy: Policy) -> Templates:
 
 
 def make_template(policy: Policy, templates: Templates, profile: str, kernel: str) -> int | None:
-    """Create a template and return its size in bytes, or None if there is a current one. Raises AgentboxError."""
+    """Create a template and return its size in bytes, or None if a current one exists. Raises AgentboxError."""
     from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
     from jupyter_agentbox.jupyter.kernelspecs import real_argv
@@ -85,7 +85,10 @@ def make_template(policy: Policy, templates: Templates, profile: str, kernel: st
     try:
         found = KernelSpecManager().get_kernel_spec(kernel)
     except NoSuchKernel:
-        raise InvalidRequest(f"there is no kernelspec {kernel!r}", field="kernel") from None
+        raise InvalidRequest(
+            f"kernelspec {kernel!r} is not installed; `jupyter kernelspec list` shows the installed ones",
+            field="kernel",
+        ) from None
     command = real_argv(found.argv)
     executable = resolve_program(command[0])
     spec = policy.resolve(
@@ -103,7 +106,7 @@ def set_up_template(policy: Policy, kernel: str, *, is_dry: bool) -> None:
     """Create the template of the default profile, and print the result. A failure is printed, not raised."""
     profile = policy.default_profile
     if not policy.templates:
-        print("template: skipped, since Policy.templates is off")
+        print("template: skipped, because Policy.templates is off")
     elif is_dry:
         print(f"template: would create the one of profile {profile} if it is missing")
     else:
@@ -119,7 +122,7 @@ def set_up_template(policy: Policy, kernel: str, *, is_dry: bool) -> None:
 
 
 def write_templates(templates: Templates) -> None:
-    """Print a table of the templates, if there are any."""
+    """Print a table of the templates, if any exist."""
     found = templates.list()
     if found:
         rows = [
@@ -148,4 +151,4 @@ def _describe_fit(templates: Templates, item: Snapshot) -> str:
         return printable(f"unknown: {error}")
     if changes is None:
         return "another environment"
-    return "yes" if not changes else f"no, changed since: {', '.join(changes)}"
+    return "yes" if not changes else f"no, changed: {', '.join(changes)}"

@@ -106,7 +106,7 @@ def test_a_file_of_settings_can_be_named_and_the_current_directory_has_no_say(sh
     (shell.folder / "mine.py").write_text("oops\n")
     assert "mine.py" in shell("list", "--config=mine.py", status=1)
     for missing in ("none.py", "mine", "."):
-        assert f"{missing} cannot be read" in shell("list", f"--config={missing}", status=1)
+        assert f"cannot read the configuration file {missing}: " in shell("list", f"--config={missing}", status=1)
 
 
 def test_output_that_nobody_reads_and_ctrl_c_are_an_exit_status(shell: Shell) -> None:
@@ -149,7 +149,7 @@ def test_a_signal_ends_what_a_command_waits_for() -> None:
 
 
 def test_kernelspec_makes_a_sandboxed_twin(shell: Shell) -> None:
-    assert "there is no kernel 'nope'" in shell("kernelspec", "nope", status=1)
+    assert "kernelspec 'nope' is not installed" in shell("kernelspec", "nope", status=1)
     assert "name one installed kernelspec" in shell("kernelspec", status=2)
     assert "there is no profile 'nope'" in shell("kernelspec", "python3", "--profile=nope", status=1)
     shell("kernelspec", "python3", "--name=boxed", "--profile=default")

@@ -87,7 +87,7 @@ class Apt:
 def make(tmp_path: Path, bin_dir: Path) -> Callable[..., tuple[Setup, list[str]]]:
     def make(**options: Any) -> tuple[Setup, list[str]]:
         said: list[str] = []
-        return Setup(tmp_path / "state", say=said.append, root=tmp_path / "root", **options), said
+        return Setup(tmp_path / "state", on_progress=said.append, root=tmp_path / "root", **options), said
 
     return make
 
@@ -311,7 +311,7 @@ def test_a_release_that_is_not_as_it_should_be_is_not_used(
 
 
 def test_a_download_is_bounded(releases: tuple[str, Path]) -> None:
-    with pytest.raises(RuntimeUnavailable, match="too big"):
+    with pytest.raises(RuntimeUnavailable, match="is too large"):
         install._fetch(f"{releases[0]}/{platform.machine()}/runsc", 10)
 
 

@@ -60,7 +60,7 @@ def test_it_serves_the_api_and_nothing_of_the_host(serving: Serving, env: Env) -
     specs = requests.get(serving.url + "api/kernelspecs", headers=headers, timeout=100).json()
     assert (list(specs["kernelspecs"]), specs["default"]) == (["agentbox"], "agentbox")
     answer = requests.post(serving.url + "api/kernels", headers=headers, json={"name": "ir"}, timeout=100)
-    assert (answer.status_code, "there are: agentbox" in answer.json()["message"]) == (404, True)
+    assert (answer.status_code, "Offered kernels: agentbox" in answer.json()["message"]) == (404, True)
     answer = requests.post(serving.url + "api/kernels", headers=headers, json={"name": "python3"}, timeout=100)
     assert (answer.status_code, len(env.sandboxes())) == (201, 1)
     requests.delete(serving.url + f"api/kernels/{answer.json()['id']}", headers=headers, timeout=100)

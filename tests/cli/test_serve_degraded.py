@@ -277,7 +277,7 @@ def test_a_server_that_cannot_serve_says_why_and_prints_no_address(env: Env) -> 
         (
             "from jupyter_agentbox.jupyter.extension import AgentboxExtension\n"
             "AgentboxExtension.initialize_handlers = lambda self: None",
-            "does not answer its own server",
+            "failed its startup check",
         ),
     ):
         config.write_text(text)

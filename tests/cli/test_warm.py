@@ -50,6 +50,6 @@ def test_setup_makes_a_template_which_kernels_start_off_until_it_fits_no_more(ha
     assert (found, fits.split()[0]) == (made, "no,")
     assert "the profile's preload" in fits
     text = shell("prune")
-    assert f"removed template {made} of profile default" in text
+    assert f"removed outdated template {made} of profile default" in text
     assert "preload" in text
     assert shell("warm", "--list") == ""

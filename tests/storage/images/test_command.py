@@ -47,7 +47,7 @@ def test_an_image_is_imported_listed_offered_exported_and_removed(tmp_path: Path
         mine, second, table, listed, verified, offered, unknown, out, gone, again, missing, bare, group = ran
         assert mine.out.startswith("imported mine@")
         assert "kernels/agentbox-x" in mine.out
-        assert "agentbox-x stays with image mine" in second.out
+        assert "agentbox-x belongs to image mine" in second.out
         assert theirs.address[:12] in table.out
         assert "recipes: all, base" in table.out
         assert {item["name"] for item in json.loads(listed.out)} == {"mine", "theirs"}
@@ -55,7 +55,7 @@ def test_an_image_is_imported_listed_offered_exported_and_removed(tmp_path: Path
         spec = json.loads((env.data / "kernels" / "agentbox-x" / "kernel.json").read_text())
         assert (offered.status, spec["display_name"]) == (0, "Other X (sandboxed)")
         assert spec["metadata"]["kernel_provisioner"]["config"] == {"image": "theirs"}
-        assert (unknown.status, "there are: x" in unknown.err) == (1, True)
+        assert (unknown.status, "its kernels: x" in unknown.err) == (1, True)
         assert (out.status, (tmp_path / "mine.tar").stat().st_size > 0) == (0, True)
         assert gone.out.count("removed ") == 2
         assert (again.status, "images are: none" in again.err) == (1, True)
