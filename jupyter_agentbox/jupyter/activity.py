@@ -26,7 +26,7 @@ INTERVAL = 1.0
 
 
 class KernelActivity:
-    """Reporter of calls on a kernel's sandbox as activity of the kernel, from the begin of a call to its end.
+    """Reporter of calls on a kernel's sandbox as activity of the kernel, from the beginning of a call to its end.
 
     Parameters
     ----------
@@ -61,16 +61,16 @@ class KernelActivity:
     def parked(self, kernel_id: str) -> None:
         """Close unneeded connections of a kernel that was parked. May be called from any thread."""
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._loop.call_later, INTERVAL, self._let_go, kernel_id)
+            self._loop.call_soon_threadsafe(self._loop.call_later, INTERVAL, self._close_buffering, kernel_id)
 
-    def _let_go(self, kernel_id: str) -> None:
+    def _close_buffering(self, kernel_id: str) -> None:
         """Close the connections that buffer output for a disconnected client: half of a parked kernel's descriptors.
 
         They stay open if they have received something that the client has not seen. A client that reconnects opens new
         ones.
         """
-        kept, slot = self._kernels._kernel_buffers.get(kernel_id), SandboxedKernel.find(kernel_id=kernel_id)
-        if kept is None or slot is None or slot.parked is None or kernel_id not in self._kernels:
+        kept, sandboxed = self._kernels._kernel_buffers.get(kernel_id), SandboxedKernel.find(kernel_id=kernel_id)
+        if kept is None or sandboxed is None or sandboxed.parked is None or kernel_id not in self._kernels:
             return
         client = kept["session_key"].removeprefix(f"{kernel_id}:")
         if not any(is_missed(channel, frames, client) for channel, frames in kept["buffer"]):
@@ -79,28 +79,28 @@ class KernelActivity:
 
     def woken(self, kernel_id: str) -> None:
         """Prepare for the output of a kernel that was woken and has not sent anything yet. On the link thread."""
-        slot = SandboxedKernel.find(kernel_id=kernel_id)
-        if slot is not None and slot.front is not None:
-            slot.front.audience.expect()
+        sandboxed = SandboxedKernel.find(kernel_id=kernel_id)
+        if sandboxed is not None and sandboxed.front is not None:
+            sandboxed.front.audience.expect()
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._listen, kernel_id, slot)
+                self._loop.call_soon_threadsafe(self._listen, kernel_id, sandboxed)
 
-    def _listen(self, kernel_id: str, slot: SandboxedKernel) -> None:
+    def _listen(self, kernel_id: str, sandboxed: SandboxedKernel) -> None:
         """Buffer the kernel's output for the disconnected client, unless a client is connected."""
         if kernel_id not in self._kernels:
             return
-        client = self._away.pop(self._kernels.get_kernel(kernel_id), "") or slot.client
+        client = self._away.pop(self._kernels.get_kernel(kernel_id), "") or sandboxed.client
         if self._kernels._kernel_connections.get(kernel_id) or kernel_id in self._kernels._kernel_buffers:
             client = ""
-        task = self._loop.create_task(self._have_it_speak(kernel_id, client))
+        task = self._loop.create_task(self._buffer_output(kernel_id, client))
         self._listening.add(task)
         task.add_done_callback(self._listening.discard)
 
-    async def _have_it_speak(self, kernel_id: str, client: str) -> None:
+    async def _buffer_output(self, kernel_id: str, client: str) -> None:
         try:
             await listen(self._kernels, kernel_id, client)
-        except Exception as error:  # it was shut down at the same moment, or descriptors have run out
-            log.warning("what kernel %s says is not kept for a page that is away: %s", kernel_id, error)
+        except Exception as error:  # the kernel was shut down at the same moment, or no descriptors are left
+            log.warning("output of kernel %s is not buffered for its disconnected client: %s", kernel_id, error)
 
     def _look(self, managed: ManagedSandbox) -> None:
         self._waiting.discard(managed)

@@ -68,27 +68,27 @@ def keep_sessions(server: ServerApp, policy: Policy) -> Lock | None:
             if lock.acquire():
                 break
         else:
-            raise OSError(f"{MAX_SERVERS} servers have a list in {base} already")
+            raise OSError(f"{MAX_SERVERS} servers already store a list in {base}")
     except OSError as error:
-        server.log.error("which notebook has which kernel is not kept for a later server: %s", error)
+        server.log.error("the list of notebook sessions cannot be stored for a later server: %s", error)
         return None
     try:
         _prepare(place / LIST, server.log)
         manager.database_filepath = str(place / LIST)
     except (OSError, sqlite3.Error) as error:
-        server.log.error("which notebook has which kernel is not kept for a later server: %s", error)
+        server.log.error("the list of notebook sessions cannot be stored for a later server: %s", error)
         return lock
     for other in base.glob(f"sessions-{name}-*"):
         try:
             _take_in(other, place / LIST, server.log)
         except (OSError, sqlite3.Error) as error:
-            server.log.error("which notebook had which kernel cannot be read from %s: %s", other, error)
+            server.log.error("the list of notebook sessions in %s cannot be read: %s", other, error)
     return lock
 
 
 def _prepare(path: Path, log: Any) -> None:
     if not _is_sound(path):
-        log.error("%s is broken, and put aside: notebooks may not find their kernels again", path)
+        log.error("%s is damaged and was renamed; notebooks may lose the connection to their kernels", path)
         path.replace(path.with_suffix(".broken"))
     with contextlib.closing(sqlite3.connect(path, timeout=TIMEOUT)) as database, database:
         database.execute(f"CREATE TABLE IF NOT EXISTS session {_COLUMNS}")
@@ -120,7 +120,7 @@ def _is_sound(path: Path) -> bool:
             return False
 
 
-async def take_back(server: ServerApp, policy: Policy, parker: Parker) -> list[str]:
+async def adopt_kernels(server: ServerApp, policy: Policy, parker: Parker) -> list[str]:
     """Adopt all kernels that an earlier server of this root directory left running or parked.
 
     Returns
@@ -139,17 +139,17 @@ async def take_back(server: ServerApp, policy: Policy, parker: Parker) -> list[s
     async def start(kernel_id: str, name: str) -> str | None:
         try:
             await asyncio.wait_for(ensure_async(kernels.start_kernel(kernel_id=kernel_id, kernel_name=name)), TIMEOUT)
-            slot = SandboxedKernel.find(kernel_id=kernel_id)
-            await listen(kernels, kernel_id, slot.client if slot is not None else "")
-        except Exception as error:  # no fault of a single kernel may prevent the server's start
-            server.log.warning("kernel %s was not taken back: %s", kernel_id, error)
+            sandboxed = SandboxedKernel.find(kernel_id=kernel_id)
+            await listen(kernels, kernel_id, sandboxed.client if sandboxed is not None else "")
+        except Exception as error:  # no error of a single kernel may prevent the server's start
+            server.log.warning("kernel %s was not adopted: %s", kernel_id, error)
             return None
         return kernel_id
 
     try:
         found_parked = await parker.recover_kernels(str(kernels.root_dir))
     except (AgentboxError, OSError) as error:
-        server.log.error("parked kernels were not taken back: %s", error)
+        server.log.error("parked kernels were not adopted: %s", error)
         found_parked = []
     parked = {item.spec.kernel_id: item for item in found_parked}
     SandboxedKernel.waiting.update(parked)
@@ -157,10 +157,14 @@ async def take_back(server: ServerApp, policy: Policy, parker: Parker) -> list[s
     names.update({kernel_id: item.spec.kernel_name for kernel_id, item in parked.items()})
     found = await asyncio.gather(*(start(kernel_id, name) for kernel_id, name in names.items()))
     for kernel_id, item in parked.items():
-        slot = SandboxedKernel.find(kernel_id=kernel_id)
-        if SandboxedKernel.waiting.pop(kernel_id, None) is not None and slot is not None and slot.sandbox is not None:
+        sandboxed = SandboxedKernel.find(kernel_id=kernel_id)
+        if (
+            SandboxedKernel.waiting.pop(kernel_id, None) is not None
+            and sandboxed is not None
+            and sandboxed.sandbox is not None
+        ):
             # The earlier server ended between two steps, and the kernel is running.
-            await LinkThread.instance().run(item.woken(slot.sandbox))
+            await LinkThread.instance().run(item.woken(sandboxed.sandbox))
     # An interrupted restore leaves two sandboxes for one id. One is adopted; the other must never be.
     await asyncio.to_thread(_end_duplicates, manager, {kernel_id for kernel_id in found if kernel_id is not None})
     return [kernel_id for kernel_id in found if kernel_id is not None]
@@ -168,9 +172,9 @@ async def take_back(server: ServerApp, policy: Policy, parker: Parker) -> list[s
 
 async def listen(kernels: Any, kernel_id: str, client: str) -> None:
     """Release the output of an adopted or woken kernel, and buffer it for `client`, if one is named."""
-    slot = SandboxedKernel.find(kernel_id=kernel_id)
-    front = slot.front if slot is not None else None
-    if slot is None or front is None or slot.parked is not None:
+    sandboxed = SandboxedKernel.find(kernel_id=kernel_id)
+    front = sandboxed.front if sandboxed is not None else None
+    if sandboxed is None or front is None or sandboxed.parked is not None:
         return
     kernel = kernels.get_kernel(kernel_id)
     streams: dict[str, Any] = {}
@@ -199,8 +203,8 @@ async def listen(kernels: Any, kernel_id: str, client: str) -> None:
 def _end_duplicates(manager: SandboxManager, kernel_ids: set[str]) -> None:
     for record in manager.orphans():
         if record.spec.kernel_id in kernel_ids:
-            slot = SandboxedKernel.find(kernel_id=record.spec.kernel_id)
-            sandbox, parked = (slot.sandbox, slot.parked) if slot is not None else (None, None)
+            sandboxed = SandboxedKernel.find(kernel_id=record.spec.kernel_id)
+            sandbox, parked = (sandboxed.sandbox, sandboxed.parked) if sandboxed is not None else (None, None)
             heir = sandbox.id if sandbox is not None else parked.snapshot_id if parked is not None else None
             manager.end_duplicate(record, heir)
 
@@ -228,7 +232,9 @@ async def start_restored(server: ServerApp, restoration: Restoration) -> str:
         await ensure_async(kernels.start_kernel(kernel_id=kernel_id, kernel_name=spec.kernel_name))
         await asyncio.wrap_future(kernels.get_kernel(kernel_id).ready)
     except NoSuchKernel:
-        raise Conflict(f"the kernelspec {spec.kernel_name!r} of the snapshot is no more", field="snapshot") from None
+        raise Conflict(
+            f"the kernelspec {spec.kernel_name!r} of the snapshot no longer exists", field="snapshot"
+        ) from None
     finally:
         is_started = SandboxedKernel.restorations.pop(kernel_id, None) is None
         if not is_started and kernel_id in kernels:
@@ -250,7 +256,7 @@ async def start_again(server: ServerApp, kernel_id: str, name: str) -> None:
     """
     kernels: Any = server.kernel_manager
     if kernel_id in kernels:
-        raise Conflict(f"kernel {kernel_id} was started already")
+        raise Conflict(f"kernel {kernel_id} is already running")
     try:
         await ensure_async(kernels.start_kernel(kernel_id=kernel_id, kernel_name=name))
         await asyncio.wrap_future(kernels.get_kernel(kernel_id).ready)
@@ -272,9 +278,9 @@ def wait_for_restarts(kernels: Any) -> None:
     shut_down = kernels._async_shutdown_kernel
 
     async def shutdown_kernel(kernel_id: str, now: bool = False, restart: bool = False) -> None:
-        slot = SandboxedKernel.find(kernel_id=kernel_id)
-        if slot is not None and not restart:
-            slot.end_lease()
+        sandboxed = SandboxedKernel.find(kernel_id=kernel_id)
+        if sandboxed is not None and not restart:
+            sandboxed.end_lease()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + TIMEOUT
         while kernel_id in kernels and (kernel := kernels.get_kernel(kernel_id)).owns_kernel:

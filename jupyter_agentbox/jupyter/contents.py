@@ -116,9 +116,9 @@ class AgentboxContentsManager(GuardedFiles, AsyncLargeFileManager):  # type: ign
 
     linked_folders = List(
         Unicode(),
-        help="""Folders that links in the root directory may lead to. Any other link is followed only within the folder
-        that it is in. Code in any sandbox can make links to these folders, and the server then reads and writes them
-        when you open and save what such a link stands for.""",
+        help="""Folders that links in the root directory may lead to. Any other link is followed only within its own
+        folder. Code in any sandbox can create links to these folders. The server then reads and writes files there
+        when you open and save them through such a link.""",
     ).tag(config=True)
 
     def __init__(self, **kwargs: Any) -> None:
@@ -127,7 +127,9 @@ class AgentboxContentsManager(GuardedFiles, AsyncLargeFileManager):  # type: ign
         try:
             policy = Policy(parent=self.parent)
         except AgentboxError as error:
-            self.log.warning("The file browser takes only names with a leading dot for hidden: %s", error)
+            self.log.warning(
+                "The file browser hides only names with a leading dot, because the policy cannot be read: %s", error
+            )
         else:
             hidden.update(policy.hidden_files)
             hidden.update(*(policy.profile(name).hidden for name in policy.profile_names()))
@@ -339,20 +341,20 @@ def guard_state(manager: object) -> str | None:
     name = name_class(manager)
     if not isinstance(manager, AgentboxContentsManager):
         return (
-            f"the file browser, {name}, follows links that code in a sandbox makes to wherever they lead, and must be"
-            f" {guard} or a class that is derived from it"
+            f"the file browser, {name}, follows links that code in a sandbox creates to any target; it must be"
+            f" {guard} or a class derived from it"
         )
     changed = [each for each in _GUARDED if getattr(kind, each) is not getattr(AgentboxContentsManager, each)]
     if changed:
         return (
-            f"the file browser, {name}, may follow links that code in a sandbox makes, as it replaces"
+            f"the file browser, {name}, may follow links that code in a sandbox creates, because it overrides"
             f" {', '.join(changed)} of {guard}"
         )
     kept: object = manager.checkpoints
     if isinstance(kept, FileCheckpoints) and not isinstance(kept, GuardedCheckpoints):
         return (
-            f"checkpoints, which {name_class(kept)} makes, may follow links that code in a sandbox"
-            " makes; configure checkpoints_class, not checkpoints"
+            f"the checkpoint manager, {name_class(kept)}, may follow links that code in a sandbox creates;"
+            " configure checkpoints_class instead of checkpoints"
         )
     return None
 

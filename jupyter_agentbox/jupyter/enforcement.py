@@ -89,7 +89,7 @@ def find_overrides(server: ServerApp) -> list[str]:
 
     if server.gateway_config.gateway_enabled:
         found.append(
-            f"kernels run at the gateway {server.gateway_config.url}, which this server cannot hold to anything"
+            f"kernels run on the gateway {server.gateway_config.url}, where this server cannot enforce sandboxes"
         )
     for manager in {
         id(item): item
@@ -126,8 +126,7 @@ def describe(server: ServerApp, sources: list[str]) -> ServerInfo:
         host = sorted(name for name in specs if not _runs_inside(manager, name))
         if OWN_NAME in host:
             problems.append(
-                f"{name_class(manager)} drops the kernel provisioner of {OWN_NAME!r}, so kernels of this name do "
-                "not start; "
+                f"{name_class(manager)} drops the kernel provisioner of {OWN_NAME!r}, so these kernels do not start; "
                 f"it is set by {find_origin(server, 'kernel_spec_manager_class')}"
             )
             host.remove(OWN_NAME)  # its command refuses to run there
@@ -175,7 +174,7 @@ def _runs_inside(manager: Any, name: str) -> bool:
     try:
         return is_sandboxed(manager.get_kernel_spec(name), manager.parent)
     except NoSuchKernel:
-        return True  # it has just been removed, so it cannot start
+        return True  # it was just removed, so it cannot start
 
 
 def _describe_terminals(server: ServerApp, manager: Any) -> str:

@@ -39,7 +39,7 @@ from jupyter_agentbox.service.service import SandboxService
 
 from . import enforcement
 from .activity import KernelActivity
-from .adoption import keep_sessions, leave_kernels, start_again, start_restored, take_back, wait_for_restarts
+from .adoption import adopt_kernels, keep_sessions, leave_kernels, start_again, start_restored, wait_for_restarts
 from .observe import Observer
 from .terminals import guard
 
@@ -57,27 +57,28 @@ class AgentboxExtension(ExtensionApp):
 
     enforce = Bool(
         False,
-        help="""Offer and start sandboxed kernels only, open terminals in sandboxes, keep JupyterLab from installing
-        extensions, and keep the file browser from following links out of its root directory. A server that is set to
-        anything else does not start, and says what has set it. ``jupyter agentbox setup --enforce`` writes this into
-        the environment's ``jupyter_agentbox_config.json``. Where one configuration file enforces it, no other turns it
-        off.""",
+        help="""Offer and start sandboxed kernels only, open terminals in sandboxes, prevent JupyterLab from installing
+        extensions, and prevent the file browser from following links out of its root directory. If another setting
+        conflicts with this, the server does not start, and logs the origin of that setting. ``jupyter agentbox setup
+        --enforce`` writes this setting to the environment's ``jupyter_agentbox_config.json``. If one configuration file
+        sets it to true, no other file can turn it off.""",
     ).tag(config=True)
 
     keep_sandboxes = Bool(
         False,
-        help="""Keep sandboxes alive when the server is told to shut down, notebooks' kernels included. A server that
-        starts with the same root directory within ``Policy.lease_timeout`` takes them back under their ids. By default
-        a shutdown ends them, as Jupyter's ends kernels. Parked sandboxes and snapshots are on disk and are kept in
-        either case. If the server crashes or is killed, its sandboxes are kept for their lease in either case.""",
+        help="""Keep sandboxes running when the server shuts down, including the kernels of notebooks. A server that
+        starts with the same root directory within ``Policy.lease_timeout`` adopts them under their ids. By default,
+        sandboxes end when the server shuts down, as Jupyter's own kernels do. Parked sandboxes and snapshots are on
+        disk and are always kept. If the server crashes or is killed, its sandboxes are always kept for
+        ``Policy.lease_timeout``.""",
     ).tag(config=True)
 
     terminals = Enum(
         ("auto", "sandboxed", "off"),
         default_value="auto",
-        help="""Where Jupyter's own terminals run. ``auto``: each in a sandbox of its own where the server offers
-        sandboxed kernels only, else on the host, as without this package. ``sandboxed``: always in a sandbox. ``off``:
-        there are none.""",
+        help="""Where Jupyter's own terminals run. ``auto``: each in its own sandbox if the server offers sandboxed
+        kernels only, otherwise on the host, as without this package. ``sandboxed``: always in a sandbox. ``off``:
+        terminals are disabled.""",
     ).tag(config=True)
 
     def _link_jupyter_server_extension(self, serverapp: ServerApp) -> None:
@@ -123,7 +124,9 @@ class AgentboxExtension(ExtensionApp):
             self._refuse_start("; ".join(overrides))
         self.log.info(
             "jupyter_agentbox: %s; kernelspecs by %s, files by %s, terminals: %s, default kernel: %s",
-            f"sandboxed kernels only ({', '.join(info.enforced_by)})" if info.enforced_by else "nothing is enforced",
+            f"sandboxed kernels only ({', '.join(info.enforced_by)})"
+            if info.enforced_by
+            else "sandboxed kernels are not enforced",
             info.kernel_spec_manager,
             info.contents_manager,
             info.terminals,
@@ -146,8 +149,8 @@ class AgentboxExtension(ExtensionApp):
     def _refuse_start(self, reason: str) -> None:
         assert self.serverapp is not None
         self.log.critical(
-            "jupyter_agentbox: the server does not start: %s. %s in %s allows sandboxed kernels only. Remove what sets"
-            " it, or that setting",
+            "jupyter_agentbox: the server does not start: %s. %s in %s allows sandboxed kernels only. Remove the"
+            " conflicting setting, or AgentboxExtension.enforce",
             reason,
             enforcement.SETTING,
             ", ".join(self._enforced_by),
@@ -174,21 +177,24 @@ class AgentboxExtension(ExtensionApp):
             sandboxes = SandboxService(policy)
             gateway_url = self._gateway_url()
             service = Service(sandboxes, gateway_url)
-        except Exception as error:  # the server has other functions than this extension
-            self.log.error("jupyter_agentbox serves nothing: %s", error, exc_info=not isinstance(error, AgentboxError))
+        except Exception as error:  # the server also works without this extension
+            self.log.error(
+                "jupyter_agentbox is not available: %s", error, exc_info=not isinstance(error, AgentboxError)
+            )
             page["agentboxNote"], self._failure = str(error), error
             return
         WarmStarts.is_keeping = gateway_url is None
         if gateway_url is not None:
             self.log.warning(
-                "jupyter_agentbox: kernels run at the gateway %s; sandboxes made here share none of them", gateway_url
+                "jupyter_agentbox: kernels run on the gateway %s and are not available to the sandboxes of this server",
+                gateway_url,
             )
         self._service = self.settings["agentbox"] = service
         # Not atexit, because no thread can be started at that point. Threading's own callbacks run earlier, last first.
-        threading._register_atexit(self._let_go_at_exit)  # type: ignore[attr-defined]
+        threading._register_atexit(self._release_at_exit)  # type: ignore[attr-defined]
         page.update(agentbox="here" if gateway_url is None else "gateway", agentboxNote=gateway_url or "")
         if gateway_url is None:
-            make_room(self.serverapp.kernel_manager.context)
+            raise_limits(self.serverapp.kernel_manager.context)
             wait_for_restarts(self.serverapp.kernel_manager)
             self._service.snapshots.start_kernel = partial(start_restored, self.serverapp)
             self._service.parker.start()
@@ -203,17 +209,17 @@ class AgentboxExtension(ExtensionApp):
         self._observer = Observer(sandboxes, self.serverapp.event_logger)
         if gateway_url is None:
             self._list = keep_sessions(self.serverapp, policy)
-            self._take_back_kernels(policy, self._service.parker)
+            self._adopt_kernels(policy, self._service.parker)
 
-    def _take_back_kernels(self, policy: Policy, parker: Parker) -> None:
+    def _adopt_kernels(self, policy: Policy, parker: Parker) -> None:
         """Adopt an earlier server's kernels before the first request asks for them."""
 
-        async def take_back_all() -> None:
+        async def adopt_all() -> None:
             assert self.serverapp is not None
-            if found := await take_back(self.serverapp, policy, parker):
-                self.log.info("jupyter_agentbox: took back %d kernels: %s", len(found), ", ".join(found))
+            if found := await adopt_kernels(self.serverapp, policy, parker):
+                self.log.info("jupyter_agentbox: adopted %d kernels: %s", len(found), ", ".join(found))
 
-        self._before_serving(take_back_all, "taking back the kernels of an earlier server")
+        self._before_serving(adopt_all, "adopting the kernels of an earlier server")
 
     def _gateway_url(self) -> str | None:
         from jupyter_server.gateway.gateway_client import GatewayClient
@@ -231,8 +237,8 @@ class AgentboxExtension(ExtensionApp):
             return
         self._service.root = self.serverapp.base_url.rstrip("/") + "/api/agentbox"
         self.handlers.extend(make_all("/"))
-        self._before_serving(self._clear, "removing what an earlier server left")
-        self._before_serving(self._recover, "taking back the sandboxes of an earlier server")
+        self._before_serving(self._clear, "cleaning up after an earlier server")
+        self._before_serving(self._recover, "adopting the sandboxes of an earlier server")
 
     def _before_serving(self, work: Callable[[], Awaitable[None]], what: str) -> None:
         """Run `work` before the first request, or soon if the server is already running. A failure is logged."""
@@ -258,7 +264,7 @@ class AgentboxExtension(ExtensionApp):
         assert self._service is not None
         found = await self._service.sandboxes.recover()
         if found:
-            self.log.info("jupyter_agentbox: took back %d sandboxes: %s", len(found), ", ".join(found))
+            self.log.info("jupyter_agentbox: adopted %d sandboxes: %s", len(found), ", ".join(found))
 
     def current_activity(self) -> dict[str, Any] | None:
         """Return the sandboxes with calls in progress, so that the server does not count as idle."""
@@ -276,9 +282,9 @@ class AgentboxExtension(ExtensionApp):
                 self._observer.close()
             assert self.serverapp is not None
             await close_endpoints(self.serverapp.web_app.settings)
-            await self._let_go(self._service)
+            await self._release(self._service)
 
-    async def _let_go(self, service: Service) -> None:
+    async def _release(self, service: Service) -> None:
         """End this server's sandboxes, except those to leave to a later server. May be awaited on any event loop."""
         self._service = None
         await leave_kernels(parked_only=not self.keep_sandboxes)
@@ -289,16 +295,16 @@ class AgentboxExtension(ExtensionApp):
         try:
             await asyncio.wait_for(close, STOP_TIMEOUT)
         except asyncio.TimeoutError:
-            self.log.warning("jupyter_agentbox: not all sandboxes ended in time; the sweeper takes them")
+            self.log.warning("jupyter_agentbox: some sandboxes did not end in time; the sweeper removes them")
         if self._list is not None:
             self._list.release()
 
-    def _let_go_at_exit(self) -> None:
+    def _release_at_exit(self) -> None:
         """Do the same if the server exits without calling :meth:`stop_extension`, as at SIGINT without a terminal."""
         if self._service is not None:
             self._end_leases(self._service)
             with suppress(Exception):
-                asyncio.run(self._let_go(self._service))
+                asyncio.run(self._release(self._service))
 
     def _end_leases(self, service: Service) -> None:
         if not self.keep_sandboxes:
@@ -325,7 +331,7 @@ class ServerHandler(TokenMixin, APIHandler):
         await self.finish(msgspec.json.encode(await asyncio.to_thread(self._describe)))
 
 
-def make_room(context: zmq.Context[Any]) -> None:
+def raise_limits(context: zmq.Context[Any]) -> None:
     """Raise the limits on sockets and descriptors, because Jupyter holds some of each for every parked kernel.
 
     There may be thousands of them. ZeroMQ allows 1,023 sockets unless the limit is raised before the first one is

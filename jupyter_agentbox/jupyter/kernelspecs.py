@@ -1,4 +1,4 @@
-"""Manage kernelspecs: our own, sandboxed twins of others, and a manager that offers only sandboxed kernels.
+"""Manage kernelspecs: our own, sandboxed copies of others, and a manager that offers only sandboxed kernels.
 
 Installing the package hides nothing; it adds one kernel to the existing ones. To prevent kernels from running outside
 of sandboxes by accident, configure servers to use :class:`AgentboxKernelSpecManager` only (:func:`enforce`). Our specs
@@ -74,8 +74,8 @@ class UnknownKernel(NoSuchKernel, HTTPError):
         HTTPError.__init__(
             self,
             404,
-            f"No kernel named {name[:100]!r} is offered here; there are: {listed}. `jupyter agentbox kernelspec` makes "
-            "a sandboxed twin of an installed one",
+            f"This server offers no kernel named {name[:100]!r}. Offered kernels: {listed}. To offer another one, "
+            "create a sandboxed copy of its kernelspec with `jupyter agentbox kernelspec`",
         )
 
     def __str__(self) -> str:
@@ -99,7 +99,7 @@ class AgentboxKernelSpecManager(KernelSpecManager):
 
     unsandboxed_kernelspecs = Set(
         Unicode(),
-        help="Names of kernels that may run outside of any sandbox nevertheless, with the server's own rights.",
+        help="Names of kernels that may run outside of sandboxes, with the permissions of the server.",
     ).tag(config=True)
 
     def find_kernel_specs(self) -> dict[str, str]:
@@ -113,7 +113,7 @@ class AgentboxKernelSpecManager(KernelSpecManager):
         Raises
         ------
         UnknownKernel
-            There is no such kernel, or it would run outside of a sandbox.
+            The server offers no such kernel, or it would run outside of a sandbox.
         """
         spec = self._find(kernel_name)
         if spec is None and kernel_name.lower() in PYTHON_NAMES:
@@ -136,8 +136,8 @@ class AgentboxKernelSpecManager(KernelSpecManager):
         if name.lower() in self.unsandboxed_kernelspecs or is_sandboxed(spec, self.parent):
             return spec
         self.log.info(
-            "kernel %s is hidden, as it would run outside of a sandbox; `jupyter agentbox kernelspec %s` makes a "
-            "sandboxed twin, AgentboxKernelSpecManager.unsandboxed_kernelspecs allows it as it is",
+            "kernelspec %s is hidden because it is not sandboxed. Create a sandboxed copy with `jupyter agentbox "
+            "kernelspec %s`, or add it to AgentboxKernelSpecManager.unsandboxed_kernelspecs",
             name,
             name,
         )
@@ -167,7 +167,7 @@ def check_folder(kernel: Any, folder: Path) -> None:
         real = os.path.realpath(root)
         if not Path(os.path.realpath(folder)).is_relative_to(real):
             raise PolicyRefused(
-                f"{folder} is no folder in the server's root directory, {real}",
+                f"{folder} is not in the server's root directory, {real}",
                 field="cwd",
                 setting="Policy.allowed_workspaces",
             )
@@ -236,7 +236,7 @@ def ensure_installed() -> Path:
         return install_own()
 
 
-def install_twin(
+def install_copy(
     original_name: str,
     *,
     name: str | None = None,
@@ -249,10 +249,10 @@ def install_twin(
     Parameters
     ----------
     original_name : str
-        The kernel to create a twin of.
+        The kernel to copy.
     name : str, optional
-        The twin's name; by default the original's with ``-agentbox`` appended. If it is the original's own name, the
-        twin hides the original where the twin's directory comes first.
+        Name of the copy; by default the original's with ``-agentbox`` appended. If it is the original's own name,
+        the copy shadows the original where the directory of the copy comes first.
     display_name : str, optional
         By default the original's with " (sandboxed)" appended.
     profile : str, optional
@@ -268,21 +268,21 @@ def install_twin(
     Raises
     ------
     NotFound
-        There is no such kernel.
+        The kernel is not installed.
     InvalidRequest
-        The kernel is sandboxed already, or a name is malformed.
+        The kernel is already sandboxed, or a name is malformed.
     """
     try:
         original = KernelSpecManager().get_kernel_spec(original_name)
     except NoSuchKernel:
         known = ", ".join(sorted(KernelSpecManager().find_kernel_specs()))
-        raise NotFound(f"there is no kernel {original_name!r}; there are: {known}", field="name") from None
+        raise NotFound(f"kernelspec {original_name!r} is not installed; installed: {known}", field="name") from None
     stanza = original.metadata.get("kernel_provisioner") or {}
     if stanza.get("provisioner_name") == PROVISIONER_NAME:
-        raise InvalidRequest(f"kernel {original_name!r} is sandboxed already", field="name")
+        raise InvalidRequest(f"kernelspec {original_name!r} is already sandboxed", field="name")
     spec = original.to_dict()
     directory = original.resource_dir
-    # The original's files are copied beside the twin, so that the twin does not depend on the original.
+    # The original's files are copied too, so that the copy does not depend on the original.
     spec["argv"] = guard_argv(
         [argument.replace(directory, "{resource_dir}") if directory else argument for argument in spec["argv"]]
     )
@@ -326,7 +326,7 @@ def install_for_image(image: str, entry: KernelEntry, *, name: str | None = None
 
 
 def find_image_of(name: str) -> str | None:
-    """Return the image of an installed kernelspec, or None if there is no such kernelspec or it names no image."""
+    """Return the image of an installed kernelspec, or None if it is not installed or names no image."""
     try:
         spec = KernelSpecManager().get_kernel_spec(name)
     except NoSuchKernel:

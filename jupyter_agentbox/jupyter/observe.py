@@ -18,18 +18,23 @@ from jupyter_agentbox.service.service import SandboxService
 from jupyter_agentbox.storage.audit.log import AuditLog
 
 STARTS = Histogram(
-    "agentbox_start_seconds", "Time that sandboxes took to start", ["kind"], buckets=(0.1, 0.25, 0.5, 1, 2, 5, 10, 30)
+    "agentbox_start_seconds",
+    "Time from request to start of a sandbox, in seconds",
+    ["kind"],
+    buckets=(0.1, 0.25, 0.5, 1, 2, 5, 10, 30),
 )
 HOW = Counter(
-    "agentbox_starts", "Starts of sandboxes: cold, off a template, out of the pool; taken over or gone on with", ["how"]
+    "agentbox_starts",
+    "Sandbox starts by kind: cold, template, pool, adopted, restored, forked, revived or woken",
+    ["how"],
 )
-RUNNING = Gauge("agentbox_sandboxes", "Sandboxes of this server that live")
+RUNNING = Gauge("agentbox_sandboxes", "Running sandboxes of this server")
 CALLS = Histogram(
-    "agentbox_call_seconds", "Calls of tools and how long they took", ["tool", "outcome"],
+    "agentbox_call_seconds", "Duration of tool calls, in seconds", ["tool", "outcome"],
     buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 30, 120, 600),
 )  # fmt: skip
-EGRESS = Counter("agentbox_egress", "Decisions of the egress gate", ["decision"])
-ENDS = Counter("agentbox_ends", "Ends of sandboxes by cause", ["cause"])
+EGRESS = Counter("agentbox_egress", "Decisions of the egress gate, allowed or denied", ["decision"])
+ENDS = Counter("agentbox_ends", "Sandbox ends by cause", ["cause"])
 
 SCHEMA_DIR = Path(__file__).parent / "event_schemas"
 _URL = "https://events.jupyter-agentbox.readthedocs.io/{name}"
@@ -77,8 +82,8 @@ class Observer:
                 HOW.labels(event).inc()
             elif event == "ended":
                 ENDS.labels(str(detail.get("cause", ""))).inc()
-            told = {name: str(detail.get(name) or "") for name in ("cause", "kernel_id", "message", "setting")}
-            self._emit(LIFECYCLE, {"sandbox": sandbox, "event": event, **told})
+            fields = {name: str(detail.get(name) or "") for name in ("cause", "kernel_id", "message", "setting")}
+            self._emit(LIFECYCLE, {"sandbox": sandbox, "event": event, **fields})
         elif kind == "egress":
             is_allowed = bool(columns.get("is_allowed"))
             EGRESS.labels("allowed" if is_allowed else "denied").inc()
@@ -101,5 +106,5 @@ class Observer:
 
     def _emit(self, schema: str, data: dict[str, Any]) -> None:
         if self._events is not None:
-            with contextlib.suppress(RuntimeError):  # the server's loop is closed already
+            with contextlib.suppress(RuntimeError):  # the server's loop is already closed
                 self._loop.add_callback(self._events.emit, schema_id=schema, data=data)

@@ -73,7 +73,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
         self._request = request
         self._policy: Policy | None = None
         self._spec: SandboxSpec | None = None
-        self._slot: SandboxedKernel | None = None
+        self._sandboxed: SandboxedKernel | None = None
         self._is_running = self._is_watched = False
         #: Arguments of Jupyter's last start, which it repeats at a restart.
         self._launch: Mapping[str, Any] = {}
@@ -101,23 +101,23 @@ class AgentboxProvisioner(KernelProvisionerBase):
         executable = resolve_program(argv[0])
         # Presets query package clients for their configuration, which is slow the first time.
         policy = self._policy = await asyncio.to_thread(Policy, parent=self.parent)
-        before = self._slot.spec if self._slot is not None else None
+        before = self._sandboxed.spec if self._sandboxed is not None else None
         is_same = kwargs.get("cwd") == self._launch.get("cwd")
         self._launch = dict(kwargs)
         if before is not None:
             try:
                 self._spec = await asyncio.to_thread(self._resolve, policy, before if is_same else None, before)
             except AgentboxError as error:
-                assert self._slot is not None
-                await LinkThread.instance().run(self._slot.refuse(f"the kernel was not restarted: {error}"))
+                assert self._sandboxed is not None
+                await LinkThread.instance().run(self._sandboxed.refuse(f"the kernel was not restarted: {error}"))
                 raise
-        elif (going_on := await self._find_going_on(policy)) is not None:
-            self._spec = going_on
+        elif (existing := await self._find_existing_state(policy)) is not None:
+            self._spec = existing
         else:
             self._spec = await asyncio.to_thread(self._resolve, policy, None, None)
         if self._spec.root is None:
             argv[0] = self._spec.python if executable == sys.executable else executable
-        self._make_slot(policy, self._spec)
+        self._make_sandboxed(policy, self._spec)
         kwargs["env"] = dict(self._spec.env)
         kwargs["cmd"] = _expand(argv, {**kwargs, "resource_dir": spec.resource_dir, "prefix": sys.prefix})
         return kwargs
@@ -179,8 +179,8 @@ class AgentboxProvisioner(KernelProvisionerBase):
             return resolve(None)
         if not folder.is_dir():
             raise InvalidRequest(
-                f"its work folder {folder} was renamed, moved or deleted. Put it back and restart the kernel, or shut "
-                "the kernel down and start one from where the notebook is now",
+                f"the work folder {folder} was renamed, moved or deleted. Restore it and restart the kernel, or shut "
+                "down the kernel and start a new one from the notebook's current folder",
                 field="cwd",
             )
         if not policy.allowed_workspaces:
@@ -188,8 +188,8 @@ class AgentboxProvisioner(KernelProvisionerBase):
         found = resolve(folder)
         if found.workspace is None:
             raise PolicyRefused(
-                f"its profile {found.profile!r} no longer shows the notebook's folder, {folder}. Shut the kernel down "
-                "and start one that has a private folder",
+                f"profile {found.profile!r} no longer mounts the notebook's folder, {folder}. Shut down the kernel and "
+                "start a new one, which gets a private folder",
                 field="cwd",
                 setting=f"Policy.profiles[{found.profile!r}]['workspace']",
             )
@@ -203,10 +203,10 @@ class AgentboxProvisioner(KernelProvisionerBase):
         if not folder.is_dir():
             sentence = f"the work folder {folder} does not exist"
             if is_restart:
-                raise InvalidRequest(f"{sentence}. Make it, or name another one", field="cwd")
+                raise InvalidRequest(f"{sentence}. Create it, or choose another folder", field="cwd")
             self._notice = (
-                f"{sentence}, so the kernel has a private one: files in it are deleted with the kernel. To keep files, "
-                "make the folder and start the kernel again"
+                f"{sentence}, so the kernel uses a private folder, which is deleted with the kernel. To keep files, "
+                "create the work folder and start a new kernel"
             )
             self.log.warning("kernel %s: %s", self.kernel_id, self._notice)
             return resolve(None)
@@ -217,7 +217,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
     def _resolve_own_folder(self, resolve: Resolve) -> SandboxSpec:
         """Resolve with the current directory, for programs such as papermill and the console, which name no folder.
 
-        Nobody named this folder explicitly, so a private one replaces it where policy does not allow it. A server's
+        The folder was not chosen explicitly, so a private one replaces it where policy does not allow it. A server's
         kernels without a folder always get a private one, because no user works in the server's current directory.
         """
         try:
@@ -225,13 +225,13 @@ class AgentboxProvisioner(KernelProvisionerBase):
         except (AgentboxError, FileNotFoundError) as error:
             if isinstance(error, AgentboxError) and error.field != "workspace":
                 raise
-            self.log.warning("The kernel has a private work folder, gone with it: %s", error)
+            self.log.warning("The kernel uses a private work folder, which is deleted with it: %s", error)
             return resolve(None)
 
-    async def _find_going_on(self, policy: Policy) -> SandboxSpec | None:
+    async def _find_existing_state(self, policy: Policy) -> SandboxSpec | None:
         """Return the spec of an existing state of this kernel id: a snapshot to restore, or an earlier server's kernel.
 
-        The earlier server may have left the kernel running or parked. Return None if there is no such state.
+        The earlier server may have left the kernel running or parked. Return None if no such state exists.
 
         Raises
         ------
@@ -266,27 +266,27 @@ class AgentboxProvisioner(KernelProvisionerBase):
         wanted = kwargs.pop("transport_encryption", None) or getattr(self.parent, "transport_encryption", "disabled")
         if str(wanted).lower() == "required":
             raise InvalidRequest(
-                "transport_encryption is 'required', and sandboxed kernels do not encrypt: their endpoints are "
+                "transport_encryption is 'required', but sandboxed kernels do not support it: their endpoints are "
                 "UNIX sockets that only this user can open. Set KernelManager.transport_encryption to 'auto'",
                 field="transport_encryption",
             )
 
-    def _make_slot(self, policy: Policy, spec: SandboxSpec) -> None:
-        if self._slot is not None:
+    def _make_sandboxed(self, policy: Policy, spec: SandboxSpec) -> None:
+        if self._sandboxed is not None:
             return
         session = getattr(self.parent, "session", None)
         manager = SandboxManager.shared(policy.state_path, spec.runtime, config=policy.config)
-        slot = self._slot = SandboxedKernel(
+        sandboxed = self._sandboxed = SandboxedKernel(
             manager,
             key=session.key if session is not None else secrets.token_hex(16).encode(),
             signature_scheme=session.signature_scheme if session is not None else "hmac-sha256",
             log=self.log,
             warm=WarmStarts.shared(manager, policy),
         )
-        slot.language = (self.kernel_spec.language or "python").lower()
-        install_magics(slot, policy)
+        sandboxed.language = (self.kernel_spec.language or "python").lower()
+        install_magics(sandboxed, policy)
         # After a failed automatic restart, Jupyter drops the provisioner without a final call.
-        self._releaser = weakref.finalize(self, slot.release_later)
+        self._releaser = weakref.finalize(self, sandboxed.release_later)
         self._releaser.atexit = False
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
@@ -297,19 +297,21 @@ class AgentboxProvisioner(KernelProvisionerBase):
         AgentboxError
             The kernel did not start. Nothing of it remains.
         """
-        if self._slot is None or self._spec is None:
-            raise InvalidRequest("pre_launch comes before launch_kernel")
+        if self._sandboxed is None or self._spec is None:
+            raise InvalidRequest("launch_kernel was called before pre_launch")
         info: Any = None
-        if self._slot.sandbox is None and self._slot.parked is None:
+        if self._sandboxed.sandbox is None and self._sandboxed.parked is None:
             info = (
-                await self._restore(self._slot) or await self._adopt(self._slot) or await self._take_parked(self._slot)
+                await self._restore(self._sandboxed)
+                or await self._adopt(self._sandboxed)
+                or await self._take_parked(self._sandboxed)
             )
-            if info is None and (kept := self._slot.take_kept(self._spec.kernel_id)) is not None:
+            if info is None and (kept := self._sandboxed.take_kept(self._spec.kernel_id)) is not None:
                 assert self._policy is not None
                 self._spec = await asyncio.to_thread(keep_hosts, self._policy, self._spec, kept.spec)
-        self._slot.first_notice, self._notice = self._notice, ""
+        self._sandboxed.first_notice, self._notice = self._notice, ""
         if info is None:
-            info = await LinkThread.instance().run(self._slot.start(self._spec, cmd))
+            info = await LinkThread.instance().run(self._sandboxed.start(self._spec, cmd))
         self._is_running = True
         self.connection_info = info
         return self.connection_info
@@ -319,21 +321,21 @@ class AgentboxProvisioner(KernelProvisionerBase):
 
         A private workspace is kept for a time, so that a user can restart the kernel with it.
         """
-        if self._slot is not None and not self._is_watched and self.parent is not None:
+        if self._sandboxed is not None and not self._is_watched and self.parent is not None:
             self._is_watched = True
             assert self._policy is not None
-            self.parent.add_restart_callback(partial(self._slot.retire_later, self._policy.keep_ended_for), "dead")
+            self.parent.add_restart_callback(partial(self._sandboxed.retire_later, self._policy.keep_ended_for), "dead")
 
-    async def _restore(self, slot: SandboxedKernel) -> dict[str, Any] | None:
+    async def _restore(self, sandboxed: SandboxedKernel) -> dict[str, Any] | None:
         """Restore a snapshot, if this kernel is to be a fork."""
         assert self._spec is not None
         found = SandboxedKernel.restorations.pop(self._spec.kernel_id, None)
         if found is None:
             return None
         found = dataclasses.replace(found, spec=self._spec)
-        return await LinkThread.instance().run(slot.restore(found, lambda sandbox: None))
+        return await LinkThread.instance().run(sandboxed.restore(found, lambda sandbox: None))
 
-    async def _adopt(self, slot: SandboxedKernel) -> dict[str, Any] | None:
+    async def _adopt(self, sandboxed: SandboxedKernel) -> dict[str, Any] | None:
         """Adopt the kernel with this id that an earlier server with the same root directory left running, if any."""
         assert self._spec is not None
         assert self._policy is not None
@@ -341,20 +343,20 @@ class AgentboxProvisioner(KernelProvisionerBase):
         if record is None:
             return None
         try:
-            return await LinkThread.instance().run(slot.adopt(record, self._spec))
+            return await LinkThread.instance().run(sandboxed.adopt(record, self._spec))
         except PolicyRefused as error:
-            await slot.manager.refuse(record, error)
+            await sandboxed.manager.refuse(record, error)
             raise
         except AgentboxError as error:
-            self.log.warning("kernel %s could not be taken back and starts anew: %s", self.kernel_id, error)
+            self.log.warning("kernel %s could not be adopted, and a new one starts: %s", self.kernel_id, error)
             self._spec = await asyncio.to_thread(self._resolve, self._policy, record.spec, record.spec)
         return None
 
-    async def _take_parked(self, slot: SandboxedKernel) -> dict[str, Any] | None:
+    async def _take_parked(self, sandboxed: SandboxedKernel) -> dict[str, Any] | None:
         """Take over the kernel with this id that an earlier server with the same root directory parked, if any."""
         assert self._spec is not None
         parked = SandboxedKernel.waiting.pop(self._spec.kernel_id, None)
-        return await LinkThread.instance().run(slot.take_over(parked)) if parked is not None else None
+        return await LinkThread.instance().run(sandboxed.take_over(parked)) if parked is not None else None
 
     # Life cycle
 
@@ -365,9 +367,9 @@ class AgentboxProvisioner(KernelProvisionerBase):
 
     async def poll(self) -> int | None:
         """Return the exit code, or None while the kernel runs. Never blocks."""
-        if self._slot is None or not self._is_running:
+        if self._sandboxed is None or not self._is_running:
             return 0
-        end = self._slot.end
+        end = self._sandboxed.end
         return end.exit_code if end is not None else None
 
     async def wait(self) -> int | None:
@@ -379,14 +381,14 @@ class AgentboxProvisioner(KernelProvisionerBase):
 
     async def send_signal(self, signum: int) -> None:
         """Send a signal to the kernel and its children. Jupyter also sends SIGINT at the start of every shutdown."""
-        if self._slot is None or signum == 0:
+        if self._sandboxed is None or signum == 0:
             return
         if signum == signal.SIGKILL:
             await self.kill()
             return
         if signum == signal.SIGTERM:
-            self._slot.expect_end()
-        await LinkThread.instance().run(self._slot.signal(signum))
+            self._sandboxed.expect_end()
+        await LinkThread.instance().run(self._sandboxed.signal(signum))
 
     async def terminate(self, restart: bool = False) -> None:
         """Ask the kernel to end. Jupyter passes no reliable value of `restart`, so it is ignored."""
@@ -394,15 +396,15 @@ class AgentboxProvisioner(KernelProvisionerBase):
 
     async def kill(self, restart: bool = False) -> None:
         """End the kernel and its sandbox. `restart` is not reliable, so what a restart needs is always kept."""
-        if self._slot is not None:
-            await LinkThread.instance().run(self._slot.stop())
+        if self._sandboxed is not None:
+            await LinkThread.instance().run(self._sandboxed.stop())
 
     async def shutdown_requested(self, restart: bool = False) -> None:
         """Record that the kernel was asked to shut down, so that its end is expected."""
-        if self._slot is not None:
+        if self._sandboxed is not None:
             if not restart:
-                self._slot.end_lease()
-            self._slot.expect_end(None if restart else self._end_as_idle())
+                self._sandboxed.end_lease()
+            self._sandboxed.expect_end(None if restart else self._end_as_idle())
 
     def _end_as_idle(self) -> End | None:
         """Return an end with the cause IDLE if Jupyter's culler is responsible, because Jupyter gives no reason."""
@@ -416,9 +418,9 @@ class AgentboxProvisioner(KernelProvisionerBase):
         is_alone = kernels.cull_connected or not kernels.kernel_model(self.kernel_id)["connections"]
         if idle <= limit or not is_asleep or not is_alone:
             return None
-        said = f"the kernel was not used (idle for {idle:.0f} s, limit {limit:.0f} s)"
+        message = f"the kernel was idle for too long (idle for {idle:.0f} s, limit {limit:.0f} s)"
         setting = "MappingKernelManager.cull_idle_timeout" if own is None else "cull_idle_timeout of the kernelspec"
-        return End(Cause.IDLE, 0, said, setting=setting)
+        return End(Cause.IDLE, 0, message, setting=setting)
 
     async def cleanup(self, restart: bool = False) -> None:
         """Remove the sandbox. For a restart, keep its addresses and work files.
@@ -426,16 +428,16 @@ class AgentboxProvisioner(KernelProvisionerBase):
         Jupyter passes a reliable value of `restart` only here, so only this method decides by it. Jupyter may call it
         before a start, twice, or never.
         """
-        if self._slot is None:
+        if self._sandboxed is None:
             return
         if restart:
-            await LinkThread.instance().run(self._slot.prepare_restart())
+            await LinkThread.instance().run(self._sandboxed.prepare_restart())
             return
-        slot, self._slot = self._slot, None
+        sandboxed, self._sandboxed = self._sandboxed, None
         self._is_running = False
         if self._releaser is not None:
             self._releaser.detach()
-        await LinkThread.instance().run(slot.release())
+        await LinkThread.instance().run(sandboxed.release())
 
     def get_shutdown_wait_time(self, recommended: float = 5.0) -> float:
         """Return the time allowed for a graceful end, in seconds. gVisor does not need more than the default."""
@@ -452,7 +454,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
 
         Links are resolved on the host, and may not lead out of the folder, because code inside creates them.
         """
-        sandbox = self._slot.sandbox if self._slot is not None else None
+        sandbox = self._sandboxed.sandbox if self._sandboxed is not None else None
         if sandbox is None or "\0" in path:
             return None
         folder = sandbox.workspace.resolve()
@@ -465,7 +467,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
     async def get_provisioner_info(self) -> dict[str, Any]:
         """Return what identifies the sandbox, for programs that persist kernels."""
         info = await super().get_provisioner_info()
-        sandbox = self._slot.sandbox if self._slot is not None else None
+        sandbox = self._sandboxed.sandbox if self._sandboxed is not None else None
         info["sandbox_id"] = sandbox.id if sandbox is not None else None
         return info
 

@@ -32,8 +32,8 @@ from .kernelspecs import AgentboxKernelSpecManager
 _FIELDS = frozenset({"name", "cwd"})
 _OFF = "terminals are turned off on this server (setting: AgentboxExtension.terminals)"
 _LATE = (
-    "terminals are turned off: this server makes sandboxed kernels only, and its terminals were made by another "
-    "manager before they could be sandboxed. Set TerminalsExtensionApp.terminal_manager_class to "
+    "terminals are turned off: this server allows sandboxed kernels only, but another terminal manager was created "
+    "before this extension could replace it. Set TerminalsExtensionApp.terminal_manager_class to "
     "'jupyter_agentbox.jupyter.terminals.AgentboxTerminalManager'"
 )
 
@@ -41,7 +41,9 @@ _LATE = (
 class AgentboxTerminalManager(TerminalManager):
     """Terminal manager that opens every terminal in a sandbox of its own, with the terminal's folder as work folder."""
 
-    profile = Unicode(help="Profile of the sandboxes of terminals; the default one unless given.").tag(config=True)
+    profile = Unicode(help="Profile of the sandboxes of terminals. If empty, ``Policy.default_profile``.").tag(
+        config=True
+    )
 
     def new_terminal(self, **kwargs: Any) -> Any:
         """Start a terminal. Whatever the request contains, only our own command is run.
@@ -53,7 +55,9 @@ class AgentboxTerminalManager(TerminalManager):
         """
         try:
             for field in kwargs.keys() - _FIELDS:
-                raise InvalidRequest(f"{str(field)[:100]!r} can't be set of a terminal in a sandbox", field=field)
+                raise InvalidRequest(
+                    f"{str(field)[:100]!r} cannot be set for a sandboxed terminal; allowed: cwd, name", field=field
+                )
             self._check_name(kwargs.get("name", "new"))
             folder = self._folder(kwargs.get("cwd"))
             policy = Policy(parent=self.parent)
@@ -68,7 +72,9 @@ class AgentboxTerminalManager(TerminalManager):
 
     def _check_name(self, name: object) -> None:
         if not isinstance(name, str) or not re.fullmatch(r"\w{1,100}", name) or name in self.terminals:
-            raise InvalidRequest(f"{name!r:.100} is taken, or no name of letters and digits", field="name")
+            raise InvalidRequest(
+                f"terminal name {name!r:.100} is in use or invalid; use letters, digits and underscores", field="name"
+            )
 
     def _folder(self, cwd: object) -> Path:
         """Return the folder to mount: the server's root directory, or one below it."""
@@ -81,7 +87,7 @@ class AgentboxTerminalManager(TerminalManager):
             # Jupyter resolves a relative path in the server's current directory first, then in the root directory.
             folder = root / folder.relative_to(own)
         if not folder.is_relative_to(root) or not folder.is_dir():
-            raise PolicyRefused(f"{folder} is no folder in the server's root directory, {root}", field="cwd")
+            raise PolicyRefused(f"{folder} is not a folder in the server's root directory, {root}", field="cwd")
         return folder
 
 

@@ -107,7 +107,7 @@ def test_a_restart_in_a_folder_that_was_renamed_is_refused_and_says_so(env: Env,
         # It goes on where it is.
         assert client.check("open('later.csv', 'w').write('1'); print(x)") == "41\n"
         assert (env.work / "renamed" / "later.csv").exists()
-    sentence = f"its work folder {env.work / 'study'} was renamed, moved or deleted"
+    sentence = f"the work folder {env.work / 'study'} was renamed, moved or deleted"
     if how == "died":
         assert client.execute("import os; os._exit(1)").death == "restarting"
         wait_until(lambda: sentence in server.log.read_text(), 60, "it was not restarted")
@@ -144,7 +144,7 @@ def test_a_first_start_in_a_folder_that_is_not_there_says_that_files_will_be_los
     )
     (env.base / "program.py").write_text(program)
     output = env.run("python", env.base / "program.py").output
-    assert output.count("the work folder /nowhere/at/all does not exist, so the kernel has a private one") >= 1
+    assert output.count("the work folder /nowhere/at/all does not exist, so the kernel uses a private folder") >= 1
     shown = output[output.rindex("agentbox: ") :]
     assert shown.startswith("agentbox: the work folder /nowhere/at/all does not exist")
     assert [line for line in shown.splitlines() if line in ("1", "2")] == ["1", "2"]

@@ -1,4 +1,4 @@
-"""Kernelspecs as files: what is shown, what is hidden, what a twin looks like."""
+"""Kernelspecs as files: what is shown, what is hidden, what a copy looks like."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from jupyter_agentbox.jupyter.kernelspecs import (
     OWN_SPEC,
     AgentboxKernelSpecManager,
     find_shadowed,
+    install_copy,
     install_own,
-    install_twin,
 )
 from jupyter_agentbox.jupyter.provisioner import AgentboxProvisioner
 
@@ -99,7 +99,7 @@ def test_two_copies_of_a_sandboxed_spec_are_no_danger() -> None:
     assert (shadowed.winner, shadowed.losers, shadowed.is_unboxed) == (first, (second,), False)
 
 
-def test_a_twin_keeps_everything_but_where_it_runs(user_dir: Path) -> None:
+def test_a_copy_keeps_everything_except_where_it_runs(user_dir: Path) -> None:
     source = write(
         user_dir,
         "ir",
@@ -110,11 +110,11 @@ def test_a_twin_keeps_everything_but_where_it_runs(user_dir: Path) -> None:
     )
     (source / "start.R").write_text("1")
     (source / "logo-64x64.png").write_bytes(b"png")
-    twin = install_twin("ir", profile="offline", prefix=sys.prefix)
-    spec = json.loads((twin / "kernel.json").read_text())
-    assert twin.name == "ir-agentbox"
-    assert twin.parents[3] == Path(sys.prefix)
-    assert (twin / "logo-64x64.png").read_bytes() == b"png"
+    copy = install_copy("ir", profile="offline", prefix=sys.prefix)
+    spec = json.loads((copy / "kernel.json").read_text())
+    assert copy.name == "ir-agentbox"
+    assert copy.parents[3] == Path(sys.prefix)
+    assert (copy / "logo-64x64.png").read_bytes() == b"png"
     command = ["/usr/lib/R/bin/R", "--args", "{resource_dir}/start.R", "{connection_file}"]
     assert spec["argv"] == kernelspecs.guard_argv(command)
     assert spec["env"] == {"A": "${B}"}
@@ -128,23 +128,23 @@ def test_a_twin_keeps_everything_but_where_it_runs(user_dir: Path) -> None:
     assert set(AgentboxKernelSpecManager().find_kernel_specs()) == {"ir-agentbox"}
 
 
-def test_the_native_python_kernel_has_a_twin_too(user_dir: Path) -> None:
-    twin = install_twin("python3", name="boxed", display_name="Boxed")
-    assert twin == user_dir / "kernels" / "boxed"
-    spec = json.loads((twin / "kernel.json").read_text())
+def test_the_native_python_kernel_can_be_copied(user_dir: Path) -> None:
+    copy = install_copy("python3", name="boxed", display_name="Boxed")
+    assert copy == user_dir / "kernels" / "boxed"
+    spec = json.loads((copy / "kernel.json").read_text())
     assert spec["display_name"] == "Boxed"
     assert "{connection_file}" in spec["argv"]
-    assert (twin / "logo-svg.svg").exists()
+    assert (copy / "logo-svg.svg").exists()
 
 
-def test_a_twin_of_nothing_or_of_a_twin_is_refused() -> None:
+def test_a_copy_of_an_unknown_or_sandboxed_kernelspec_is_refused() -> None:
     install_own()
-    with pytest.raises(NotFound, match=r"there is no kernel 'nope'; there are: .*python3"):
-        install_twin("nope")
-    with pytest.raises(InvalidRequest, match="sandboxed already"):
-        install_twin("agentbox")
+    with pytest.raises(NotFound, match=r"kernelspec 'nope' is not installed; installed: .*python3"):
+        install_copy("nope")
+    with pytest.raises(InvalidRequest, match="is already sandboxed"):
+        install_copy("agentbox")
     with pytest.raises(InvalidRequest, match="Invalid kernel name"):
-        install_twin("python3", name="a b")
+        install_copy("python3", name="a b")
 
 
 def test_enforcement_is_a_setting_that_is_added_to_the_file(tmp_path: Path) -> None:
@@ -171,10 +171,10 @@ def test_python3_is_ours_where_there_is_no_other(user_dir: Path) -> None:
     for name in ("python3", "python", "Python3"):
         assert manager.get_kernel_spec(name).display_name == "Python (sandboxed)"
     assert set(manager.find_kernel_specs()) == {"agentbox"}
-    install_twin("python3", name="python3")
+    install_copy("python3", name="python3")
     assert manager.get_kernel_spec("python3").display_name != "Python (sandboxed)"
     config = Config({"KernelSpecManager": {"allowed_kernelspecs": {"other"}}})
-    with pytest.raises(NoSuchKernel, match="there are: none"):
+    with pytest.raises(NoSuchKernel, match="Offered kernels: none"):
         AgentboxKernelSpecManager(config=config).get_kernel_spec("python3")
 
 

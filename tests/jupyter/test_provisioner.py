@@ -164,7 +164,7 @@ async def test_a_kernel_works_in_the_notebooks_folder(make: Any, folder: Path) -
 async def test_an_interrupt_ends_any_cell_and_its_children_at_once(make: Any, folder: Path, silent: Silent) -> None:
     manager = make(policy={"allowed_hosts": [silent.name], "private_hosts": [silent.name]})
     async with running(manager, interrupts=3, cwd=str(folder)) as client:
-        first = manager.provisioner._slot.sandbox.id
+        first = manager.provisioner._sandboxed.sandbox.id
         await client.output(
             "x = 1; import os, subprocess, time, urllib.request\n"
             "for name in ('NO_PROXY', 'no_proxy'): os.environ[name] = ''"
@@ -188,7 +188,7 @@ async def test_an_interrupt_ends_any_cell_and_its_children_at_once(make: Any, fo
             assert reply["status"] == "error" or "system" in code, code
             assert reply.get("ename") in ("KeyboardInterrupt", None), reply
         assert await client.output("print(x)") == "1\n"
-        assert manager.provisioner._slot.sandbox.id == first
+        assert manager.provisioner._sandboxed.sandbox.id == first
         sleepers = "print(subprocess.run('ps ax | grep [s]leep', shell=True, stdout=-1).stdout)"
         deadline = time.monotonic() + 60
         while (left := await client.output(sleepers)) != "b''\n":
@@ -227,7 +227,7 @@ def silent() -> Iterator[Silent]:
 async def test_a_restart_keeps_addresses_and_files_and_nothing_else(make: Any, folder: Path) -> None:
     manager = make()
     async with running(manager, cwd=str(folder)) as client:
-        before, first = manager.get_connection_info(), manager.provisioner._slot.sandbox
+        before, first = manager.get_connection_info(), manager.provisioner._sandboxed.sandbox
         assert Path(manager.connection_file).exists()
         await client.output("x = 1; open('kept', 'w').write('1'); open('/tmp/gone', 'w').write('1')")
         await manager.restart_kernel()
@@ -240,7 +240,7 @@ async def test_a_restart_keeps_addresses_and_files_and_nothing_else(make: Any, f
             await client.output("import os; print(os.path.exists('kept'), os.path.exists('/tmp/gone'))")
             == "True False\n"
         )
-        assert manager.provisioner._slot.sandbox.id != first.id
+        assert manager.provisioner._sandboxed.sandbox.id != first.id
         assert not first.directory.exists()
         assert (
             await client.output("print(input('?'))", allow_stdin=True, stdin_hook=lambda m: client.kc.input("yes"))
@@ -259,7 +259,7 @@ async def test_a_private_workspace_outlives_a_restart_and_not_the_kernel(make: A
         await manager.restart_kernel(now=True)
         await client.kc.wait_for_ready(timeout=100)
         assert await client.output("import os; print(os.getcwd(), os.listdir())") == "/workspace ['kept']\n"
-        workspace = manager.provisioner._slot.sandbox.workspace
+        workspace = manager.provisioner._sandboxed.sandbox.workspace
         assert workspace.exists()
     assert not workspace.exists()
 
@@ -311,7 +311,7 @@ async def test_an_end_by_memory_is_told_with_the_limit(
 async def test_a_sandbox_removed_behind_our_back_is_noticed(make: Any, folder: Path) -> None:
     manager = make()
     async with running(manager, cwd=str(folder)):
-        os.kill(manager.provisioner._slot.sandbox._handle.pid, signal.SIGKILL)
+        os.kill(manager.provisioner._sandboxed.sandbox._handle.pid, signal.SIGKILL)
         assert await dies(manager) not in (None, 0)
 
 
@@ -564,9 +564,9 @@ async def test_a_restart_keeps_the_hosts_that_were_decided_as_far_as_policy_allo
     async def hosts_after(*decided: str, setting: str = OWN_HOSTS) -> tuple[str, ...]:
         await provisioner.pre_launch(cwd=str(folder))
         before = dataclasses.replace(provisioner._spec, grant=Grant(decided, ("x.example",), setting))
-        provisioner._slot._parked = SimpleNamespace(spec=before)
+        provisioner._sandboxed._parked = SimpleNamespace(spec=before)
         await provisioner.pre_launch(cwd=str(folder))
-        provisioner._slot._parked = None
+        provisioner._sandboxed._parked = None
         assert provisioner._spec.grant.private_hosts == ()
         return provisioner._spec.grant.hosts
 

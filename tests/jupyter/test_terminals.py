@@ -74,11 +74,11 @@ def test_a_deleted_terminal_takes_its_sandbox_along(enforced: Server) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "sentence"),
     [
-        ({"shell_command": ["/bin/sh"]}, 400, "'shell_command' can't be set"),
-        ({"extra_env": {"PYTHONPATH": "."}}, 400, "'extra_env' can't be set"),
-        ({"cwd": "/etc"}, 403, "/etc is no folder in the server's root directory"),
-        ({"cwd": ".."}, 403, "is no folder in the server's root directory"),
-        ({"name": "../x"}, 400, "no name of letters and digits"),
+        ({"shell_command": ["/bin/sh"]}, 400, "'shell_command' cannot be set"),
+        ({"extra_env": {"PYTHONPATH": "."}}, 400, "'extra_env' cannot be set"),
+        ({"cwd": "/etc"}, 403, "/etc is not a folder in the server's root directory"),
+        ({"cwd": ".."}, 403, "is not a folder in the server's root directory"),
+        ({"name": "../x"}, 400, "use letters, digits and underscores"),
     ],
 )
 def test_a_request_names_no_program_and_no_foreign_folder(

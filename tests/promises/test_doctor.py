@@ -29,7 +29,7 @@ def test_it_asks_a_server_that_it_starts_and_those_that_run(enforced: Installati
 
 def test_a_server_that_is_not_enforced_is_said_to_offer_the_hosts_kernels(plain: Installation) -> None:
     _, found = examine(plain)
-    assert "offers also kernels on the host" in found[0]["message"]
+    assert "offers kernels on the host too" in found[0]["message"]
     assert "terminals: host" in found[0]["message"]
     assert "files by jupyter_agentbox.AgentboxContentsManager" in found[0]["message"]
 
@@ -67,5 +67,5 @@ def test_a_contents_manager_that_follows_links_is_found(plain: Installation) -> 
         path.unlink()
     assert code == 1
     (problem,) = [check for check in found if not check["is_ok"] and check["name"] == "server"]
-    assert "follows links that code in a sandbox makes" in problem["message"]
+    assert "follows links that code in a sandbox creates" in problem["message"]
     assert str(path) in problem["message"]

@@ -94,7 +94,7 @@ def test_the_log_names_what_is_in_use(enforced_lab: Started) -> None:
             "the contents manager is jupyter_server.services.contents.largefilemanager.AsyncLargeFileManager",
         ),
         ("LabApp", "extension_manager", "pypi", "the extension manager of lab is 'pypi'"),
-        ("GatewayClient", "url", "http://127.0.0.1:9", "kernels run at the gateway http://127.0.0.1:9"),
+        ("GatewayClient", "url", "http://127.0.0.1:9", "kernels run on the gateway http://127.0.0.1:9"),
     ],
 )
 def test_a_server_that_is_set_to_less_does_not_start(
@@ -205,7 +205,9 @@ def test_serve_takes_python3_and_lists_what_it_has(served: Started) -> None:
         kernel.shutdown()
     answer = served.request("POST", "api/kernels", {"name": "julia-1.10"})
     assert answer.status_code == 404
-    assert answer.json()["message"].startswith("No kernel named 'julia-1.10' is offered here; there are: agentbox")
+    assert answer.json()["message"].startswith(
+        "This server offers no kernel named 'julia-1.10'. Offered kernels: agentbox"
+    )
 
 
 def test_without_enforcement_python3_stays_the_hosts(plain_lab: Started) -> None:

@@ -236,7 +236,7 @@ def test_without_a_place_for_it_the_list_of_notebooks_is_kept_in_memory(
     (tmp_path / "servers").write_text("in the way")
     assert keep(tmp_path).database_filepath == ":memory:"
     (record,) = caplog.records
-    assert "is not kept for a later server" in record.getMessage()
+    assert "cannot be stored for a later server" in record.getMessage()
 
 
 def test_a_watch_goes_on_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
