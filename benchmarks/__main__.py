@@ -65,7 +65,7 @@ def measure(rounds: int, executions: int, parallel: int) -> Samples:
                 to_kernel = samples["10 MB of comm buffers to the kernel"][name]
                 to_kernel.append(kernels.comm_buffers_to_kernel(kernel))
     for subject in kernels.SUBJECTS:
-        samples[f"{parallel} starts at once"][subject.name].append(kernels.parallel_starts(subject, parallel))
+        samples[f"{parallel} concurrent starts"][subject.name].append(kernels.parallel_starts(subject, parallel))
     return samples
 
 
@@ -107,12 +107,12 @@ def main() -> int:
     """Run the benchmarks. Return 0 if all targets are met, else 1."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--rounds", type=int, default=6, help="rounds of each measure (default: %(default)s)")
-    parser.add_argument("--executions", type=int, default=160, help="executions a round (default: %(default)s)")
-    parser.add_argument("--parallel", type=int, default=20, help="kernels started at once (default: %(default)s)")
+    parser.add_argument("--executions", type=int, default=160, help="executions per round (default: %(default)s)")
+    parser.add_argument("--parallel", type=int, default=20, help="kernels started concurrently (default: %(default)s)")
     parser.add_argument("--rest", action="store_true", help="measure calls over REST instead of kernels")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ab") as folder:
-        # Separate from the user's own kernels, so that the processes can be told apart.
+        # Separate from the user's own kernels, to distinguish the processes.
         os.environ["JUPYTER_DATA_DIR"] = f"{folder}/data"
         os.environ["JUPYTER_RUNTIME_DIR"] = f"{folder}/runtime"
         os.mkdir(os.environ["JUPYTER_RUNTIME_DIR"], 0o700)

@@ -45,9 +45,9 @@ def main() -> int:
             finally:
                 api.close()
     ratio = statistics.median(ours) / statistics.median(theirs)
-    print(f"a sandbox, asked for to ready: {opened:.2f} s")
+    print(f"sandbox start, from request to ready: {opened:.2f} s")
     print(f"exec of true over REST, median of {count}: {statistics.median(ours) * 1e3:.1f} ms")
-    print(f"docker exec of true, the same container: {statistics.median(theirs) * 1e3:.1f} ms")
+    print(f"docker exec of true in the same container: {statistics.median(theirs) * 1e3:.1f} ms")
     print(f"ratio {ratio:.2f}x, target {TARGET}x: {'met' if ratio <= TARGET else 'missed'}")
     return int(ratio > TARGET)
 

@@ -85,7 +85,7 @@ class Kernel:
         while not (is_idle and has_reply):
             ready = dict(poller.poll(int(1000 * max(0.0, deadline - time.monotonic()))))
             if not ready:
-                raise TimeoutError(f"no answer to {what[:40]!r} in {timeout} s")
+                raise TimeoutError(f"no reply to {what[:40]!r} within {timeout} s")
             if shell.socket in ready:
                 has_reply |= shell.get_msg(timeout=1)["parent_header"].get("msg_id") == request
             if iopub.socket in ready:
@@ -183,7 +183,7 @@ def _until_here(kernel: Kernel, expected: int, code: str) -> float:
 
 
 def parallel_starts(subject: Subject, count: int) -> float:
-    """Return the seconds until `count` kernels, requested at once, have all answered."""
+    """Return the seconds until `count` kernels, requested concurrently, have all replied."""
     begin = time.perf_counter()
     with ThreadPoolExecutor(count) as pool:
         kernels = list(pool.map(lambda _: Kernel(subject), range(count)))

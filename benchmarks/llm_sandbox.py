@@ -85,7 +85,7 @@ class Theirs:
         self._process.stdin.write(json.dumps(asked) + "\n")
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError("llm-sandbox has failed; what it said is above")
+            raise RuntimeError("llm-sandbox failed; see its output above")
         took, closed = json.loads(line)
         return took, closed
 
@@ -99,10 +99,10 @@ def measure_ours(api: Api, how: str, count: int) -> tuple[list[float], float]:
 
     def run() -> None:
         if how == "exec":
-            said = api.call("POST", "/sandboxes/bench/exec", {"argv": ["python3", "-c", CODE]})["stdout"]
+            output = api.call("POST", "/sandboxes/bench/exec", {"argv": ["python3", "-c", CODE]})["stdout"]
         else:
-            said = api.call("POST", "/sandboxes/bench/code", {"code": CODE})["stdout"]
-        assert said.strip() == "2", said
+            output = api.call("POST", "/sandboxes/bench/code", {"code": CODE})["stdout"]
+        assert output.strip() == "2", output
 
     began = time.perf_counter()
     api.call("POST", "/sandboxes", {"id": "bench"})
@@ -166,8 +166,10 @@ def table(samples: Samples) -> str:
 def main() -> int:
     """Run the benchmark and print the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.llm_sandbox", description=__doc__)
-    parser.add_argument("--python", default=sys.executable, help="interpreter that has llm-sandbox[docker]")
-    parser.add_argument("--image", required=True, help="an image of the engine with `python` in it")
+    parser.add_argument(
+        "--python", default=sys.executable, help="interpreter that has llm-sandbox[docker] (default: this one)"
+    )
+    parser.add_argument("--image", required=True, help="image of the engine that contains `python`")
     parser.add_argument("--rounds", type=int, default=5, help="sandboxes of each kind (default: %(default)s)")
     parser.add_argument(
         "--executions", type=int, default=10, help="runs in each after the first (default: %(default)s)"

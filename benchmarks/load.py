@@ -65,7 +65,7 @@ class Figures:
         count = sum(map(len, self.calls.values()))
         lines = [
             f"{self.clients} clients, {self.sandboxes} sandboxes, {self.seconds:.0f} s: {count} calls, "
-            f"{count / max(self.seconds, 0.001):.0f} a second, {len(self.errors)} errors",
+            f"{count / max(self.seconds, 0.001):.0f} per second, {len(self.errors)} errors",
             "",
             "| call | count | p50 ms | p95 ms | longest ms |",
             "|---|---|---|---|---|",
@@ -143,7 +143,7 @@ async def _rounds(served: Served, figures: Figures, number: int, box: str, deadl
         yield
         await timed("upload", "PUT", f"/files/upload?path={name}/large", data)
         yield
-        _expect(await timed("download", "GET", f"/files/download?path={name}/large") == data, "other bytes came")
+        _expect(await timed("download", "GET", f"/files/download?path={name}/large") == data, "downloaded bytes differ")
         yield
         listed = json.loads(await timed("list", "GET", f"/files?path={name}"))
         _expect(len(listed["entries"]) == 2, f"list answered {listed}")
@@ -221,17 +221,17 @@ async def run(served: Served, *, clients: int = 200, sandboxes: int = 4, seconds
             figures.after = served.held()
             figures.leaks = find_leaks(before, figures.after)
             if await _listed(control) != living:
-                figures.leaks.append("not the same sandboxes run as before")
+                figures.leaks.append("the running sandboxes differ from those before")
             now = await _inside(control, boxes)
             if any(count > inside[box] for box, count in now.items()):
-                figures.leaks.append(f"processes inside were {inside} and are {now}")
+                figures.leaks.append(f"processes in sandboxes: {inside} before, {now} after")
             if not figures.leaks or time.monotonic() > deadline:
                 break
             await asyncio.sleep(0.25)
         for box in boxes:
             await control.call("DELETE", f"/sandboxes/{box}")
         if (last := await _listed(control)) != first:
-            figures.leaks.append(f"sandboxes {sorted(set(last) - set(first))} are left")
+            figures.leaks.append(f"sandboxes were not deleted: {sorted(set(last) - set(first))}")
         return figures
     finally:
         await control.close()
@@ -245,7 +245,7 @@ def find_leaks(before: Held, after: Held) -> list[str]:
         "processes": before.processes,
     }
     return [
-        f"{name} were {getattr(before, name)} and are {getattr(after, name)}"
+        f"{name}: {getattr(before, name)} before, {getattr(after, name)} after"
         for name, limit in most.items()
         if getattr(after, name) > limit
     ]

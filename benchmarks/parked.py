@@ -1,9 +1,9 @@
 """Measure what parked kernels cost, and how fast a message wakes one: ``python -m benchmarks.parked``.
 
 Many kernels are started on one server, or on several of the same user, and parked. Then some of them, each with a
-connected client, are woken one at a time by a cell, and twenty at once. Each kernel starts from a template, as usual.
-With ``--minutes``, as many are parked as the time allows. An interrupt ends the run and prints the results so far. The
-exit status is 1 if a target is missed.
+connected client, are woken by a cell, first one at a time, then twenty concurrently. As usual, each kernel starts from
+a template. ``--minutes`` limits the duration, and thereby the number of kernels. An interrupt ends the run and prints
+the results so far. The exit status is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from .__main__ import machine
 MB = 1_000_000
 #: Maximum values.
 TARGETS = {
-    "one woken by a message, p50": 0.3,
-    "one woken by a message, p95": 0.5,
-    "20 woken at once, the last": 5.0,
-    "disk for each, MB": 15.0,
-    "processes of all that are parked": 0.0,
+    "wake by a message, p50": 0.3,
+    "wake by a message, p95": 0.5,
+    "20 concurrent wakes, slowest": 5.0,
+    "disk per kernel, MB": 15.0,
+    "processes of all parked kernels": 0.0,
 }
 
 
@@ -160,7 +160,7 @@ def wait_for_template(server: Server) -> None:
         if list((server.base / "data" / "agentbox").glob("snapshots/owners/*/snapshots/*/image")):
             return
         time.sleep(0.1)
-    raise TimeoutError("no template was made")
+    raise TimeoutError("no template was created within a minute")
 
 
 def park_many(servers: list[Server], count: int, deadline: float) -> list[tuple[Server, str]]:
@@ -177,7 +177,7 @@ def park_many(servers: list[Server], count: int, deadline: float) -> list[tuple[
         server.park(client.id)
         kernels.append((server, client.id))
         if len(kernels) % 50 == 0:
-            print(f"{len(kernels)} are parked after {time.perf_counter() - began:.0f} s", flush=True)
+            print(f"{len(kernels)} kernels parked after {time.perf_counter() - began:.0f} s", flush=True)
 
     pool = ThreadPoolExecutor(3)
     try:
@@ -204,32 +204,32 @@ def measure(servers: list[Server], count: int, samples: int, minutes: float, fig
         times.append(time.perf_counter() - began)
         client.close()
         server.call("DELETE", f"api/kernels/{client.id}")
-    figures["beside it: a kernel's start to its first reply"] = sorted(times)[len(times) // 2]
+    figures["baseline: kernel start to first reply"] = sorted(times)[len(times) // 2]
     began, before = time.perf_counter(), sum(each.memory() for each in servers)
     held = sum(each.descriptors() for each in servers)
     kernels = park_many(servers, count, ends[0])
     state = server.base / "data" / "agentbox"
-    saved = list(state.glob("snapshots/owners/*/snapshots/*/packed"))  # not those of templates
+    saved = list(state.glob("snapshots/owners/*/snapshots/*/packed"))  # excludes templates
     assert len(saved) == len(kernels)
     figures["parked"] = len(kernels)
-    figures["seconds for each to start and be parked"] = (time.perf_counter() - began) / len(kernels)
-    figures["disk for each, MB"] = disk_usage(*(path.parent for path in saved), state / "parked") / MB / len(kernels)
-    figures["processes of all that are parked"] = server.processes()
-    figures["memory of the server for each, MB"] = (sum(each.memory() for each in servers) - before) / len(kernels)
-    figures["descriptors of the server for each"] = (sum(each.descriptors() for each in servers) - held) / len(kernels)
+    figures["seconds per kernel to start and park"] = (time.perf_counter() - began) / len(kernels)
+    figures["disk per kernel, MB"] = disk_usage(*(path.parent for path in saved), state / "parked") / MB / len(kernels)
+    figures["processes of all parked kernels"] = server.processes()
+    figures["server memory per kernel, MB"] = (sum(each.memory() for each in servers) - before) / len(kernels)
+    figures["server descriptors per kernel"] = (sum(each.descriptors() for each in servers) - held) / len(kernels)
     times = []
     for owner, kernel_id in random.Random(0).sample(kernels, min(len(kernels), samples)):
         if times and time.perf_counter() > ends[1]:
             break
         times.append(wake_one(owner, kernel_id))
         ordered = sorted(times)
-        figures["one woken by a message, p50"] = ordered[len(times) // 2]
-        figures["one woken by a message, p95"] = ordered[int(0.95 * len(times))]
+        figures["wake by a message, p50"] = ordered[len(times) // 2]
+        figures["wake by a message, p95"] = ordered[int(0.95 * len(times))]
 
     clients = [parked_with_client(owner, kernel_id) for owner, kernel_id in kernels[:20]]
     with ThreadPoolExecutor(len(clients)) as pool:
         times = list(pool.map(lambda client: client.execute("assert x == 41"), clients))
-    figures[f"{len(clients)} woken at once, the last"] = max(times)
+    figures[f"{len(clients)} concurrent wakes, slowest"] = max(times)
     for client in clients:
         client.close()
 
@@ -254,10 +254,16 @@ def wake_one(server: Server, kernel_id: str) -> float:
 def main() -> int:
     """Run the benchmark, and print the results with their targets."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kernels", type=int, default=1000, help="how many are parked")
-    parser.add_argument("--servers", type=int, default=1, help="how many servers of one user have them")
-    parser.add_argument("--samples", type=int, default=40, help="how many are woken one at a time")
-    parser.add_argument("--minutes", type=float, default=0.0, help="about how long it may take; 0 for no bound")
+    parser.add_argument("--kernels", type=int, default=1000, help="number of parked kernels (default: %(default)s)")
+    parser.add_argument(
+        "--servers", type=int, default=1, help="number of servers of the same user (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=40, help="number of kernels woken one at a time (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=0.0, help="approximate time limit; 0 for none (default: %(default)s)"
+    )
     options = parser.parse_args()
     figures: dict[str, float] = {}
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

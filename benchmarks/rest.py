@@ -141,7 +141,7 @@ def measure(base: Path, rounds: int, executions: int) -> Samples:
                 copy.unlink(missing_ok=True)
                 samples[name][1].append(seconds(ours))
                 if name.startswith("download") and _hash(copy) != _hash(source):
-                    raise RuntimeError("other bytes came back")
+                    raise RuntimeError("the downloaded bytes differ")
         for name, _, _ in long:  # the first round fills caches and is not counted
             for values in samples[name]:
                 values.pop(0)

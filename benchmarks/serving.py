@@ -75,7 +75,7 @@ class Held:
 
 @contextlib.contextmanager
 def serving(base: Path) -> Iterator[Served]:
-    """Run ``jupyter agentbox serve`` with everything beneath `base`, an empty directory. Ends its sandboxes too."""
+    """Run ``jupyter agentbox serve`` with its files below `base`, an empty directory. End its sandboxes afterwards."""
     places = {"JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "run", "JUPYTER_CONFIG_DIR": "config"}
     for place in places.values():
         (base / place).mkdir(mode=0o700)
@@ -88,8 +88,8 @@ def serving(base: Path) -> Iterator[Served]:
         line = process.stdout.readline()
         if not line:
             raise RuntimeError(f"the server did not start:\n{(base / 'serve.log').read_text()}")
-        said = json.loads(line)
-        yield Served(said["url"], said["token"], process.pid, str(base))
+        answer = json.loads(line)
+        yield Served(answer["url"], answer["token"], process.pid, str(base))
     finally:
         process.send_signal(signal.SIGTERM)
         try:

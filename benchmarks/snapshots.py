@@ -77,7 +77,7 @@ def run(state: Path, images: list[Path], secret: bytes | None, say: Callable[[st
         parent = made.id if kind == "user" else parent
     started = time.perf_counter()
     store.delete(store.list("bench")[0].id, "bench")
-    say(f"the first one deleted in {time.perf_counter() - started:.3f} s")
+    say(f"first snapshot deleted in {time.perf_counter() - started:.3f} s")
 
 
 #: Kernels by name: setup code, maximum pause of a snapshot in seconds, and a small change.
@@ -167,8 +167,13 @@ def main() -> int:
     """Measure plain and encrypted stores, or live kernels."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--count", type=int, default=10)
-    parser.add_argument("--size", type=int, default=50, help="of the memory, in MB")
-    parser.add_argument("--changed", type=float, default=0.02, help="share of the pages that change in between")
+    parser.add_argument("--size", type=int, default=50, help="size of the memory in MB (default: %(default)s)")
+    parser.add_argument(
+        "--changed",
+        type=float,
+        default=0.02,
+        help="share of the pages that change between snapshots (default: %(default)s)",
+    )
     parser.add_argument("--images", type=Path, nargs="*", help="directories of real images, oldest first")
     parser.add_argument("--live", action="store_true", help="measure kernels in sandboxes instead")
     options = parser.parse_args()

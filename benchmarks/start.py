@@ -131,7 +131,7 @@ def wait_for(condition: Any, what: str) -> None:
     deadline = time.monotonic() + SPAWN_TIMEOUT
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {SPAWN_TIMEOUT:g} s: {what}")
+            raise TimeoutError(f"{what} was not ready within {SPAWN_TIMEOUT:g} s")
         time.sleep(0.05)
 
 
