@@ -58,13 +58,13 @@ export class Actions {
     try {
       await this._run(action, info);
     } catch (error) {
-      this.tell(error);
+      this.showError(error);
     }
     this.model.refreshSoon();
   }
 
   /** Show an error, with the setting that an administrator can change. */
-  tell(error: unknown): void {
+  showError(error: unknown): void {
     const { message, setting } = error as AgentboxError;
     const hint = setting && !message.includes(setting) ? ' ' + this.trans.__('A server administrator can change this setting: %1.', setting) : '';
     Notification.error(message + hint, { autoClose: 10000 });

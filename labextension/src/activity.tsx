@@ -15,7 +15,7 @@ function formatCurrentUse(use: CurrentUse, trans: Trans): string {
       return trans.__('A program run by %1 is using this kernel: %2, running for %3.', use.name, use.tool, formatAge(Date.now() / 1000 - use.since, trans));
     case 'person':
       return trans.__('A notebook cell is running.');
-    case 'nobody':
+    case 'none':
       return trans.__('No one is using this kernel.');
   }
 }
@@ -38,7 +38,7 @@ export function Activity({ info, model, actions }: Part): JSX.Element {
   const revoke = async (id: string, name: string): Promise<void> => {
     if (await actions.confirm(trans.__('Revoke token “%1”?', name), trans.__('Its holder will lose access to this sandbox.'), trans.__('Revoke'))) {
       await model.client.call('revoke_token', { path: { id: idOf(info), token: id } }).catch((error: unknown) => {
-        actions.tell(error);
+        actions.showError(error);
       });
       again();
     }

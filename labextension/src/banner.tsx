@@ -18,10 +18,10 @@ const ASKS = 8;
 const ASK_INTERVAL = 1000;
 
 /** Services that the plugin provides to the banner. */
-export interface Surroundings {
+export interface Services {
   dialogs: TurnDialogs;
   /** Show a notification, for use when the notebook and its banner are not visible. */
-  tell: (panel: NotebookPanel, sentence: string) => void;
+  notify: (panel: NotebookPanel, sentence: string) => void;
 }
 
 export class Banner extends ReactWidget {
@@ -30,7 +30,7 @@ export class Banner extends ReactWidget {
   private _hasLived = false;
   /** When the connection to the server was lost, in seconds since the epoch. */
   private _awaySince: number | null = null;
-  private _told: Ending | undefined;
+  private _notified: Ending | undefined;
   /** The ending of a kernel whose files are kept, so that it can be restarted with them. */
   private _revivable: Ending | undefined;
   private _asked: Ending | undefined;
@@ -38,7 +38,7 @@ export class Banner extends ReactWidget {
   constructor(
     private readonly model: Model,
     private readonly panel: NotebookPanel,
-    private readonly surroundings: Surroundings
+    private readonly services: Services
   ) {
     super();
     this.addClass('ab-banner-box');
@@ -70,7 +70,7 @@ export class Banner extends ReactWidget {
     }, this);
     sessionContext.statusChanged.connect((_, status) => {
       if (status === 'autorestarting' && this._isBoxed()) {
-        surroundings.dialogs.close();
+        services.dialogs.close();
         model.noteDeath(this._kernel);
       } else if (status === 'dead') {
         this._lost();
@@ -92,7 +92,7 @@ export class Banner extends ReactWidget {
   private _lost(): void {
     if (this._hasLived && this._isBoxed()) {
       this._hasLived = false;
-      this.surroundings.dialogs.close();
+      this.services.dialogs.close();
       void this.model.noteLoss(this._kernel, this._awaySince ?? Date.now() / 1000, this._awaySince !== null);
     }
   }
@@ -137,10 +137,10 @@ export class Banner extends ReactWidget {
     const ending = this.model.endings.get(this._kernel);
     this.setHidden(ending === undefined);
     this.update();
-    if (ending && ending !== this._told && ending.sandbox !== '' && !this.panel.isVisible) {
-      this.surroundings.tell(this.panel, explain(ending, this.model.trans).why);
+    if (ending && ending !== this._notified && ending.sandbox !== '' && !this.panel.isVisible) {
+      this.services.notify(this.panel, explain(ending, this.model.trans).why);
     }
-    this._told = ending;
+    this._notified = ending;
     if (!ending) {
       this._asked = undefined;
     } else if (this._asked !== ending && FAULTS.has(ending.cause) && this._isGone()) {

@@ -104,7 +104,7 @@ export function Files({ info, model, actions }: Part): JSX.Element {
   const [folder, setFolder] = React.useState('.');
   const [shown, setShown] = React.useState<Shown | null>(null);
   const [work, setWork] = React.useState<{ name: string; share: number } | null>(null);
-  const [said, say] = React.useState('');
+  const [status, setStatus] = React.useState('');
   const [isOver, setOver] = React.useState(false);
   const picker = React.useRef<HTMLInputElement>(null);
   const { value, problem, again } = useFetched(() => model.client.sandbox(idOf(info)).files.list(folder), `${info.sandbox_id ?? ''} ${folder}`);
@@ -123,10 +123,10 @@ export function Files({ info, model, actions }: Part): JSX.Element {
       await action(share => {
         setWork({ name, share });
       });
-      say(done);
+      setStatus(done);
     } catch (error) {
-      say((error as Error).message);
-      actions.tell(error);
+      setStatus((error as Error).message);
+      actions.showError(error);
     }
     setWork(null);
   };
@@ -178,7 +178,7 @@ export function Files({ info, model, actions }: Part): JSX.Element {
       </nav>
       <p className="ab-dim">{trans.__('Drop files here to upload them.')}</p>
       <p role="status" aria-live="polite">
-        {said || problem}
+        {status || problem}
       </p>
       {work && (
         <p>
@@ -214,7 +214,7 @@ export function Files({ info, model, actions }: Part): JSX.Element {
                           setFolder(entry.path);
                         } else {
                           preview(model, info, entry.path, entry.size).then(setShown, (error: unknown) => {
-                            actions.tell(error);
+                            actions.showError(error);
                           });
                         }
                       }}

@@ -123,9 +123,9 @@ const plugin: JupyterFrontEndPlugin<void> = {
     const open = (info: Info): void => {
       actions.showView(info, 'reach');
     };
-    const surroundings = {
+    const services = {
       dialogs: new TurnDialogs(),
-      tell: (notebook: NotebookPanel, sentence: string): void => {
+      notify: (notebook: NotebookPanel, sentence: string): void => {
         const show = (): void => {
           app.shell.activateById(notebook.id);
         };
@@ -141,7 +141,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
         onSettings.push(look);
         look();
         notebook.toolbar.insertItem(10, 'agentbox', item);
-        const banner = new Banner(model, notebook, surroundings);
+        const banner = new Banner(model, notebook, services);
         notebook.contentHeader.addWidget(banner);
         notebook.sessionContext.kernelChanged.connect(() => {
           item.update();
@@ -235,8 +235,8 @@ const plugin: JupyterFrontEndPlugin<void> = {
       },
       caption: args => {
         const stanza = model.stanza(String(args['kernelName'])) ?? {};
-        const said = ['image', 'profile', 'memory'].map(name => stanza[name]).filter(value => typeof value === 'string');
-        return [trans.__('Create a notebook with a sandboxed kernel'), ...said].join(' · ');
+        const properties = ['image', 'profile', 'memory'].map(name => stanza[name]).filter(value => typeof value === 'string');
+        return [trans.__('Create a notebook with a sandboxed kernel'), ...properties].join(' · ');
       },
       icon: boxedIcon,
       execute: args => app.commands.execute('notebook:create-new', { ...args })

@@ -10,7 +10,7 @@ import { useFetched, useSignal } from './hooks.js';
 import type { Model, Refused } from './model.js';
 import { countHosts } from './rows.js';
 import type { Part } from './view.js';
-import { formatSize, idOf, sayShortly, type Info } from './words.js';
+import { formatSize, idOf, shorten, type Info } from './words.js';
 
 /** Allow one more host for a sandbox. Throws if policy does not permit it. */
 export async function allow(model: Model, info: Info, host: string): Promise<void> {
@@ -22,7 +22,7 @@ export async function allow(model: Model, info: Info, host: string): Promise<voi
 
 /** Notify the user of blocked connections as they happen, once for each host of a sandbox. */
 export class Notices {
-  private readonly _told = new Set<string>();
+  private readonly _notified = new Set<string>();
 
   constructor(
     private readonly model: Model,
@@ -30,19 +30,19 @@ export class Notices {
     private readonly isWanted: () => boolean
   ) {
     model.refused.connect((_, refused) => {
-      void this._tell(refused);
+      void this._notify(refused);
     });
   }
 
-  private async _tell({ sandbox, host }: Refused): Promise<void> {
+  private async _notify({ sandbox, host }: Refused): Promise<void> {
     const { model } = this;
     const { trans } = model;
     const key = `${sandbox} ${host}`;
     const info = model.find(sandbox);
-    if (!info || !this.isWanted() || this._told.has(key) || this._told.size > 1000) {
+    if (!info || !this.isWanted() || this._notified.has(key) || this._notified.size > 1000) {
       return;
     }
-    this._told.add(key);
+    this._notified.add(key);
     let verdict;
     try {
       ({ verdict } = await model.client.call('get_egress', { path: { id: idOf(info) }, query: { host } }));
@@ -53,13 +53,13 @@ export class Notices {
     const refusal = (text: string): string => trans.__('A connection from %1 to %2 was blocked.', name, text);
     if (!verdict?.may_allow) {
       const ask = trans.__('Ask the server administrator to allow it (%1).', verdict?.setting ?? 'Policy.allowed_hosts');
-      Notification.warning(sayShortly(text => `${refusal(text)} ${ask}`, host), {
+      Notification.warning(shorten(text => `${refusal(text)} ${ask}`, host), {
         autoClose: false,
         actions: [{ label: trans.__('Show'), callback: () => void this.actions.run('details', info) }]
       });
       return;
     }
-    Notification.warning(sayShortly(refusal, host), {
+    Notification.warning(shorten(refusal, host), {
       autoClose: false,
       actions: [
         {
@@ -68,11 +68,11 @@ export class Notices {
           callback: () => {
             allow(model, info, host).then(
               () => {
-                this._told.delete(key);
+                this._notified.delete(key);
                 Notification.success(trans.__('%1 can now connect to %2. Run the cell again.', name, host), { autoClose: 5000 });
               },
               (error: unknown) => {
-                this.actions.tell(error);
+                this.actions.showError(error);
               }
             );
           }
@@ -100,25 +100,25 @@ export function Reach({ info, model, actions }: Part): JSX.Element {
       again();
     }
   });
-  const [said, say] = React.useState('');
+  const [status, setStatus] = React.useState('');
   if (!value) {
     return <p role="status">{problem || trans.__('Loading…')}</p>;
   }
   const tryAllow = (host: string): void => {
     allow(model, info, host).then(
       () => {
-        say(trans.__('%1 is now allowed for this sandbox.', host));
+        setStatus(trans.__('%1 is now allowed for this sandbox.', host));
       },
       (error: unknown) => {
         const { message, setting } = error as AgentboxError;
         const ask = setting && !message.includes(setting) ? trans.__('Ask the server administrator to allow it (%1).', setting) : trans.__('Ask the server administrator to allow it.');
-        say(setting ? `${message}. ${ask}` : message);
+        setStatus(setting ? `${message}. ${ask}` : message);
       }
     );
   };
   const decide = (ask: string, decision: 'allow' | 'deny'): void => {
     model.client.call('decide_ask', { path: { id: idOf(info), ask }, body: { decision } }).then(again, (error: unknown) => {
-      actions.tell(error);
+      actions.showError(error);
     });
   };
   const granted = new Set(info.allowed_hosts);
@@ -132,7 +132,7 @@ export function Reach({ info, model, actions }: Part): JSX.Element {
         </p>
       )}
       <p role="status" aria-live="polite">
-        {said}
+        {status}
       </p>
       {value.asks.map(ask => (
         <div key={ask.id} className="ab-ask">

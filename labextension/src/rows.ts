@@ -95,7 +95,7 @@ function text(detail: Row['detail'], name: string): string {
   return typeof value === 'string' ? value : '';
 }
 
-export type CurrentUse = { kind: 'agent' | 'program'; name: string; tool: string; since: number } | { kind: 'person' } | { kind: 'nobody' };
+export type CurrentUse = { kind: 'agent' | 'program'; name: string; tool: string; since: number } | { kind: 'person' } | { kind: 'none' };
 
 /** Return who is using a sandbox: the caller of a running API call, otherwise the notebook's user if its kernel is busy. */
 export function findCurrentUse(info: Info, isBusy: boolean): CurrentUse {
@@ -103,5 +103,5 @@ export function findCurrentUse(info: Info, isBusy: boolean): CurrentUse {
   if (call !== undefined) {
     return { kind: call.token === null ? 'program' : 'agent', name: call.token ?? call.by, tool: call.tool, since: call.since };
   }
-  return { kind: isBusy ? 'person' : 'nobody' };
+  return { kind: isBusy ? 'person' : 'none' };
 }

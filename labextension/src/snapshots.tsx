@@ -9,7 +9,7 @@ export function Snapshots({ info, model, actions }: Part): JSX.Element {
   const { trans } = model;
   const path = { id: idOf(info) };
   const [isBusy, setBusy] = React.useState('');
-  const [said, say] = React.useState('');
+  const [status, setStatus] = React.useState('');
   const { value, problem, again } = useFetched(async () => (await model.client.call('list_snapshots', { path })).snapshots, info.sandbox_id ?? '');
   useSignal(model.touched, sandbox => {
     if (sandbox === info.sandbox_id) {
@@ -18,17 +18,17 @@ export function Snapshots({ info, model, actions }: Part): JSX.Element {
   });
   const work = (what: string, done: string, action: () => Promise<unknown>): void => {
     setBusy(what);
-    say(what);
+    setStatus(what);
     action()
       .then(
         () => {
-          say(done);
+          setStatus(done);
           model.refreshSoon();
           again();
         },
         (error: unknown) => {
-          say((error as Error).message);
-          actions.tell(error);
+          setStatus((error as Error).message);
+          actions.showError(error);
         }
       )
       .finally(() => {
@@ -36,7 +36,7 @@ export function Snapshots({ info, model, actions }: Part): JSX.Element {
       });
   };
   const restore = async (id: string, name: string): Promise<void> => {
-    const body = trans.__('The kernel returns to the variables it had at that time. Work done since then and open network connections will be lost. The notebook document does not change.');
+    const body = trans.__('The variables of the kernel return to their values at the time of the snapshot. Later work and open network connections will be lost. The notebook document does not change.');
     if (await actions.confirm(trans.__('Restore “%1”?', name), body, trans.__('Restore'))) {
       work(trans.__('Restoring…'), trans.__('Restored “%1”.', name), () =>
         model.client.call('restore_sandbox', { path, body: { snapshot: id } })
@@ -61,7 +61,7 @@ export function Snapshots({ info, model, actions }: Part): JSX.Element {
         {trans.__('A snapshot includes variables, running programs and private files. It does not include open network connections or the files in a shared folder.')}
       </p>
       <p role="status" aria-live="polite">
-        {said || problem}
+        {status || problem}
       </p>
       {value?.length === 0 && <p>{trans.__('No snapshots yet.')}</p>}
       <ol className="ab-timeline" aria-label={trans.__('Snapshots, oldest first')}>

@@ -183,9 +183,9 @@ export function nameOf(info: Info, paths: ReadonlyMap<string, string>, trans: Tr
 }
 
 /** Fit a sentence into a notification of `most` characters by cutting the start of a long host name. */
-export function sayShortly(say: (host: string) => string, host: string, most = 140): string {
-  const excess = say(host).length - most;
-  return excess <= 0 ? say(host) : say('…' + host.slice(Math.max(0, Math.min(excess + 1, host.length - 12))));
+export function shorten(format: (host: string) => string, host: string, most = 140): string {
+  const excess = format(host).length - most;
+  return excess <= 0 ? format(host) : format('…' + host.slice(Math.max(0, Math.min(excess + 1, host.length - 12))));
 }
 
 /** Return whether every word of the filter occurs in the sandbox's name or properties. */

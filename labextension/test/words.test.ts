@@ -2,7 +2,7 @@ import { strict as assert } from 'node:assert';
 import { test } from 'node:test';
 
 import { countHosts, findCurrentUse, findEnding, listOperations, type Row } from '../src/rows.js';
-import { cpuShare, explain, factsOf, fits, formatAge, formatCpu, formatKind, formatReach, formatSize, idOf, nameOf, sayShortly, type Info, type Trans } from '../src/words.js';
+import { cpuShare, explain, factsOf, fits, formatAge, formatCpu, formatKind, formatReach, formatSize, idOf, nameOf, shorten, type Info, type Trans } from '../src/words.js';
 
 const fill = (text: string, values: (string | number)[]): string => text.replace(/%(\d)/g, (_, index: string) => String(values[Number(index) - 1]));
 const trans: Trans = {
@@ -28,8 +28,8 @@ test('file types have labels', () => {
 });
 
 test('sizes are formatted in their largest unit', () => {
-  const said = [0, 1023, 1024, 1536, 212 * 2 ** 20, 4 * 2 ** 30, 2 ** 30 - 1].map(formatSize);
-  assert.deepEqual(said, ['0 B', '1023 B', '1 KB', '1.5 KB', '212 MB', '4 GB', '1.0 GB']);
+  const shown = [0, 1023, 1024, 1536, 212 * 2 ** 20, 4 * 2 ** 30, 2 ** 30 - 1].map(formatSize);
+  assert.deepEqual(shown, ['0 B', '1023 B', '1 KB', '1.5 KB', '212 MB', '4 GB', '1.0 GB']);
 });
 
 test('durations are formatted in their largest unit', () => {
@@ -54,8 +54,8 @@ test('CPU use is measured between two samples', () => {
 
 test('every cause of an end has its own explanation, with the setting that changes it', () => {
   const causes = ['exited', 'killed', 'crashed', 'out_of_memory', 'disk_full', 'lease_over', 'stopped', 'idle', 'life_over', 'lost', 'runtime_failed'];
-  const said = causes.map(cause => explain({ cause, message: '', setting: '' }, trans).why);
-  assert.equal(new Set(said).size, causes.length);
+  const shown = causes.map(cause => explain({ cause, message: '', setting: '' }, trans).why);
+  assert.equal(new Set(shown).size, causes.length);
   assert.equal(explain({ cause: 'exited', message: '', setting: '' }, trans).why, 'The kernel exited.');
   assert.match(explain({ cause: 'out_of_memory', message: '', setting: 'Policy.max_memory' }, trans).what, /Policy\.max_memory/);
 });
@@ -124,7 +124,7 @@ test('the facts of an end are taken from the message of the server', () => {
 
 test('an agent takes precedence over other users of a kernel', () => {
   const call = { tool: 'run_code', by: 'me', token: null, since: 5 };
-  assert.deepEqual(findCurrentUse(info, false), { kind: 'nobody' });
+  assert.deepEqual(findCurrentUse(info, false), { kind: 'none' });
   assert.deepEqual(findCurrentUse(info, true), { kind: 'person' });
   assert.deepEqual(findCurrentUse({ ...info, calls: [call] }, true), { kind: 'program', name: 'me', tool: 'run_code', since: 5 });
   const agents = [call, { ...call, token: 'helper' }];
@@ -132,9 +132,9 @@ test('an agent takes precedence over other users of a kernel', () => {
 });
 
 test('a long host name is cut at its start', () => {
-  const say = (host: string): string => `${host} was refused`;
-  assert.equal(sayShortly(say, 'a.example'), 'a.example was refused');
-  const cut = sayShortly(say, `${'a'.repeat(200)}.example.org`, 60);
+  const format = (host: string): string => `${host} was refused`;
+  assert.equal(shorten(format, 'a.example'), 'a.example was refused');
+  const cut = shorten(format, `${'a'.repeat(200)}.example.org`, 60);
   assert.equal(cut.length, 60);
   assert.match(cut, /^…a+\.example\.org was refused$/);
 });

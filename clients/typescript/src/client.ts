@@ -1,7 +1,7 @@
 import type { components } from "./schema.js";
 import { Transport, type Answer, type Body, type ClientOptions, type EventOf, type Query } from "./transport.js";
 
-/** Bytes that are held in memory to be hashed before an upload, at most. */
+/** Maximum size in bytes of an upload that is hashed in memory. */
 const MAX_HASHED = 256 * 1024 * 1024;
 
 type Schemas = components["schemas"];
@@ -12,7 +12,7 @@ export type Entry = Schemas["Entry"];
 export type SnapshotInfo = Schemas["SnapshotInfo"];
 
 interface Signal {
-  /** Ends the call, and what it has begun in the sandbox. */
+  /** Aborts the call and ends the process or cell that it started in the sandbox. */
   signal?: AbortSignal;
 }
 export type ExecOptions = Omit<Body<"run_command">, "command" | "argv"> & Signal;
@@ -21,47 +21,47 @@ export type SnapshotOptions = Body<"take_snapshot"> & Signal;
 export type ForkOptions = Body<"fork_sandbox"> & Signal;
 export type InstallOptions = Omit<Body<"install_packages">, "packages"> & Signal;
 
-/** A Jupyter server's sandboxes. What has no method of its own here is reached by {@link Transport.call}. */
+/** Client for the sandboxes of a Jupyter server. For operations without a method, use {@link Transport.call}. */
 export class AgentboxClient extends Transport {
   constructor(options: ClientOptions) {
     super(options);
   }
 
-  /** Make a sandbox, or get the one of that `id` that was asked for in the same words. */
+  /** Create a sandbox, or return the existing one with this `id` if it was created with the same request. */
   async create(request: SandboxRequest = {}, { signal }: Signal = {}): Promise<Sandbox> {
     const info = await this.call("create_sandbox", { body: request, signal });
     return new Sandbox(this, info.id);
   }
 
-  /** A sandbox that is there, be it a notebook's: by its id or by its kernel's. Nothing is asked of the server. */
+  /** Return an existing sandbox by its id or by the id of a notebook's kernel. Sends no request. */
   sandbox(id: string): Sandbox {
     return new Sandbox(this, id);
   }
 
-  /** Describe all sandboxes that the caller may see, oldest first. */
+  /** List all sandboxes that the caller has access to, oldest first. */
   async list(query: Query<"list_sandboxes"> = {}): Promise<SandboxInfo[]> {
     return (await this.call("list_sandboxes", { query })).sandboxes;
   }
 
-  /** Describe all snapshots of the caller's, oldest first. */
+  /** List all snapshots of the caller, oldest first. */
   async snapshots(): Promise<SnapshotInfo[]> {
     return (await this.call("list_all_snapshots")).snapshots;
   }
 
-  /** Remove a snapshot. Sandboxes that came from it stay as they are. */
+  /** Delete a snapshot. Sandboxes that were restored or forked from it are not affected. */
   async deleteSnapshot(id: string): Promise<void> {
     await this.call("delete_snapshot", { path: { snapshot: id } });
   }
 
-  /** Whether sandboxes can be started. */
+  /** Return whether sandboxes can be started. */
   health(): Promise<Answer<"get_health">> {
     return this.call("get_health");
   }
 }
 
-/** One sandbox. */
+/** A sandbox. */
 export class Sandbox {
-  /** Files of `/workspace`. */
+  /** Files in `/workspace`. */
   readonly files: Files;
 
   constructor(
@@ -75,27 +75,27 @@ export class Sandbox {
     return { id: this.id };
   }
 
-  /** What it is, and how it ended. Does not count as use. */
+  /** Return the sandbox's properties and state, and how it ended. Does not count as use. */
   info(): Promise<SandboxInfo> {
     return this.client.call("get_sandbox", { path: this.#path });
   }
 
-  /** Change what it may reach, how long it lives, or its labels. */
+  /** Change the sandbox's allowed hosts, timeouts or labels. */
   update(changes: Body<"patch_sandbox">): Promise<SandboxInfo> {
     return this.client.call("patch_sandbox", { path: this.#path, body: changes });
   }
 
-  /** End it and forget it. */
+  /** End and remove the sandbox. */
   async delete(): Promise<void> {
     await this.client.call("delete_sandbox", { path: this.#path });
   }
 
-  /** Run a command to its end: a line for the shell, or a program with its arguments. */
+  /** Run a shell command, or a program with arguments, until it exits. */
   exec(command: string | string[], { signal, ...options }: ExecOptions = {}): Promise<ExecAnswer> {
     return this.client.call("run_command", { path: this.#path, body: { ...options, ...split(command) }, signal });
   }
 
-  /** Run a command, and read what it prints as it does. Whoever stops reading kills it. */
+  /** Run a command and stream its output. Leaving the loop kills the command. */
   execStream(
     command: string | string[],
     { signal, ...options }: ExecOptions = {},
@@ -103,12 +103,12 @@ export class Sandbox {
     return this.client.stream("stream_command", { path: this.#path, body: { ...options, ...split(command) }, signal });
   }
 
-  /** Run code in one of its persistent kernels; of a notebook's sandbox, in the notebook's own. */
+  /** Run code in a persistent kernel. In the sandbox of a notebook, this is the notebook's kernel. */
   runCode(code: string, { signal, ...options }: CodeOptions = {}): Promise<Answer<"run_code">> {
     return this.client.call("run_code", { path: this.#path, body: { ...options, code }, signal });
   }
 
-  /** Run code, and read its outputs as they come. Whoever stops reading interrupts it, unless `keep_running`. */
+  /** Run code and stream its outputs. Leaving the loop interrupts the code, unless `keep_running` is set. */
   runCodeStream(
     code: string,
     { signal, ...options }: CodeOptions = {},
@@ -116,34 +116,34 @@ export class Sandbox {
     return this.client.stream("stream_code", { path: this.#path, body: { ...options, code }, signal });
   }
 
-  /** Install packages. One that can't be is an answer too: `is_ok` is false, and `message` says why. */
+  /** Install packages. If this fails, nothing is thrown: `is_ok` is false, and `message` contains the reason. */
   install(packages: string[], { signal, ...options }: InstallOptions = {}): Promise<Answer<"install_packages">> {
     return this.client.call("install_packages", { path: this.#path, body: { ...options, packages }, signal });
   }
 
-  /** Save it as it is, variables, running programs and files, while it goes on. */
+  /** Take a snapshot of variables, running programs and files. The sandbox keeps running. */
   snapshot({ signal, ...options }: SnapshotOptions = {}): Promise<SnapshotInfo> {
     return this.client.call("take_snapshot", { path: this.#path, body: options, signal });
   }
 
-  /** Describe its snapshots, oldest first. */
+  /** List the sandbox's snapshots, oldest first. */
   async snapshots(): Promise<SnapshotInfo[]> {
     return (await this.client.call("list_snapshots", { path: this.#path })).snapshots;
   }
 
-  /** Take it back to one of its snapshots: undo. What happened since is lost. */
+  /** Restore the sandbox to one of its snapshots. Later changes are lost. */
   restore(snapshot: string, { signal }: Signal = {}): Promise<SandboxInfo> {
     return this.client.call("restore_sandbox", { path: this.#path, body: { snapshot }, signal });
   }
 
-  /** Start another sandbox that goes on where this one is, or where `snapshot` was taken. */
+  /** Start a copy of the sandbox, from its current state or from `snapshot`. */
   async fork({ signal, ...options }: ForkOptions = {}): Promise<Sandbox> {
     const info = await this.client.call("fork_sandbox", { path: this.#path, body: options, signal });
     return new Sandbox(this.client, info.id);
   }
 }
 
-/** Files of a sandbox's `/workspace`; paths are relative to it. */
+/** Files in the `/workspace` of a sandbox. Paths are relative to it. */
 export class Files {
   constructor(
     readonly client: Transport,
@@ -154,7 +154,7 @@ export class Files {
     return { id: this.id };
   }
 
-  /** Read a file, or lines of it. */
+  /** Read a file, or a range of its lines. */
   read(path: string, query: Omit<Query<"read_file">, "path"> = {}): Promise<Answer<"read_file">> {
     return this.client.call("read_file", { path: this.#path, query: { ...query, path } });
   }
@@ -175,8 +175,8 @@ export class Files {
   }
 
   /**
-   * Write a file of any size. It is there whole or not at all: the server compares its size, and of up to 256 MiB
-   * its SHA-256. Of a stream it sees the end alone.
+   * Upload a file of any size. The file appears only when it is complete. The server verifies its size, and its
+   * SHA-256 up to 256 MiB. For a stream, it can verify only that the stream ended properly.
    */
   async upload(
     path: string,
@@ -189,7 +189,7 @@ export class Files {
       const blob = data instanceof Blob ? data : new Blob([data as BlobPart]);
       body = blob;
       query.size = blob.size;
-      // Browsers have it on secure pages only.
+      // Browsers provide it only on secure pages.
       const subtle = globalThis.crypto?.subtle;
       if (subtle !== undefined && blob.size <= MAX_HASHED) query.sha256 = hex(await subtle.digest("SHA-256", await blob.arrayBuffer()));
     }
@@ -198,7 +198,7 @@ export class Files {
     return (await response.json()) as Entry;
   }
 
-  /** Read a file of any size: the answer's body is a stream; `arrayBuffer()`, `blob()` and `text()` read it whole. */
+  /** Download a file of any size. The body of the response is a stream; `arrayBuffer()`, `blob()` and `text()` read all of it. */
   download(path: string, { signal }: Signal = {}): Promise<Response> {
     return this.client.send("download_file", { path: this.#path, query: { path }, signal });
   }

@@ -1,4 +1,4 @@
-/** One word for what went wrong; the API may come to know more of them. */
+/** Error code. Later versions of the API may add codes. */
 export type Reason =
   | "invalid_request"
   | "policy_refused"
@@ -14,29 +14,29 @@ export type Reason =
   | "runtime_unavailable"
   | "timeout"
   | "internal_error"
-  /** No answer came at all; `cause` says why. */
+  /** The server did not respond; `cause` is the underlying error. */
   | "unreachable"
   | (string & {});
 
-/** A call that failed: the message is a sentence for a person. */
+/** Error of a failed call, with a message for people. */
 export class AgentboxError extends Error {
   override readonly name = "AgentboxError";
 
   constructor(
     message: string,
     readonly reason: Reason,
-    /** HTTP status; 0 where there was no answer, and of an event stream that broke off. */
+    /** HTTP status; 0 if the server did not respond, or if an event stream was interrupted. */
     readonly status: number = 0,
-    /** The field of the request that is at fault. */
+    /** The invalid field of the request. */
     readonly field: string | null = null,
-    /** The administrator's setting that would change it. */
+    /** The administrator's setting that controls this. */
     readonly setting: string | null = null,
     options: { cause?: unknown } = {},
   ) {
     super(message, options);
   }
 
-  /** Read the body of an answer that is an error, whoever has written it. */
+  /** Create an error from the body of an error response, of this API or of a proxy. */
   static from(status: number, text: string): AgentboxError {
     try {
       const { message, reason, field, setting } = JSON.parse(text);
@@ -44,8 +44,8 @@ export class AgentboxError extends Error {
         return new AgentboxError(message, reason, status, field ?? null, setting ?? null);
       }
     } catch {
-      // A proxy in between, or another server.
+      // The response is from a proxy or another server.
     }
-    return new AgentboxError(`the server answered ${status}: ${text.slice(0, 300)}`, "error", status);
+    return new AgentboxError(`the server responded with status ${status}: ${text.slice(0, 300)}`, "error", status);
   }
 }

@@ -1,6 +1,6 @@
 import { AgentboxError } from "./errors.js";
 
-/** Characters of one event, at most. */
+/** Maximum number of characters in one event. */
 const MAX_EVENT = 256 * 1024 * 1024;
 
 export interface RawEvent {
@@ -8,7 +8,7 @@ export interface RawEvent {
   data: string;
 }
 
-/** Read server-sent events as this API writes them; whoever stops reading hangs up, and so ends the call. */
+/** Read server-sent events in the format of this API. Leaving the loop closes the connection and ends the call. */
 export async function* readEvents(body: ReadableStream<Uint8Array>): AsyncGenerator<RawEvent, void, undefined> {
   const reader = body.getReader();
   const decoder = new TextDecoder();
@@ -26,10 +26,10 @@ export async function* readEvents(body: ReadableStream<Uint8Array>): AsyncGenera
       }
       text = text.slice(start);
       if (done) return;
-      if (text.length > MAX_EVENT) throw new AgentboxError("the server sent an event without end", "link_closed");
+      if (text.length > MAX_EVENT) throw new AgentboxError("the server sent an event that is too large", "link_closed");
     }
   } finally {
-    reader.cancel().catch(() => undefined); // it is closed already
+    reader.cancel().catch(() => undefined); // it is already closed
   }
 }
 

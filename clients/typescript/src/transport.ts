@@ -3,20 +3,20 @@ import { readEvents } from "./events.js";
 import { ROUTES, type EventStreams, type operations } from "./schema.js";
 
 export interface ClientOptions {
-  /** Address of the Jupyter server, its base URL included: `http://localhost:8888/`. */
+  /** URL of the Jupyter server, including its base URL: `http://localhost:8888/`. */
   url: string;
-  /** A token of the server, or one for a single sandbox. Without one, the browser's login is used. */
+  /** Token of the server, or of a single sandbox. Without a token, the browser's login is used. */
   token?: string;
-  /** More headers of every request, asked for anew each time. */
+  /** Return additional headers. Called for every request. */
   headers?: () => Record<string, string>;
-  /** In place of the global `fetch`. */
+  /** Replacement for the global `fetch`. */
   fetch?: typeof fetch;
 }
 
 export type OperationName = keyof operations;
 type Json<R> = R extends { content: { "application/json": infer T } } ? T : void;
 
-/** What an operation answers. */
+/** Response of an operation. */
 export type Answer<N extends OperationName> = operations[N]["responses"] extends infer R
   ? R extends { 200: infer A }
     ? Json<A>
@@ -28,26 +28,26 @@ export type Answer<N extends OperationName> = operations[N]["responses"] extends
   : never;
 
 type Content<N extends OperationName> = operations[N] extends { requestBody?: infer R } ? NonNullable<R> : never;
-/** What an operation takes as its body. */
+/** Request body of an operation. */
 export type Body<N extends OperationName> = Content<N> extends { content: { "application/json": infer T } } ? T : never;
-/** What an operation takes in its query. */
+/** Query parameters of an operation. */
 export type Query<N extends OperationName> = NonNullable<operations[N]["parameters"]["query"]>;
 
 export interface Arguments<N extends OperationName> {
-  /** Parameters in the path. */
+  /** Path parameters. */
   path?: operations[N]["parameters"]["path"];
   query?: Query<N>;
   body?: Body<N>;
-  /** Ends the call, and what it has begun in the sandbox. */
+  /** Aborts the call and ends the process or cell that it started in the sandbox. */
   signal?: AbortSignal | undefined;
 }
 
-/** One event of a stream: its name in `event`, and its own `data`. */
+/** An event of a stream: its name in `event`, and its `data`. */
 export type EventOf<N extends keyof EventStreams> = {
   [K in keyof EventStreams[N]]: { event: K; data: EventStreams[N][K] };
 }[keyof EventStreams[N]];
 
-/** The last event of each stream; one that ends without it has broken off. */
+/** The last event of each stream. A stream that ends without it was interrupted. */
 const LAST: Partial<Record<keyof EventStreams, string>> = {
   stream_code: "done",
   stream_command: "exit",
@@ -63,7 +63,7 @@ export interface RawArguments {
   signal?: AbortSignal | undefined;
 }
 
-/** Sends requests to one server and to no other, and turns what fails into errors. */
+/** Sends requests to one server only, and converts failures to errors. */
 export class Transport {
   readonly #root: string;
   readonly #options: ClientOptions;
@@ -73,35 +73,35 @@ export class Transport {
     this.#options = options;
   }
 
-  /** Call an operation by its name in the OpenAPI document; everything that the API can do is reached so. */
+  /** Call any operation of the API by its name in the OpenAPI document. */
   async call<N extends OperationName>(name: N, args: Arguments<N> = {}): Promise<Answer<N>> {
     const response = await this.send(name, json(args));
     return (response.status === 204 ? undefined : await response.json()) as Answer<N>;
   }
 
-  /** Call an operation that answers events, and read them as they happen. Whoever stops reading ends the call. */
+  /** Call an operation that returns events, and stream them. Leaving the loop ends the call. */
   async *stream<N extends keyof EventStreams & OperationName>(
     name: N,
     args: Arguments<N> = {},
   ): AsyncGenerator<EventOf<N>, void, undefined> {
     const response = await this.send(name, json(args));
-    if (response.body === null) throw new AgentboxError("the answer has no body", "link_closed");
+    if (response.body === null) throw new AgentboxError("the response has no body", "link_closed");
     for await (const { event, data } of readEvents(response.body)) {
       if (event === "failure") throw AgentboxError.from(0, data);
       yield { event, data: JSON.parse(data) } as EventOf<N>;
       if (event === LAST[name]) return;
     }
-    if (name in LAST) throw new AgentboxError("the stream of events broke off", "link_closed");
+    if (name in LAST) throw new AgentboxError("the event stream was interrupted", "link_closed");
   }
 
-  /** Send a request and return the answer, of which the body is unread. Throws AgentboxError if it is an error. */
+  /** Send a request and return the response with its body unread. Throws AgentboxError for an error status. */
   async send(name: OperationName, { path, query, body, headers, signal }: RawArguments): Promise<Response> {
     const [method, template] = ROUTES[name];
     const { token, fetch = globalThis.fetch } = this.#options;
     const init: RequestInit & { duplex?: "half" } = {
       method,
       headers: { ...this.#options.headers?.(), ...(token ? { Authorization: `token ${token}` } : xsrf()), ...headers },
-      // A token goes to the server that it is meant for.
+      // Never send the token to another server.
       redirect: "error",
       credentials: token ? "omit" : "same-origin",
       cache: "no-store",
@@ -134,9 +134,9 @@ function fill(template: string, path: unknown): string {
   const values = (path ?? {}) as Record<string, unknown>;
   return template.replace(/{(\w+)}/g, (_, name: string) => {
     const value = String(values[name] ?? "");
-    // Of these an address would make another one.
+    // These values would change the URL's path.
     if (value === "" || value === "." || value === "..") {
-      throw new AgentboxError(`${JSON.stringify(value)} can't be a ${name}`, "invalid_request", 0, name);
+      throw new AgentboxError(`${JSON.stringify(value)} is not a valid ${name}`, "invalid_request", 0, name);
     }
     return encodeURIComponent(value);
   });
@@ -153,7 +153,7 @@ function search(query: unknown): string {
   return text ? `?${text}` : "";
 }
 
-/** What Jupyter wants to see of a page that is logged in by cookie. */
+/** Return Jupyter's XSRF header, which a page with a login cookie must send. */
 function xsrf(): Record<string, string> {
   const page = (globalThis as { document?: { cookie?: string } }).document;
   const match = /(?:^|; ?)_xsrf=([^;]*)/.exec(page?.cookie ?? "");
