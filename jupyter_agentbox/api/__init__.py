@@ -1,7 +1,7 @@
-"""The REST API: operations, each a few lines above the objects that do the work, and the table that they stand in.
+"""Serve the REST API. Each operation is a thin function over the objects that do the work.
 
-``api.routes`` is the table, ``api.base`` turns it into Tornado's
-handlers, ``api.failures`` says what each error is in HTTP.
+``api.routes`` is the table of operations, ``api.base`` turns it into Tornado handlers, and ``api.failures`` maps errors
+to HTTP.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from .terminal import TerminalSocket
 
 __all__ = ["ROOT", "TABLE", "BrokenHandler", "make_all"]
 
-#: Where the API and its page are, beneath the server's base URL.
+#: Paths of the API, of its documentation page and of MCP, below the server's base URL.
 ROOT = "api/agentbox"
 PAGE = "agentbox/docs"
 MCP = "agentbox/mcp"
 
-# What is imported has filled the table.
+# Importing these modules fills the table.
 _OPERATIONS = (about, code, commands, files, packages, sandboxes, snapshots, tokens)
 
 
 def make_all(base_url: str) -> list[tuple[str, Any]]:
-    """Return all handlers of the extension, with their patterns."""
+    """Return all handlers of the extension, with their URL patterns."""
     root = url_path_join(base_url, ROOT)
     page = url_path_join(base_url, PAGE)
     return [

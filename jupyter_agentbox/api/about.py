@@ -1,4 +1,4 @@
-"""Operations about the service as a whole: health, tools, the audit log, and the document that describes the API."""
+"""Operations on the service as a whole: health, tools, the audit log, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -31,44 +31,44 @@ from .routes import TABLE, route
 
 @route("GET", "/health", "read", is_open=True, answer=Health, is_poll=True, errors=(503,))
 async def get_health(call: Call) -> Health:
-    """Tell whether sandboxes can be started here."""
+    """Check whether this server can start sandboxes."""
     health: Health = await call.service.health()
     return health
 
 
 @route("GET", "/tools", "read", is_open=True, answer=ToolList, is_poll=True)
 async def list_tools(call: Call) -> ToolList:
-    """List the tools that a sandbox's `tools` can name."""
+    """List the tools that can be named in a sandbox's `tools`."""
     return ToolList([ToolInfo(name, text) for name, text in TOOLS.items()])
 
 
 @route("GET", "/openapi.json", "read", is_open=True, answer=dict[str, Any], is_poll=True)
 async def get_openapi(call: Call) -> dict[str, Any]:
-    """Answer this API's description in OpenAPI 3.1."""
+    """Get the OpenAPI 3.1 document of this API."""
     document = make_document(TABLE)
     return {**document, "servers": [{"url": call.service.root}]}
 
 
 @route("GET", "/audit", "read", query=AuditFilters, answer=AuditRows, is_poll=True, errors=(503,))
 async def get_audit(call: Call) -> AuditRows:
-    """List the audit log of all sandboxes; for those whom `Policy.admins` names, or the server's own user."""
+    """List audit log rows of all sandboxes. Requires an administrator (`Policy.admins`) or the server's own user."""
     _check_admin(call)
     return AuditRows(await read_rows(call, call.query, None))
 
 
 @route("GET", "/audit/export", "read", query=AuditExport, kind="download", errors=(503,))
 async def export_audit(call: Call) -> Bytes:
-    """Export the audit log of all sandboxes as JSON lines: all rows that fit, oldest first."""
+    """Export all matching audit log rows of all sandboxes as JSON lines, oldest first. For administrators."""
     _check_admin(call)
     return Bytes(row_bytes(call, None), "audit.jsonl", content_type="application/jsonl")
 
 
 @route("GET", "/audit/verify", "read", query=VerifyQuery, answer=AuditVerification, is_poll=True, errors=(503,))
 async def verify_audit(call: Call) -> AuditVerification:
-    """Check by its hashes that the audit log holds what was written; for administrators.
+    """Verify the hash chain of the audit log. For administrators.
 
-    Keep `head` where nobody who writes the log can write, and give it to a later check: without it, a log that was
-    written anew as a whole cannot be told from the true one.
+    Store the returned `head` where processes that can write the log cannot change it, and pass it to the next
+    verification. Without it, a log that was rewritten completely cannot be detected.
     """
     _check_admin(call)
     found = await blocking(call.sandboxes.registry.audit().verify, call.query.head)
@@ -78,7 +78,7 @@ async def verify_audit(call: Call) -> AuditVerification:
 def _check_admin(call: Call) -> None:
     call.caller.check_unscoped("read the whole audit log")
     if not (call.caller.is_admin or call.caller.name == call.sandboxes.registry.server_owner):
-        raise PolicyRefused("the whole audit log is for administrators", setting="Policy.admins")
+        raise PolicyRefused("only administrators may read the whole audit log", setting="Policy.admins")
 
 
 async def read_rows(call: Call, filters: AuditFilters, sandbox_id: str | None) -> list[AuditItem]:
@@ -88,7 +88,7 @@ async def read_rows(call: Call, filters: AuditFilters, sandbox_id: str | None) -
 
 
 def row_bytes(call: Call, sandbox_id: str | None) -> Iterator[bytes]:
-    """Write all rows that the call's query wants as JSON, one in a line. Blocks."""
+    """Yield all rows that match the call's query as JSON lines. Blocks."""
     for rows in call.sandboxes.registry.audit().pages(**_wanted(call.query, sandbox_id)):
         yield b"".join(json.dumps(row.to_dict(), ensure_ascii=False).encode() + b"\n" for row in rows)
 

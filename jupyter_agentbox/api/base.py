@@ -1,6 +1,6 @@
-"""What all REST handlers share: authentication, bodies, errors, streams, and an end with the client's own.
+"""Share authentication, bodies, errors, streams and cancellation among all REST handlers.
 
-Handler classes are made from :data:`~jupyter_agentbox.api.routes.TABLE`, one for each path. Each verb is wrapped
+Handler classes are generated from :data:`~jupyter_agentbox.api.routes.TABLE`, one for each path. Each verb is wrapped
 for its own class: Jupyter's ``authorized`` remembers the first class's resource, so wrapped verbs are never inherited.
 """
 
@@ -34,24 +34,24 @@ from .service import Service
 
 __all__ = ["RESOURCE", "AgentboxHandler", "TokenMixin", "caller_of", "is_allowed", "make_handlers"]
 
-#: Seconds of silence after which an event stream says that it lives, and so learns that nobody listens.
+#: Seconds without an event after which a stream sends a keep-alive, which also detects a client that has disconnected.
 KEEP_ALIVE_INTERVAL = 15.0
-#: Seconds that an event stream waits for a first failure before it says that all is well.
+#: Seconds that an event stream waits for an immediate failure before it sends a success status.
 FIRST_EVENT_TIMEOUT = 0.1
-#: Seconds that a call has to end by itself when its token has.
+#: Seconds that a call may take to end by itself after its token has expired.
 GRACE_TIMEOUT = 1.0
-#: Bytes of a refused body that are read to their end, so that the client gets to read why.
+#: Maximum number of bytes of a refused body that are read, so that the client can read the error.
 _PATIENCE = 8 * 1024 * 1024
-#: Bytes of an upload that are read at a time. About twelve times as many are held for each that is under way.
+#: Bytes of an upload that are read at a time. Each upload in progress holds about twelve times as many in memory.
 UPLOAD_PART = 512 * 1024
-#: What Jupyter itself takes in a query.
+#: Query parameters of Jupyter itself.
 _JUPYTER_QUERY = frozenset({"token", "_xsrf", "no_track_activity"})
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
 @web.stream_request_body
 class AgentboxHandler(TokenMixin, APIHandler):
-    """Serves every verb of one path."""
+    """Handler for every verb of one path."""
 
     auth_resource = RESOURCE
     routes: ClassVar[dict[str, Route]] = {}
@@ -68,20 +68,20 @@ class AgentboxHandler(TokenMixin, APIHandler):
 
     @property
     def service(self) -> Service:
-        """What serves all handlers of this server."""
+        """The objects that all handlers of this server share."""
         service: Service = self.settings["agentbox"]
         return service
 
     @property
     def route(self) -> Route | None:
-        """What the request is for, if there is such a verb."""
+        """The route for the request's verb, or None."""
         return self.routes.get((self.request.method or "").lower())
 
     # -- before the body -------------------------------------------------------------------------
 
     async def prepare(self) -> None:  # type: ignore[override]
-        """Judge the head of a request. Of an upload nothing is taken before its sender has the right to send it."""
-        # Bodies are bounded here, by what each route takes, and not by the server's general limit.
+        """Check the head of a request. An upload's body is read only if its sender is allowed to send it."""
+        # The limit on bodies is each route's own, applied here, instead of the server's general limit.
         if self.request.connection is not None:
             self.request.connection.set_max_body_size(1 << 62)  # type: ignore[attr-defined]
         await super().prepare()
@@ -96,7 +96,7 @@ class AgentboxHandler(TokenMixin, APIHandler):
             self._work.add_done_callback(_retrieve)
 
     def _take_large_parts(self) -> None:
-        """Have the body of this request alone read in larger parts than others: each costs a turn of the event loop."""
+        """Read this request's body in larger parts than other bodies: each part costs a turn of the event loop."""
         connection: Any = self.request.connection
         if isinstance(connection, HTTP1Connection):
             connection.params = copy(connection.params)
@@ -107,16 +107,16 @@ class AgentboxHandler(TokenMixin, APIHandler):
         if self.current_user is None:
             raise web.HTTPError(403)
         if not await is_allowed(self, route.right):
-            raise web.HTTPError(403, f"You may not {route.right} on {RESOURCE}")
+            raise web.HTTPError(403, f"you have no permission to {route.right} on {RESOURCE}")
         self._check_scope(route)
 
     def _check_scope(self, route: Route) -> None:
-        """Keep a token for one sandbox to that one; whether it is the right one, the registry looks."""
+        """Refuse a scoped token if the route takes none. The registry checks that the token is for this sandbox."""
         if self.scope is not None and not route.takes_scope:
-            raise web.HTTPError(403, "a token for one sandbox is not enough for this")
+            raise web.HTTPError(403, "a token for one sandbox cannot be used for this call; use the server's token")
 
     async def data_received(self, chunk: bytes) -> None:
-        """Take a part of the body."""
+        """Receive a part of the body."""
         self._received += len(chunk)
         if self._early is not None:
             if not self._finished and not self._is_too_early():
@@ -127,18 +127,18 @@ class AgentboxHandler(TokenMixin, APIHandler):
             if not self._work.done():
                 await self._chunks.put(chunk, self._work)
             elif self._received > _PATIENCE and not self._finished:
-                self._answer_work()  # it was refused already: say so, and hear no more
+                self._answer_work()  # refused already: send the error and stop reading
             return
         limit = route.max_body if route is not None else 0
         if self.current_user is not None and self._received <= limit:
             self._body += chunk
         elif self._received > limit + _PATIENCE and not self._finished:
-            self._fail(TooLarge(f"the body is larger than the {format_size(limit)} that are taken here"))
+            self._fail(TooLarge(f"the body is larger than the limit of {format_size(limit)}"))
 
     # -- the verb --------------------------------------------------------------------------------
 
     async def serve(self, route: Route, params: dict[str, str]) -> None:
-        """Do what was asked for, unless the client goes away first."""
+        """Run the operation, unless the client disconnects first."""
         if self._finished:
             return
         self._is_whole = True
@@ -154,7 +154,7 @@ class AgentboxHandler(TokenMixin, APIHandler):
             self._answer_work()
 
     def _answer_work(self) -> None:
-        """Answer with what the work has come to; events and downloads have answered for themselves."""
+        """Send the result of the work. Events and downloads have already sent their own response."""
         assert self._work is not None
         if self._is_gone or self._work.cancelled():
             if not self._is_gone and not self._headers_written:
@@ -165,13 +165,13 @@ class AgentboxHandler(TokenMixin, APIHandler):
             self._fail(error)
 
     async def _guarded(self, route: Route, params: dict[str, str]) -> None:
-        """Do it, and go no further than the token that it was asked for with."""
+        """Run the call, and cancel it when its token expires."""
         if self.scope is None:
             return await self._call(route, params)
         call, end = asyncio.ensure_future(self._call(route, params)), asyncio.ensure_future(self.scope_ended())
         try:
             await asyncio.wait([call, end], return_when=asyncio.FIRST_COMPLETED)
-            # If it was the sandbox that ended, the call itself knows best why.
+            # If the sandbox ended, the call itself has the more precise error.
             await asyncio.wait([call], timeout=0 if call.done() else GRACE_TIMEOUT)
             if call.done():
                 return call.result()
@@ -214,7 +214,7 @@ class AgentboxHandler(TokenMixin, APIHandler):
         if route.query is None:
             if arguments:
                 name = next(iter(arguments))
-                raise InvalidRequest(f"the query: there is no parameter {name!r} here", field=name)
+                raise InvalidRequest(f"the query: unknown parameter {name!r}", field=name)
             return None
         lists = _lists(route.query)
         try:
@@ -222,34 +222,34 @@ class AgentboxHandler(TokenMixin, APIHandler):
             found = {name: values if name in lists else values[-1] for name, values in texts.items()}
             query = msgspec.convert(found, route.query, strict=False)
         except UnicodeDecodeError:
-            raise InvalidRequest("the query is no UTF-8") from None
+            raise InvalidRequest("the query is not valid UTF-8") from None
         except msgspec.MsgspecError as error:
             raise invalid(error, "the query") from None
         for name in found:
-            if getattr(query, name) is None:  # as which msgspec takes `null`
-                raise InvalidRequest(f"the query: {name} cannot be null; leave it out instead", field=name)
+            if getattr(query, name) is None:  # msgspec converts the text `null` to None
+                raise InvalidRequest(f"the query: {name} must not be null; omit it instead", field=name)
         return query
 
     def _read_body(self, route: Route) -> Any:
         if route.kind == "upload":
             return None
         if self._received > len(self._body):
-            raise TooLarge(f"the body is larger than the {format_size(route.max_body)} that are taken here")
+            raise TooLarge(f"the body is larger than the limit of {format_size(route.max_body)}")
         if route.body is None:
             if bytes(self._body).strip() not in (b"", b"{}"):
-                raise InvalidRequest("no body is taken here")
+                raise InvalidRequest("this call takes no request body")
             return None
         try:
             return msgspec.json.decode(self._body.decode() or "{}", type=route.body)
         except UnicodeDecodeError:
-            raise InvalidRequest("the body is no UTF-8") from None
+            raise InvalidRequest("the body is not valid UTF-8") from None
         except msgspec.MsgspecError as error:
             raise invalid(error, "the body") from None
         except RecursionError:
             raise InvalidRequest("the body is nested too deeply") from None
 
     def on_connection_close(self) -> None:
-        """The client has gone: so does its call."""
+        """Cancel the call of a client that has disconnected."""
         super().on_connection_close()
         self._is_gone = True
         if self._work is not None:
@@ -266,7 +266,7 @@ class AgentboxHandler(TokenMixin, APIHandler):
         try:
             await _next(iterator)  # READY
             following = asyncio.ensure_future(_next(iterator))
-            # What fails at once fails as any other call does.
+            # A call that fails immediately gets an ordinary error response.
             await asyncio.wait([following], timeout=FIRST_EVENT_TIMEOUT)
             if following.done() and not isinstance(following.exception(), (StopAsyncIteration, type(None))):
                 following.result()
@@ -274,7 +274,7 @@ class AgentboxHandler(TokenMixin, APIHandler):
             while True:
                 done, _ = await asyncio.wait([following], timeout=KEEP_ALIVE_INTERVAL)
                 if not done:
-                    self.write(": still here\n\n")
+                    self.write(": keep-alive\n\n")
                     await self.flush()
                     continue
                 try:
@@ -319,7 +319,7 @@ class AgentboxHandler(TokenMixin, APIHandler):
             chunk = first
             while chunk is not None:
                 self.write(chunk)
-                # The next part is read while this one goes out.
+                # Read the next part while this one is sent.
                 following = asyncio.ensure_future(blocking(next, iterator, None))
                 try:
                     await self.flush()
@@ -341,7 +341,7 @@ class AgentboxHandler(TokenMixin, APIHandler):
             self._log_failure(error)
         self._refused = None if getattr(error, "is_logged", False) else answer
         if self._headers_written:
-            # Too late to say so: a connection cut short is the only sign left.
+            # Too late for an error response. Closing the connection early is the only way to report the error.
             if self.request.connection is not None:
                 self.request.connection.stream.close()  # type: ignore[attr-defined]
             return
@@ -360,9 +360,9 @@ class AgentboxHandler(TokenMixin, APIHandler):
             self.log.debug("agentbox: %s %s: %s", self.request.method, self.request.path, answer.message)
 
     def _is_too_early(self) -> bool:
-        """Whether a body is on its way still that is worth reading first.
+        """Return whether the rest of the body must be read before the response is sent.
 
-        Were it left unread, the connection would be reset, and the answer lost to a client that is still writing.
+        If it were left unread, the connection would be reset, and a client still sending would lose the response.
         """
         headers = self.request.headers
         size = headers.get("Content-Length", "")
@@ -371,11 +371,11 @@ class AgentboxHandler(TokenMixin, APIHandler):
         return self._received < min(int(size), _PATIENCE)
 
     def finish(self, *args: Any, **kwargs: Any) -> asyncio.Future[None]:
-        """Answer, and if that is before the body was read, read it first and close the connection afterwards."""
+        """Send the response. If the body is not complete yet, read it first, and close the connection afterwards."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.set_result(None)
         if self._early is not None:
-            return done  # Tornado ends what it takes for forgotten
+            return done  # Tornado finishes a request that seems to be forgotten
         if not self._is_too_early():
             return super().finish(*args, **kwargs)
         self.set_header("Connection", "close")
@@ -383,23 +383,23 @@ class AgentboxHandler(TokenMixin, APIHandler):
         return done
 
     def on_finish(self) -> None:
-        """Have the audit log tell of a refusal."""
+        """Write a refusal to the audit log."""
         super().on_finish()
         if self._refused is not None and self.route is not None:
             note_refusal(self, self.route.operation.__name__, self._refused, self.path_kwargs.get("id"))
 
 
 class UnknownHandler(AgentboxHandler):
-    """Answers for every path of the API that does not exist."""
+    """Handler for paths that do not exist in the API."""
 
     async def _answer(self) -> None:
-        raise web.HTTPError(404, f"there is no path {self.request.path:.200} in this API; see openapi.json")
+        raise web.HTTPError(404, f"{self.request.path:.200} is not a path of this API; see openapi.json")
 
     get = head = post = put = patch = delete = web.authenticated(_answer)
 
 
 class BrokenHandler(APIHandler):
-    """Answers for the whole API where the extension's configuration is broken."""
+    """Handler for the whole API if the extension's configuration is invalid."""
 
     auth_resource = RESOURCE
 
@@ -408,9 +408,9 @@ class BrokenHandler(APIHandler):
 
     @web.authenticated
     def get(self) -> None:
-        """Say what is wrong."""
+        """Report what is wrong."""
         answer = ErrorAnswer(
-            f"sandboxes cannot be served: {self._error}",
+            f"sandboxes are not available on this server: {self._error}",
             "invalid_config",
             setting=getattr(self._error, "setting", None),
         )
@@ -422,12 +422,12 @@ class BrokenHandler(APIHandler):
 
 def _retrieve(work: asyncio.Future[Any]) -> None:
     if not work.cancelled():
-        work.exception()  # told to the client, if it is still there
+        work.exception()  # reported to the client, if it is still connected
 
 
 @cache
 def _lists(query: type[msgspec.Struct]) -> frozenset[str]:
-    """Names of a query's parameters that may be there more than once. To find them costs more than to read a query."""
+    """Return the names of a query's parameters that may be repeated. Cached, because computing them is slow."""
     fields = msgspec.structs.fields(query)
     return frozenset(item.encode_name for item in fields if item.default_factory is list)
 
@@ -447,13 +447,13 @@ def _verb(route: Route) -> Callable[..., Awaitable[None] | None]:
 
 
 def make_handlers(table: Iterable[Route], root: str) -> list[tuple[str, type[AgentboxHandler]]]:
-    """Make Tornado's handlers of a table of routes.
+    """Return Tornado handlers for a table of routes.
 
     Parameters
     ----------
     table : iterable of Route
     root : str
-        Path of the API, the server's base URL included.
+        Path of the API, including the server's base URL.
     """
     paths: dict[str, list[Route]] = {}
     for route in table:

@@ -1,4 +1,4 @@
-"""One call of an operation: who calls, what came in, and the ways to do blocking work and to send bytes."""
+"""Represent one call of an operation, with its caller and input, and help it to do blocking work and to send bytes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .routes import Route
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Worker threads for operations on files: enough that a few slow ones do not hold up the rest.
+#: Worker threads for file operations. There are enough that a few slow operations do not delay the rest.
 _WORKERS = ThreadPoolExecutor(24, thread_name_prefix="agentbox-rest")
-#: Bytes of an upload that wait to be written, about; as many are being written, and as many hashed.
+#: Approximate bytes of an upload in the queue. As many again are being written, and as many hashed.
 UPLOAD_BUFFER = 2 * 1024 * 1024
 
 
 async def blocking(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Do blocking work in a worker thread. Whoever is cancelled meanwhile leaves after it, so that nothing is torn."""
+    """Run blocking work in a worker thread. A cancelled caller waits for the work to end, so that nothing is torn."""
     future = asyncio.get_running_loop().run_in_executor(_WORKERS, lambda: work(*args, **kwargs))
     try:
         return await asyncio.shield(future)
@@ -44,7 +44,7 @@ async def blocking(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -
 
 
 class Chunks:
-    """The bytes of an upload on their way from the socket to the operation."""
+    """Queue of the bytes of an upload, from the socket to the operation."""
 
     def __init__(self) -> None:
         self._waiting: list[bytes] = []
@@ -53,7 +53,7 @@ class Chunks:
         self._changed = asyncio.Event()
 
     async def put(self, data: bytes, stop: asyncio.Future[Any]) -> None:
-        """Hand bytes over, waiting while too many lie there and `stop` is not done."""
+        """Add bytes. Wait while the queue is full and `stop` is not done."""
         self._waiting.append(data)
         self._size += len(data)
         self._changed.set()
@@ -64,7 +64,7 @@ class Chunks:
             waiter.cancel()
 
     def end(self) -> None:
-        """No more will come."""
+        """Mark the upload as complete."""
         self._is_whole = True
         self._changed.set()
 
@@ -73,7 +73,7 @@ class Chunks:
             yield b"".join(parts)
 
     async def parts(self) -> AsyncIterator[list[bytes]]:
-        """Give what has come meanwhile, uncopied."""
+        """Yield the parts received so far, without copying them."""
         while True:
             if self._waiting:
                 parts, self._waiting, self._size = self._waiting, [], 0
@@ -88,18 +88,18 @@ class Chunks:
 
 @dataclass
 class Bytes:
-    """What an operation of kind ``download`` returns.
+    """The result of an operation of kind ``download``.
 
     Parameters
     ----------
     chunks : iterator of bytes
-        Blocks; closed at the end, if it can be.
+        Blocks. Closed at the end if it has a ``close`` method.
     name : str
-        File name that is proposed.
+        Suggested file name.
     size : int or None
-        Bytes, where it is known.
+        Number of bytes, if known.
     headers : dict of str to str
-        More headers.
+        Additional headers.
     status : int
     content_type : str
     """
@@ -115,25 +115,25 @@ class Bytes:
 
 @dataclass
 class Call:
-    """One call.
+    """One call of an operation.
 
     Parameters
     ----------
     route : Route
     params : dict of str to str
-        Those in the path.
+        Parameters of the path.
     query, body : Struct or None
-        As the route declares them.
+        As declared by the route.
     caller : Caller
     sandboxes : SandboxService
     headers : mapping of str to str
-        Of the request.
+        Headers of the request.
     chunks : Chunks
-        Of an upload.
+        Body of an upload.
     is_allowed : coroutine function
-        Asks the authorizer whether the caller may ``read``, ``write`` or ``execute``.
-    tell : callable
-        Takes text that comes while the work goes on; from any thread.
+        Returns whether the caller may ``read``, ``write`` or ``execute``.
+    on_progress : callable
+        Called with text during the work, from any thread.
     """
 
     route: Route
@@ -151,7 +151,7 @@ class Call:
 
     @property
     def id(self) -> str:
-        """The sandbox's id in the path."""
+        """The sandbox id in the path."""
         return self.params["id"]
 
     @property
@@ -161,11 +161,11 @@ class Call:
         return found
 
     def use(self, tool: str | None = None) -> AbstractAsyncContextManager[ManagedSandbox]:
-        """Have the sandbox of the path at hand; see :meth:`SandboxService.use`."""
+        """Provide the sandbox in the path for use; see :meth:`SandboxRegistry.use`."""
         return self.sandboxes.registry.use(self.id, tool or self.route.tool, caller=self.caller)
 
     def check_command(self, managed: ManagedSandbox, line: str | None, argv: list[str] | None) -> None:
-        """Refuse a command that the sandbox's rules or policy's name. Raises PolicyRefused."""
+        """Refuse a command that the sandbox's blocklist or policy's blocks. Raises PolicyRefused."""
         if line is not None:
             check_command(line, managed.blocked_commands, "blocked_commands")
         if argv is not None:

@@ -1,4 +1,4 @@
-"""Operations that run code in persistent kernels: the sandbox's own, or that of an open notebook."""
+"""Operations that run code in persistent kernels: a sandbox's own, or that of an open notebook."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONTEXT = "/sandboxes/{id}/contexts/{context}"
 
 
 def _place(managed: ManagedSandbox) -> Place:
-    """Return where code runs: a notebook's kernel outlives its sandboxes."""
+    """Return where code runs. A notebook's kernel can move to another sandbox."""
     sandbox = managed.running()
     return Runner.shared().notebook(sandbox.spec.kernel_id) if managed.kind == "notebook" else sandbox
 
@@ -54,11 +54,11 @@ def _limits(body: CodeRequest) -> OutputLimits:
     errors=(409,),
 )
 async def run_code(call: Call) -> CodeResult:
-    """Run code in a persistent kernel, and answer what came of it.
+    """Run code in a persistent kernel, and return its output.
 
-    Variables stay for the next run. In a notebook's sandbox the code runs in the notebook's own kernel, so that a
-    person and an agent share variables. A caller who goes away interrupts its run, unless `keep_running` is set. The
-    end of the kernel is an answer too, with its cause.
+    Variables persist between calls. In a notebook's sandbox, the code runs in the notebook's own kernel, so that a
+    person and an agent share variables. If the client disconnects, the code is interrupted unless `keep_running` is
+    set. If the kernel ends during the call, the result says why.
     """
     body: CodeRequest = call.body
     async with call.use() as managed:
@@ -78,7 +78,7 @@ async def run_code(call: Call) -> CodeResult:
     max_body=8 * MIB, errors=(409,),
 )  # fmt: skip
 async def stream_code(call: Call) -> EventStream:
-    """Run code and tell its outputs as they come, as server-sent events; the last is `done`."""
+    """Run code, and stream its output as server-sent events. The last event is `done`."""
     return _stream(call)
 
 
@@ -116,27 +116,27 @@ async def list_contexts(call: Call) -> ContextList:
     errors=(409,),
 )
 async def create_context(call: Call) -> ContextInfo:
-    """Start a kernel before it is needed; one that is there stays as it is."""
+    """Start a kernel before its first use. Has no effect on a kernel that is running."""
     async with call.use() as managed:
         return await Runner.shared().create_context(_place(managed), call.body.name, call.body.language)
 
 
 @route("DELETE", CONTEXT, "execute", status=204, tool="run_code", errors=(409,))
 async def delete_context(call: Call) -> None:
-    """End a kernel and forget its variables."""
+    """End a kernel. Its variables are lost."""
     async with call.use() as managed:
         await Runner.shared().delete_context(_place(managed), call.params["context"])
 
 
 @route("POST", CONTEXT + "/restart", "execute", answer=ContextInfo, tool="run_code", errors=(409,))
 async def restart_context(call: Call) -> ContextInfo:
-    """Start a kernel anew."""
+    """Restart a kernel."""
     async with call.use() as managed:
         return await Runner.shared().restart_context(_place(managed), call.params["context"])
 
 
 @route("POST", CONTEXT + "/interrupt", "execute", status=204, tool="run_code")
 async def interrupt_context(call: Call) -> None:
-    """Interrupt what a kernel runs, whoever sent it."""
+    """Interrupt the code that a kernel runs, regardless of who sent it."""
     async with call.use() as managed:
         await Runner.shared().interrupt(_place(managed), call.params["context"])

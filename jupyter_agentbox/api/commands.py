@@ -1,4 +1,4 @@
-"""Operations that run commands: in the foreground, streamed, in the background."""
+"""Operations that run commands in the foreground, with or without streaming, and in the background."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ PROCESS = "/sandboxes/{id}/processes/{process}"
 
 @route("POST", "/sandboxes/{id}/exec", "execute", body=ExecRequest, answer=ExecAnswer, tool="bash", max_body=64 * MIB)
 async def run_command(call: Call) -> ExecAnswer:
-    """Run a command to its end.
+    """Run a command, and wait until it ends.
 
-    When its time is over it is killed with all that it started, and what it printed so far comes back. A caller who
-    goes away ends it too.
+    At its timeout, the command is killed with all of its child processes, and its output so far is returned. It is
+    also killed if the client disconnects.
     """
     body: ExecRequest = call.body
     async with call.use() as managed:
@@ -70,9 +70,9 @@ async def run_command(call: Call) -> ExecAnswer:
     max_body=64 * MIB,
 )  # fmt: skip
 async def stream_command(call: Call) -> EventStream:
-    """Run a command and tell what it prints as it happens, as server-sent events.
+    """Run a command, and stream its output as server-sent events.
 
-    Events are `stdout`, `stderr` and at last `exit`; `failure` if it could not go on. A slow reader holds it up.
+    Events are `stdout` and `stderr`, and finally `exit`, or `failure` on an error. A slow client slows it down.
     """
     return _stream(call)
 
@@ -96,7 +96,7 @@ async def _stream(call: Call) -> EventStream:
 async def start_process(call: Call) -> ProcessAnswer:
     """Start a command in the background.
 
-    It goes on when its caller goes away, and does not keep the sandbox from being idle.
+    It keeps running when the client disconnects. A running background command does not prevent the idle timeout.
     """
     async with call.use() as managed:
         return _answer(await managed.running().processes.start(_command(call, managed, call.body)))
@@ -118,7 +118,7 @@ async def get_process(call: Call) -> ProcessAnswer:
 
 @route("GET", PROCESS + "/output", "read", query=OutputQuery, answer=OutputChunk, tool="bash")
 async def read_output(call: Call) -> OutputChunk:
-    """Read what a background process printed, from an offset on."""
+    """Read the output of a background process, starting at an offset."""
     query: OutputQuery = call.query
     async with call.use() as managed:
         chunk = await managed.running().processes.read(
@@ -126,7 +126,7 @@ async def read_output(call: Call) -> OutputChunk:
         )
     data, after = chunk.data, chunk.next_offset
     if query.encoding == "utf-8" and not chunk.is_end:
-        # A character that is not whole yet comes with the next part.
+        # An incomplete character is returned with the next part.
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         decoder.decode(data)
         rest = len(decoder.getstate()[0])
@@ -137,7 +137,7 @@ async def read_output(call: Call) -> OutputChunk:
 
 @route("GET", PROCESS + "/follow", "read", query=FollowQuery, answer=EVENTS, kind="events", tool="bash")
 async def follow_process(call: Call) -> EventStream:
-    """Tell what a background process prints as it happens, as server-sent events."""
+    """Stream the output of a background process as server-sent events."""
     return _follow(call)
 
 
@@ -165,7 +165,7 @@ async def _follow(call: Call) -> EventStream:
     max_body=16 * MIB,
 )
 async def write_stdin(call: Call) -> ProcessAnswer:
-    """Write to the input of a background process, or close it."""
+    """Write to the standard input of a background process, or close it."""
     body: InputRequest = call.body
     if body.text and body.base64:
         raise InvalidRequest("give either text or base64, not both", field="base64")
@@ -193,7 +193,7 @@ async def signal_process(call: Call) -> ProcessAnswer:
 
 @route("POST", PROCESS + "/kill", "execute", answer=ProcessAnswer, tool="bash")
 async def kill_process(call: Call) -> ProcessAnswer:
-    """Kill a background process with all that it started."""
+    """Kill a background process with all of its child processes."""
     async with call.use() as managed:
         return _answer(await managed.running().processes.kill(call.params["process"]))
 
@@ -205,21 +205,21 @@ async def resize_terminal(call: Call) -> ProcessAnswer:
     async with call.use() as managed:
         processes = managed.running().processes
         if not processes.get(name).is_terminal:
-            raise NotFound(f"process {name!r} has no terminal")
+            raise NotFound(f"process {name!r} is not a terminal")
         await processes.resize(name, call.body.rows, call.body.columns)
         return _answer(processes.get(name))
 
 
 @route("GET", PROCESS + "/wait", "read", query=WaitQuery, answer=ProcessAnswer, tool="bash")
 async def wait_process(call: Call) -> ProcessAnswer:
-    """Wait for the end of a background process; when the time is over it is described as it is."""
+    """Wait until a background process ends. At the timeout, its current state is returned."""
     async with call.use() as managed:
         return _answer(await managed.running().processes.wait(call.params["process"], call.query.timeout))
 
 
 @route("DELETE", PROCESS, "execute", status=204, tool="bash")
 async def remove_process(call: Call) -> None:
-    """Kill a background process, and forget it and what it printed."""
+    """Kill a background process, and delete its record and output."""
     async with call.use() as managed:
         await managed.running().processes.remove(call.params["process"])
 
@@ -234,11 +234,11 @@ async def remove_process(call: Call) -> None:
     tool="terminal",
 )
 async def open_terminal(call: Call) -> ProcessAnswer:
-    """Open a terminal. It is a background process too, and is used over its websocket.
+    """Open a terminal. It is also a background process, and is used over its websocket.
 
-    The websocket is `/sandboxes/{id}/terminals/{process}/socket`. Frames with bytes are what is typed and what is
-    shown; frames with text are JSON: `{"rows": 24, "columns": 80}` sets the size, and `{"exit_code": 0}` is the end.
-    A client may leave and come back.
+    The websocket is `/sandboxes/{id}/terminals/{process}/socket`. Binary frames are the terminal's input and output.
+    Text frames are JSON: `{"rows": 24, "columns": 80}` sets the size, and `{"exit_code": 0}` reports the end. A client
+    may disconnect and reconnect.
     """
     body: TerminalRequest = call.body
     async with call.use() as managed:
@@ -247,7 +247,7 @@ async def open_terminal(call: Call) -> ProcessAnswer:
 
 
 class _Writer:
-    """Turns the events of a process into those of the stream."""
+    """Converter of a process's events into those of the API's stream."""
 
     def __init__(self, encoding: Encoding) -> None:
         self._encoding = encoding
@@ -261,13 +261,13 @@ class _Writer:
         if self._encoding == "base64":
             return event.stream, OutputEvent(base64.b64encode(event.data).decode(), event.offset)
         decoder = self._decoders[event.stream]
-        held = len(decoder.getstate()[0])  # of a character that began in the part before
+        held = len(decoder.getstate()[0])  # bytes of an incomplete character from the previous part
         return event.stream, OutputEvent(decoder.decode(event.data), event.offset - held)
 
 
 def _command(call: Call, managed: ManagedSandbox, body: ExecRequest | ProcessRequest | TerminalRequest) -> Command:
     if not isinstance(body, TerminalRequest) and body.command is None and body.argv is None:
-        raise InvalidRequest("give a command, or argv", field="command")
+        raise InvalidRequest("a command is missing; give command or argv", field="command")
     if body.command is not None and body.argv is not None:
         raise InvalidRequest("give either command or argv, not both", field="argv")
     call.check_command(managed, body.command, body.argv)

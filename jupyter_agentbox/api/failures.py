@@ -1,4 +1,4 @@
-"""What each error is in HTTP. The only place that knows."""
+"""Map errors to HTTP status codes and reasons. No other module does."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _KINDS: tuple[tuple[type[Exception], int, str], ...] = (
     (DiskFull, 507, "disk_full"),
 )
 
-#: What the server's machine lacks: waiting or an administrator helps.
+#: Resources that the server's machine can run out of, with the solution.
 _EXHAUSTED = {
     errno.EROFS: "its disk is read-only. Mount it writable, or set Policy.state_dir",
     errno.EMFILE: "the server has too many open files. Raise its limit (`ulimit -n`), or end some sandboxes",
@@ -56,7 +56,7 @@ _EXHAUSTED = {
     errno.ENOMEM: "its memory is full. End some sandboxes",
 }
 
-#: The word for a status that Tornado or Jupyter has found.
+#: Reason for a status that Tornado or Jupyter has chosen.
 REASONS = {
     400: "invalid_request",
     401: "unauthenticated",
@@ -72,7 +72,7 @@ _MISSING = re.compile(r"Object missing required field `([^`]*)`")
 
 
 def describe(error: BaseException) -> tuple[int, ErrorAnswer]:
-    """Return status and answer for an error; 500 for one that nobody expected, of which nothing is told."""
+    """Return the status and body for an error. An unexpected error becomes a 500 that reveals nothing."""
     for kind, status, reason in _KINDS:
         if isinstance(error, kind):
             field = getattr(error, "field", None)
@@ -81,14 +81,14 @@ def describe(error: BaseException) -> tuple[int, ErrorAnswer]:
         message = "the server's disk is full. Free some space on it, or set Policy.state_dir to another disk"
         return 507, ErrorAnswer(message, "disk_full", setting="Policy.state_dir")
     if isinstance(error, OSError) and error.errno in _EXHAUSTED:
-        return 503, ErrorAnswer(f"the server's machine cannot do this: {_EXHAUSTED[error.errno]}", "unavailable")
+        return 503, ErrorAnswer(f"the server's machine lacks a resource: {_EXHAUSTED[error.errno]}", "unavailable")
     if isinstance(error, AgentboxError):
         return 503, ErrorAnswer(str(error), "unavailable", error.field, error.setting)
-    return 500, ErrorAnswer("an error of the server's own; its log says more", "internal_error")
+    return 500, ErrorAnswer("internal server error; see the server's log", "internal_error")
 
 
 def invalid(error: msgspec.MsgspecError, where: str) -> InvalidRequest:
-    """Turn what msgspec says of a body or a query into a sentence that names the field."""
+    """Convert a msgspec error about a body or query into a sentence that names the field."""
     text, field = str(error), ""
     if at := _AT.match(text):
         text, field = at[1], re.sub(r"\[(\d+|\.\.\.)?\]", "", at[3])

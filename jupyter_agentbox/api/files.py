@@ -57,14 +57,14 @@ async def _on_folder(call: Call, work: Callable[[Folder], T], *, moved: str | No
 
 
 def _note_change(call: Call, managed: ManagedSandbox, moved: str | None = None) -> None:
-    """Have a sandbox let go of files that were deleted or replaced."""
+    """Close the sandbox's handles of files that were deleted or replaced."""
     if call.route.action == "write" and managed.sandbox is not None:
         managed.sandbox.note_change(*([moved] if moved is not None else []))
 
 
 @route("GET", FILES + "/content", "read", query=ReadQuery, answer=FileContent, tool="read", errors=(409, 413))
 async def read_file(call: Call) -> FileContent:
-    """Read a file, or a part of it, of up to 16 MiB."""
+    """Read a file or a part of it, up to 16 MiB."""
     query: ReadQuery = call.query
     content = await _on_folder(call, lambda folder: folder.read(query.path, offset=query.offset, length=query.length))
     is_text = True
@@ -80,9 +80,9 @@ async def read_file(call: Call) -> FileContent:
     "PUT", FILES + "/content", "write", body=WriteRequest, answer=Entry, tool="write", errors=(409,), max_body=32 * MIB
 )
 async def write_file(call: Call) -> Entry:
-    """Write a whole file, which appears in one step.
+    """Write a whole file atomically.
 
-    For files of any size there is the upload.
+    To write a file of any size, use `upload_file`.
     """
     body: WriteRequest = call.body
     data = _bytes(body)
@@ -96,7 +96,7 @@ async def write_file(call: Call) -> Entry:
     "POST", FILES + "/append", "write", body=AppendRequest, answer=Entry, tool="write", errors=(409,), max_body=32 * MIB
 )
 async def append_file(call: Call) -> Entry:
-    """Add to the end of a file, or make it."""
+    """Append to a file, or create it."""
     body: AppendRequest = call.body
     data = _bytes(body)
     return await _on_folder(call, lambda folder: folder.append(body.path, data, parents=body.parents))
@@ -104,7 +104,7 @@ async def append_file(call: Call) -> Entry:
 
 @route("POST", FILES + "/edit", "write", body=EditRequest, answer=Edited, tool="edit", errors=(409,), max_body=32 * MIB)
 async def edit_file(call: Call) -> Edited:
-    """Replace a text in a file; it must be there once, unless told otherwise."""
+    """Replace a text in a file. It must occur exactly `count` times (default 1), unless `all` is set."""
     body: EditRequest = call.body
     count = None if body.all else body.count
     return await _on_folder(call, lambda folder: folder.edit(body.path, body.old, body.new, count=count))
@@ -112,20 +112,20 @@ async def edit_file(call: Call) -> Edited:
 
 @route("GET", FILES + "/stat", "read", query=StatQuery, answer=Entry, tool="read", errors=(409,))
 async def stat_file(call: Call) -> Entry:
-    """Tell what an entry is."""
+    """Get the metadata of a file, directory or link."""
     query: StatQuery = call.query
     return await _on_folder(call, lambda folder: folder.stat(query.path, follow=query.follow))
 
 
 @route("GET", FILES + "/exists", "read", query=PathQuery, answer=Existence, tool="read")
 async def file_exists(call: Call) -> Existence:
-    """Tell whether there is such an entry."""
+    """Check whether an entry exists."""
     return Existence(await _on_folder(call, lambda folder: folder.exists(call.query.path)))
 
 
 @route("GET", FILES, "read", query=ListQuery, answer=Listing, tool="list", errors=(409,))
 async def list_files(call: Call) -> Listing:
-    """List a directory, or all beneath it."""
+    """List a directory, or everything beneath it."""
     query: ListQuery = call.query
     return await _on_folder(
         call,
@@ -135,14 +135,14 @@ async def list_files(call: Call) -> Listing:
 
 @route("GET", FILES + "/glob", "read", query=GlobQuery, answer=Listing, tool="glob", errors=(409,))
 async def glob_files(call: Call) -> Listing:
-    """Find entries by a pattern of their paths."""
+    """Find entries by a path pattern."""
     query: GlobQuery = call.query
     return await _on_folder(call, lambda folder: folder.glob(query.pattern, query.path, limit=query.limit))
 
 
 @route("GET", FILES + "/grep", "read", query=GrepQuery, answer=Matches, tool="grep", errors=(409,))
 async def grep_files(call: Call) -> Matches:
-    """Find lines by a pattern, in one file or in all beneath a directory."""
+    """Search for lines that match a pattern, in one file or in all files beneath a directory."""
     query: GrepQuery = call.query
     return await _on_folder(
         call,
@@ -161,14 +161,14 @@ async def grep_files(call: Call) -> Matches:
 
 @route("POST", FILES + "/mkdir", "write", body=MakeDirectoryRequest, answer=Entry, tool="write", errors=(409,))
 async def make_directory(call: Call) -> Entry:
-    """Make a directory."""
+    """Create a directory."""
     body: MakeDirectoryRequest = call.body
     return await _on_folder(call, lambda folder: folder.mkdir(body.path, parents=body.parents, exist_ok=body.exist_ok))
 
 
 @route("POST", FILES + "/move", "write", body=MoveRequest, answer=Entry, tool="write", errors=(409,))
 async def move_file(call: Call) -> Entry:
-    """Give an entry another path."""
+    """Move an entry to another path."""
     body: MoveRequest = call.body
     return await _on_folder(
         call,
@@ -179,7 +179,7 @@ async def move_file(call: Call) -> Entry:
 
 @route("POST", FILES + "/copy", "write", body=CopyRequest, answer=Copied, tool="write", errors=(409,))
 async def copy_file(call: Call) -> Copied:
-    """Copy a file, or a directory with all beneath it."""
+    """Copy a file, or a directory with everything beneath it."""
     body: CopyRequest = call.body
     return await _on_folder(
         call,
@@ -191,7 +191,7 @@ async def copy_file(call: Call) -> Copied:
 
 @route("POST", FILES + "/delete", "write", body=DeleteRequest, answer=Deleted, tool="write", errors=(409,))
 async def delete_file(call: Call) -> Deleted:
-    """Delete an entry, and with `recursive` all beneath it."""
+    """Delete an entry, and with `recursive` everything beneath it."""
     body: DeleteRequest = call.body
     return Deleted(
         await _on_folder(
@@ -207,9 +207,9 @@ async def delete_file(call: Call) -> Deleted:
     "GET", FILES + "/download", "read", query=DownloadQuery, kind="download", tool="read", errors=(206, 409, 413, 416)
 )
 async def download_file(call: Call) -> Bytes:
-    """Download a file of any size, or with a `Range` header a part of it.
+    """Download a file of any size, or a part of it with a `Range` header.
 
-    With `digest` it is read once before, and the header `Content-Digest` says what SHA-256 must come.
+    With `digest`, the file is read once before it is sent, and the header `Content-Digest` has its SHA-256.
     """
     async with call.use() as managed:
         return await blocking(_open_download, managed.folder, call.query, call.headers.get("Range"))
@@ -224,7 +224,7 @@ def _open_download(folder: Callable[[], Folder], query: DownloadQuery, asked: st
         first = int(wanted[1]) if wanted[1] else max(0, size - int(wanted[2]))
         last = min(int(wanted[2]), size - 1) if wanted[1] and wanted[2] else size - 1
         if first >= size or last < first:
-            wanted = None  # nothing of it is there: the whole file is answered, as HTTP allows
+            wanted = None  # unsatisfiable: the whole file is sent, as HTTP allows
         else:
             offset, length = first, last - first + 1
     else:
@@ -248,7 +248,7 @@ def _open_download(folder: Callable[[], Folder], query: DownloadQuery, asked: st
 async def upload_file(call: Call) -> Entry:
     """Upload a file of any size: the body is its bytes.
 
-    It appears when all of it has come and is what `size` and `sha256` say, and not before.
+    The file appears only when the upload is complete and matches `size` and `sha256`.
     """
     query: UploadQuery = call.query
     async with call.use() as managed:
@@ -267,7 +267,7 @@ async def upload_file(call: Call) -> Entry:
 
 @route("PUT", FILES + "/archive", "write", query=UnpackQuery, answer=Copied, kind="upload", tool="write", errors=(409,))
 async def upload_archive(call: Call) -> Copied:
-    """Upload an archive (tar, tar.gz or zip) to be unpacked into a directory."""
+    """Upload an archive (tar, tar.gz or zip), and unpack it into a directory."""
     query: UnpackQuery = call.query
     async with call.use() as managed:
         upload = await blocking(
@@ -306,10 +306,10 @@ async def download_archive(call: Call) -> Bytes:
 
 @route("POST", FILES + "/import", "write", body=ImportRequest, answer=Copied, tool="write", errors=(409,))
 async def import_files(call: Call) -> Copied:
-    """Copy files from another sandbox, or from a folder of the host that policy names."""
+    """Copy files from another sandbox, or from a host folder that policy allows."""
     body: ImportRequest = call.body
     if (body.sandbox is None) == (body.folder is None):
-        raise InvalidRequest("name either a sandbox or a folder to import from", field="sandbox")
+        raise InvalidRequest("give either sandbox or folder, not both or neither", field="sandbox")
 
     def copy(target: Folder, source: FolderView) -> Copied:
         return target.copy(
@@ -337,7 +337,7 @@ async def import_files(call: Call) -> Copied:
 
 @route("POST", FILES + "/export", "write", body=ExportRequest, answer=Copied, tool="read", errors=(409,))
 async def export_files(call: Call) -> Copied:
-    """Copy files to a folder of the host that policy names."""
+    """Copy files to a host folder that policy allows."""
     body: ExportRequest = call.body
     root = _host_folder(call.sandboxes.policy.export_folders, body.folder, "Policy.export_folders")
     async with call.use() as managed:
@@ -360,7 +360,7 @@ async def export_files(call: Call) -> Copied:
 def _host_folder(folders: dict[str, str], name: str | None, setting: str) -> Path:
     if name not in folders:
         known = ", ".join(folders) or "none"
-        raise NotFound(f"policy names no folder {name!r} for this; it names: {known}", field="folder", setting=setting)
+        raise NotFound(f"{name!r} is not one of the allowed host folders ({known})", field="folder", setting=setting)
     return Path(folders[name]).expanduser()
 
 

@@ -1,8 +1,8 @@
-"""Who calls: Jupyter's own authentication, and beside it tokens for one sandbox.
+"""Identify callers: by Jupyter's own authentication, or by a scoped token for one sandbox.
 
-:class:`TokenMixin` stands before Jupyter's handler in every handler of this package, and :func:`caller_of` is the one
-place where a request becomes a caller. A request that brings a scoped token is that token's, or nobody's: a bad one
-never falls back to the cookie, nor to the user that a server without authentication makes up.
+:class:`TokenMixin` precedes Jupyter's handler in the bases of every handler of this package, and :func:`caller_of` is
+the only function that turns a request into a caller. A request with a scoped token has the token's rights only. If the
+token is invalid, the request never falls back to the cookie, or to the user of a server without authentication.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ if TYPE_CHECKING:
     from .service import Service
 
 RESOURCE = "agentbox"
-#: What a websocket's client offers beside a token, and what is agreed on: a browser can set no header.
+#: The subprotocol that is agreed on. A browser cannot set headers on a websocket, so it offers this and its token.
 SUBPROTOCOL = "agentbox"
-#: What is said to one who brings no token.
+#: Message for requests without a token.
 WANTED = (
     "authentication is required: send the header `Authorization: token TOKEN` with the server's token, or "
     "`Authorization: Bearer TOKEN` with a token for one sandbox"
 )
-#: Seconds between two looks whether the token of a call that goes on is still good.
+#: Seconds between checks whether the token of a call in progress is still valid.
 WATCH_INTERVAL = 2.0
-#: Reasons of answers that are refusals.
+#: Reasons that count as refusals.
 REFUSALS = frozenset({"forbidden", "policy_refused", "limit_reached"})
 _HEADER = re.compile(r"(?:token|bearer)\s+(\S+)", re.IGNORECASE)
 _ANY = re.compile(rf"(?:^|\s){PREFIX}", re.IGNORECASE)
 
 
 def authenticate(handler: JupyterHandler) -> Scope | None:
-    """Return what the scoped token of a request stands for, or None if it brings none and is for Jupyter to judge.
+    """Return the scope of a request's scoped token, or None if it has none and Jupyter authenticates the request.
 
     Raises
     ------
     NotAuthenticated
-        It brings one that is not good, or in a place where tokens are written down.
+        The token is invalid, or was sent in the URL, which is logged.
     """
     request = handler.request
     for value in request.query_arguments.get("token", []):
         if _ANY.search(value.decode("latin-1")):
-            raise NotAuthenticated("a token for one sandbox is sent in the header Authorization: addresses are logged")
+            raise NotAuthenticated("send a token for one sandbox in the Authorization header: URLs are logged")
     header = request.headers.get("Authorization", "").strip()
     found = []
     if _ANY.search(header):
@@ -75,13 +75,13 @@ def authenticate(handler: JupyterHandler) -> Scope | None:
 
 
 def store_of(handler: JupyterHandler) -> TokenStore:
-    """The tokens of this server's state directory."""
+    """Return the token store of this server's state directory."""
     service: Service = handler.settings["agentbox"]
     return service.tokens
 
 
 class _ScopedIdentity(IdentityProvider):
-    """What Jupyter's handlers ask of who calls, for a request with a scoped token."""
+    """Identity provider of Jupyter for a request with a scoped token."""
 
     def get_user(self, handler: web.RequestHandler) -> User:
         assert isinstance(handler, TokenMixin)
@@ -93,7 +93,7 @@ class _ScopedIdentity(IdentityProvider):
 
 
 class _ScopedAuthorizer(Authorizer):
-    """Its rights: the token's verbs on our resource, and nothing else of the server."""
+    """Authorizer that grants the token's verbs on our resource, and nothing else on the server."""
 
     def is_authorized(self, handler: Any, user: User, action: str, resource: str) -> bool:
         route = getattr(handler, "route", None)
@@ -106,18 +106,18 @@ _AUTHORIZER = _ScopedAuthorizer(identity_provider=_IDENTITY)
 
 
 class TokenMixin(JupyterHandler):
-    """Takes scoped tokens: put it before Jupyter's and Tornado's classes in a handler's bases.
+    """Accepts scoped tokens. List it before Jupyter's and Tornado's classes in a handler's bases.
 
-    One of websockets names JupyterHandler last, so that Tornado's own classes come before it.
+    A websocket handler lists JupyterHandler last, so that Tornado's own classes come before it.
     """
 
-    #: What the request's token stands for; None where Jupyter has judged who calls.
+    #: Scope of the request's token; None if Jupyter authenticates the request.
     scope: Scope | None = None
     _status = 200
     _refused: ErrorAnswer | None = None
 
     def set_default_headers(self) -> None:
-        """Say to one who is not known what is wanted, and that nothing more is read; and with 405 what there is."""
+        """Set the headers that a 401 or 405 response needs. After a 401, the rest of the request is not read."""
         super().set_default_headers()
         if self._status == 401:
             self.set_header("WWW-Authenticate", "Bearer")
@@ -130,25 +130,25 @@ class TokenMixin(JupyterHandler):
         return [name for name in self.SUPPORTED_METHODS if getattr(type(self), name.lower(), missing) is not missing]
 
     def send_error(self, status_code: int = 500, **kwargs: Any) -> None:
-        """Answer an error. Jupyter's own answer to one who is not known, 403 or a word on XSRF, becomes a 401."""
+        """Send an error. Jupyter's response to an unauthenticated request, a 403, becomes a 401."""
         is_nobody = getattr(self, "_jupyter_current_user", self) is None
         self._status = 401 if status_code == 403 and is_nobody and self.check_host() else status_code
         super().send_error(self._status, **kwargs)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Answer what Tornado or Jupyter has found wrong in the words of this API."""
+        """Write an error of Tornado or Jupyter in this API's format."""
         error = (kwargs.get("exc_info") or (None, None, None))[1]
         is_own = getattr(error, "status_code", None) == status_code
         message = (getattr(error, "log_message", None) if is_own else None) or self._reason
         if status_code == 401 and not (is_own and getattr(error, "log_message", None)):
             is_wrong = "Authorization" in self.request.headers
-            message = "the header Authorization holds no token of this server's" if is_wrong else WANTED
+            message = "the token in the Authorization header was not issued by this server" if is_wrong else WANTED
         self._refused = ErrorAnswer(str(message), REASONS.get(status_code, "error"))
         self.set_header("Content-Type", "application/json")
         self.finish(msgspec.json.encode(self._refused))
 
     async def prepare(self, *args: Any, **kwargs: Any) -> None:
-        """Judge a scoped token, if there is one, before Jupyter judges the rest."""
+        """Check a scoped token, if there is one, before Jupyter's own checks."""
         try:
             self.scope = authenticate(self)
         except AgentboxError as error:
@@ -160,24 +160,24 @@ class TokenMixin(JupyterHandler):
 
     @property
     def identity_provider(self) -> IdentityProvider:
-        """Jupyter's, or one that knows the token alone."""
+        """Jupyter's identity provider, or the one for scoped tokens."""
         return super().identity_provider if self.scope is None else _IDENTITY
 
     @property
     def authorizer(self) -> Authorizer:
-        """Jupyter's, or one that goes by the token's verbs."""
+        """Jupyter's authorizer, or the one for scoped tokens."""
         return super().authorizer if self.scope is None else _AUTHORIZER
 
     async def scope_ended(self) -> None:
-        """Return when the token of this request is good no more; never if it has none."""
-        while self.scope is None or store_of(self).is_valid(self.scope):  # noqa: ASYNC110  # files tell nobody
+        """Wait until the request's token is no longer valid. Never returns for a request without one."""
+        while self.scope is None or store_of(self).is_valid(self.scope):  # noqa: ASYNC110  # files send no notification
             await asyncio.sleep(WATCH_INTERVAL)
 
 
 async def is_allowed(handler: JupyterHandler, action: str, resource: str = RESOURCE) -> bool:
-    """Ask the authorizer, Jupyter's or the token's own, whether the request may do that.
+    """Return whether the authorizer, Jupyter's or the token's own, allows an action.
 
-    Authorizers of Jupyter's do not know ``restore``, a verb of tokens: who may execute may do that.
+    Jupyter's authorizers do not know ``restore``, a verb of tokens. It is allowed to whoever may ``execute``.
     """
     if action == "restore" and getattr(handler, "scope", None) is None:
         action = "execute"
@@ -186,7 +186,7 @@ async def is_allowed(handler: JupyterHandler, action: str, resource: str = RESOU
 
 
 def note_refusal(handler: JupyterHandler, operation: str, answer: ErrorAnswer, asked: str | None) -> None:
-    """Have the audit log tell of a call that was refused to somebody who is known."""
+    """Write a refused call to the audit log, if the caller is authenticated."""
     service: Service = handler.settings["agentbox"]
     scope: Scope | None = getattr(handler, "scope", None)
     if scope is not None:
@@ -199,7 +199,7 @@ def note_refusal(handler: JupyterHandler, operation: str, answer: ErrorAnswer, a
 
 
 def refuse(service: Service, caller: Caller, operation: str, answer: ErrorAnswer, asked: str | None) -> None:
-    """Have the audit log tell of an answer, if it is a refusal: to a token, also that there is no such sandbox."""
+    """Write a refused call to the audit log; for a token, also one on a sandbox that was not found."""
     scope = caller.scope
     if answer.reason in REFUSALS or (answer.reason == "not_found" and scope is not None):
         LinkThread.instance().loop.call_soon_threadsafe(
@@ -216,7 +216,7 @@ def refuse(service: Service, caller: Caller, operation: str, answer: ErrorAnswer
 
 
 async def caller_of(handler: JupyterHandler, verb: Verb | None = None) -> Caller:
-    """Say who calls, and is about to do what: the one place where a request becomes a caller."""
+    """Return the caller of a request and its verb. The only function that turns a request into a caller."""
     service: Service = handler.settings["agentbox"]
     scope: Scope | None = getattr(handler, "scope", None)
     if scope is not None:

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made from the table of routes and the structs that they name: nothing is written twice."""
+"""Generate the OpenAPI 3.1 document from the table of routes and their structs."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 _REF = "#/components/schemas/{name}"
 _DESCRIPTION = """\
-Sandboxes for agents and programs: isolated by gVisor, with egress allowed by host name.
+Sandboxes for agents and programs, isolated by gVisor, with network access by host name.
 
-Every call needs Jupyter's own authentication, such as `Authorization: token ...`, or a token for one sandbox, which an
-agent can be given in its place: `Authorization: Bearer agentbox_...`. Errors are always
-`{"message", "reason", "field"?, "setting"?}`; `setting` names what an administrator would change."""
+Every call needs Jupyter's own authentication, such as `Authorization: token ...`, or a token for one sandbox, which
+you can give to an agent instead: `Authorization: Bearer agentbox_...`. Errors are always
+`{"message", "reason", "field"?, "setting"?}`; `setting` is the administrator's setting that controls the behaviour."""
 _PARAMETERS = {
-    "id": "Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too.",
+    "id": "Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id.",
     "process": "Id of a background process.",
-    "context": "Name of a kernel of the sandbox.",
-    "ask": "Id of a question for a host.",
-    "token": "Id of a token, which is not the token.",
+    "context": "Name of one of the sandbox's kernels.",
+    "ask": "Id of a host request.",
+    "token": "Id of a token (not the token itself).",
     "snapshot": "Id of a snapshot.",
 }
 _TAGS = (
@@ -76,20 +76,20 @@ def make_document(table: Iterable[Route]) -> dict[str, Any]:
                     "type": "apiKey",
                     "in": "header",
                     "name": "Authorization",
-                    "description": "The Jupyter server's own: `token ...`. It may do everything.",
+                    "description": "The Jupyter server's own token: `token ...`. It permits every call.",
                 },
                 "cookie": {
                     "type": "apiKey",
                     "in": "cookie",
                     "name": "username-*",
-                    "description": "Jupyter's login. Calls that change anything need the header `X-XSRFToken` too.",
+                    "description": "Jupyter's login. Calls that change anything also need the header `X-XSRFToken`.",
                 },
                 "scoped": {
                     "type": "http",
                     "scheme": "bearer",
                     "bearerFormat": "agentbox_<payload>.<signature>",
                     "description": "A token for one sandbox, from `POST /sandboxes/{id}/tokens`. The roles of an "
-                    "operation are the verbs that it must have. It expires, can be revoked, and ends with the sandbox.",
+                    "operation are the verbs that it needs. It expires, can be revoked, and ends with the sandbox.",
                 },
             },
         },
@@ -110,7 +110,7 @@ def _structs(routes: Iterable[Route]) -> Iterable[type]:
 
 
 def _describe(components: dict[str, Any]) -> None:
-    """Turn docstrings, which msgspec takes over whole, into descriptions of a schema and of its properties."""
+    """Convert docstrings, which msgspec includes as a whole, into descriptions of a schema and of its properties."""
     for schema in components.values():
         if "description" not in schema:
             continue
@@ -131,7 +131,7 @@ def _describe(components: dict[str, Any]) -> None:
 
 
 def _without_tuples(schema: Any) -> None:
-    """Describe tuples as arrays of a fixed length: generators of clients do not know ``"items": false``."""
+    """Describe tuples as arrays of a fixed length, because client generators do not know ``"items": false``."""
     if isinstance(schema, list):
         for item in schema:
             _without_tuples(item)
@@ -144,7 +144,7 @@ def _without_tuples(schema: Any) -> None:
 
 
 def _passages(references: dict[type, Any]) -> dict[str, dict[str, Any]]:
-    """Describe what is no operation of the table: a terminal's websocket, and the ports of programs inside."""
+    """Describe the paths that are not in the table: a terminal's websocket, and the ports of programs inside."""
 
     def parameter(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
         return {"name": name, "in": "path", "required": True, "schema": schema, "description": description}
@@ -159,13 +159,13 @@ def _passages(references: dict[type, Any]) -> dict[str, dict[str, Any]]:
     sandbox = parameter("id", {"type": "string"}, _PARAMETERS["id"])
     process = parameter("process", {"type": "string"}, _PARAMETERS["process"])
     port = parameter("port", {"type": "integer", "minimum": 1, "maximum": 65535}, "One of the sandbox's `ports`.")
-    path = parameter("path", {"type": "string"}, "Path and query of the request that the program gets.")
+    path = parameter("path", {"type": "string"}, "Path and query of the request to the program.")
     security = [{"token": []}, {"cookie": []}, {"scoped": ["execute"]}]
     socket: dict[str, Any] = {
         "operationId": "connect_terminal",
-        "summary": "Connect to a terminal by a websocket",
-        "description": "Frames with bytes are what is typed and what is shown. Frames with text are JSON: "
-        "`{rows, columns}` sets the size, `{exit_code}` is the last one. A browser offers the subprotocols `agentbox` "
+        "summary": "Connect to a terminal over a websocket",
+        "description": "Binary frames are the terminal's input and output. Text frames are JSON: "
+        "`{rows, columns}` sets the size, `{exit_code}` reports its end. A browser offers the subprotocols `agentbox` "
         "and its token.",
         "tags": ["Commands"],
         "x-action": "execute",
@@ -177,13 +177,13 @@ def _passages(references: dict[type, Any]) -> dict[str, dict[str, Any]]:
         verb: {
             "operationId": f"{verb}_port",
             "summary": "Send a request to a program that listens on a port of the sandbox",
-            "description": "Any path, query and body, and websockets. The answer is the program's own, or an error of "
+            "description": "Any path, query and body, and websockets. The response is the program's, or an error of "
             "this API.",
             "tags": ["Ports"],
             "x-action": "execute",
             "security": security,
             "parameters": [sandbox, port, path],
-            "responses": failures | {"default": {"description": "What the program answers."}},
+            "responses": failures | {"default": {"description": "The program's response."}},
         }
         for verb in ("get", "head", "post", "put", "patch", "delete", "options")
     }
@@ -235,7 +235,7 @@ def _query(struct: type[msgspec.Struct]) -> list[dict[str, Any]]:
     parameters = []
     for item in msgspec.structs.fields(struct):
         schema = dict(properties[item.encode_name])
-        # An absent parameter is what null is in a body.
+        # In a query, an omitted parameter has the meaning of null in a body.
         choices = [choice for choice in schema.get("anyOf", []) if choice != {"type": "null"}]
         if len(choices) == 1:
             schema = {**{k: v for k, v in schema.items() if k not in ("anyOf", "default")}, **choices[0]}
@@ -270,7 +270,7 @@ def _content(route: Route, references: dict[type, Any]) -> dict[str, Any]:
         kinds["failure"] = references[ErrorAnswer]
         event = {
             "type": "object",
-            "description": "One event; `data` is JSON of what `x-events` names for its kind.",
+            "description": "An event. `data` is JSON with the schema that `x-events` has for its name.",
             "properties": {
                 "event": {"type": "string", "enum": list(kinds)},
                 "data": {"type": "string", "contentMediaType": "application/json"},

@@ -11,10 +11,10 @@ from .routes import READY, EventStream, route
 
 @route("POST", "/sandboxes/{id}/packages", "execute", body=InstallRequest, answer=Installed, tool="install")
 async def install_packages(call: Call) -> Installed:
-    """Install packages, and answer when that is done.
+    """Install packages, and wait until the installation ends.
 
-    An installation that fails is an answer too: `is_ok` is false, and `message` says why. Indexes are those of the
-    package managers' own configuration, reached through the gate; what the gate refused is in `refused`.
+    A failed installation is also a 200 response: `is_ok` is false, and `message` says why. Package indexes are those of
+    the package managers' own configuration, reached through the gate. Hosts that the gate refused are in `refused`.
     """
     async with call.use() as managed:
         return await install_all(managed, call.body)
@@ -25,7 +25,7 @@ async def install_packages(call: Call) -> Installed:
     answer={"progress": ProgressEvent, "result": Installed}, kind="events", tool="install",
 )  # fmt: skip
 async def stream_installation(call: Call) -> EventStream:
-    """Install packages and tell the progress as server-sent events, at last the `result`."""
+    """Install packages, and stream the progress as server-sent events. The last event is `result`."""
     return _install(call)
 
 

@@ -1,4 +1,4 @@
-"""The page to read and try the API: two files of our own, nothing from elsewhere, so that it works offline."""
+"""Serve the page for reading and trying the API. It consists of two local files, so it works offline."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class _PageHandler(TokenMixin):
 
     @property
     def content_security_policy(self) -> str:
-        """Nothing but our own script may run, and it may speak to this server only."""
+        """Allow only our own script, and connections to this server only."""
         return (
             f"{super().content_security_policy}; default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; "
             "connect-src 'self'"
         )
 
     def send(self, name: str, content_type: str) -> None:
-        """Answer a file that is part of the package."""
+        """Send a file of the package."""
         self.set_header("Content-Type", f"{content_type}; charset=UTF-8")
         self.set_header("Cache-Control", "no-cache")
         self.set_header("X-Content-Type-Options", "nosniff")
@@ -30,21 +30,21 @@ class _PageHandler(TokenMixin):
 
 
 class PageHandler(_PageHandler):
-    """The page."""
+    """The documentation page."""
 
     @web.authenticated
     @authorized("read", RESOURCE)  # type: ignore[untyped-decorator]
     def get(self) -> None:
-        """Answer the page."""
+        """Send the page."""
         _ = self.xsrf_token  # sets the cookie that the page's calls need
         self.send("docs.html", "text/html")
 
 
 class ScriptHandler(_PageHandler):
-    """Its script."""
+    """The page's script."""
 
     @web.authenticated
     @authorized("read", RESOURCE)  # type: ignore[untyped-decorator]
     def get(self) -> None:
-        """Answer the script."""
+        """Send the script."""
         self.send("docs.js", "text/javascript")

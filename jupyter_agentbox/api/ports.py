@@ -1,8 +1,8 @@
-"""Programs of a sandbox that listen on a port, over HTTP and websockets: ``/sandboxes/{id}/ports/{port}/...``.
+"""Proxy HTTP and websockets to programs that listen on a port inside: ``/sandboxes/{id}/ports/{port}/...``.
 
-A program that calls with a token of the server's in its Authorization header is passed through. A browser, which is
-logged in by a cookie, is sent to an address with a word of its own, ``.../ports/{port}/~word/...``: a page from inside
-runs without an origin, so that no cookie goes with what it loads. That word is good for this one port alone.
+A request with a token of the server in its Authorization header is passed through. A browser, logged in by a cookie,
+is redirected to an address with a key of its own, ``.../ports/{port}/~key/...``: a page from inside runs without an
+origin, and so sends no cookie with its requests. The key is valid for this one port only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CHUNK = 64 * 1024
 
 @web.stream_request_body
 class PortHandler(TokenMixin, JupyterHandler):
-    """One request to a program inside."""
+    """Handler of one request to a program inside."""
 
     SUPPORTED_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
     auth_resource = RESOURCE
@@ -58,29 +58,29 @@ class PortHandler(TokenMixin, JupyterHandler):
         if self._word.startswith("~"):
             self._is_shared = True
             self._prefix, self._target = f"{self._prefix}/{self._word}", self._target[len(self._word) + 1 :]
-            # Logs have the request's own idea of its address.
+            # Logs contain the request's own URI.
             self.request.uri = str(self.request.uri).replace(self._word, "~", 1)
 
     def check_xsrf_cookie(self) -> None:
-        """Ask for nothing more where the address is the credential."""
+        """Skip the XSRF check if the address itself is the credential."""
         if not self._is_shared:
             super().check_xsrf_cookie()
 
     def send_error(self, status_code: int = 500, **kwargs: Any) -> None:
-        """Answer an error. Whoever has an address with a word that is good no more is not asked for a token."""
+        """Send an error. An address with an expired key is not answered with a request for a token."""
         if self._is_shared:
             self._jupyter_current_user: Any = self._jupyter_current_user or ""
         super().send_error(status_code, **kwargs)
 
     def set_default_headers(self) -> None:
-        """Say that a connection is for one exchange: many end before their body is read, or are handed over."""
+        """Close the connection after one exchange: many end before their body is read, or are detached."""
         super().set_default_headers()
         self.set_header("Connection", "close")
 
     # -- before the body -------------------------------------------------------------------------
 
     async def prepare(self, *args: Any, **kwargs: Any) -> None:
-        """Judge who comes, connect, and send the head inside; of a body nothing is taken before."""
+        """Authenticate the request, connect, and send its head inside. No part of the body is read before that."""
         if self.request.connection is not None:
             self.request.connection.set_max_body_size(1 << 62)  # type: ignore[attr-defined]
         await super().prepare(*args, **kwargs)
@@ -92,20 +92,20 @@ class PortHandler(TokenMixin, JupyterHandler):
             self._fail(error)
 
     async def _run(self, work: Awaitable[None]) -> None:
-        """Do what ends when the client goes away, or its token does."""
+        """Await work, and cancel it when the client disconnects or its token expires."""
         self._work = asyncio.ensure_future(work)
         watch = asyncio.ensure_future(self.scope_ended())
         try:
             await asyncio.wait([self._work, watch], return_when=asyncio.FIRST_COMPLETED)
         finally:
             watch.cancel()
-            self._work.cancel()  # does nothing to what is done
+            self._work.cancel()  # has no effect if it is done
         with contextlib.suppress(asyncio.CancelledError):
             await self._work
 
     async def _begin(self) -> None:
         if "Service-Worker" in self.request.headers:
-            raise PolicyRefused("a page from inside a sandbox has no service worker")
+            raise PolicyRefused("pages from inside a sandbox cannot use service workers")
         if self._is_shared:
             sandbox_id, number = self.path_kwargs["id"], int(self.path_kwargs["port"])
             grant = self._grants.find(self._word[1:], sandbox_id, number)
@@ -134,7 +134,7 @@ class PortHandler(TokenMixin, JupyterHandler):
         self._connection = Connection(managed.running(), port)
         await self._connection.__aenter__()
         managed.touch()
-        with contextlib.suppress(LinkClosed):  # which reading tells
+        with contextlib.suppress(LinkClosed):  # reading the response reports the error
             await self._connection.write(head)
 
     @property
@@ -147,7 +147,7 @@ class PortHandler(TokenMixin, JupyterHandler):
         return self.request.method == "GET" and self.request.headers.get("Upgrade", "").lower() == "websocket"
 
     async def _note_visit(self, managed: ManagedSandbox, port: int, who: Mapping[str, Any]) -> None:
-        """Have the audit log tell who reaches the port: once in a while, as a page has many requests."""
+        """Record in the audit log who uses the port. Rate-limited, because one page makes many requests."""
         sandbox = managed.running().id
         left_out = self._grants.visits.admit((sandbox, port, who["by"], who.get("token"), who.get("is_shared")))
         if left_out is not None:
@@ -156,21 +156,21 @@ class PortHandler(TokenMixin, JupyterHandler):
             await service.sandboxes.registry.audit().arecord("port", sandbox, is_allowed=True, port=port, detail=detail)
 
     async def _judge(self, caller: Caller) -> ManagedSandbox | None:
-        """Find the sandbox for one who is authenticated; None if it was sent to another address."""
+        """Return the sandbox for an authenticated caller, or None after redirecting a browser."""
         service: Service = self.settings["agentbox"]
         name, port = self.path_kwargs["id"], int(self.path_kwargs["port"])
         managed = await service.sandboxes.registry.look(name, None, caller=caller)
         if port not in managed.request.ports:
             known = ", ".join(map(str, managed.request.ports)) or "none"
             raise PolicyRefused(
-                f"port {port} is not among those of this sandbox ({known})",
+                f"port {port} is not exposed by this sandbox (exposed: {known})",
                 field="port",
-                setting="ports of the sandbox's own request",
+                setting="ports of the sandbox's request",
             )
         if self.scope is not None or (self.token_authenticated and "Authorization" in self.request.headers):
             return managed
         if self.request.method not in ("GET", "HEAD") or self._is_socket:
-            raise PolicyRefused("send a token in the header Authorization, or open the port's address in a browser")
+            raise PolicyRefused("send a token in the Authorization header, or open the port's address in a browser")
         word = self._grants.make(managed, name, port, caller.to_detail())
         query = self._own_query()
         self.set_header("Referrer-Policy", "no-referrer")
@@ -179,7 +179,7 @@ class PortHandler(TokenMixin, JupyterHandler):
         return None
 
     def _own_query(self) -> str:
-        """Return the query without what was meant for Jupyter."""
+        """Return the query without Jupyter's own parameters."""
         pairs = parse_qsl(self.request.query, keep_blank_values=True)
         if not any(name in ("token", "_xsrf") for name, _ in pairs):
             return self.request.query
@@ -195,19 +195,19 @@ class PortHandler(TokenMixin, JupyterHandler):
     # -- the exchange ----------------------------------------------------------------------------
 
     async def data_received(self, chunk: bytes) -> None:
-        """Pass on a part of the body, as fast as it is read inside."""
+        """Forward a part of the body, at the pace at which the program reads it."""
         if self._connection is None or self._finished:
             return
         assert self._managed is not None
         self._managed.touch()
         data = b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._is_chunked else chunk
-        with contextlib.suppress(LinkClosed, asyncio.CancelledError):  # it has answered already, or will not
+        with contextlib.suppress(LinkClosed, asyncio.CancelledError):  # it has responded already, or never will
             self._work = asyncio.ensure_future(self._connection.write(data))
             await self._work
 
-    @allow_unauthenticated  # judged before the body
+    @allow_unauthenticated  # checked before the body was read
     async def get(self, **_: str) -> None:
-        """Pass on the answer."""
+        """Forward the response."""
         if self._finished or self._connection is None:
             return
         try:
@@ -232,7 +232,7 @@ class PortHandler(TokenMixin, JupyterHandler):
             await self._pass(socket_head(answer), self._carry_socket)
             return
         if answer.status == 101 or (answer.framing.is_chunked and self.request.version == "HTTP/1.0"):
-            raise LinkClosed("what answers inside speaks another protocol than was asked for")
+            raise LinkClosed("the program on this port answered with a protocol that was not requested")
         head = answer_head(
             answer,
             prefix=self._prefix,
@@ -244,7 +244,7 @@ class PortHandler(TokenMixin, JupyterHandler):
         await self._pass(head, lambda stream: self._carry_body(stream, answer))
 
     async def _pass(self, head: bytes, carry: Any) -> None:
-        """Answer with a head and what `carry` sends after it. Nothing else ever follows on this connection."""
+        """Send a head, and then the body by `carry`. The connection is not used for anything else afterwards."""
         assert self.request.connection is not None
         self._auto_finish, self._finished, self._headers_written = False, True, True
         stream: IOStream = self.request.connection.detach()  # type: ignore[attr-defined]
@@ -259,7 +259,7 @@ class PortHandler(TokenMixin, JupyterHandler):
             await stream.write(head)
             await carry(stream)
         except (StreamClosedError, LinkClosed):
-            pass  # too late to say so: the connection that ends is the sign
+            pass  # too late for an error response: the closed connection is the only sign
         finally:
             stream.set_close_callback(None)
             stream.close()
@@ -296,7 +296,7 @@ class PortHandler(TokenMixin, JupyterHandler):
     # -- ends ------------------------------------------------------------------------------------
 
     def on_connection_close(self) -> None:
-        """The client has gone: so does its connection inside."""
+        """Close the connection inside when the client disconnects."""
         super().on_connection_close()
         self._is_gone = True
         if self._work is not None:
@@ -304,7 +304,7 @@ class PortHandler(TokenMixin, JupyterHandler):
         self._let_go()
 
     def on_finish(self) -> None:
-        """Let go of the connection inside."""
+        """Close the connection inside, and record a refusal."""
         super().on_finish()
         self._let_go()
         if self._refused is not None:

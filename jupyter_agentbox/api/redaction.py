@@ -1,4 +1,4 @@
-"""Keeps tokens out of the server's log, where clients put them into addresses."""
+"""Redact tokens in the server's log, where URLs may contain them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tornado.log import access_log, app_log, gen_log
 
 from jupyter_agentbox.models.redaction import redact
 
-#: A query parameter of an address that holds a token of Jupyter's.
+#: A query parameter of a URL that contains one of Jupyter's tokens.
 _PARAMETER = re.compile(r"([?&;][^=&;\s]*(?:token|%74oken)[^=&;\s]*=)[^&;\s'\"]+", re.IGNORECASE)
 
 
 class TokenFilter(Filter):
-    """Replaces tokens in what is logged.
+    """Log filter that redacts tokens.
 
     Parameters
     ----------
     has_addresses : bool
-        The logger writes addresses of requests as they came, so Jupyter's own tokens are replaced too. Not so in the
-        server's own log, which tells its user the address with the token to open.
+        Whether the logger writes URLs of requests, so that Jupyter's own tokens must be redacted as well. False for the
+        server's own log, which shows its user the URL with the token to open.
     """
 
     def __init__(self, *, has_addresses: bool) -> None:
@@ -29,11 +29,11 @@ class TokenFilter(Filter):
         self._has_addresses = has_addresses
 
     def filter(self, record: LogRecord) -> bool:
-        """Replace the tokens of a record's message; every record passes."""
+        """Redact the tokens in a record's message. Never drops a record."""
         try:
             message = record.getMessage()
         except (TypeError, ValueError, KeyError):
-            return True  # its arguments do not fit: logging itself says so
+            return True  # the arguments do not match the format: logging itself reports this
         redacted = redact(message)
         if self._has_addresses:
             redacted = _PARAMETER.sub(r"\1[secret]", redacted)
@@ -46,9 +46,9 @@ _FILTERS = {has_addresses: TokenFilter(has_addresses=has_addresses) for has_addr
 
 
 def redact_logs(server_log: Logger | logging.LoggerAdapter[Logger]) -> None:
-    """Keep tokens out of a server's log and of Tornado's. Does nothing the second time.
+    """Redact tokens in the logs of a server and of Tornado. Idempotent.
 
-    Tornado writes the whole address of each request that fails, and Jupyter leaves out only what it finds in the query.
+    Tornado logs the full URL of each failed request, and Jupyter redacts only parameters of the query.
     """
     own = server_log.logger if isinstance(server_log, logging.LoggerAdapter) else server_log
     own.addFilter(_FILTERS[False])

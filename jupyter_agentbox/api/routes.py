@@ -1,7 +1,7 @@
-"""The one table of everything the REST API does.
+"""Define the table of all REST operations.
 
-Each operation is a coroutine function with a :func:`route` above it, which says where it stands, what it takes and what
-it answers. Tornado's handlers, the checks of bodies, the OpenAPI document and the tests are all made from the table.
+Each operation is a coroutine function with a :func:`route` decorator, which gives its path, input and output. Tornado's
+handlers, the validation of bodies, the OpenAPI document and the tests are all derived from the table.
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ from jupyter_agentbox.sandbox.tokens import Verb
 if TYPE_CHECKING:
     from .call import Call
 
-#: What an operation is as an HTTP exchange: JSON both ways, server-sent events out, bytes out, or bytes in.
+#: Kind of an operation's HTTP exchange: JSON both ways, server-sent events out, bytes out, or bytes in.
 Kind = Literal["json", "events", "download", "upload"]
 Operation = TypeVar("Operation", bound=Callable[..., Any])
 
-#: Statuses that any operation may answer, beside those of its own.
+#: Statuses that any operation may return, in addition to its own.
 COMMON_ERRORS = (400, 401, 403, 500, 503, 507)
-#: Statuses that any operation on one sandbox may answer; 429, 504: what is parked may not wake.
+#: Statuses that any operation on one sandbox may return; 429 and 504 if a parked sandbox does not wake.
 SANDBOX_ERRORS = (404, 409, 410, 429, 502, 504)
 
 
 @dataclass(frozen=True)
 class Route:
-    """One operation.
+    """One operation of the API.
 
     Parameters
     ----------
     verb, path : str
-        ``get``, and a path beneath the API's root with parameters in braces.
+        ``get`` and so on, and a path below the API's root with parameters in braces.
     operation : coroutine function
-        Does it. Takes a :class:`~jupyter_agentbox.api.call.Call`.
+        The function. Takes a :class:`~jupyter_agentbox.api.call.Call`.
     action : str
-        What Jupyter's authorizer is asked for on the resource ``agentbox``: ``read``, ``write`` or ``execute``.
+        The action on the resource ``agentbox`` that Jupyter's authorizer checks: ``read``, ``write`` or ``execute``.
     query, body : type, optional
-        Structs of what comes in.
+        Structs of the input.
     answer : type, optional
-        Struct of what goes out; of events, a mapping of their names to structs.
+        Struct of the output; for events, a mapping of their names to structs.
     kind : str
     status : int
-        Of success.
+        Status on success.
     errors : tuple of int
-        Statuses of failures that are its own.
+        Statuses of failures, in addition to the common ones.
     tool : str, optional
-        The tool of :data:`~jupyter_agentbox.models.TOOLS` that it is.
+        The corresponding tool of :data:`~jupyter_agentbox.models.TOOLS`.
     is_poll : bool
-        It only looks, and keeps neither the server nor the sandbox awake.
+        Whether it only reads, and keeps neither the server nor the sandbox from being idle.
     max_body : int
-        Bytes of a JSON body.
+        Maximum size of a JSON body in bytes.
     is_open : bool
-        Any token for one sandbox may call it, though it is of none: it tells nothing of sandboxes.
+        Whether any scoped token may call it, because it reveals nothing about sandboxes.
     token_verb : str, optional
-        The verb of tokens that it takes, where that is not the action.
+        The verb of tokens that it requires, if that differs from the action.
     is_owners : bool
-        No token for one sandbox may call it: it changes the terms that the sandbox is under.
+        Whether scoped tokens may not call it, because it changes the sandbox's own terms.
     """
 
     verb: str
@@ -82,40 +82,40 @@ class Route:
 
     @property
     def right(self) -> Verb:
-        """What :func:`~jupyter_agentbox.api.identity.is_allowed` is asked for it."""
+        """The right to check with :func:`~jupyter_agentbox.api.identity.is_allowed`."""
         return self.token_verb or self.action
 
     @property
     def takes_scope(self) -> bool:
-        """Whether a token for one sandbox may call it, for that sandbox and its own verbs."""
+        """Whether a scoped token may call it for its own sandbox, within its verbs."""
         if self.is_open:
             return True
         return self.path.startswith("/sandboxes/{id}") and not self.is_owners
 
     @property
     def name(self) -> str:
-        """Its name in the OpenAPI document."""
+        """The operation id in the OpenAPI document."""
         return self.operation.__name__
 
     @property
     def summary(self) -> str:
-        """One line for people."""
+        """The first line of the docstring."""
         return (self.operation.__doc__ or "").strip().partition("\n")[0].rstrip(".")
 
     @property
     def description(self) -> str:
-        """The rest of what is to be said."""
+        """The rest of the docstring."""
         rest = (self.operation.__doc__ or "").strip().partition("\n")[2]
         return "\n".join(line.strip() for line in rest.strip().splitlines())
 
     @property
     def parameters(self) -> list[str]:
-        """Names of the parameters in its path."""
+        """Names of the path parameters."""
         return re.findall(r"{(\w+)}", self.path)
 
     @property
     def statuses(self) -> tuple[int, ...]:
-        """Every status that it may answer."""
+        """Every status that it may return."""
         found = {self.status, *COMMON_ERRORS, *self.errors}
         if self.path.startswith("/sandboxes/{id}"):
             found.update(SANDBOX_ERRORS)
@@ -130,7 +130,7 @@ TABLE: list[Route] = []
 def route(
     verb: str, path: str, action: Literal["read", "write", "execute"], **options: Any
 ) -> Callable[[Operation], Operation]:
-    """Put an operation into the table; see :class:`Route`."""
+    """Add an operation to the table; see :class:`Route`."""
 
     def add(operation: Operation) -> Operation:
         TABLE.append(Route(verb.lower(), path, operation, action, **options))
@@ -139,7 +139,7 @@ def route(
     return add
 
 
-#: What an operation of kind ``events`` returns. The first of all is :data:`READY`.
+#: The result of an operation of kind ``events``. The first item is always :data:`READY`.
 EventStream = AsyncIterator[tuple[str, msgspec.Struct | None]]
-#: Said when all is judged and begun: what fails before it is an answer with a status of its own.
+#: Yielded when all checks have passed. An error before it becomes a response with its own status.
 READY: tuple[str, None] = ("", None)

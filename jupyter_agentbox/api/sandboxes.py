@@ -1,4 +1,4 @@
-"""Operations on sandboxes themselves, and on what they may reach."""
+"""Operations on sandboxes themselves, and on the hosts that they may reach."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from .routes import route
     errors=(200, 409, 429, 502, 503), max_body=64 * MIB,
 )  # fmt: skip
 async def create_sandbox(call: Call) -> SandboxInfo:
-    """Make a sandbox, and answer when it is ready.
+    """Create a sandbox, and wait until it is ready.
 
-    With an `id` of the caller's own, asking again in the same words answers the sandbox that is there, with status
-    200; asking for something else under that id is a conflict. A caller who goes away before the answer leaves
-    nothing behind, unless it chose an id to ask again by.
+    If you give an `id`, repeating an identical request returns the existing sandbox with status 200. A different
+    request with the same id is a conflict. If the client disconnects early, the sandbox is removed, unless its id was
+    given.
     """
     info, is_new = await call.sandboxes.create(call.body, caller=call.caller, on_progress=call.tell)
     if not is_new:
@@ -56,35 +56,35 @@ async def list_sandboxes(call: Call) -> SandboxList:
 
 @route("GET", "/sandboxes/{id}", "read", answer=SandboxInfo, is_poll=True)
 async def get_sandbox(call: Call) -> SandboxInfo:
-    """Describe a sandbox: its state, and of an ended one the cause.
+    """Get a sandbox, with its state and, if it has ended, the cause.
 
-    Looking does not count as use.
+    Does not count as use.
     """
     return await call.sandboxes.registry.get(call.id, caller=call.caller)
 
 
 @route("PATCH", "/sandboxes/{id}", "write", body=SandboxPatch, answer=SandboxInfo, errors=(409,), is_owners=True)
 async def patch_sandbox(call: Call) -> SandboxInfo:
-    """Change what a living sandbox may reach, how long it lives, or its labels.
+    """Change the allowed hosts, timeouts or labels of a running sandbox.
 
-    What is narrowed holds at once: connections that are no longer allowed are cut. Nothing can be made wider than the
-    profile has it.
+    Restrictions take effect immediately: connections that are no longer allowed are closed. No value can exceed what
+    the profile allows.
     """
     return await call.sandboxes.patch(call.id, call.body, caller=call.caller)
 
 
 @route("DELETE", "/sandboxes/{id}", "write", status=204, errors=(409,))
 async def delete_sandbox(call: Call) -> None:
-    """End a sandbox and forget it."""
+    """End a sandbox, and delete its record."""
     await call.sandboxes.delete(call.id, caller=call.caller)
 
 
 @route("POST", "/sandboxes/{id}/revive", "execute", answer=SandboxInfo, errors=(409, 429))
 async def revive_sandbox(call: Call) -> SandboxInfo:
-    """Start a sandbox again that ran out of memory or disk, or crashed, with the files of its workspace.
+    """Restart a sandbox that crashed or ran out of memory or disk, with the files of its workspace.
 
-    It keeps its id, its tokens and its terms, as far as policy allows them now. What was in memory is lost, and so is
-    everything outside of the workspace. Possible until `end.kept_until`; does nothing to a sandbox that runs.
+    It keeps its id, tokens and terms, as far as policy still allows them. Memory and everything outside the
+    workspace are lost. Possible until `end.kept_until`. Has no effect on a running sandbox.
     """
     return await call.sandboxes.revive(call.id, caller=call.caller)
 
@@ -94,18 +94,18 @@ async def revive_sandbox(call: Call) -> SandboxInfo:
 
 @route("GET", "/sandboxes/{id}/egress", "read", query=GrantQuery, answer=GrantInfo, is_poll=True)
 async def get_egress(call: Call) -> GrantInfo:
-    """Tell what a sandbox may reach, and what it could be given."""
-    host = call.query.host if call.query is not None else None  # MCP asks about none
+    """Get the hosts that a sandbox may reach, and those that it may be granted."""
+    host = call.query.host if call.query is not None else None  # MCP passes no query
     found = await call.sandboxes.grants.get(call.id, host, caller=call.caller)
     if found.verdict is not None and found.verdict.may_allow and not await call.is_allowed("write"):
-        refused = msgspec.structs.replace(found.verdict, may_allow=False, message="you may not write here")
+        refused = msgspec.structs.replace(found.verdict, may_allow=False, message="you have no write permission")
         return msgspec.structs.replace(found, verdict=refused)
     return found
 
 
 @route("GET", "/sandboxes/{id}/egress/log", "read", query=AuditFilters, answer=AuditRows, is_poll=True)
 async def get_egress_log(call: Call) -> AuditRows:
-    """List the gate's decisions about a sandbox."""
+    """List the gate's decisions on a sandbox's connections."""
     filters = call.query if call.query.kind else msgspec.structs.replace(call.query, kind="egress")
     return await _rows(call, filters)
 
@@ -121,22 +121,22 @@ async def get_egress_log(call: Call) -> AuditRows:
     errors=(409,),
 )
 async def ask_host(call: Call) -> AskInfo:
-    """Ask for a host: it is pending until a person decides.
+    """Request access to a host. The request is pending until a person decides.
 
-    A host that no person may allow, since the profile does not cover it, is refused at once.
+    A host that the profile does not cover is refused immediately, because no one could allow it.
     """
     return await call.sandboxes.grants.ask(call.id, call.body.host, call.body.why, caller=call.caller)
 
 
 @route("GET", "/sandboxes/{id}/egress/asks", "read", answer=AskList, is_poll=True)
 async def list_asks(call: Call) -> AskList:
-    """List the hosts that were asked for in a sandbox."""
+    """List the host requests of a sandbox."""
     return AskList(await call.sandboxes.grants.asks(call.id, caller=call.caller))
 
 
 @route("GET", "/sandboxes/{id}/egress/asks/{ask}", "read", answer=AskInfo, is_poll=True)
 async def get_ask(call: Call) -> AskInfo:
-    """Tell what became of a host that was asked for."""
+    """Get the state of a host request."""
     return await call.sandboxes.grants.get_ask(call.id, call.params["ask"], caller=call.caller)
 
 
@@ -145,7 +145,7 @@ async def get_ask(call: Call) -> AskInfo:
     is_owners=True,
 )  # fmt: skip
 async def decide_ask(call: Call) -> AskInfo:
-    """Allow or deny a host that was asked for."""
+    """Allow or deny a host request."""
     return await call.sandboxes.grants.decide(
         call.id, call.params["ask"], is_allowed=call.body.decision == "allow", note=call.body.note, caller=call.caller
     )
@@ -153,7 +153,7 @@ async def decide_ask(call: Call) -> AskInfo:
 
 @route("GET", "/egress/asks", "read", answer=AskList, is_poll=True)
 async def list_pending_asks(call: Call) -> AskList:
-    """List all hosts that wait for a person's decision, over all sandboxes that the caller sees."""
+    """List pending host requests of all sandboxes that the caller can see."""
     return AskList(await call.sandboxes.grants.asks(caller=call.caller, state="pending"))
 
 
@@ -162,9 +162,9 @@ async def list_pending_asks(call: Call) -> AskList:
     errors=(504,), max_body=32 * MIB,
 )  # fmt: skip
 async def http_request(call: Call) -> HttpAnswer:
-    """Send one HTTP request through the sandbox's egress gate, as if it came from inside.
+    """Send one HTTP request through the sandbox's egress gate, on behalf of the sandbox.
 
-    The gate decides and logs as it does for any program inside; certificates are verified; redirects are not followed.
+    The gate decides and logs as for any program inside. Certificates are verified. Redirects are not followed.
     """
     async with call.use() as managed:
         return await fetch(managed.running().gate, call.body)
@@ -175,13 +175,13 @@ async def http_request(call: Call) -> HttpAnswer:
 
 @route("GET", "/sandboxes/{id}/audit", "read", query=AuditFilters, answer=AuditRows, is_poll=True)
 async def get_sandbox_audit(call: Call) -> AuditRows:
-    """List what the audit log has of a sandbox."""
+    """List audit log rows of a sandbox."""
     return await _rows(call, call.query)
 
 
 @route("GET", "/sandboxes/{id}/audit/export", "read", query=AuditExport, kind="download")
 async def export_sandbox_audit(call: Call) -> Bytes:
-    """Export all that the audit log has of a sandbox, as JSON lines, oldest first."""
+    """Export all audit log rows of a sandbox as JSON lines, oldest first."""
     sandbox = (await call.sandboxes.registry.get(call.id, caller=call.caller)).sandbox_id
     rows = row_bytes(call, sandbox) if sandbox is not None else iter(())
     return Bytes(rows, f"audit-{call.id}.jsonl", content_type="application/jsonl")

@@ -1,4 +1,4 @@
-"""What serves all handlers of one server: the sandboxes, who is who, and what is to be known of the server."""
+"""Hold the objects that all handlers of one server share, and report the server's health."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from jupyter_agentbox.service.service import SandboxService
 from .call import blocking
 from .failures import describe
 
-#: Seconds that the answer of the runtime's own checks is kept.
+#: Seconds for which the result of the runtime's own checks is cached.
 CHECK_INTERVAL = 30.0
 _ANONYMOUS = re.compile(r"[0-9a-f]{32}")
 
 
 class Service:
-    """One for each server.
+    """The objects that all handlers of one server share.
 
     Parameters
     ----------
     sandboxes : SandboxService
     gateway_url : str or None
-        Where kernels run, if it is not here.
+        URL of the gateway on which kernels run, if they do not run here.
     """
 
     def __init__(self, sandboxes: SandboxService, gateway_url: str | None = None) -> None:
@@ -48,10 +48,10 @@ class Service:
         self._checked = 0.0
 
     def caller_of(self, user: Any, *, has_kernels: bool = False) -> Caller:
-        """Say who a Jupyter user is here.
+        """Return the caller for a Jupyter user.
 
-        With a token or a password alone Jupyter makes up a new name for every browser, and for every call of a
-        program: all who hold it are one, the server's own user.
+        With only a token or a password, Jupyter makes up a new user name for every browser and for every call of a
+        program. All of them count as one caller, the server's own user.
         """
         name = str(user.username)
         if _ANONYMOUS.fullmatch(name) and str(user.name).startswith("Anonymous "):
@@ -59,12 +59,12 @@ class Service:
         return Caller(name, has_kernels=has_kernels, is_admin=name in self.sandboxes.policy.admins)
 
     def manager(self) -> SandboxManager:
-        """The manager of new sandboxes."""
+        """Return the manager for new sandboxes."""
         policy = self.sandboxes.policy
         return SandboxManager.shared(policy.state_path, policy.runtime, config=policy.config)
 
     async def health(self) -> Health:
-        """Look whether sandboxes can be started here."""
+        """Check whether this server can start sandboxes."""
         try:
             manager = self.manager()
         except (AgentboxError, OSError) as error:
@@ -78,8 +78,8 @@ class Service:
                 CheckInfo(
                     "gateway",
                     False,
-                    f"this server's kernels run at the gateway {self.gateway_url}; sandboxes made here share none of "
-                    "them. Install jupyter_agentbox there for that",
+                    f"kernels run on the gateway {self.gateway_url}, so sandboxes of this server cannot share them. "
+                    "Install jupyter_agentbox on the gateway instead",
                 )
             )
         return self._health(checks, manager.runtime.isolation, await self.sandboxes.registry.count())

@@ -1,4 +1,4 @@
-"""Operations on snapshots of live sandboxes."""
+"""Operations on snapshots of running sandboxes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .routes import route
     errors=(409, 429), tool="snapshot",
 )  # fmt: skip
 async def take_snapshot(call: Call) -> SnapshotInfo:
-    """Save a sandbox as it is, while it goes on: memory, kernels and all, and what was written.
+    """Save the state of a sandbox while it keeps running: memory, kernels and written files.
 
-    A folder of the user's that is shown at the workspace is not part of it. Open connections are not kept.
+    A mounted folder of the user is not included, and open connections are not saved.
     """
     return await call.snapshots.take(call.id, call.body, caller=call.caller)
 
@@ -40,10 +40,10 @@ async def list_snapshots(call: Call) -> SnapshotList:
     tool="restore", token_verb="restore",
 )  # fmt: skip
 async def restore_sandbox(call: Call) -> SandboxInfo:
-    """Take a sandbox back to one of its snapshots: undo.
+    """Restore a sandbox to one of its snapshots.
 
-    Its id, its kernels' ids and endpoints stay; a notebook goes on with the variables of then. Tokens for it stay as
-    they are now. What policy does not allow any more is not restored.
+    The ids and endpoints of the sandbox and its kernels stay the same; a notebook continues with the saved variables.
+    Tokens are not reverted. Rights that policy no longer allows are not restored.
     """
     return await call.snapshots.restore(call.id, call.body.snapshot, caller=call.caller)
 
@@ -53,27 +53,27 @@ async def restore_sandbox(call: Call) -> SandboxInfo:
     tool="fork", is_owners=True,
 )  # fmt: skip
 async def fork_sandbox(call: Call) -> SandboxInfo:
-    """Start another sandbox off a snapshot, or off a sandbox as it is now.
+    """Start a new sandbox from a snapshot, or from the current state of a sandbox.
 
-    It has its own id, grant and audit, and whoever forked it owns it. What ran goes on in both. With `as_kernel` it is
-    that of a new Jupyter kernel, whose id is that of the answer's first kernel.
+    The fork has its own id, grant and audit trail, and belongs to the caller. Running programs continue in both. With
+    `as_kernel`, it becomes a new Jupyter kernel; its id is that of the response's first kernel.
     """
     if call.body.as_kernel and not await call.is_allowed("write", "kernels"):
-        raise NotAuthorized("you may not start kernels here")
+        raise NotAuthorized("you have no permission to start kernels on this server")
     return await call.snapshots.fork(call.id, call.body, caller=call.caller)
 
 
 @route("GET", "/snapshots", "read", answer=SnapshotList, is_poll=True)
 async def list_all_snapshots(call: Call) -> SnapshotList:
-    """List all snapshots of the caller's, oldest first."""
+    """List all snapshots that the caller can see, oldest first."""
     return SnapshotList(await call.snapshots.list(caller=call.caller))
 
 
 @route("POST", "/snapshots/import", "execute", answer=SnapshotInfo, kind="upload", status=201, errors=(409, 429))
 async def import_snapshot(call: Call) -> SnapshotInfo:
-    """Import an exported snapshot: the body is the file.
+    """Import an exported snapshot. The request body is the file.
 
-    It becomes the caller's. Of another machine's it takes one that has the same key file.
+    The caller becomes its owner. A file from another machine is accepted if both machines have the same key file.
     """
     exchange: Exchange = call.service.exchange
     return await exchange.import_(call.chunks, caller=call.caller)
@@ -83,7 +83,7 @@ async def import_snapshot(call: Call) -> SnapshotInfo:
 async def export_snapshot(call: Call) -> Bytes:
     """Export a snapshot as one file.
 
-    It holds all that the sandbox had in memory, secrets too: keep it as private.
+    The file contains everything that the sandbox had in memory, including secrets. Keep it private.
     """
     exchange: Exchange = call.service.exchange
     chunks = await exchange.export(call.params["snapshot"], caller=call.caller)
@@ -92,23 +92,23 @@ async def export_snapshot(call: Call) -> Bytes:
 
 @route("GET", "/snapshots/{snapshot}", "read", answer=SnapshotInfo, errors=(404,), is_poll=True)
 async def get_snapshot(call: Call) -> SnapshotInfo:
-    """Describe a snapshot."""
+    """Get a snapshot's description."""
     return await call.snapshots.get(call.params["snapshot"], caller=call.caller)
 
 
 @route("DELETE", "/snapshots/{snapshot}", "write", status=204, errors=(404,))
 async def delete_snapshot(call: Call) -> None:
-    """Remove a snapshot. Others that share pages with it stay whole."""
+    """Delete a snapshot. Data that other snapshots share with it is kept."""
     await call.snapshots.delete(call.params["snapshot"], caller=call.caller)
 
 
 @route("POST", "/sandboxes/{id}/park", "execute", answer=SandboxInfo, errors=(409,))
 async def park_sandbox(call: Call) -> SandboxInfo:
-    """Save a sandbox to the disk, and free its memory. Its next use wakes it, and takes a little longer."""
+    """Save a sandbox to disk and free its memory. Its next use wakes it, which takes a moment."""
     return await call.sandboxes.park(call.id, caller=call.caller)
 
 
 @route("POST", "/sandboxes/{id}/wake", "execute", answer=SandboxInfo, errors=(409,))
 async def wake_sandbox(call: Call) -> SandboxInfo:
-    """Wake a parked sandbox before its next use; does nothing to another."""
+    """Wake a parked sandbox before its next use. Has no effect on a running one."""
     return await call.sandboxes.wake(call.id, caller=call.caller)

@@ -1,11 +1,11 @@
-"""A terminal of a sandbox over a websocket.
+"""Connect clients to a sandbox's terminal over a websocket.
 
-Frames with bytes are what is typed and what is shown. Frames with text are JSON: ``{"rows", "columns"}`` sets the size,
-``{"exit_code"}`` is the last word. The terminal lives on when its socket is closed; whoever comes back sees what it
-showed last. What is typed counts as use of the sandbox, an open socket alone does not.
+Binary frames are the terminal's input and output. Text frames are JSON: ``{"rows", "columns"}`` sets the size, and
+``{"exit_code"}`` reports the end. The terminal keeps running when its socket is closed; a client that reconnects gets
+the most recent output. Input counts as use of the sandbox, an open socket alone does not.
 
-A browser can set no header: it offers the subprotocols ``agentbox`` and its token for the sandbox, and ``agentbox`` is
-agreed on. A token never stands in the address, which is logged. The socket is closed when the token is good no more.
+A browser cannot set headers: it offers the subprotocols ``agentbox`` and its token, and ``agentbox`` is agreed on. A
+token is never part of the URL, which is logged. The socket is closed when the token is no longer valid.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .failures import describe
 from .identity import RESOURCE, SUBPROTOCOL, TokenMixin, caller_of, is_allowed, note_refusal
 from .service import Service
 
-#: Bytes of one frame that comes in, and of all that wait to be typed.
+#: Maximum number of bytes of one frame, and of all input in the queue.
 MAX_FRAME = 1024 * 1024
 MAX_TYPED = 4 * 1024 * 1024
 
@@ -45,7 +45,7 @@ class _Ended(msgspec.Struct):
 
 
 class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandler):
-    """One client at one terminal."""
+    """Connection of one client to one terminal."""
 
     auth_resource = RESOURCE
 
@@ -59,12 +59,12 @@ class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandle
 
     @property
     def max_message_size(self) -> int:
-        """Bytes of one frame."""
+        """Maximum number of bytes of one frame."""
         return MAX_FRAME
 
     @ws_authenticated
     async def get(self, *args: Any, **kwargs: str) -> None:
-        """Judge who comes, find the terminal, and only then become a websocket."""
+        """Authenticate the request and find the terminal before the connection becomes a websocket."""
         if not await is_allowed(self, "execute"):
             raise web.HTTPError(403)
         service: Service = self.settings["agentbox"]
@@ -74,7 +74,7 @@ class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandle
             self._name = kwargs["process"]
             info = self._managed.running().processes.get(self._name)
             if not info.is_terminal:
-                raise NotFound(f"process {self._name!r:.100} has no terminal")
+                raise NotFound(f"process {self._name!r:.100} is not a terminal")
             self._who = caller.to_detail()
         except AgentboxError as error:
             status, answer = describe(error)
@@ -86,7 +86,7 @@ class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandle
         await super().get(*args, **kwargs)
 
     async def open(self, *args: Any, **kwargs: Any) -> None:
-        """Begin to show what the terminal shows, once the audit log tells who has come."""
+        """Start to forward output, after the visit was written to the audit log."""
         super().open(*args, **kwargs)
         assert self._managed is not None
         service: Service = self.settings["agentbox"]
@@ -100,11 +100,11 @@ class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandle
             self._say(describe(error)[1])
             return
         if self.ws_connection is None:
-            return  # it went away meanwhile
+            return  # the client has disconnected in the meantime
         self._tasks = [asyncio.ensure_future(work) for work in (self._show(), self._type(), self._watch())]
 
     def select_subprotocol(self, subprotocols: list[str]) -> str | None:
-        """Agree on ours, and never repeat a token."""
+        """Agree on our subprotocol, and never echo a token."""
         return SUBPROTOCOL if SUBPROTOCOL in subprotocols else None
 
     async def _watch(self) -> None:
@@ -142,28 +142,28 @@ class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandle
                 return
 
     def on_message(self, message: str | bytes) -> None:
-        """Take what is typed, or a size."""
+        """Handle input or a new size."""
         assert self._managed is not None
         self._managed.touch()
         if isinstance(message, bytes):
             self._typed_size += len(message)
             if self._typed_size > MAX_TYPED:
-                self.close(1009, "more is typed than the terminal takes")
+                self.close(1009, "the terminal's input queue is full")
                 return
             self._typed.put_nowait(message)
             return
         try:
             self._typed.put_nowait(msgspec.json.decode(message, type=_Size))
         except msgspec.MsgspecError as error:
-            self._say(ErrorAnswer(f"a frame of text is JSON with rows and columns: {error}", "invalid_request"))
+            self._say(ErrorAnswer(f"a text frame must be JSON with rows and columns: {error}", "invalid_request"))
 
     def _say(self, answer: ErrorAnswer) -> None:
-        """Close with a reason, as much of it as fits."""
+        """Close the socket with a reason, truncated to the length that fits."""
         with contextlib.suppress(WebSocketClosedError):
             self.close(1011, answer.message.encode()[:120].decode("utf-8", "ignore"))
 
     def on_close(self) -> None:
-        """The client has gone; the terminal stays."""
+        """Stop forwarding. The terminal keeps running."""
         super().on_close()
         for task in self._tasks:
             task.cancel()

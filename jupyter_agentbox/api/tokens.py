@@ -1,4 +1,4 @@
-"""Operations on tokens for one sandbox. No such token can make, list or revoke one."""
+"""Operations on tokens for one sandbox. Such a token cannot create, list or revoke tokens."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ TOKENS = "/sandboxes/{id}/tokens"
 
 @route("POST", TOKENS, "write", body=TokenRequest, answer=TokenMade, status=201, errors=(409, 429, 503), is_owners=True)
 async def create_token(call: Call) -> TokenMade:
-    """Make a token for this sandbox, so that an agent never holds the server's own.
+    """Create a token for this sandbox, so that an agent does not need the server's own token.
 
-    It ends with the sandbox. Its maker can give no right that it does not have itself.
+    The token ends with the sandbox. A caller can give only rights that it has itself.
     """
     body: TokenRequest = call.body
     managed = await _managed(call)
     for verb in body.verbs:
         if not await call.is_allowed(verb):
-            raise NotAuthorized(f"you may not {verb} here, and so no token of yours may", field="verbs")
+            raise NotAuthorized(f"you lack the right to {verb}, so you cannot give it", field="verbs")
     life = choose_life(body.life, call.sandboxes.policy.max_token_life)
     sandbox, tokens = managed.running().id, _store(call)
     text, record = await blocking(
@@ -49,14 +49,14 @@ async def create_token(call: Call) -> TokenMade:
 
 @route("GET", TOKENS, "read", answer=TokenList, is_poll=True, errors=(409,), is_owners=True)
 async def list_tokens(call: Call) -> TokenList:
-    """List the tokens for this sandbox that are good. Their texts are kept nowhere."""
+    """List the valid tokens of this sandbox, without their secrets."""
     managed = await _managed(call)
     return TokenList([_info(record) for record in await blocking(_store(call).list, managed.running().id)])
 
 
 @route("DELETE", TOKENS + "/{token}", "write", status=204, errors=(409, 503), is_owners=True)
 async def revoke_token(call: Call) -> None:
-    """Revoke a token, at once and everywhere. Calls that were made with it and still run end in seconds."""
+    """Revoke a token immediately. Running calls that were made with it end within seconds."""
     sandbox, token = (await _managed(call)).running().id, call.params["token"]
     await blocking(_store(call).revoke, sandbox, token)
     detail = {"event": "revoked", "token": token, "by": call.caller.name}
@@ -64,7 +64,7 @@ async def revoke_token(call: Call) -> None:
 
 
 async def _managed(call: Call) -> ManagedSandbox:
-    call.caller.check_unscoped("deal in tokens")
+    call.caller.check_unscoped("manage tokens")
     return await call.sandboxes.registry.look(call.id, caller=call.caller)
 
 

@@ -126,7 +126,7 @@ class CommandFailed(ApiError):
 
     def __init__(self, result: ExecAnswer) -> None:
         last = next((line for line in reversed(result.stderr.splitlines()) if line.strip()), "")
-        state = "did not end in time" if result.timed_out else f"ended with status {result.exit_code}"
+        state = "did not end in time" if result.timed_out else f"exited with status {result.exit_code}"
         super().__init__(f"the command {state}" + (f": {last[:500]}" if last else ""), status=200)
         self.result = result
 

@@ -42,7 +42,7 @@ class Server:
         self.url = check_url(url)
         self.token = token.strip()
         if not self.token.isprintable() or not self.token.isascii() or " " in self.token:
-            raise InvalidRequest("the token has characters that no token has", field="token")
+            raise InvalidRequest("the token contains invalid characters", field="token")
 
     @property
     def root(self) -> str:
@@ -70,9 +70,9 @@ def check_url(url: str) -> str:
     except ValueError:
         is_sound = False
     if not is_sound:
-        raise InvalidRequest("a server's address is like http://localhost:8888/", field="url")
+        raise InvalidRequest("the server's URL must look like http://localhost:8888/", field="url")
     if parts.username or parts.password or parts.query or parts.fragment:
-        raise InvalidRequest("a server's address holds no token and no password; give the token apart", field="url")
+        raise InvalidRequest("the server's URL must not contain a token or password", field="url")
     path = parts.path.rstrip("/").removesuffix(f"/{ROOT}")
     return f"{parts.scheme}://{parts.netloc}{path.rstrip('/')}/"
 
@@ -86,7 +86,7 @@ def named_server(url: str | None, token: str | None) -> Server | None:
     env_url, env_token = os.environ.get(URL_VARIABLE), os.environ.get(TOKEN_VARIABLE, "")
     if url is None and env_url is None:
         if token is not None:
-            raise InvalidRequest("a token was given, and no address to send it to", field="url")
+            raise InvalidRequest("a token was given without a URL; give the server's URL as well", field="url")
         return None
     server = Server(url or env_url or "")
     if token is None and (not env_url or check_url(env_url) == server.url):
@@ -148,9 +148,9 @@ def find_server(url: str | None = None, token: str | None = None) -> Server:
     for server in servers:
         if _is_serving(server):
             return server
-    others = f"; {len(servers)} Jupyter servers run, and serve none" if servers else ""
+    others = f"; {len(servers)} running Jupyter servers do not serve sandboxes" if servers else ""
     raise NotFound(
-        f"no running server with sandboxes was found{others}: start one with `jupyter agentbox serve`, or name one by "
+        f"no running server with sandboxes was found{others}. Start one with `jupyter agentbox serve`, or set "
         f"{URL_VARIABLE} and {TOKEN_VARIABLE}"
     )
 
@@ -175,5 +175,5 @@ def read_token(path: str) -> str:
         with open(path, encoding="ascii") as file:
             return file.readline(_MAX_FILE).strip()
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise InvalidRequest(f"the file of the token, {path}, can't be read: {reason}", field="token") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not valid text"
+        raise InvalidRequest(f"cannot read the token file {path}: {reason}", field="token") from None

@@ -63,7 +63,7 @@ class Transferred(msgspec.Struct, frozen=True):
 def segment(text: str, field: str = "id") -> str:
     """Quote a name as one segment of a path. Raises InvalidRequest for a name that would change the path."""
     if not text or text in (".", ".."):
-        raise InvalidRequest(f"{text!r} is no name", field=field)
+        raise InvalidRequest(f"{text!r} is not a valid name", field=field)
     return quote(text, safe="")
 
 
@@ -93,7 +93,7 @@ def decode_answer(data: bytes, answer: Any) -> Any:
     try:
         return msgspec.json.decode(data or b"null", type=answer)
     except ValueError as error:
-        raise UnexpectedAnswer(f"the answer is not what this client knows: {error}", status=200) from None
+        raise UnexpectedAnswer(f"the response does not match this client's version: {error}", status=200) from None
 
 
 def decode_error(status: int, data: bytes, place: str) -> ApiError:
@@ -102,7 +102,7 @@ def decode_error(status: int, data: bytes, place: str) -> ApiError:
         return make_error(msgspec.json.decode(data, type=ErrorAnswer), status)
     except ValueError:
         what = "a redirect, which is never followed" if 300 <= status < 400 else f"status {status}"
-        return UnexpectedAnswer(f"no sandboxes are served at {place}: it answers with {what}", status=status)
+        return UnexpectedAnswer(f"{place} does not serve sandboxes: it responded with {what}", status=status)
 
 
 class EventReader:
@@ -170,7 +170,7 @@ def output_decoders() -> dict[str, Decode]:
             try:
                 data = base64.b64decode(event.text)
             except ValueError:
-                raise UnexpectedAnswer("an event of the stream is not what this client knows", status=200) from None
+                raise UnexpectedAnswer("a stream event does not match this client's version", status=200) from None
             return Output(stream, data, decoder.decode(data), event.offset)
 
         return decode
@@ -193,4 +193,4 @@ def code_decoders() -> dict[str, Decode]:
 def check_digest(announced: str, found: bytes) -> None:
     """Compare a digest with the SHA-256 of a ``Content-Digest`` (RFC 9530). Raises ChecksumMismatch."""
     if announced != f"sha-256=:{base64.b64encode(found).decode()}:":
-        raise ChecksumMismatch(f"the SHA-256 is {found.hex()}, and not that of {announced:.80}", field="sha256")
+        raise ChecksumMismatch(f"the SHA-256 is {found.hex()} instead of {announced:.80}", field="sha256")

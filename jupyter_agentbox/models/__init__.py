@@ -1,7 +1,7 @@
-"""Bodies and answers of the API: frozen structs, one for each, checked as they are decoded.
+"""Define the request and response bodies of the API: one frozen struct for each, validated as it is decoded.
 
-The REST handlers, MCP and the client share them, and the OpenAPI document is made from them. A field that is not
-here is refused by its name. What file operations, commands and code answer is theirs and stands with them.
+The REST handlers, MCP and the client share them, and the OpenAPI document is generated from them. Unknown fields are
+rejected by name. The structs of file operations, commands and code are defined in modules of their own.
 """
 
 from __future__ import annotations

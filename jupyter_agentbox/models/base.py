@@ -1,4 +1,4 @@
-"""What all bodies and answers share."""
+"""Define what all request and response bodies share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-#: A name that a caller chooses: for a sandbox, a tenant.
+#: A name that the caller chooses, for a sandbox or a tenant.
 Name = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$(?!\n)", description="Letters, digits, `.`, `_`, `-`.")
 ]
@@ -15,51 +15,51 @@ Label = Annotated[str, Meta(max_length=256)]
 Seconds = Annotated[float, Meta(gt=0, le=31_536_000, description="Seconds.")]
 HostName = Annotated[str, Meta(min_length=1, max_length=300, description="`name`, `*.name`, `name:port` or a preset.")]
 
-#: What a session's tool allowlist is made of: one word for each thing that an agent can do in a sandbox.
+#: The tools that a sandbox can allow: one name for each thing that an agent can do in a sandbox.
 TOOLS: dict[str, str] = {
-    "bash": "Run commands in the foreground and in the background, and answer them.",
+    "bash": "Run commands in the foreground and in the background, and send them input.",
     "terminal": "Open a terminal.",
     "run_code": "Run code in the sandbox's persistent kernels.",
-    "read": "Read files: content, facts, downloads.",
-    "write": "Write, append, move, copy, delete and upload files, and make directories.",
+    "read": "Read and download files, and read their metadata.",
+    "write": "Write, append to, move, copy, delete and upload files, and create directories.",
     "edit": "Replace text in a file.",
     "list": "List directories.",
-    "glob": "Find files by name.",
-    "grep": "Find lines by pattern.",
+    "glob": "Find files by path pattern.",
+    "grep": "Search file contents.",
     "install": "Install packages.",
     "ask_host": "Ask a person for access to a host.",
-    "snapshot": "Save the sandbox as it is, kernels and all.",
-    "restore": "Take the sandbox back to a snapshot.",
-    "fork": "Start another sandbox off this one or off a snapshot.",
+    "snapshot": "Save the state of the sandbox, including running kernels.",
+    "restore": "Restore the sandbox to a snapshot.",
+    "fork": "Start a new sandbox from this one or from a snapshot.",
     "http_request": "Send one HTTP request through the egress gate.",
 }
 
 State = Literal["starting", "running", "parked", "ended"]
-#: The state if the runtime does not respond, and if the record on disk is damaged.
+#: `unknown` if the runtime does not respond, `lost` if the record on disk is damaged.
 SandboxState = Literal["starting", "running", "parked", "ended", "unknown", "lost"]
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of what comes in."""
+    """Base class of request bodies and queries."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Base of what goes out."""
+    """Base class of response bodies."""
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Every answer that is an error.
+    """The body of every error response.
 
     Parameters
     ----------
     message : str
-        A sentence for a person.
+        Description of the error for people.
     reason : str
-        One word for a program, such as `not_found`.
+        Error code for programs, such as `not_found`.
     field : str, optional
-        The field of the request that is at fault.
+        The invalid field of the request.
     setting : str, optional
-        The administrator's setting that would change it.
+        The administrator's setting that controls this.
     """
 
     message: str

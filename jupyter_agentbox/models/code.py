@@ -1,4 +1,4 @@
-"""Bodies and answers about code."""
+"""Define the request bodies for running code."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from .base import Body, Name
 
 
 class CodeRequest(Body, frozen=True):
-    """Code for a persistent kernel.
+    """Code to run in a persistent kernel.
 
     Parameters
     ----------
     code : str
-        What to run.
+        The code.
     context : str
-        Which of the sandbox's kernels; it is started at first use. In a notebook's sandbox, `default` is the
-        notebook's own.
+        Name of the kernel to run it in, which is started at first use. In a notebook's sandbox, `default` is the
+        notebook's own kernel.
     language : str, optional
-        What the code is written in: `python`, and others where the sandbox has their kernels. A context runs one
-        language. Without a context, languages other than Python have one of their own, called by their kernel.
+        Language of the code: `python`, or another language whose kernel the sandbox has. A context has one language.
+        If no context is given, each language other than Python has its own, named after its kernel.
     timeout : float, optional
-        Seconds until it is interrupted; null for none.
+        Seconds after which the code is interrupted; null for no limit.
     stream_bytes, display_bytes : int
-        Bytes kept of stdout and of stderr, and of all displays together.
+        Maximum number of bytes kept of stdout and of stderr each, and of all displays together.
     displays : int
-        Displays kept.
+        Maximum number of displays kept.
     keep_running : bool
-        Let it run on when the caller goes away, instead of interrupting it.
+        Let the code run on when the client disconnects, instead of interrupting it.
     """
 
     code: str
@@ -43,7 +43,7 @@ class CodeRequest(Body, frozen=True):
 
 
 class ContextRequest(Body, frozen=True):
-    """A kernel to start before it is needed."""
+    """A kernel to start before its first use."""
 
     name: Name = "default"
     language: Annotated[str, Meta(min_length=1, max_length=64)] | None = None

@@ -1,4 +1,4 @@
-"""Bodies and answers about commands, background processes and terminals."""
+"""Define the request and response bodies for commands, background processes and terminals."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ Encoding = Literal["utf-8", "base64"]
 
 
 class ExecRequest(Body, frozen=True):
-    """A command: `command` for the shell, or `argv` for a program without one.
+    """A command to run: either `command` for the shell, or `argv` for a program without a shell.
 
     Parameters
     ----------
     command : str, optional
-        A line for the shell.
+        Command line for the shell.
     argv : list of str, optional
-        A program and its arguments.
+        Program and its arguments.
     workdir : str, optional
-        Where it starts; the sandbox's own unless given.
+        Working directory; the sandbox's own by default.
     env : dict of str to str
-        More variables.
+        Additional environment variables.
     stdin : str
-        What it can read.
+        Text for its standard input.
     stdin_base64 : bytes
-        The same for what is no text.
+        The same for input that is not text.
     user : str
-        `root` where the profile allows it.
+        User to run it as: `root` only if the profile allows it.
     timeout : float
-        Seconds, after which it is killed with all that it started; what it printed comes back.
+        Seconds after which it is killed with all of its child processes. Output printed until then is returned.
     max_output : int
-        Bytes kept of each output.
+        Maximum number of bytes kept of each output.
     encoding : str
-        How output is written in the answer. In `utf-8`, other bytes become U+FFFD.
+        Encoding of output in the response. With `utf-8`, invalid bytes become U+FFFD.
     """
 
     command: Annotated[str, Meta(max_length=200_000)] | None = None
@@ -51,7 +51,7 @@ class ExecRequest(Body, frozen=True):
 
 
 class RefusedHost(Answer, frozen=True):
-    """A connection that the gate did not let through."""
+    """A connection that the gate refused."""
 
     host: str
     port: int
@@ -59,20 +59,20 @@ class RefusedHost(Answer, frozen=True):
 
 
 class ExecAnswer(Answer, frozen=True):
-    """What a command gave.
+    """The result of a command.
 
     Parameters
     ----------
     exit_code : int
-        128 + n after signal n; 127 if there is no such program.
+        Exit code; 128 + n after signal n, 127 if the program does not exist.
     timed_out : bool
-        It was killed since its time was over.
+        Whether it was killed because it reached its timeout.
     truncated : bool
-        It printed more than is here; how much, `stdout_bytes` and `stderr_bytes` tell.
+        Whether some of the output was left out. The full sizes are in `stdout_bytes` and `stderr_bytes`.
     duration : float
-        Seconds.
+        Run time in seconds.
     refused : list of RefusedHost
-        What the gate refused to the sandbox meanwhile.
+        Connections of the sandbox that the gate refused while the command ran.
     """
 
     stdout: str
@@ -88,14 +88,14 @@ class ExecAnswer(Answer, frozen=True):
 
 
 class OutputEvent(Answer, frozen=True):
-    """Something was printed; `offset` is that of its first byte."""
+    """New output; `offset` is the position of its first byte in the whole output."""
 
     text: str
     offset: int
 
 
 class ExitEvent(Answer, frozen=True):
-    """It has ended."""
+    """The command has ended."""
 
     exit_code: int
     timed_out: bool
@@ -113,7 +113,7 @@ class ProcessRequest(Body, frozen=True):
 
 
 class TerminalRequest(Body, frozen=True):
-    """A terminal; a login shell runs on it unless a command is given."""
+    """A terminal to open. It runs a login shell unless a command is given."""
 
     command: Annotated[str, Meta(max_length=200_000)] | None = None
     argv: Annotated[list[str], Meta(min_length=1, max_length=10_000)] | None = None
@@ -125,14 +125,14 @@ class TerminalRequest(Body, frozen=True):
 
 
 class ProcessAnswer(Answer, frozen=True):
-    """A background process as it is now.
+    """The current state of a background process.
 
     Parameters
     ----------
     state : str
-        `running`, `exited`, or `lost` when its end could not be learnt.
+        `running`, `exited`, or `lost` if it ended and its exit code is unknown.
     stdout_bytes, stderr_bytes : int
-        Printed so far.
+        Number of bytes printed so far.
     """
 
     id: str
@@ -152,7 +152,7 @@ class ProcessList(Answer, frozen=True):
 
 
 class OutputQuery(Body, frozen=True):
-    """Which part of what a process printed; `wait` is for something to come, in seconds."""
+    """Which part of a process's output to read; `wait` is the number of seconds to wait for new output."""
 
     stream: Literal["stdout", "stderr"] = "stdout"
     offset: Annotated[int, Meta(ge=0, le=2**62)] = 0
@@ -162,16 +162,16 @@ class OutputQuery(Body, frozen=True):
 
 
 class OutputChunk(Answer, frozen=True):
-    """A part of what a process printed.
+    """A part of a process's output.
 
     Parameters
     ----------
     next_offset : int
-        Where to read on.
+        Offset of the next part.
     dropped : int
-        Bytes between the offset that was asked for and the oldest that is kept.
+        Number of bytes between the requested offset and the oldest output that is still kept.
     is_end : bool
-        Nothing follows.
+        Whether this is the end of the output.
     """
 
     data: str
@@ -183,7 +183,7 @@ class OutputChunk(Answer, frozen=True):
 
 
 class FollowQuery(Body, frozen=True):
-    """From where on; the oldest that is kept unless given."""
+    """Offsets to start at; by default, the oldest output that is still kept."""
 
     stdout_offset: Annotated[int, Meta(ge=0, le=2**62)] | None = None
     stderr_offset: Annotated[int, Meta(ge=0, le=2**62)] | None = None
@@ -191,13 +191,13 @@ class FollowQuery(Body, frozen=True):
 
 
 class WaitQuery(Body, frozen=True):
-    """How long to wait for an end, in seconds."""
+    """Maximum number of seconds to wait for the process to end."""
 
     timeout: Annotated[float, Meta(gt=0, le=600)] = 30.0
 
 
 class InputRequest(Body, frozen=True):
-    """What a process is to read; `is_last` closes its input."""
+    """Input for a process; `is_last` closes its standard input."""
 
     text: str = ""
     base64: bytes = b""
@@ -205,13 +205,13 @@ class InputRequest(Body, frozen=True):
 
 
 class SignalRequest(Body, frozen=True):
-    """A signal by name or number, such as `TERM`."""
+    """A signal to send, by name or number, such as `TERM`."""
 
     signal: str | int = "TERM"
 
 
 class SizeRequest(Body, frozen=True):
-    """The size of a terminal."""
+    """The new size of a terminal."""
 
     rows: Annotated[int, Meta(ge=1, le=1000)]
     columns: Annotated[int, Meta(ge=1, le=1000)]

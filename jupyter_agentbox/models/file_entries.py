@@ -1,4 +1,4 @@
-"""What file operations answer: frozen structs that go to JSON as they are. Paths are in written form."""
+"""Define the results of file operations: frozen structs that are encoded as JSON. Paths are in written form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Kind = Literal["file", "directory", "link", "fifo", "socket", "device"]
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One entry of the folder.
+    """A file, directory or other entry.
 
     Parameters
     ----------
@@ -21,13 +21,13 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     kind : str
         ``file``, ``directory``, ``link``, ``fifo``, ``socket`` or ``device``.
     size : int
-        Bytes; of a sparse file, the holes included.
+        Size in bytes, including holes of a sparse file.
     mtime : float
-        When its content changed, in seconds since 1970.
+        Time of the last change of its content, in seconds since the epoch.
     mode : int
         Permission bits.
     target : str, optional
-        Where a link leads.
+        Target of a link.
     """
 
     path: str
@@ -39,16 +39,16 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """Entries, and whether these are all.
+    """A list of entries.
 
     Parameters
     ----------
     entries : list of Entry
-        In order of directories, by name.
+        Sorted by directory, then by name.
     truncated : bool
-        There may be more.
+        Whether there may be more.
     note : str, optional
-        Why it was cut.
+        Why the list is incomplete.
     """
 
     entries: list[Entry]
@@ -62,15 +62,15 @@ class Content(msgspec.Struct, frozen=True):
     Parameters
     ----------
     path : str
-        The file.
+        Path of the file.
     size : int
-        Bytes of the whole file.
+        Size of the whole file in bytes.
     offset : int
-        Where `data` begins.
+        Offset of the first byte of `data`.
     data : bytes
-        The bytes.
+        Content of this part.
     truncated : bool
-        The file goes on behind `data`.
+        Whether the file continues after `data`.
     """
 
     path: str
@@ -81,7 +81,7 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class Match(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One matching line, with the lines around it that were asked for. Bytes that are no UTF-8 appear as U+FFFD."""
+    """A matching line with its context lines. Bytes that are not valid UTF-8 appear as U+FFFD."""
 
     path: str
     line: int
@@ -91,20 +91,20 @@ class Match(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Matches(msgspec.Struct, frozen=True):
-    """Answer of grep.
+    """The result of a search.
 
     Parameters
     ----------
     matches : list of Match
-        By file, by line.
+        Sorted by file, then by line.
     files : int
-        Files searched.
+        Number of files searched.
     skipped : int
-        Files passed over: binary, or unreadable.
+        Number of files skipped because they are binary or unreadable.
     truncated : bool
-        There may be more.
+        Whether there may be more.
     note : str, optional
-        Why it was cut.
+        Why the result is incomplete.
     """
 
     matches: list[Match]
@@ -115,27 +115,27 @@ class Matches(msgspec.Struct, frozen=True):
 
 
 class Edited(msgspec.Struct, frozen=True):
-    """A file after an edit, and how often the text was replaced."""
+    """An edited file, and the number of replacements."""
 
     entry: Entry
     replacements: int
 
 
 class Copied(msgspec.Struct, frozen=True):
-    """What a copy or an unpacked archive made.
+    """The result of copying files or unpacking an archive.
 
     Parameters
     ----------
     entries : int
-        Files, directories and links made.
+        Number of files, directories and links created.
     bytes : int
-        Bytes of files.
+        Size of the created files in bytes.
     sha256 : str, optional
-        Of the uploaded archive.
+        SHA-256 of the uploaded archive.
     skipped : list of str
-        A sentence for each of the first entries that were left out.
+        Messages about the first entries that were skipped.
     skipped_count : int
-        How many were left out.
+        Number of entries that were skipped.
     """
 
     entries: int
@@ -146,14 +146,14 @@ class Copied(msgspec.Struct, frozen=True):
 
 
 class Used(msgspec.Struct, frozen=True):
-    """How much the folder holds.
+    """Disk use of the workspace.
 
     Parameters
     ----------
     bytes : int
-        Allocated on disk; each entry counts as 4 KiB at least.
+        Allocated bytes on disk; each entry counts as at least 4 KiB.
     is_exact : bool
-        False if the count was cut short: there is at least this much.
+        Whether the count is complete. If not, at least this much is used.
     """
 
     bytes: int
@@ -174,6 +174,6 @@ def kind_of(mode: int) -> Kind:
 
 
 def make_entry(path: str, status: os.stat_result, target: str | None = None) -> Entry:
-    """Return the entry of what was stat'ed; `path` and `target` in written form."""
+    """Return the entry for a stat result; `path` and `target` are in written form."""
     mode = stat.S_IMODE(status.st_mode)
     return Entry(path, kind_of(status.st_mode), status.st_size, status.st_mtime, mode, target)

@@ -1,4 +1,4 @@
-"""Bodies and answers about files."""
+"""Define the request and response bodies for files."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from msgspec import Meta
 from .base import Answer, Body, Name
 from .commands import Encoding
 
-#: What Linux takes; and percent-encoded in a query it must fit the head of a request, 64 KiB with all else.
-Path = Annotated[str, Meta(min_length=1, max_length=4096, description="Beneath the workspace, or `/workspace/...`.")]
+#: Linux's own limit. Percent-encoded in a query, the path must also fit in the 64 KiB of a request's head.
+Path = Annotated[str, Meta(min_length=1, max_length=4096, description="Relative to the workspace, or absolute.")]
 Mode = Annotated[int, Meta(ge=0, le=0o777, description="Permission bits.")]
 
 
@@ -21,21 +21,21 @@ class PathQuery(Body, frozen=True):
 
 
 class DownloadQuery(Body, frozen=True):
-    """A file; with `digest` the answer has the header `Content-Digest` (RFC 9530), with the SHA-256 of what comes."""
+    """A file to download. With `digest`, the `Content-Digest` header (RFC 9530) has the SHA-256 of the data."""
 
     path: Path
     digest: bool = False
 
 
 class StatQuery(Body, frozen=True):
-    """An entry of the workspace; `follow` leads on from a link."""
+    """An entry of the workspace; unless `follow` is false, the target of a link."""
 
     path: Path
     follow: bool = True
 
 
 class ReadQuery(Body, frozen=True):
-    """A part of a file; a negative `offset` counts from the end."""
+    """Which part of a file to read; a negative `offset` counts from the end."""
 
     path: Path
     offset: Annotated[int, Meta(ge=-(2**62), le=2**62)] = 0
@@ -44,7 +44,7 @@ class ReadQuery(Body, frozen=True):
 
 
 class FileContent(Answer, frozen=True):
-    """A part of a file. In `utf-8`, other bytes have become U+FFFD, and `is_text` is false."""
+    """A part of a file. With `utf-8`, invalid bytes are replaced by U+FFFD, and `is_text` is false."""
 
     path: str
     size: int
@@ -56,7 +56,7 @@ class FileContent(Answer, frozen=True):
 
 
 class Existence(Answer, frozen=True):
-    """Whether there is something."""
+    """Whether the entry exists."""
 
     exists: bool
 
@@ -71,7 +71,7 @@ class ListQuery(Body, frozen=True):
 
 
 class GlobQuery(Body, frozen=True):
-    """Entries by pattern, such as `**/*.py`."""
+    """Which entries to find, by a pattern such as `**/*.py`."""
 
     pattern: Annotated[str, Meta(min_length=1, max_length=512)]
     path: Path = "."
@@ -79,7 +79,7 @@ class GlobQuery(Body, frozen=True):
 
 
 class GrepQuery(Body, frozen=True):
-    """Lines by a regular expression of Python's, or by plain text."""
+    """Which lines to find, by a Python regular expression or by plain text."""
 
     pattern: Annotated[str, Meta(min_length=1, max_length=512)]
     path: Path = "."
@@ -92,7 +92,7 @@ class GrepQuery(Body, frozen=True):
 
 
 class WriteRequest(Body, frozen=True):
-    """The whole content of a file, as text or as bytes."""
+    """A file to write, with its whole content as text or bytes."""
 
     path: Path
     text: str = ""
@@ -103,7 +103,7 @@ class WriteRequest(Body, frozen=True):
 
 
 class AppendRequest(Body, frozen=True):
-    """What to add to a file."""
+    """Content to append to a file."""
 
     path: Path
     text: str = ""
@@ -112,7 +112,7 @@ class AppendRequest(Body, frozen=True):
 
 
 class EditRequest(Body, frozen=True):
-    """A text to replace. It must be there once, or `count` times; `all` takes any number."""
+    """A text to replace in a file. It must occur exactly `count` times, or any number of times with `all`."""
 
     path: Path
     old: Annotated[str, Meta(min_length=1)]
@@ -122,7 +122,7 @@ class EditRequest(Body, frozen=True):
 
 
 class MoveRequest(Body, frozen=True):
-    """An entry and its new path."""
+    """An entry to move, and its new path."""
 
     source: Path
     target: Path
@@ -131,7 +131,7 @@ class MoveRequest(Body, frozen=True):
 
 
 class CopyRequest(Body, frozen=True):
-    """An entry and the copy's path."""
+    """An entry to copy, and the path of the copy."""
 
     source: Path
     target: Path
@@ -141,7 +141,7 @@ class CopyRequest(Body, frozen=True):
 
 
 class MakeDirectoryRequest(Body, frozen=True):
-    """A directory to make."""
+    """A directory to create."""
 
     path: Path
     parents: bool = True
@@ -157,13 +157,13 @@ class DeleteRequest(Body, frozen=True):
 
 
 class Deleted(Answer, frozen=True):
-    """How many entries were deleted."""
+    """The number of deleted entries."""
 
     deleted: int
 
 
 class UploadQuery(Body, frozen=True):
-    """Where an upload goes. A `size` or `sha256` that is given must be that of what comes, or nothing appears."""
+    """Where to write an upload. If `size` or `sha256` is given and the data differs, no file is created."""
 
     path: Path
     size: Annotated[int, Meta(ge=0, le=2**62)] | None = None
@@ -174,7 +174,7 @@ class UploadQuery(Body, frozen=True):
 
 
 class UnpackQuery(Body, frozen=True):
-    """Where an archive (tar, tar.gz or zip) is unpacked."""
+    """Where to unpack an archive (tar, tar.gz or zip)."""
 
     path: Path = "."
     size: Annotated[int, Meta(ge=0, le=2**62)] | None = None
@@ -183,23 +183,23 @@ class UnpackQuery(Body, frozen=True):
 
 
 class PackQuery(Body, frozen=True):
-    """A directory to be answered as an archive."""
+    """A directory to download as an archive."""
 
     path: Path = "."
     kind: Literal["tar", "zip"] = "tar"
 
 
 class ImportRequest(Body, frozen=True):
-    """Files from another sandbox of the caller's, or from a host folder that policy names.
+    """Files to copy from another sandbox of the caller, or from a host folder that policy allows.
 
     Parameters
     ----------
     sandbox : str, optional
-        Where they are.
+        Id of the sandbox to copy from.
     folder : str, optional
         Name of one of `Policy.import_folders`.
     source, target : str
-        Path there, path here.
+        Path to copy from, and path to copy to.
     """
 
     source: Path
@@ -210,7 +210,7 @@ class ImportRequest(Body, frozen=True):
 
 
 class ExportRequest(Body, frozen=True):
-    """Files for a host folder that policy names in `Policy.export_folders`."""
+    """Files to copy to a host folder in `Policy.export_folders`."""
 
     source: Path
     target: Path

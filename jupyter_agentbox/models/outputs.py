@@ -1,8 +1,8 @@
-"""What code put out: from a kernel's messages to one result of bounded size.
+"""Collect the output of code: from a kernel's messages to one result of bounded size.
 
-Sans-I/O: ``kernels.kernelclient`` feeds it contents of messages, which are hostile. Each kind is read
-into a fixed shape, so that what nobody asked for is skipped and never becomes an object; what is beyond a limit is
-counted and not kept. JSON inside of a MIME bundle stays the text it came as.
+Sans-I/O: ``kernels.kernelclient`` passes in the contents of messages, which are hostile. Each kind of message is
+decoded into a fixed shape, so that unknown fields are skipped and never become objects. Output beyond a limit is
+counted but not kept. JSON in a MIME bundle stays as the text that was received.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from jupyter_agentbox.spec import MIB, End
 
 T = TypeVar("T")
 
-#: Bytes of an error's or a reply's content that are read.
+#: Maximum number of bytes of an error's or a reply's content that is read.
 MAX_ERROR = 1 * MIB
-#: Colons in a bundle's content, each of which may make an entry; more than any notebook's outputs have.
+#: Maximum number of colons in a bundle's content, each of which may create an entry; above any notebook's outputs.
 MAX_COLONS = 200_000
-#: Most that a caller may set a limit to.
+#: Maximum values of the limits that a caller may set.
 MAX_LIMIT = 256 * MIB
 
 Status = Literal["ok", "error", "timed_out", "interrupted", "kernel_died"]
 
 
 class OutputLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How much of what code puts out is kept.
+    """Limits on how much output is kept.
 
     Parameters
     ----------
     stream_bytes : int
-        UTF-8 bytes of stdout, and of stderr: the first ones.
+        Maximum number of UTF-8 bytes of stdout and of stderr each. The first ones are kept.
     display_bytes : int
-        Bytes of displays and the result together. One that does not fit is left out whole.
+        Maximum size of all displays and the result together. A display that does not fit is left out completely.
     displays : int
-        Number of displays.
+        Maximum number of displays.
     """
 
     stream_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_LIMIT)] = 1 * MIB
@@ -46,17 +46,17 @@ class OutputLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Display(msgspec.Struct, frozen=True):
-    """One MIME bundle.
+    """A MIME bundle.
 
     Parameters
     ----------
     data : dict
         By MIME type: a str, which is base64 for binary types as in notebooks; for JSON types a ``msgspec.Raw`` with
-        the JSON text (``msgspec.json.decode`` reads it, encoding writes it as it is).
+        the JSON text (``msgspec.json.decode`` decodes it, encoding writes it unchanged).
     metadata : dict
-        As the kernel gave it, of ``msgspec.Raw``.
+        As the kernel sent it; values are ``msgspec.Raw``.
     display_id : str or None
-        What later updates name it by.
+        Id by which later updates refer to it.
     """
 
     data: dict[str, Any]
@@ -65,7 +65,7 @@ class Display(msgspec.Struct, frozen=True):
 
 
 class CodeError(msgspec.Struct, frozen=True):
-    """An exception: its class, its text, and the traceback's lines with terminal colours, as Jupyter has them."""
+    """An exception: its class, its message, and the lines of its traceback with ANSI colours, as Jupyter sends them."""
 
     ename: str
     evalue: str
@@ -73,7 +73,7 @@ class CodeError(msgspec.Struct, frozen=True):
 
 
 class TotalBytes(msgspec.Struct, frozen=True):
-    """How much there was, kept or not, what was cleared included."""
+    """Total size of the output, including output that was left out or cleared."""
 
     stdout: int = 0
     stderr: int = 0
@@ -81,37 +81,37 @@ class TotalBytes(msgspec.Struct, frozen=True):
 
 
 class CodeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run of code came to.
+    """The result of running code.
 
     Parameters
     ----------
     status : str
-        ``ok``; ``error``, it raised; ``interrupted``; ``timed_out``; ``kernel_died``.
+        ``ok``, ``error`` if the code raised an exception, ``interrupted``, ``timed_out`` or ``kernel_died``.
     stdout, stderr : str
-        What is left of them after ``clear_output``.
+        Output, without what ``clear_output`` removed.
     result : Display or None
-        The last expression's value.
+        Value of the last expression.
     displays : list of Display
         In order, each in its latest version.
     error : CodeError or None
     execution_count : int or None
     duration : float
-        Seconds from sending the code to the end, or to giving up.
+        Seconds until the code ended or the call gave up.
     truncated : bool
-        Something was left out, by a limit.
+        Whether output was left out because of a limit.
     total_bytes : TotalBytes
     has_started : bool
-        The kernel began to run it. False when other code kept the kernel busy for all the time there was.
+        Whether the kernel began to run the code. False if other code kept the kernel busy until the timeout.
     is_busy : bool
-        It still runs: it did not heed the interrupt.
+        Whether the code is still running because it did not react to the interrupt.
     end : End or None
-        Why the kernel is gone.
+        Why the kernel ended.
     message : str or None
-        A sentence for a person, where the status does not say it all.
+        Explanation for people, if the status alone is not enough.
     context : str
-        The context's name.
+        Name of the context.
     epoch : int
-        Counts the context's kernels; when it has changed, variables are gone.
+        Number of the context's kernel. If it changes, variables are lost.
     """
 
     status: Status
@@ -133,20 +133,20 @@ class CodeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContextInfo(msgspec.Struct, frozen=True):
-    """A context as others see it.
+    """The state of a context.
 
     Parameters
     ----------
     name : str
     language : str
     state : str
-        ``starting``, ``idle``, ``busy`` or ``dead``; the next run in a dead one starts a new kernel.
+        ``starting``, ``idle``, ``busy`` or ``dead``. Running code in a dead context starts a new kernel.
     epoch : int
-        Counts its kernels.
+        Number of its kernel.
     is_notebook : bool
-        It is the kernel of an open notebook.
+        Whether it is the kernel of an open notebook.
     end : End or None
-        How a dead one ended.
+        How a dead context ended.
     """
 
     name: str
@@ -171,37 +171,37 @@ class StreamEvent(msgspec.Struct, frozen=True, tag_field="event", tag="stream"):
 
 
 class DisplayEvent(msgspec.Struct, frozen=True, tag_field="event", tag="display"):
-    """A display, or the new version of the one with its ``display_id``."""
+    """A display, or with ``is_update`` the new version of the display with the same ``display_id``."""
 
     display: Display
     is_update: bool = False
 
 
 class ResultEvent(msgspec.Struct, frozen=True, tag_field="event", tag="result"):
-    """The last expression's value."""
+    """The value of the last expression."""
 
     display: Display
 
 
 class ClearEvent(msgspec.Struct, frozen=True, tag_field="event", tag="clear"):
-    """All that came before is to be taken off the page."""
+    """Remove all previous output."""
 
 
 class ErrorEvent(msgspec.Struct, frozen=True, tag_field="event", tag="error"):
-    """The code raised."""
+    """The code raised an exception."""
 
     error: CodeError
 
 
 class DoneEvent(msgspec.Struct, frozen=True, tag_field="event", tag="done"):
-    """The last event of every run."""
+    """The last event of every run, with its result."""
 
     result: CodeResult
 
 
 Event = StreamEvent | DisplayEvent | ResultEvent | ClearEvent | ErrorEvent | DoneEvent
 
-# The shapes that messages are read into.
+# The shapes that messages are decoded into.
 
 _Mime = Annotated[str, msgspec.Meta(max_length=256)]
 
@@ -237,7 +237,7 @@ class _Payload(msgspec.Struct):
 
 
 class Reply(_Error):
-    """What is read of an ``execute_reply``."""
+    """The fields that are read of an ``execute_reply``."""
 
     status: str = "error"
     execution_count: int | None = None
@@ -245,19 +245,19 @@ class Reply(_Error):
 
 
 def read(frame: bytes, shape: type[T]) -> T | None:
-    """Read a content into a shape; None where it has another."""
+    """Decode a content into a shape. Return None if it does not match."""
     try:
         try:
             return msgspec.json.decode(frame, type=shape)
-        except (UnicodeDecodeError, msgspec.DecodeError):  # which of them tells of broken UTF-8 depends on its version
-            # What a program printed in some other encoding comes through Jupyter as it is.
+        except (UnicodeDecodeError, msgspec.DecodeError):  # which one reports invalid UTF-8 depends on the version
+            # Output that a program printed in another encoding passes through Jupyter unchanged.
             return msgspec.json.decode(frame.decode("utf-8", "replace"), type=shape)
     except (msgspec.MsgspecError, RecursionError):
         return None
 
 
 class _Text:
-    """The beginning of a stream."""
+    """The beginning of a stream, up to a limit."""
 
     def __init__(self, limit: int) -> None:
         self.total = 0
@@ -266,7 +266,7 @@ class _Text:
         self._kept = io.StringIO()
 
     def add(self, text: str) -> str:
-        """Add text; the part of it that is kept is returned."""
+        """Append text, and return the part of it that is kept."""
         data = text.encode("utf-8", "replace")
         self.total += len(data)
         if len(data) > self._room:
@@ -287,14 +287,14 @@ class _Text:
 
 
 class Outputs:
-    """Gathers the outputs of one run.
+    """Collector of the outputs of one run.
 
     Parameters
     ----------
     limits : OutputLimits
-        What is kept.
+        Limits on what is kept.
     emit : callable, optional
-        Told each event as it comes; what is beyond a limit makes none.
+        Called with each event as it arrives. Output beyond a limit causes no event.
     """
 
     def __init__(self, limits: OutputLimits, emit: Callable[[Event], None] | None = None) -> None:
@@ -309,7 +309,7 @@ class Outputs:
         self._is_clear_due = False
 
     def take(self, kind: str, content: bytes) -> None:
-        """Take the content of an iopub message; of kinds that are no output nothing is read."""
+        """Take the content of an iopub message. Kinds that are not output are ignored."""
         if kind == "stream":
             self._take_stream(content)
         elif kind in ("display_data", "update_display_data", "execute_result"):
@@ -325,7 +325,7 @@ class Outputs:
                     self._clear_if_due()
 
     def take_reply(self, reply: Reply) -> None:
-        """Take what is output in a reply: the pages of ``name?``, and an error that nobody told before."""
+        """Take the output in a reply: the pages of ``name?``, and an error that was not reported before."""
         for payload in reply.payload:
             if payload.source == "page" and payload.data:
                 self._keep("display_data", _Bundle(data=payload.data), sum(map(_size, payload.data.values())))
@@ -333,13 +333,13 @@ class Outputs:
             self.raised(CodeError(reply.ename, reply.evalue, reply.traceback))
 
     def raised(self, error: CodeError) -> None:
-        """Note an exception, the first one only."""
+        """Record an exception. Only the first one is kept."""
         if self.error is None:
             self.error = error
             self._emit(ErrorEvent(error))
 
     def result(self, status: Status, **values: Any) -> CodeResult:
-        """Make the result; `values` are the fields that are no output."""
+        """Return the result; `values` are the fields that are not output."""
         stdout, stderr = self._texts["stdout"], self._texts["stderr"]
         return CodeResult(
             status=status,
@@ -400,7 +400,7 @@ class Outputs:
         name = bundle.transient.display_id
         places = [i for i, (display, _) in enumerate(self._displays) if name and display.display_id == name]
         if not places:
-            return  # of a display of an earlier run, or of one that was cleared
+            return  # the display belongs to an earlier run, or was cleared
         freed = sum(self._displays[i][1] for i in places)
         if used - freed + size * len(places) > self._limits.display_bytes:
             self._is_cut = True
@@ -421,17 +421,17 @@ class Outputs:
 
 
 def read_error(content: bytes) -> CodeError:
-    """Read an ``error`` message, or say that it cannot be read."""
+    """Decode an ``error`` message. If that fails, return an error that says so."""
     error = read(content, _Error) if len(content) <= MAX_ERROR else None
     if error is None:
-        return CodeError("Error", f"the kernel's error of {len(content)} bytes is too large, or malformed")
+        return CodeError("Error", f"the kernel's error message of {len(content)} bytes is too large or malformed")
     return CodeError(error.ename, error.evalue, error.traceback)
 
 
 def read_reply(content: bytes) -> Reply:
-    """Read an ``execute_reply``; one that cannot be read counts as an error."""
+    """Decode an ``execute_reply``. If that fails, return an error reply."""
     reply = read(content, Reply) if len(content) <= MAX_ERROR else None
-    return reply or Reply(ename="Error", evalue="the kernel's reply is too large, or malformed")
+    return reply or Reply(ename="Error", evalue="the kernel's reply is too large or malformed")
 
 
 def _display(bundle: _Bundle) -> Display:
@@ -446,9 +446,9 @@ def _value(raw: msgspec.Raw) -> Any:
 
 
 def _sound(raw: msgspec.Raw) -> msgspec.Raw:
-    """Make a copy that is surely JSON, as nobody has looked yet whether its strings are UTF-8.
+    """Copy raw JSON, replacing invalid UTF-8, which has not been checked before.
 
-    A copy also lets go of the message that it was a part of.
+    The copy also releases the message that it was part of.
     """
     return msgspec.Raw(bytes(raw).decode("utf-8", "replace").encode())
 

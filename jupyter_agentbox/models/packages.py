@@ -1,4 +1,4 @@
-"""Bodies and answers about packages and HTTP requests."""
+"""Define the request and response bodies for packages and HTTP requests."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class InstallRequest(Body, frozen=True):
     requirements : str, optional
         Path of a requirements file in the workspace.
     manager : str
-        `pip`; `npm` or `R` where the sandbox has it.
+        Package manager: `pip`, or `npm` or `R` if the sandbox has it.
     upgrade : bool
-        Newer versions in place of what is there.
+        Upgrade packages that are already installed.
     """
 
     packages: Annotated[list[Annotated[str, Meta(min_length=1, max_length=300)]], Meta(max_length=200)] = []
@@ -34,18 +34,18 @@ class InstallRequest(Body, frozen=True):
 
 
 class Installed(Answer, frozen=True):
-    """What came of it.
+    """The result of an installation.
 
     Parameters
     ----------
     is_ok : bool
-        All of them are there.
+        Whether all packages are installed.
     message : str
-        What was installed, or what went wrong.
+        What was installed, or why the installation failed.
     log : str
-        The end of what the package manager printed.
+        End of the package manager's output.
     refused : list of RefusedHost
-        What the gate refused meanwhile: most often the reason.
+        Connections that the gate refused during the installation: the most common cause of failure.
     """
 
     is_ok: bool
@@ -57,20 +57,20 @@ class Installed(Answer, frozen=True):
 
 
 class ProgressEvent(Answer, frozen=True):
-    """A line of what the package manager prints."""
+    """A line of the package manager's output."""
 
     text: str
 
 
 class HttpRequest(Body, frozen=True):
-    """A request to be sent through the sandbox's egress gate.
+    """A request to send through the sandbox's egress gate.
 
     Parameters
     ----------
     url : str
-        `http` or `https`.
+        An `http` or `https` URL.
     max_bytes : int
-        Bytes kept of the answer.
+        Maximum number of bytes kept of the response body.
     """
 
     url: Annotated[str, Meta(min_length=8, max_length=8192)]
@@ -83,7 +83,7 @@ class HttpRequest(Body, frozen=True):
 
 
 class HttpAnswer(Answer, frozen=True):
-    """What the server answered. Redirects are not followed: ask for the next address, if policy allows its host."""
+    """The server's response. Redirects are not followed; request the new URL yourself if policy allows its host."""
 
     status: int
     reason: str

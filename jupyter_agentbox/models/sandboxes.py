@@ -1,4 +1,4 @@
-"""Bodies and answers about sandboxes."""
+"""Define the request and response bodies for sandboxes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Port = Annotated[int, Meta(ge=1, le=65535)]
 
 
 class LimitsRequest(Body, frozen=True):
-    """Limits to narrow; what is left out is the profile's."""
+    """Limits below those of the profile; omitted limits are the profile's."""
 
     memory: int | str | None = None
     cpus: float | None = None
@@ -29,43 +29,43 @@ class FileBytes(Body, frozen=True):
 
 
 class SandboxRequest(Body, frozen=True):
-    """What a sandbox is to be like. Everything is optional, and nothing may be more than policy allows.
+    """A sandbox to create. Every field is optional, and no value may exceed what policy allows.
 
     Parameters
     ----------
     id : str, optional
-        An id of the caller's own: asking again for the same returns the sandbox that is there.
+        Id that the caller chooses. Repeating the request returns the existing sandbox.
     profile : str, optional
-        One of the administrator's named sets of values.
+        Name of a profile that the administrator defines.
     image : str, optional
-        Name of the image that it is to run on; the profile's, or the host's own system, unless given.
+        Name of the image to run; by default the profile's image, or the host's own system.
     env : dict
-        Variables of everything that runs inside.
+        Environment variables of all processes inside.
     packages : list of str
         Python packages to install before it is ready.
     files : dict
-        Files of the workspace to write first: text, or `{"base64": ...}`.
+        Files to write to the workspace before it is ready: text, or `{"base64": ...}`.
     allowed_hosts : list of str, optional
-        What it may reach; the profile's unless given, `[]` for nothing.
+        Hosts that it may reach; by default those of the profile. `[]` for none.
     limits : LimitsRequest
     idle_timeout : float, optional
-        Seconds without use after which it ends.
+        Seconds without use after which the sandbox ends.
     max_life : float, optional
-        Seconds after which it ends, whatever it does.
+        Maximum lifetime in seconds.
     idle_policy : str
-        What an idle one comes to: its end, or its being parked, saved on the disk until its next use.
+        What happens at the idle timeout: the sandbox is deleted, or parked on disk until its next use.
     tenant : str, optional
-        Name of a workspace that is kept and shared by the owner's sandboxes of that tenant.
+        Name of a persistent workspace, shared by all of the owner's sandboxes of this tenant.
     tools : list of str, optional
-        The tools that may be used on it; all unless given.
+        Tools that may be used on the sandbox; all by default.
     blocked_commands : list of str
-        Shell patterns of commands to refuse: a guard rail against accidents, no boundary.
+        Shell patterns of commands to refuse: a guard rail against accidents, not a security boundary.
     workdir : str
-        Where commands and code start.
+        Working directory of commands and code.
     ports : list of int
-        TCP ports on which programs inside listen that may be reached at `/sandboxes/{id}/ports/{port}/`.
+        TCP ports inside the sandbox to expose at `/sandboxes/{id}/ports/{port}/`.
     labels : dict of str to str
-        The caller's own notes.
+        Labels that the caller chooses.
     """
 
     id: Name | None = None
@@ -88,7 +88,7 @@ class SandboxRequest(Body, frozen=True):
 
 
 class SandboxPatch(Body, frozen=True):
-    """What to change of a living sandbox; what is left out stays. `allowed_hosts` replaces the whole list."""
+    """Changes to a running sandbox; omitted fields stay unchanged. `allowed_hosts` replaces the whole list."""
 
     allowed_hosts: Annotated[list[HostName], Meta(max_length=1000)] | UnsetType = UNSET
     idle_timeout: Seconds | UnsetType = UNSET
@@ -96,21 +96,21 @@ class SandboxPatch(Body, frozen=True):
     labels: Annotated[dict[Name, Label], Meta(max_length=64)] | UnsetType = UNSET
 
 
-#: A value to compare with.
+#: An exact value to filter by.
 Text = Annotated[str, Meta(max_length=256)]
 
 
 class SandboxFilters(Body, frozen=True):
-    """Which sandboxes to list; all filters must fit.
+    """Which sandboxes to list; a sandbox must match all filters.
 
     Parameters
     ----------
     state, profile, tenant, kernel_id : str, optional
-        Exact values.
+        Exact values to match.
     label : list of str
         `name` or `name=value`.
     owner : str, optional
-        For administrators; others see only their own.
+        Owner to match, for administrators. Other callers see only their own sandboxes.
     """
 
     state: SandboxState | None = None
@@ -122,14 +122,14 @@ class SandboxFilters(Body, frozen=True):
 
 
 class EndInfo(Answer, frozen=True):
-    """How and why it ended.
+    """How and why a sandbox ended.
 
     Parameters
     ----------
     time : float
-        When, in seconds since the epoch.
+        When it ended, in seconds since the epoch.
     kept_until : float, optional
-        Until when its files are kept, in seconds since the epoch: it can be revived with them. Null if they are not.
+        Time until which its files are kept for reviving it, in seconds since the epoch. Null if they are not kept.
     """
 
     cause: str
@@ -141,7 +141,7 @@ class EndInfo(Answer, frozen=True):
 
 
 class LimitsInfo(Answer, frozen=True):
-    """Its limits: bytes, processors' worth of time, processes and threads."""
+    """The limits of a sandbox: bytes of memory and disk, CPU cores, and number of processes and threads."""
 
     memory: int
     cpus: float
@@ -150,12 +150,12 @@ class LimitsInfo(Answer, frozen=True):
 
 
 class KernelInfo(Answer, frozen=True):
-    """A kernel that runs in it.
+    """A kernel that runs in the sandbox.
 
     Parameters
     ----------
     id : str
-        Jupyter's id of a notebook's kernel, else the name inside.
+        Jupyter's kernel id for a notebook's kernel; otherwise the name of the context.
     state : str
         `starting`, `running` or `ended`.
     """
@@ -165,16 +165,16 @@ class KernelInfo(Answer, frozen=True):
 
 
 class UsageInfo(Answer, frozen=True):
-    """What it used when it was measured last, which is every two seconds while it is not frozen.
+    """The last measurement of a sandbox's resource use, made every two seconds while it is not frozen.
 
     Parameters
     ----------
     memory, disk : int
         Bytes.
     cpu : float
-        Seconds of processor time since its start.
+        Seconds of CPU time since its start.
     time : float
-        When, in seconds since the epoch.
+        When it was measured, in seconds since the epoch.
     """
 
     memory: int
@@ -184,16 +184,16 @@ class UsageInfo(Answer, frozen=True):
 
 
 class CallInfo(Answer, frozen=True):
-    """A call of a tool that is on it now.
+    """A tool call in progress.
 
     Parameters
     ----------
     by : str
-        Who calls.
+        Name of the caller.
     token : str, optional
-        Name of the token for this sandbox that it is made with.
+        Name of the scoped token used for the call.
     since : float
-        Seconds since the epoch.
+        When it began, in seconds since the epoch.
     """
 
     tool: str
@@ -203,35 +203,35 @@ class CallInfo(Answer, frozen=True):
 
 
 class SandboxInfo(Answer, frozen=True):
-    """A sandbox as it is now. Times are seconds since the epoch.
+    """The current state of a sandbox. Times are seconds since the epoch.
 
     Parameters
     ----------
     id : str
-        The id to call it by.
+        Id for calls of the API.
     sandbox_id : str
-        Its id in the audit log and on the machine.
+        Id in the audit log and on the host.
     kind : str
-        `session` for one made here, `notebook` for that of a Jupyter kernel.
+        `session` if it was created over the API, `notebook` if it belongs to a Jupyter kernel.
     state : str
-        `unknown` if the runtime does not respond; `lost` if its record on disk is damaged: `end` says what is wrong,
-        and deleting it removes its files.
+        Current state. `unknown` if the runtime does not respond; `lost` if its record on disk is damaged: `end` has
+        the reason, and deleting the sandbox removes its files.
     end : EndInfo, optional
-        Once it has ended, or is lost.
+        Why it ended or is lost.
     idle_timeout, max_life : float, optional
-        Seconds; null where the rules of sessions do not hold, as for notebooks.
+        Seconds; null if they do not apply, as for notebooks.
     workspace : str
-        `private`, `folder` (the notebook's own) or `tenant`.
+        `private`, `folder` (the notebook's own folder) or `tenant`.
     tools : list of str
-        Those that may be used.
+        Tools that may be used on it.
     usage : UsageInfo, optional
-        What it uses; null until it was measured, and of one that does not live.
+        Resource use; null if it is not running or was not measured yet.
     calls : list of CallInfo
-        Calls of tools that are on it now.
+        Tool calls in progress.
     image : str
-        Address of its image; empty where it runs on the host's own system.
+        Reference of its image; empty if it runs on the host's own system.
     languages : list of str
-        What code in it may be written in.
+        Languages that its kernels run.
     """
 
     id: str

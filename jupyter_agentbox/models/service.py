@@ -1,4 +1,4 @@
-"""Bodies and answers about egress, the audit log and the service itself."""
+"""Define the request and response bodies for egress, the audit log and the service itself."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from .base import Answer, Body, HostName
 
 
 class GrantQuery(Body, frozen=True):
-    """What else to tell.
+    """Options for reading a grant.
 
     Parameters
     ----------
     host : str, optional
-        A host to judge: whether the caller may have the sandbox reach it.
+        A host for which to return a verdict: whether the caller may allow it.
     """
 
     host: HostName | None = None
 
 
 class HostVerdict(Answer, frozen=True):
-    """Whether a sandbox may be given a host.
+    """Whether a sandbox may be allowed to reach a host.
 
     Parameters
     ----------
     is_allowed : bool
-        It is among those that it may reach, in the same words.
+        Whether the sandbox's grant already lists the host.
     may_allow : bool
-        The caller may allow it.
+        Whether the caller may allow the host.
     message : str
-        Why not.
+        Why the caller may not allow it.
     setting : str, optional
-        The administrator's setting that would change it.
+        The administrator's setting that controls this.
     """
 
     host: str
@@ -44,18 +44,18 @@ class HostVerdict(Answer, frozen=True):
 
 
 class GrantInfo(Answer, frozen=True):
-    """What a sandbox may reach.
+    """The hosts that a sandbox may reach.
 
     Parameters
     ----------
     hosts, private_hosts : list of str
-        Patterns, presets expanded.
+        Host patterns, with presets expanded.
     ceiling : list of str
-        The most that it may be given, presets by name.
+        Hosts that the sandbox may be granted at most; presets are listed by name.
     setting : str
-        The setting behind it.
+        The administrator's setting that defines the ceiling.
     verdict : HostVerdict, optional
-        On the host that was asked about.
+        Verdict on the host in the query.
     """
 
     hosts: list[str]
@@ -66,21 +66,21 @@ class GrantInfo(Answer, frozen=True):
 
 
 class AskRequest(Body, frozen=True):
-    """A host that the sandbox needs, and what for."""
+    """A host that the sandbox needs, and the reason."""
 
     host: HostName
     why: Annotated[str, Meta(max_length=1000)] = ""
 
 
 class AskDecision(Body, frozen=True):
-    """A person's word on it."""
+    """A person's decision on a host request."""
 
     decision: Literal["allow", "deny"]
     note: Annotated[str, Meta(max_length=1000)] = ""
 
 
 class AskInfo(Answer, frozen=True):
-    """A host asked for."""
+    """A host request."""
 
     id: str
     sandbox: str
@@ -94,26 +94,26 @@ class AskInfo(Answer, frozen=True):
 
 
 class AskList(Answer, frozen=True):
-    """Hosts asked for, oldest first."""
+    """Host requests, oldest first."""
 
     asks: list[AskInfo]
 
 
 class ToolInfo(Answer, frozen=True):
-    """A tool that sessions can allow."""
+    """A tool that a sandbox can allow."""
 
     name: str
     description: str
 
 
 class ToolList(Answer, frozen=True):
-    """All tools there are."""
+    """All tools that a sandbox can allow."""
 
     tools: list[ToolInfo]
 
 
 class CheckInfo(Answer, frozen=True):
-    """One thing that was looked at."""
+    """The result of one health check."""
 
     name: str
     is_ok: bool
@@ -121,14 +121,14 @@ class CheckInfo(Answer, frozen=True):
 
 
 class Health(Answer, frozen=True):
-    """Whether sandboxes can be started here.
+    """Whether this server can start sandboxes.
 
     Parameters
     ----------
     status : str
-        `ok`, or `degraded` with a check that says why.
+        `ok`, or `degraded` with at least one failed check.
     sandboxes : int
-        That live in this server.
+        Number of running sandboxes.
     """
 
     status: Literal["ok", "degraded"]
@@ -140,26 +140,26 @@ class Health(Answer, frozen=True):
 
 
 class ServerInfo(Answer, frozen=True):
-    """What a running server uses.
+    """The configuration of a running server.
 
     Parameters
     ----------
     enforced_by : list of str
-        The files and other places that enforce sandboxed kernels; empty if nothing does.
+        Files and other places that enforce sandboxed kernels; empty if none do.
     kernel_spec_manager, kernel_manager, contents_manager : str
-        Classes with their modules.
+        Class names with their modules.
     is_guarded : bool
-        Whether the file browser follows no link out of its root directory.
+        Whether the file browser refuses links that point outside its root directory.
     terminals : str
         ``sandboxed``, ``host`` or ``off``.
     default_kernel : str
-        Name of the kernel that a request without a name starts.
+        Name of the kernel that is started if a request names none.
     host_kernels : list of str
         Names of the kernels that run on the host.
     extension_manager : str
-        JupyterLab's; empty without JupyterLab.
+        JupyterLab's extension manager; empty without JupyterLab.
     problems : list of str
-        What keeps this from being what it should be.
+        Problems with this configuration.
     """
 
     enforced_by: list[str]
@@ -175,7 +175,7 @@ class ServerInfo(Answer, frozen=True):
 
 
 class AuditItem(Answer, frozen=True):
-    """A row of the audit log; see the page on it."""
+    """A row of the audit log."""
 
     id: int
     time: float
@@ -200,18 +200,18 @@ class AuditRows(Answer, frozen=True):
 
 
 class AuditVerification(Answer, frozen=True):
-    """What the check of the audit log has found.
+    """The result of verifying the audit log.
 
     Parameters
     ----------
     rows, dropped : int
-        Rows that fit, and those that were dropped since the log was full.
+        Number of rows that are intact, and of rows that were dropped because the log was full.
     head : str
-        Number and hash of the last row that fits, to be kept elsewhere.
+        Number and hash of the last intact row. Store it elsewhere for a later verification.
     row : int, optional
-        The first row that is broken or missing.
+        The first row that is damaged or missing.
     problem : str, optional
-        A sentence on it.
+        What is wrong with it.
     """
 
     is_ok: bool
@@ -223,30 +223,30 @@ class AuditVerification(Answer, frozen=True):
 
 
 class VerifyQuery(Body, frozen=True):
-    """With what to compare.
+    """What to compare the audit log with.
 
     Parameters
     ----------
     head : str, optional
-        That of an earlier check.
+        The head that an earlier verification returned.
     """
 
     head: Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,17}:[0-9a-f]{64}$(?!\n)")] | None = None
 
 
 class AuditExport(Body, frozen=True):
-    """Which rows; all filters must fit.
+    """Which rows to return; a row must match all filters.
 
     Parameters
     ----------
     kind : str, optional
-        Such as `egress`, `call` or `lifecycle`.
+        Kind of row, such as `egress`, `call` or `lifecycle`.
     is_allowed : bool, optional
-        Only what was allowed, or only what was refused.
+        True for rows about what was allowed, false for refusals.
     since, until : float, optional
-        Seconds since the epoch: from the one, and before the other.
+        Range of time in seconds since the epoch: including `since`, excluding `until`.
     after_id : int, optional
-        Only rows after that one.
+        Only rows after this id.
     """
 
     kind: Annotated[str, Meta(max_length=64)] | None = None
@@ -257,14 +257,14 @@ class AuditExport(Body, frozen=True):
 
 
 class AuditFilters(AuditExport, frozen=True):
-    """Which rows; all filters must fit. Answered are the newest `limit` rows, or with `after_id` the first after it.
+    """Which rows to return: the newest `limit` rows that match all filters, or with `after_id` the first ones after it.
 
     Parameters
     ----------
     before_id : int, optional
-        Only rows before that one: the first of an answer leads to the older ones.
+        Only rows before this id. Pass the first id of a response to get older rows.
     limit : int
-        Most rows.
+        Maximum number of rows.
     """
 
     before_id: Annotated[int, Meta(ge=0, le=2**62)] | None = None

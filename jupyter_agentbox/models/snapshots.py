@@ -1,4 +1,4 @@
-"""Bodies and answers about snapshots."""
+"""Define the request and response bodies for snapshots."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from msgspec import Meta
 
 from .base import Answer, Body, Name
 
-#: What a person calls a snapshot, and says about it.
+#: A snapshot's name and note.
 Title = Annotated[str, Meta(max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$(?!\n)")]
 Note = Annotated[str, Meta(max_length=1000)]
 SnapshotId = Annotated[str, Meta(pattern=r"^[0-9a-f]{20}$(?!\n)")]
 
 
 class SnapshotRequest(Body, frozen=True):
-    """What to call a snapshot.
+    """A snapshot to take.
 
     Parameters
     ----------
     name, note : str
-        For people.
+        Name and note for people.
     """
 
     name: Title = ""
@@ -28,31 +28,31 @@ class SnapshotRequest(Body, frozen=True):
 
 
 class RestoreRequest(Body, frozen=True):
-    """Where to go back to.
+    """A snapshot to restore.
 
     Parameters
     ----------
     snapshot : str
-        Id of a snapshot of the same sandbox.
+        Id of a snapshot of this sandbox.
     """
 
     snapshot: SnapshotId
 
 
 class ForkRequest(Body, frozen=True):
-    """What the new sandbox is to be like.
+    """A sandbox to fork.
 
     Parameters
     ----------
     id : str, optional
-        An id of the caller's own for it. Jupyter chooses those of kernels.
+        Id for the new sandbox. The id of a kernel cannot be chosen.
     snapshot : str, optional
-        Where it begins; as the sandbox is now unless given.
+        Snapshot to start from; by default, the current state of the sandbox.
     keep_seeds : bool
-        Let random generators of a kernel go on from where they were. Unless set they are seeded anew.
+        Keep the state of the kernels' random generators. By default, they are reseeded.
     as_kernel : bool
-        Of a notebook's kernel: make a Jupyter kernel of it, which a notebook can be opened with. Otherwise it is a
-        sandbox whose context ``default`` is the kernel.
+        For a notebook's kernel: create a new Jupyter kernel, with which a notebook can be opened. By default, the fork
+        is a sandbox whose context ``default`` is the kernel.
     """
 
     id: Name | None = None
@@ -62,20 +62,20 @@ class ForkRequest(Body, frozen=True):
 
 
 class SnapshotInfo(Answer, frozen=True):
-    """A saved state of a sandbox. Times are seconds since the epoch, sizes bytes.
+    """A saved state of a sandbox. Times are seconds since the epoch, sizes are in bytes.
 
     Parameters
     ----------
     sandbox : str
-        Id of the sandbox that it is of, as its owner calls it.
+        Id of the sandbox, as its owner knows it.
     parent : str, optional
-        The snapshot that this state came from.
+        The previous snapshot, on which this state is based.
     size : int
-        Of what is restored: memory, writable layer and private workspace.
+        Size of the restored state: memory, writable layer and private workspace.
     cost : int
-        What it alone takes on the disk; pages that its parent has are shared.
+        Disk space that only this snapshot uses. Pages shared with its parent are not counted.
     is_folder_kept : bool
-        Whether the files of the workspace are part of it. A folder of the user's that is shown is not.
+        Whether it includes the files of the workspace. A mounted folder of the user is not included.
     """
 
     id: str

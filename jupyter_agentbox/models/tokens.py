@@ -1,4 +1,4 @@
-"""Bodies and answers about tokens for one sandbox."""
+"""Define the request and response bodies for tokens for one sandbox."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from .base import Answer, Body, Name, Seconds
 
 
 class TokenRequest(Body, frozen=True):
-    """What a token is to be for.
+    """A token to create.
 
     Parameters
     ----------
     verbs : list of str
-        What its holder may do in the sandbox: `read`, `write`, `execute`, and `restore`, which takes it back to one of
-        its snapshots. None that its maker may not; who may `execute` may give `restore`.
+        What the token permits: `read`, `write`, `execute`, and `restore` to restore the sandbox's snapshots. Callers
+        can give only their own rights. A caller with the right to `execute` can also give `restore`.
     name : str
-        To tell it by.
+        Name of the token.
     life : float, optional
-        Seconds until it expires; an hour unless given.
+        Lifetime in seconds; one hour by default.
     """
 
     verbs: Annotated[list[Literal["read", "write", "execute", "restore"]], Meta(min_length=1, max_length=4)]
@@ -29,14 +29,14 @@ class TokenRequest(Body, frozen=True):
 
 
 class TokenInfo(Answer, frozen=True):
-    """A token, without its text. Times are seconds since the epoch.
+    """A token, without its secret. Times are seconds since the epoch.
 
     Parameters
     ----------
     sandbox_id : str
-        Of its sandbox, in the audit log and on the machine.
+        Id of its sandbox in the audit log and on the host.
     owner, made_by : str
-        Whose sandbox it is, and who made the token.
+        Owner of the sandbox, and creator of the token.
     """
 
     id: str
@@ -50,12 +50,12 @@ class TokenInfo(Answer, frozen=True):
 
 
 class TokenMade(Answer, frozen=True):
-    """A new token. Its text is told once, and kept nowhere.
+    """A new token. Its secret is returned only once and is not stored.
 
     Parameters
     ----------
     token : str
-        For the header `Authorization: Bearer ...`.
+        Value for the header `Authorization: Bearer ...`.
     info : TokenInfo
     """
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 #: Name of the folder below the state directory. It contains one file for each sandbox, named by the sandbox's own id.
 FOLDER = "lapsed"
-END = End(Cause.LEASE_OVER, 137, "its lease was over before a server took it back", "Policy.lease_timeout")
+END = End(Cause.LEASE_OVER, 137, "its lease expired before a server adopted it", "Policy.lease_timeout")
 
 
 async def tell(state_dir: Path, audit: AuditLog) -> list[ManagedSandbox]:
@@ -43,7 +43,7 @@ async def tell(state_dir: Path, audit: AuditLog) -> list[ManagedSandbox]:
                 log.error("the end of sandbox %s is not in the audit log: %s", path.name, error)
             found.append(managed)
         except (OSError, ValueError, RecursionError) as error:
-            log.error("sandbox %s ended, as its lease was over; its record cannot be read: %s", path.name, error)
+            log.error("the lease of sandbox %s expired, and its record cannot be read: %s", path.name, error)
         finally:
             with suppress(OSError):
                 path.unlink()
@@ -56,5 +56,5 @@ def _collect(state_dir: Path) -> list[Path]:
         sweep_directories(state_dir)
         return sorted((state_dir / FOLDER).iterdir())
     except OSError as error:
-        log.warning("which sandboxes have ended since can't be told: %s", error)
+        log.warning("cannot report the sandboxes whose lease has expired: %s", error)
         return []

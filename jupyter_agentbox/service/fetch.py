@@ -111,13 +111,13 @@ async def fetch(gate: Gate, request: HttpRequest) -> HttpAnswer:
     url = _parse(request)
     peer = f"{url.host.decode()}:{url.origin.port}"
     if _requests[gate.sandbox_id] >= MAX_REQUESTS:
-        raise PolicyRefused(f"{MAX_REQUESTS} requests of this sandbox are under way; wait for one of them")
+        raise PolicyRefused(f"this sandbox has {MAX_REQUESTS} requests in progress, the maximum; wait for one to end")
     _requests[gate.sandbox_id] += 1
     network = _Network(gate)
     try:
         return await asyncio.wait_for(_exchange(network, request, url), request.timeout)
     except (TimeoutError, asyncio.TimeoutError) as error:
-        raise TimeoutError(str(error) or f"{peer} did not answer within {request.timeout:g} s") from None
+        raise TimeoutError(str(error) or f"{peer} did not respond within {request.timeout:g} s") from None
     except httpcore.ProxyError as error:
         status, _, reason = str(error).partition(" ")
         _check_gate(int(status), reason)
@@ -127,7 +127,7 @@ async def fetch(gate: Gate, request: HttpRequest) -> HttpAnswer:
     except ssl.SSLError as error:
         raise RuntimeFailed(f"TLS with {peer} failed: {error.reason or error}") from None
     except (OSError, httpcore.NetworkError, httpcore.ProtocolError) as error:
-        raise RuntimeFailed(f"{peer} ended the exchange early: {error!s:.200}") from None
+        raise RuntimeFailed(f"{peer} closed the connection early: {error!s:.200}") from None
     finally:
         for serving in network.serving:
             serving.cancel()
@@ -140,9 +140,9 @@ def _parse(request: HttpRequest) -> httpcore.URL:
     try:
         parts = urlsplit(request.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("it is no http or https URL with a host")
+            raise ValueError("must be an http or https URL with a host")
         if parts.username is not None or parts.password is not None:
-            raise ValueError("it holds a user name; send an Authorization header instead")
+            raise ValueError("must not contain a user name; send an Authorization header instead")
         host = normal_name(parts.hostname)
         port = parts.port
         target = urlunsplit(("", "", parts.path or "/", parts.query, ""))
@@ -152,7 +152,7 @@ def _parse(request: HttpRequest) -> httpcore.URL:
         raise InvalidRequest("url: path and query must be percent-encoded", field="url")
     for name in request.headers:
         if name.lower() in _OWN_HEADERS or name.lower().startswith("proxy-"):
-            raise InvalidRequest(f"headers: {name!r:.100} can't be set", field="headers")
+            raise InvalidRequest(f"headers: {name!r:.100} must not be set", field="headers")
     if request.body and request.body_base64:
         raise InvalidRequest("give either body or body_base64, not both", field="body_base64")
     if port == {"http": 80, "https": 443}[parts.scheme]:

@@ -84,7 +84,7 @@ class Grants:
         Raises
         ------
         PolicyRefused
-            The profile does not cover the host, so nobody can allow it.
+            The profile does not cover the host, so no one can allow it.
         """
         managed = await self._registry.look(sandbox_id, "ask_host", caller=caller)
         sandbox = managed.running()
@@ -98,7 +98,7 @@ class Grants:
         managed.running()
         if host in sandbox.gate.grant.hosts:
             now = time.time()
-            return AskInfo("", managed.id, host, why, "allowed", now, now, None, "it is allowed already")
+            return AskInfo("", managed.id, host, why, "allowed", now, now, None, "it is already allowed")
         asked = managed.ask(host, why)
         await self.save_asks(managed)
         await self._registry.audit().arecord("ask", sandbox.id, host=host, detail=caller.to_detail())
@@ -119,7 +119,7 @@ class Grants:
         """Return a host request with its state. Raises NotFound."""
         item = self._registry.find(sandbox_id, caller).asks.get(ask_id)
         if item is None:
-            raise NotFound(f"nothing was asked under {ask_id[:64]!r}")
+            raise NotFound(f"host request {ask_id[:64]!r} does not exist")
         return item
 
     @on_link_thread

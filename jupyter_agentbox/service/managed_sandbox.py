@@ -252,8 +252,8 @@ class ManagedSandbox:
         """Refuse a tool that is not in the sandbox's list of tools. Raises PolicyRefused."""
         if tool is not None and tool not in self.tools:
             raise PolicyRefused(
-                f"the tool {tool!r} is not among those of this sandbox ({', '.join(self.tools) or 'none'})",
-                setting="tools of the sandbox's own request",
+                f"the tool {tool!r} is not allowed in this sandbox (allowed: {', '.join(self.tools) or 'none'})",
+                setting="tools of the sandbox's request",
             )
 
     def restrict(self, blocked_commands: Sequence[str]) -> None:
@@ -275,7 +275,7 @@ class ManagedSandbox:
         if until is None:
             return ""
         at = time.strftime("%H:%M:%S UTC", time.gmtime(until))
-        return f"Its files are kept until {at}: revive it to go on with them"
+        return f"Its files are kept until {at}; revive it to continue with them"
 
     def begin(self) -> None:
         """Record that a call has begun."""
@@ -384,7 +384,7 @@ class ManagedSandbox:
         if len(self.asks) >= MAX_ASKS:
             oldest = next((key for key, item in self.asks.items() if item.state != "pending"), None)
             if oldest is None:
-                raise Conflict(f"{MAX_ASKS} hosts asked for wait for a person already")
+                raise Conflict(f"this sandbox has {MAX_ASKS} pending host requests, the maximum; wait for a decision")
             del self.asks[oldest]
         item = AskInfo(id=secrets.token_hex(6), sandbox=self.id, host=host, why=why, state="pending", asked=time.time())
         self.asks[item.id] = item
@@ -400,9 +400,9 @@ class ManagedSandbox:
         """Return a pending host request. Raises NotFound, Conflict."""
         item = self.asks.get(ask_id)
         if item is None:
-            raise NotFound(f"nothing was asked under {ask_id[:64]!r}")
+            raise NotFound(f"host request {ask_id[:64]!r} does not exist")
         if item.state != "pending":
-            raise Conflict(f"it was {item.state} already, by {item.decided_by}")
+            raise Conflict(f"the host request was already {item.state} by {item.decided_by}")
         return item
 
     # -- record --------------------------------------------------------------------------------
@@ -472,9 +472,9 @@ def check_request(request: SandboxRequest) -> None:
     """Check the parts of a request that its struct cannot validate. Raises InvalidRequest."""
     for tool in request.tools or ():
         if tool not in TOOLS:
-            raise InvalidRequest(f"there is no tool {tool[:100]!r}; tools are {', '.join(TOOLS)}", field="tools")
+            raise InvalidRequest(f"{tool[:100]!r} is not a tool; tools are {', '.join(TOOLS)}", field="tools")
     if "\0" in request.workdir:
-        raise InvalidRequest("workdir holds a NUL character", field="workdir")
+        raise InvalidRequest("workdir must not contain a NUL character", field="workdir")
     for name, value in request.env.items():
         if not name or "=" in name or "\0" in name + value:
-            raise InvalidRequest(f"{name[:100]!r} and its value are nothing an environment can hold", field="env")
+            raise InvalidRequest(f"{name[:100]!r} is not a valid environment variable", field="env")

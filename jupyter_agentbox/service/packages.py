@@ -38,7 +38,7 @@ _EXAMPLES = {"pip": "pandas[excel]==2.2.*", "npm": "left-pad@1.3.0", "R": "data.
 _INSTALL_R = """\
 names <- commandArgs(trailingOnly = TRUE)
 if (identical(unname(getOption("repos")["CRAN"]), "@CRAN@")) {
-  message("ERROR: R knows no repository: set options(repos = ...) in its Rprofile.site"); quit(status = 1)
+  message("ERROR: R has no repository: set options(repos = ...) in its Rprofile.site"); quit(status = 1)
 }
 library <- Sys.getenv("R_LIBS_USER", "~/R")
 dir.create(library, recursive = TRUE, showWarnings = FALSE)
@@ -64,7 +64,7 @@ def check_names(names: Iterable[str], manager: str = "pip", field: str = "packag
     for name in names:
         if not _PATTERNS[manager].fullmatch(name.strip()):
             raise InvalidRequest(
-                f"{name[:100]!r} is no name of a package for {manager}; write it like {_EXAMPLES[manager]}", field=field
+                f"{name[:100]!r} is not a valid package name for {manager}; examples: {_EXAMPLES[manager]}", field=field
             )
 
 
@@ -73,9 +73,9 @@ def make_command(request: InstallRequest, python: str = sys.executable) -> Comma
     names = [name.strip() for name in request.packages]
     check_names(names, request.manager)
     if not names and request.requirements is None:
-        raise InvalidRequest("name packages, or a requirements file", field="packages")
+        raise InvalidRequest("give packages or a requirements file", field="packages")
     if request.manager != "pip" and request.requirements is not None:
-        raise InvalidRequest(f"{request.manager} takes no requirements file", field="requirements")
+        raise InvalidRequest(f"{request.manager} does not support requirements files", field="requirements")
     if request.manager == "R":
         # R reinstalls packages that are present, in their newest version, as with `upgrade`.
         return Command(argv=["Rscript", "--no-save", "--no-restore", "-e", _INSTALL_R, *names])
@@ -151,14 +151,14 @@ async def install_all(
 def _message(end: Exit, log: str, refused: list[RefusedHost], request: InstallRequest) -> str:
     if end.exit_code == 0:
         found = _OK.findall(log)
-        return found[-1] if found else "all of it was there already"
+        return found[-1] if found else "already installed"
     if end.timed_out:
-        return f"it did not end within {request.timeout:g} s"
+        return f"the installation did not end within {request.timeout:g} s"
     if refused:
         return "the gate refused: " + "; ".join(item.message for item in refused[:5])
     if end.exit_code == 127:
         return (
-            f"{request.manager} is not installed in this sandbox: install it on the host, or use a profile whose root "
+            f"{request.manager} is not installed in this sandbox; install it on the host, or use a profile whose root "
             "directory has it"
         )
     errors = _ERROR.findall(log)

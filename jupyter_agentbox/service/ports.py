@@ -76,7 +76,7 @@ class Connection:
 
     async def _open(self) -> None:
         if _connections[self._sandbox.id] >= MAX_CONNECTIONS:
-            raise LimitReached(f"{MAX_CONNECTIONS} connections to the ports of this sandbox are open already")
+            raise LimitReached(f"this sandbox's ports have {MAX_CONNECTIONS} open connections, the maximum; close some")
         self._stream = self._sandbox.open_stream({"kind": "connect", "port": self.port})
         _connections[self._sandbox.id] += 1
 
@@ -117,11 +117,11 @@ class Connection:
         try:
             return await asyncio.wait_for(self._read_head(method), HEAD_TIMEOUT)
         except asyncio.TimeoutError:
-            raise TimeoutError(f"port {self.port} did not answer within {HEAD_TIMEOUT:g} s") from None
+            raise TimeoutError(f"port {self.port} did not respond within {HEAD_TIMEOUT:g} s") from None
         except WireError as error:
-            raise LinkClosed(f"what answers on port {self.port} is not HTTP/1.1: {error}") from None
+            raise LinkClosed(f"the response on port {self.port} is not valid HTTP/1.1: {error}") from None
         except LinkClosed as error:
-            raise LinkClosed(f"nothing answers on port {self.port} of the sandbox: {error}") from None
+            raise LinkClosed(f"no response on port {self.port} of the sandbox: {error}") from None
 
     async def _read_head(self, method: str) -> Answer:
         assert self._stream is not None
@@ -131,14 +131,14 @@ class Connection:
                 known = len(self._buffer)
                 data = await self._thread.run(self._stream.read())
                 if not data:
-                    raise WireError("the connection ended before the answer")
+                    raise WireError("the connection was closed before the response")
                 self._buffer += data
             head = bytes(self._buffer[:size])
             del self._buffer[:size]
             response = parse_response(head, method)
             if response.status >= 200 or response.status == 101:
                 return Answer(response.status, _fields(head), response.framing)
-        raise WireError("too many interim answers")
+        raise WireError("too many interim responses")
 
     async def read_body(self, reader: BodyReader) -> bytes:
         """Return the next bytes of a body as received, or ``b""`` when it is complete. Raises LinkClosed."""
@@ -148,9 +148,9 @@ class Connection:
         try:
             piece = data[: reader.feed(data)]
         except WireError as error:
-            raise LinkClosed(f"what answers on port {self.port} is not HTTP/1.1: {error}") from None
+            raise LinkClosed(f"the response on port {self.port} is not valid HTTP/1.1: {error}") from None
         if not data and not reader.ends_with_connection:
-            raise LinkClosed(f"the answer of port {self.port} broke off")
+            raise LinkClosed(f"the response on port {self.port} was incomplete")
         return piece
 
 
@@ -187,7 +187,7 @@ def request_head(
         The target or a header contains characters that HTTP does not allow.
     """
     if not _TARGET.fullmatch(target):
-        raise InvalidRequest("the path has characters that no HTTP request can have")
+        raise InvalidRequest("the path has characters that are not allowed in an HTTP request")
     lines = [f"{method} {target} HTTP/1.1", f"Host: localhost:{port}"]
     known = _REQUEST_HEADERS | _SOCKET_HEADERS if is_socket else _REQUEST_HEADERS
     for name, value in headers:
@@ -199,7 +199,7 @@ def request_head(
         elif low not in known:
             continue
         if not _VALUE.fullmatch(value):
-            raise InvalidRequest(f"the header {name[:50]} has control characters")
+            raise InvalidRequest(f"the header {name[:50]} contains control characters")
         if value:
             lines.append(f"{name}: {value}")
     length = next((value for name, value in headers if name.lower() == "content-length"), "")
@@ -258,7 +258,7 @@ def answer_head(answer: Answer, *, prefix: str, target: str, port: int, host: st
 def socket_head(answer: Answer) -> bytes:
     """Return the head that tells the client that its websocket is open. Raises LinkClosed."""
     if answer.status != 101 or [value.lower() for value in answer.values("upgrade")] != ["websocket"]:
-        raise LinkClosed("what answers inside did not open a websocket")
+        raise LinkClosed("the program on this port did not accept a websocket")
     lines = ["HTTP/1.1 101 Switching Protocols", "Connection: Upgrade", "Upgrade: websocket"]
     lines += [f"{name.title()}: {value}" for name, value in answer.headers if name in _ACCEPT_HEADERS]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
@@ -282,7 +282,7 @@ def _location(value: str, prefix: str, target: str, port: int) -> str:
     except ValueError:
         is_own = False
     if not is_own or not _TARGET.fullmatch(found.path or "/") or "\\" in value:
-        raise LinkClosed(f"port {port} of the sandbox leads elsewhere: {value!r:.200}")
+        raise LinkClosed(f"port {port} of the sandbox redirects to another server or port: {value!r:.200}")
     return prefix + found._replace(scheme="", netloc="", path=found.path or "/").geturl()
 
 

@@ -55,7 +55,7 @@ class Quotas:
         if owner is not None and own >= self.policy.max_sandboxes_per_owner:
             ended = f", {kept} of which have ended with their files kept until they are deleted" if kept else ""
             raise LimitReached(
-                f"{owner} has {own} sandboxes{ended}, and may have no more at a time "
+                f"{owner} has {own} sandboxes{ended}, which is the maximum; delete one "
                 "(setting: Policy.max_sandboxes_per_owner)",
                 setting="Policy.max_sandboxes_per_owner",
             )
@@ -63,7 +63,7 @@ class Quotas:
         kernels = {managed.spec.kernel_id for managed in notebooks if managed.spec is not None} | self._coming
         if len(alive) + len(kernels - {kernel}) >= self.policy.max_sandboxes:
             raise LimitReached(
-                f"this server has {self.policy.max_sandboxes} sandboxes, and may have no more at a time "
+                f"this server has {self.policy.max_sandboxes} sandboxes, which is the maximum; end one "
                 "(setting: Policy.max_sandboxes)",
                 setting="Policy.max_sandboxes",
             )

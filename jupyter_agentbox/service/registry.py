@@ -68,12 +68,12 @@ class Caller:
     def check_verb(self) -> None:
         """Check that the token allows the verb. Raises NotAuthorized."""
         if self.scope is not None and self.verb not in self.scope.verbs:
-            raise NotAuthorized(f"the token is for {', '.join(self.scope.verbs)}, and this call is to {self.verb}")
+            raise NotAuthorized(f"the token permits {', '.join(self.scope.verbs)}, but this call requires {self.verb}")
 
     def check_unscoped(self, what: str) -> None:
         """Refuse an operation that a token for one sandbox never allows. Raises NotAuthorized."""
         if self.scope is not None:
-            raise NotAuthorized(f"a token for one sandbox is not enough to {what}")
+            raise NotAuthorized(f"a token for one sandbox cannot be used to {what}; use the server's token")
 
     def to_detail(self) -> dict[str, Any]:
         """Return the caller's entries for the audit log."""
@@ -166,7 +166,7 @@ class SandboxRegistry:
             if is_own and not starting.cancelled():
                 starting.result()
             elif starting.cancelled() or starting.exception() is not None:
-                raise NotFound(f"there is no sandbox {managed.id!r}: it did not start")
+                raise NotFound(f"sandbox {managed.id!r} does not exist: it did not start")
         return managed
 
     @on_link_thread
@@ -282,7 +282,7 @@ class SandboxRegistry:
             is_named = is_named or (caller.scope is not None and sandbox_id == caller.scope.sandbox)
             if is_named and _is_visible(other, caller):
                 return other
-        raise NotFound(f"there is no sandbox {sandbox_id[:64]!r}")
+        raise NotFound(f"sandbox {sandbox_id[:64]!r} does not exist")
 
     def end_duplicates(self, manager: SandboxManager) -> None:
         """End duplicates left by an interrupted restore or park, so that each managed sandbox has one sandbox."""

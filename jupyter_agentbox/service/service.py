@@ -130,7 +130,7 @@ class SandboxService:
         RuntimeUnavailable, RuntimeFailed
             The sandbox did not start. Nothing of it remains.
         """
-        caller.check_unscoped("make sandboxes")
+        caller.check_unscoped("create sandboxes")
         check_request(request)
         check_names(request.packages)
         known = self._sandboxes.get((caller.name, request.id)) if request.id is not None else None
@@ -138,7 +138,7 @@ class SandboxService:
             if not await asyncio.to_thread(known.is_asked_for_by, request):
                 what = "has ended with its files kept" if known.kept_until else "exists"
                 raise Conflict(
-                    f"sandbox {request.id!r} {what}, and was asked for otherwise; delete it, or choose another id",
+                    f"sandbox {request.id!r} {what}, and its request was different; delete it, or choose another id",
                     field="id",
                 )
             await self._revive(known, caller)
@@ -176,7 +176,7 @@ class SandboxService:
         """
         known = self._sandboxes.get(managed.key)
         if known is not None and (known.state != "ended" or known.kept_until):
-            raise Conflict(f"sandbox {managed.id!r} exists; delete it, or choose another id", field="id")
+            raise Conflict(f"sandbox {managed.id!r} already exists; delete it, or choose another id", field="id")
         self.quotas.check(caller.name)
         policy, request = self.policy, managed.request
         managed.idle_timeout = _within(
@@ -248,7 +248,7 @@ class SandboxService:
         request = managed.request
         if len(request.ports) > self.policy.max_ports:
             raise PolicyRefused(
-                f"{len(request.ports)} ports are more than the {self.policy.max_ports} that are allowed",
+                f"{len(request.ports)} ports exceed the maximum of {self.policy.max_ports}",
                 field="ports",
                 setting="Policy.max_ports",
             )
@@ -281,7 +281,7 @@ class SandboxService:
         managed.restrict(policy.blocked_commands)
         if len(request.ports) > policy.max_ports:
             managed.request = msgspec.structs.replace(request, ports=request.ports[: policy.max_ports])
-            log.warning("sandbox %s has %d ports left, by Policy.max_ports", managed.id, policy.max_ports)
+            log.warning("sandbox %s keeps only %d ports, because of Policy.max_ports", managed.id, policy.max_ports)
         if managed.idle_timeout is not None:
             managed.idle_timeout = min(managed.idle_timeout, policy.max_idle_timeout)
         if managed.max_life is not None:
@@ -324,7 +324,7 @@ class SandboxService:
             await self._manager_of(sandbox).keep(sandbox)
             await asyncio.to_thread(managed.save, sandbox.directory)
         except (AgentboxError, OSError) as error:  # for example on a full disk; a later server would not know the cause
-            log.warning("sandbox %s has ended, and what its files need to be kept is incomplete: %s", managed.id, error)
+            log.warning("sandbox %s has ended; the record of its kept files is incomplete: %s", managed.id, error)
 
     async def revive(self, sandbox_id: str, *, caller: Caller) -> SandboxInfo:
         """Start a sandbox again that ended by a fault, with its files. Do nothing if it is running.
@@ -423,7 +423,7 @@ class SandboxService:
                 await kept.forget()
                 return
             raise Conflict(
-                f"sandbox {managed.id} belongs to a Jupyter kernel, and ends with it: shut the kernel down instead"
+                f"sandbox {managed.id} belongs to a Jupyter kernel, and ends with it; shut down the kernel instead"
             )
         if managed.lost is not None:
             manager = SandboxManager.shared(self.policy.state_path, self.policy.runtime, config=self.policy.config)
@@ -439,7 +439,7 @@ class SandboxService:
     async def _wake(self, managed: ManagedSandbox) -> None:
         try:
             if self.parker is None:
-                raise Conflict(f"sandbox {managed.id!r} is parked, and this server wakes none")
+                raise Conflict(f"sandbox {managed.id!r} is parked, and this server cannot wake parked sandboxes")
             if managed.kind == "session":
                 self.quotas.check(managed.owner, but=managed)
             await self.parker.wake(managed)
@@ -453,7 +453,7 @@ class SandboxService:
         """Save a sandbox to disk and free its resources. Raises Conflict while it is in use."""
         managed = self.registry.find(sandbox_id, caller)
         if self.parker is None:
-            raise Conflict("this server parks no sandboxes")
+            raise Conflict("this server cannot park sandboxes")
         if managed.state != "parked":
             await finished(self.parker.park(managed))
         return managed.info()
@@ -484,7 +484,7 @@ class SandboxService:
             tenant = await asyncio.to_thread(Tenant.open, self.policy.state_path, owner, name)
             used = await asyncio.to_thread(tenant.used)
             if used > limit:
-                message = f"the tenant's disk is full (limit {format_size(limit)}, used {format_size(used)})"
+                message = f"the tenant exceeded its disk quota (limit {format_size(limit)}, used {format_size(used)})"
                 end = End(Cause.DISK_FULL, 137, message, "Policy.max_tenant_disk")
                 await asyncio.gather(*(self._end(managed, end) for managed in its))
 
@@ -507,7 +507,7 @@ class SandboxService:
             if over == "idle_timeout":
                 end = End(Cause.IDLE, 137, f"it was not used for {seconds:g} s", "Policy.idle_timeout")
             else:
-                end = End(Cause.LIFE_OVER, 137, f"its life of {seconds:g} s is over", "Policy.max_life")
+                end = End(Cause.LIFE_OVER, 137, f"it reached its maximum lifetime of {seconds:g} s", "Policy.max_life")
             self._thread.spawn(self._end(managed, end))
 
     async def _park_idle(self, managed: ManagedSandbox) -> None:
@@ -517,7 +517,7 @@ class SandboxService:
         except (AgentboxError, OSError) as error:
             # Keep it running rather than lose it. Parking is retried after the next idle timeout.
             managed.touch()
-            log.warning("sandbox %s was not parked, and lives on: %s", managed.id, error)
+            log.warning("sandbox %s could not be parked and keeps running: %s", managed.id, error)
 
     @on_link_thread
     async def recover(self) -> list[str]:
@@ -549,7 +549,7 @@ class SandboxService:
                     self._sandboxes[managed.key] = managed
                     continue
             except (AgentboxError, OSError) as error:
-                log.error("sandbox %s is not taken back: %s", listed.id, error)
+                log.error("cannot adopt sandbox %s: %s", listed.id, error)
                 continue
             managed.end = None  # the end of the sandbox from which it was revived
             managed.attach(sandbox)
@@ -561,7 +561,7 @@ class SandboxService:
             try:
                 parked = await self.parker.recover()
             except (AgentboxError, OSError) as error:
-                log.error("parked sandboxes are not taken back: %s", error)
+                log.error("cannot adopt parked sandboxes: %s", error)
                 parked = []
             for managed in reversed(parked):
                 if (known := self._sandboxes.setdefault(managed.key, managed)) is managed:
@@ -602,7 +602,7 @@ class SandboxService:
                     await self.registry.audit().arecord("lifecycle", sandbox.id, detail=sandbox.end.to_detail(""))
                 self._sandboxes[managed.key] = managed
             except (AgentboxError, OSError) as error:
-                log.warning("the files of sandbox %s are not taken back: %s", listed.id, error)
+                log.warning("cannot adopt the kept files of sandbox %s: %s", listed.id, error)
 
     def _add_lost(self, manager: SandboxManager, name: str, reason: str, owner: str = "") -> None:
         """List a sandbox whose record is damaged, until it is deleted."""
@@ -616,7 +616,7 @@ class SandboxService:
             managed.id = name
         managed.lost = name
         managed.previous_ids.append(name)
-        managed.end = End(Cause.LOST, 1, f"it is lost, since {reason}. Its files are kept until you delete it")
+        managed.end = End(Cause.LOST, 1, f"it is lost: {reason}. Its files are kept until you delete it")
         managed.ended_at = managed.created
         self._sandboxes[managed.key] = managed
 
@@ -670,7 +670,7 @@ class SandboxService:
         managed = await self.registry.look(sandbox_id, caller=caller)
         others = (patch.idle_timeout, patch.max_life, patch.labels)
         if managed.kind == "notebook" and any(value is not UNSET for value in others):
-            raise Conflict("Jupyter looks after the life of a notebook's sandbox; only allowed_hosts can be changed")
+            raise Conflict("Jupyter manages the life of a notebook's sandbox; only allowed_hosts can be changed")
         policy = self.policy
         idle, life = managed.idle_timeout, managed.max_life
         if patch.idle_timeout is not UNSET:
@@ -699,7 +699,7 @@ def _within(asked: float | None, default: float, ceiling: float, field: str) -> 
     if asked > ceiling:
         setting = f"Policy.max_{field.removeprefix('max_')}"
         raise PolicyRefused(
-            f"{field} of {asked:g} s is more than the {ceiling:g} s that are allowed (setting: {setting})",
+            f"{field} of {asked:g} s exceeds the maximum of {ceiling:g} s (setting: {setting})",
             field=field,
             setting=setting,
         )

@@ -35,9 +35,9 @@ def clear(state_dir: Path) -> None:
         try:
             work()
         except (AgentboxError, OSError) as error:
-            log.warning("what earlier processes left was not removed: %s", error)
+            log.warning("cannot remove leftovers of earlier processes: %s", error)
     try:
         if has_left(state_dir):
             ensure_sweeper(state_dir)
     except (OSError, SubprocessError) as error:
-        log.warning("the sweeper, which removes what earlier processes left, was not started: %s", error)
+        log.warning("cannot start the sweeper, which removes leftovers of earlier processes: %s", error)

@@ -147,7 +147,7 @@ def test_nobody_comes_in(api: Api, place: Place) -> None:
             assert answer.status_code == 401, (route, header)
             assert answer.headers["WWW-Authenticate"] == "Bearer"
             assert answer.json()["reason"] == "unauthenticated"
-            words = "authentication is required" if header is None else "holds no token"
+            words = "authentication is required" if header is None else "was not issued by this server"
             assert words in answer.json()["message"]
         assert socket_status(api, place, header=headers) == 401
     assert state_of(api, place) == before

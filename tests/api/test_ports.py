@@ -97,7 +97,7 @@ def test_bodies_are_streamed_both_ways(api: Api, app: str) -> None:
 @pytest.mark.parametrize("path", ["/both", "/huge", "/noise"])
 def test_what_is_no_plain_http_is_told(api: Api, app: str, path: str) -> None:
     error = api.fails(502, "GET", app + path)
-    assert "what answers on port 7001 is not HTTP/1.1" in error["message"]
+    assert "the response on port 7001 is not valid HTTP/1.1" in error["message"]
 
 
 def test_an_answer_that_lies_about_its_size_harms_nobody(api: Api, app: str) -> None:
@@ -126,13 +126,13 @@ def test_a_redirect_stays_at_the_port(api: Api, app: str, place: str) -> None:
     ],
 )
 def test_a_redirect_elsewhere_is_none(api: Api, app: str, place: str) -> None:
-    assert "leads elsewhere" in api.fails(502, "GET", f"{app}/go?{place}", allow_redirects=False)["message"]
+    assert "redirects to another server" in api.fails(502, "GET", f"{app}/go?{place}", allow_redirects=False)["message"]
 
 
 def test_only_listed_ports_and_only_one_who_may(api: Api, app: str) -> None:
     error = api.fails(403, "GET", "/sandboxes/ports/ports/7002/")
     assert (error["field"], "(7001, 7999)" in error["message"]) == ("port", True)
-    assert "nothing answers on port 7999" in api.fails(502, "GET", "/sandboxes/ports/ports/7999/")["message"]
+    assert "no response on port 7999" in api.fails(502, "GET", "/sandboxes/ports/ports/7999/")["message"]
     api.fails(404, "GET", "/sandboxes/nobodys/ports/7001/")
     nobody = Api(api.server, token="wrong")
     for verb in ("GET", "POST", "OPTIONS"):

@@ -95,8 +95,8 @@ def test_the_cause_of_an_end_stays(api: Api, make: Make) -> None:
     path = make(id="hog", profile="small")
     error = api.fails(410, "POST", path + "/exec", {"command": FILL_MEMORY})
     assert re.fullmatch(
-        r"sandbox ended: out of memory \(limit 300 MiB\)\. Its files are kept until \d\d:\d\d:\d\d UTC: "
-        "revive it to go on with them",
+        r"sandbox ended: out of memory \(limit 300 MiB\)\. Its files are kept until \d\d:\d\d:\d\d UTC; "
+        "revive it to continue with them",
         error["message"],
     )
     info = api.ok("GET", path)

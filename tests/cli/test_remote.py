@@ -166,12 +166,12 @@ def test_what_is_wrong_is_one_line_and_a_status(serving: Serving, box: Sandbox) 
         (("cp", "demo:missing", "x"), "missing"),
         (("cp", "no-such-file", "demo:x"), "cannot be read"),
         (("cp", "demo:in-none", "no-dir/x"), "in-none"),
-        (("stop", ".."), "is no name"),
+        (("stop", ".."), "is not a valid name"),
         (("logs", "demo", "none"), "none"),
-        (("restore", "demo", "0" * 20), "there is no snapshot"),
-        (("ps", "--url=http://127.0.0.1:1/"), "can't be reached"),
-        (("ps", "--url=http://127.0.0.1:1/?token=x"), "give the token apart"),
-        (("ps", "--token-file=missing"), "can't be read"),
+        (("restore", "demo", "0" * 20), "does not exist"),
+        (("ps", "--url=http://127.0.0.1:1/"), "cannot be reached"),
+        (("ps", "--url=http://127.0.0.1:1/?token=x"), "must not contain a token"),
+        (("ps", "--token-file=missing"), "cannot read the token file"),
     )
     found = run_all(serving.env, *(arguments for arguments, _ in wrong))
     for (arguments, words), ran in zip(wrong, found, strict=True):

@@ -96,7 +96,7 @@ def test_what_is_wrong_is_one_line_and_a_status(env: Env) -> None:
         (("run", "book.ipynb"), "jupyter execute --kernel_name=agentbox book.ipynb"),
         (("run", "--profile=nope", "-c", "1"), "there is no profile 'nope'"),
         (("run", "--allow=not-listed.example", "-c", "1"), "not-listed.example"),
-        (("run", "--package=--index-url", "-c", "1"), "is no name of a package"),
+        (("run", "--package=--index-url", "-c", "1"), "is not a valid package name"),
         (("run", f"--mount={env.home}", "-c", "1"), str(env.home)),
     )
     found = run_all(env, *(arguments for arguments, _ in wrong))

@@ -71,7 +71,7 @@ def test_errors_are_typed_and_name_field_and_setting(client: Client, box: Sandbo
     assert (invalid.value.field, invalid.value.status) == ("tools", 400)
     with pytest.raises(Conflict):
         client.create(id="shared", labels={"for": "something else"})
-    with pytest.raises(InvalidRequest, match="is no name"):
+    with pytest.raises(InvalidRequest, match="is not a valid name"):
         client.get("..")
     with pytest.raises(NotFound):
         client.get("a/../shared")
@@ -82,7 +82,7 @@ def test_what_has_ended_says_why(client: Client) -> None:
         deadline = time.monotonic() + 90
         while box.refresh().state != "ended" and time.monotonic() < deadline:
             time.sleep(0.2)
-        with pytest.raises(SandboxEnded, match=r"its life of 1\.5 s is over") as ended:
+        with pytest.raises(SandboxEnded, match=r"it reached its maximum lifetime of 1\.5 s") as ended:
             box.exec("true")
         assert (ended.value.status, ended.value.setting) == (410, "Policy.max_life")
 

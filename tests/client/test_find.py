@@ -152,7 +152,7 @@ def test_a_call_that_broke_is_not_made_again() -> None:
         with pytest.raises(Unreachable):
             client.create()
         assert len(seen) == 1
-    with Client(url) as client, pytest.raises(Unreachable, match="can't be reached"):
+    with Client(url) as client, pytest.raises(Unreachable, match="cannot be reached"):
         client.list()
 
 
@@ -182,7 +182,7 @@ def test_a_stream_that_is_cut_off_is_an_error_and_no_end() -> None:
 
 def test_events_are_read_in_whatever_pieces_they_come() -> None:
     text = (
-        b': still here\n\nevent: stdout\ndata: {"text": "YQ==", "offset": 0}\n\nevent: of-a-newer-server\ndata: {}\n\n'
+        b': keep-alive\n\nevent: stdout\ndata: {"text": "YQ==", "offset": 0}\n\nevent: of-a-newer-server\ndata: {}\n\n'
         b'event: failure\ndata: {"message": "gone", "reason": "sandbox_ended"}\n\n'
     )
     for size in (1, 7, len(text)):

@@ -239,8 +239,8 @@ def test_a_scoped_caller_says_what_it_does_or_does_nothing(make: Make) -> None:
         with pytest.raises(NotAuthorized):
             refused.check_verb()
     caller.acting("read").check_verb()
-    with pytest.raises(NotAuthorized, match="make sandboxes"):
-        caller.acting("read").check_unscoped("make sandboxes")
+    with pytest.raises(NotAuthorized, match="create sandboxes"):
+        caller.acting("read").check_unscoped("create sandboxes")
     assert caller.to_detail() == {"by": "ann", "token": record.id, "token_name": "agent"}
     Caller("ann").check_verb()
-    Caller("ann").check_unscoped("make sandboxes")
+    Caller("ann").check_unscoped("create sandboxes")

@@ -138,7 +138,7 @@ def test_one_out_of_memory_is_revived_with_its_files(policy: Policy) -> None:
             assert info.end is not None
             assert (info.end.cause, info.sandbox_id) == ("out_of_memory", made.sandbox_id)
             assert info.end.kept_until == pytest.approx(time.time() + 3600, abs=120)
-            with pytest.raises(SandboxEnded, match=r"out of memory .*kept until .* UTC: revive it"):
+            with pytest.raises(SandboxEnded, match=r"out of memory .*kept until .* UTC; revive it"):
                 await bash(service, "true")
             with pytest.raises(NotFound):
                 await service.revive("x", caller=BOB)

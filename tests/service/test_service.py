@@ -295,7 +295,7 @@ def test_a_successor_tells_of_those_whose_lease_was_over(policy: Policy) -> None
                     break
                 (info,) = found
                 assert (info.id, info.state, info.end and info.end.cause) == ("x", "ended", "lease_over")
-                with pytest.raises(SandboxEnded, match="its lease was over"):
+                with pytest.raises(SandboxEnded, match="its lease expired"):
                     async with second.registry.use("x", "bash", caller=ADA):
                         pass
                 rows = await second.registry.audit().aquery(sandbox=made.sandbox_id, kind="lifecycle")
@@ -315,7 +315,7 @@ def test_an_ended_one_says_why(policy: Policy) -> None:
                 if (await service.registry.get("x", caller=ADA)).state == "ended":
                     break
                 await asyncio.sleep(0.05)
-            with pytest.raises(SandboxEnded, match="its life of 1 s is over"):
+            with pytest.raises(SandboxEnded, match="it reached its maximum lifetime of 1 s"):
                 async with service.registry.use("x", "bash", caller=ADA):
                     pass
             assert made.state == "running"

@@ -8,7 +8,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Tell whether sandboxes can be started here */
+        /** Check whether this server can start sandboxes */
         get: operations["get_health"];
         put?: never;
         post?: never;
@@ -25,7 +25,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** List the tools that a sandbox's `tools` can name */
+        /** List the tools that can be named in a sandbox's `tools` */
         get: operations["list_tools"];
         put?: never;
         post?: never;
@@ -42,7 +42,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Answer this API's description in OpenAPI 3.1 */
+        /** Get the OpenAPI 3.1 document of this API */
         get: operations["get_openapi"];
         put?: never;
         post?: never;
@@ -59,7 +59,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** List the audit log of all sandboxes; for those whom `Policy.admins` names, or the server's own user */
+        /** List audit log rows of all sandboxes. Requires an administrator (`Policy.admins`) or the server's own user */
         get: operations["get_audit"];
         put?: never;
         post?: never;
@@ -76,7 +76,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Export the audit log of all sandboxes as JSON lines: all rows that fit, oldest first */
+        /** Export all matching audit log rows of all sandboxes as JSON lines, oldest first. For administrators */
         get: operations["export_audit"];
         put?: never;
         post?: never;
@@ -94,8 +94,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Check by its hashes that the audit log holds what was written; for administrators
-         * @description Keep `head` where nobody who writes the log can write, and give it to a later check: without it, a log that was written anew as a whole cannot be told from the true one.
+         * Verify the hash chain of the audit log. For administrators
+         * @description Store the returned `head` where processes that can write the log cannot change it, and pass it to the next verification. Without it, a log that was rewritten completely cannot be detected.
          */
         get: operations["verify_audit"];
         put?: never;
@@ -116,8 +116,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Run code in a persistent kernel, and answer what came of it
-         * @description Variables stay for the next run. In a notebook's sandbox the code runs in the notebook's own kernel, so that a person and an agent share variables. A caller who goes away interrupts its run, unless `keep_running` is set. The end of the kernel is an answer too, with its cause.
+         * Run code in a persistent kernel, and return its output
+         * @description Variables persist between calls. In a notebook's sandbox, the code runs in the notebook's own kernel, so that a person and an agent share variables. If the client disconnects, the code is interrupted unless `keep_running` is set. If the kernel ends during the call, the result says why.
          */
         post: operations["run_code"];
         delete?: never;
@@ -135,7 +135,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Run code and tell its outputs as they come, as server-sent events; the last is `done` */
+        /** Run code, and stream its output as server-sent events. The last event is `done` */
         post: operations["stream_code"];
         delete?: never;
         options?: never;
@@ -153,7 +153,7 @@ export interface paths {
         /** List the kernels of a sandbox */
         get: operations["list_contexts"];
         put?: never;
-        /** Start a kernel before it is needed; one that is there stays as it is */
+        /** Start a kernel before its first use. Has no effect on a kernel that is running */
         post: operations["create_context"];
         delete?: never;
         options?: never;
@@ -171,7 +171,7 @@ export interface paths {
         get?: never;
         put?: never;
         post?: never;
-        /** End a kernel and forget its variables */
+        /** End a kernel. Its variables are lost */
         delete: operations["delete_context"];
         options?: never;
         head?: never;
@@ -187,7 +187,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Start a kernel anew */
+        /** Restart a kernel */
         post: operations["restart_context"];
         delete?: never;
         options?: never;
@@ -204,7 +204,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Interrupt what a kernel runs, whoever sent it */
+        /** Interrupt the code that a kernel runs, regardless of who sent it */
         post: operations["interrupt_context"];
         delete?: never;
         options?: never;
@@ -222,8 +222,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Run a command to its end
-         * @description When its time is over it is killed with all that it started, and what it printed so far comes back. A caller who goes away ends it too.
+         * Run a command, and wait until it ends
+         * @description At its timeout, the command is killed with all of its child processes, and its output so far is returned. It is also killed if the client disconnects.
          */
         post: operations["run_command"];
         delete?: never;
@@ -242,8 +242,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Run a command and tell what it prints as it happens, as server-sent events
-         * @description Events are `stdout`, `stderr` and at last `exit`; `failure` if it could not go on. A slow reader holds it up.
+         * Run a command, and stream its output as server-sent events
+         * @description Events are `stdout` and `stderr`, and finally `exit`, or `failure` on an error. A slow client slows it down.
          */
         post: operations["stream_command"];
         delete?: never;
@@ -264,7 +264,7 @@ export interface paths {
         put?: never;
         /**
          * Start a command in the background
-         * @description It goes on when its caller goes away, and does not keep the sandbox from being idle.
+         * @description It keeps running when the client disconnects. A running background command does not prevent the idle timeout.
          */
         post: operations["start_process"];
         delete?: never;
@@ -284,7 +284,7 @@ export interface paths {
         get: operations["get_process"];
         put?: never;
         post?: never;
-        /** Kill a background process, and forget it and what it printed */
+        /** Kill a background process, and delete its record and output */
         delete: operations["remove_process"];
         options?: never;
         head?: never;
@@ -298,7 +298,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Read what a background process printed, from an offset on */
+        /** Read the output of a background process, starting at an offset */
         get: operations["read_output"];
         put?: never;
         post?: never;
@@ -315,7 +315,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Tell what a background process prints as it happens, as server-sent events */
+        /** Stream the output of a background process as server-sent events */
         get: operations["follow_process"];
         put?: never;
         post?: never;
@@ -334,7 +334,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Write to the input of a background process, or close it */
+        /** Write to the standard input of a background process, or close it */
         post: operations["write_stdin"];
         delete?: never;
         options?: never;
@@ -368,7 +368,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Kill a background process with all that it started */
+        /** Kill a background process with all of its child processes */
         post: operations["kill_process"];
         delete?: never;
         options?: never;
@@ -400,7 +400,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Wait for the end of a background process; when the time is over it is described as it is */
+        /** Wait until a background process ends. At the timeout, its current state is returned */
         get: operations["wait_process"];
         put?: never;
         post?: never;
@@ -420,8 +420,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Open a terminal. It is a background process too, and is used over its websocket
-         * @description The websocket is `/sandboxes/{id}/terminals/{process}/socket`. Frames with bytes are what is typed and what is shown; frames with text are JSON: `{"rows": 24, "columns": 80}` sets the size, and `{"exit_code": 0}` is the end. A client may leave and come back.
+         * Open a terminal. It is also a background process, and is used over its websocket
+         * @description The websocket is `/sandboxes/{id}/terminals/{process}/socket`. Binary frames are the terminal's input and output. Text frames are JSON: `{"rows": 24, "columns": 80}` sets the size, and `{"exit_code": 0}` reports the end. A client may disconnect and reconnect.
          */
         post: operations["open_terminal"];
         delete?: never;
@@ -437,11 +437,11 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Read a file, or a part of it, of up to 16 MiB */
+        /** Read a file or a part of it, up to 16 MiB */
         get: operations["read_file"];
         /**
-         * Write a whole file, which appears in one step
-         * @description For files of any size there is the upload.
+         * Write a whole file atomically
+         * @description To write a file of any size, use `upload_file`.
          */
         put: operations["write_file"];
         post?: never;
@@ -460,7 +460,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Add to the end of a file, or make it */
+        /** Append to a file, or create it */
         post: operations["append_file"];
         delete?: never;
         options?: never;
@@ -477,7 +477,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Replace a text in a file; it must be there once, unless told otherwise */
+        /** Replace a text in a file. It must occur exactly `count` times (default 1), unless `all` is set */
         post: operations["edit_file"];
         delete?: never;
         options?: never;
@@ -492,7 +492,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Tell what an entry is */
+        /** Get the metadata of a file, directory or link */
         get: operations["stat_file"];
         put?: never;
         post?: never;
@@ -509,7 +509,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Tell whether there is such an entry */
+        /** Check whether an entry exists */
         get: operations["file_exists"];
         put?: never;
         post?: never;
@@ -526,7 +526,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** List a directory, or all beneath it */
+        /** List a directory, or everything beneath it */
         get: operations["list_files"];
         put?: never;
         post?: never;
@@ -543,7 +543,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Find entries by a pattern of their paths */
+        /** Find entries by a path pattern */
         get: operations["glob_files"];
         put?: never;
         post?: never;
@@ -560,7 +560,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Find lines by a pattern, in one file or in all beneath a directory */
+        /** Search for lines that match a pattern, in one file or in all files beneath a directory */
         get: operations["grep_files"];
         put?: never;
         post?: never;
@@ -579,7 +579,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Make a directory */
+        /** Create a directory */
         post: operations["make_directory"];
         delete?: never;
         options?: never;
@@ -596,7 +596,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Give an entry another path */
+        /** Move an entry to another path */
         post: operations["move_file"];
         delete?: never;
         options?: never;
@@ -613,7 +613,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Copy a file, or a directory with all beneath it */
+        /** Copy a file, or a directory with everything beneath it */
         post: operations["copy_file"];
         delete?: never;
         options?: never;
@@ -630,7 +630,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Delete an entry, and with `recursive` all beneath it */
+        /** Delete an entry, and with `recursive` everything beneath it */
         post: operations["delete_file"];
         delete?: never;
         options?: never;
@@ -646,8 +646,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Download a file of any size, or with a `Range` header a part of it
-         * @description With `digest` it is read once before, and the header `Content-Digest` says what SHA-256 must come.
+         * Download a file of any size, or a part of it with a `Range` header
+         * @description With `digest`, the file is read once before it is sent, and the header `Content-Digest` has its SHA-256.
          */
         get: operations["download_file"];
         put?: never;
@@ -668,7 +668,7 @@ export interface paths {
         get?: never;
         /**
          * Upload a file of any size: the body is its bytes
-         * @description It appears when all of it has come and is what `size` and `sha256` say, and not before.
+         * @description The file appears only when the upload is complete and matches `size` and `sha256`.
          */
         put: operations["upload_file"];
         post?: never;
@@ -687,7 +687,7 @@ export interface paths {
         };
         /** Download a directory as a tar or zip archive */
         get: operations["download_archive"];
-        /** Upload an archive (tar, tar.gz or zip) to be unpacked into a directory */
+        /** Upload an archive (tar, tar.gz or zip), and unpack it into a directory */
         put: operations["upload_archive"];
         post?: never;
         delete?: never;
@@ -705,7 +705,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Copy files from another sandbox, or from a folder of the host that policy names */
+        /** Copy files from another sandbox, or from a host folder that policy allows */
         post: operations["import_files"];
         delete?: never;
         options?: never;
@@ -722,7 +722,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Copy files to a folder of the host that policy names */
+        /** Copy files to a host folder that policy allows */
         post: operations["export_files"];
         delete?: never;
         options?: never;
@@ -740,8 +740,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Install packages, and answer when that is done
-         * @description An installation that fails is an answer too: `is_ok` is false, and `message` says why. Indexes are those of the package managers' own configuration, reached through the gate; what the gate refused is in `refused`.
+         * Install packages, and wait until the installation ends
+         * @description A failed installation is also a 200 response: `is_ok` is false, and `message` says why. Package indexes are those of the package managers' own configuration, reached through the gate. Hosts that the gate refused are in `refused`.
          */
         post: operations["install_packages"];
         delete?: never;
@@ -759,7 +759,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Install packages and tell the progress as server-sent events, at last the `result` */
+        /** Install packages, and stream the progress as server-sent events. The last event is `result` */
         post: operations["stream_installation"];
         delete?: never;
         options?: never;
@@ -778,8 +778,8 @@ export interface paths {
         get: operations["list_sandboxes"];
         put?: never;
         /**
-         * Make a sandbox, and answer when it is ready
-         * @description With an `id` of the caller's own, asking again in the same words answers the sandbox that is there, with status 200; asking for something else under that id is a conflict. A caller who goes away before the answer leaves nothing behind, unless it chose an id to ask again by.
+         * Create a sandbox, and wait until it is ready
+         * @description If you give an `id`, repeating an identical request returns the existing sandbox with status 200. A different request with the same id is a conflict. If the client disconnects early, the sandbox is removed, unless its id was given.
          */
         post: operations["create_sandbox"];
         delete?: never;
@@ -796,19 +796,19 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Describe a sandbox: its state, and of an ended one the cause
-         * @description Looking does not count as use.
+         * Get a sandbox, with its state and, if it has ended, the cause
+         * @description Does not count as use.
          */
         get: operations["get_sandbox"];
         put?: never;
         post?: never;
-        /** End a sandbox and forget it */
+        /** End a sandbox, and delete its record */
         delete: operations["delete_sandbox"];
         options?: never;
         head?: never;
         /**
-         * Change what a living sandbox may reach, how long it lives, or its labels
-         * @description What is narrowed holds at once: connections that are no longer allowed are cut. Nothing can be made wider than the profile has it.
+         * Change the allowed hosts, timeouts or labels of a running sandbox
+         * @description Restrictions take effect immediately: connections that are no longer allowed are closed. No value can exceed what the profile allows.
          */
         patch: operations["patch_sandbox"];
         trace?: never;
@@ -823,8 +823,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Start a sandbox again that ran out of memory or disk, or crashed, with the files of its workspace
-         * @description It keeps its id, its tokens and its terms, as far as policy allows them now. What was in memory is lost, and so is everything outside of the workspace. Possible until `end.kept_until`; does nothing to a sandbox that runs.
+         * Restart a sandbox that crashed or ran out of memory or disk, with the files of its workspace
+         * @description It keeps its id, tokens and terms, as far as policy still allows them. Memory and everything outside the workspace are lost. Possible until `end.kept_until`. Has no effect on a running sandbox.
          */
         post: operations["revive_sandbox"];
         delete?: never;
@@ -840,7 +840,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Tell what a sandbox may reach, and what it could be given */
+        /** Get the hosts that a sandbox may reach, and those that it may be granted */
         get: operations["get_egress"];
         put?: never;
         post?: never;
@@ -857,7 +857,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** List the gate's decisions about a sandbox */
+        /** List the gate's decisions on a sandbox's connections */
         get: operations["get_egress_log"];
         put?: never;
         post?: never;
@@ -874,12 +874,12 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** List the hosts that were asked for in a sandbox */
+        /** List the host requests of a sandbox */
         get: operations["list_asks"];
         put?: never;
         /**
-         * Ask for a host: it is pending until a person decides
-         * @description A host that no person may allow, since the profile does not cover it, is refused at once.
+         * Request access to a host. The request is pending until a person decides
+         * @description A host that the profile does not cover is refused immediately, because no one could allow it.
          */
         post: operations["ask_host"];
         delete?: never;
@@ -895,10 +895,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Tell what became of a host that was asked for */
+        /** Get the state of a host request */
         get: operations["get_ask"];
         put?: never;
-        /** Allow or deny a host that was asked for */
+        /** Allow or deny a host request */
         post: operations["decide_ask"];
         delete?: never;
         options?: never;
@@ -913,7 +913,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** List all hosts that wait for a person's decision, over all sandboxes that the caller sees */
+        /** List pending host requests of all sandboxes that the caller can see */
         get: operations["list_pending_asks"];
         put?: never;
         post?: never;
@@ -933,8 +933,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Send one HTTP request through the sandbox's egress gate, as if it came from inside
-         * @description The gate decides and logs as it does for any program inside; certificates are verified; redirects are not followed.
+         * Send one HTTP request through the sandbox's egress gate, on behalf of the sandbox
+         * @description The gate decides and logs as for any program inside. Certificates are verified. Redirects are not followed.
          */
         post: operations["http_request"];
         delete?: never;
@@ -950,7 +950,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** List what the audit log has of a sandbox */
+        /** List audit log rows of a sandbox */
         get: operations["get_sandbox_audit"];
         put?: never;
         post?: never;
@@ -967,7 +967,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Export all that the audit log has of a sandbox, as JSON lines, oldest first */
+        /** Export all audit log rows of a sandbox as JSON lines, oldest first */
         get: operations["export_sandbox_audit"];
         put?: never;
         post?: never;
@@ -988,8 +988,8 @@ export interface paths {
         get: operations["list_snapshots"];
         put?: never;
         /**
-         * Save a sandbox as it is, while it goes on: memory, kernels and all, and what was written
-         * @description A folder of the user's that is shown at the workspace is not part of it. Open connections are not kept.
+         * Save the state of a sandbox while it keeps running: memory, kernels and written files
+         * @description A mounted folder of the user is not included, and open connections are not saved.
          */
         post: operations["take_snapshot"];
         delete?: never;
@@ -1008,8 +1008,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Take a sandbox back to one of its snapshots: undo
-         * @description Its id, its kernels' ids and endpoints stay; a notebook goes on with the variables of then. Tokens for it stay as they are now. What policy does not allow any more is not restored.
+         * Restore a sandbox to one of its snapshots
+         * @description The ids and endpoints of the sandbox and its kernels stay the same; a notebook continues with the saved variables. Tokens are not reverted. Rights that policy no longer allows are not restored.
          */
         post: operations["restore_sandbox"];
         delete?: never;
@@ -1028,8 +1028,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Start another sandbox off a snapshot, or off a sandbox as it is now
-         * @description It has its own id, grant and audit, and whoever forked it owns it. What ran goes on in both. With `as_kernel` it is that of a new Jupyter kernel, whose id is that of the answer's first kernel.
+         * Start a new sandbox from a snapshot, or from the current state of a sandbox
+         * @description The fork has its own id, grant and audit trail, and belongs to the caller. Running programs continue in both. With `as_kernel`, it becomes a new Jupyter kernel; its id is that of the response's first kernel.
          */
         post: operations["fork_sandbox"];
         delete?: never;
@@ -1045,7 +1045,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** List all snapshots of the caller's, oldest first */
+        /** List all snapshots that the caller can see, oldest first */
         get: operations["list_all_snapshots"];
         put?: never;
         post?: never;
@@ -1065,8 +1065,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Import an exported snapshot: the body is the file
-         * @description It becomes the caller's. Of another machine's it takes one that has the same key file.
+         * Import an exported snapshot. The request body is the file
+         * @description The caller becomes its owner. A file from another machine is accepted if both machines have the same key file.
          */
         post: operations["import_snapshot"];
         delete?: never;
@@ -1084,7 +1084,7 @@ export interface paths {
         };
         /**
          * Export a snapshot as one file
-         * @description It holds all that the sandbox had in memory, secrets too: keep it as private.
+         * @description The file contains everything that the sandbox had in memory, including secrets. Keep it private.
          */
         get: operations["export_snapshot"];
         put?: never;
@@ -1102,11 +1102,11 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Describe a snapshot */
+        /** Get a snapshot's description */
         get: operations["get_snapshot"];
         put?: never;
         post?: never;
-        /** Remove a snapshot. Others that share pages with it stay whole */
+        /** Delete a snapshot. Data that other snapshots share with it is kept */
         delete: operations["delete_snapshot"];
         options?: never;
         head?: never;
@@ -1122,7 +1122,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Save a sandbox to the disk, and free its memory. Its next use wakes it, and takes a little longer */
+        /** Save a sandbox to disk and free its memory. Its next use wakes it, which takes a moment */
         post: operations["park_sandbox"];
         delete?: never;
         options?: never;
@@ -1139,7 +1139,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Wake a parked sandbox before its next use; does nothing to another */
+        /** Wake a parked sandbox before its next use. Has no effect on a running one */
         post: operations["wake_sandbox"];
         delete?: never;
         options?: never;
@@ -1154,12 +1154,12 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** List the tokens for this sandbox that are good. Their texts are kept nowhere */
+        /** List the valid tokens of this sandbox, without their secrets */
         get: operations["list_tokens"];
         put?: never;
         /**
-         * Make a token for this sandbox, so that an agent never holds the server's own
-         * @description It ends with the sandbox. Its maker can give no right that it does not have itself.
+         * Create a token for this sandbox, so that an agent does not need the server's own token
+         * @description The token ends with the sandbox. A caller can give only rights that it has itself.
          */
         post: operations["create_token"];
         delete?: never;
@@ -1178,7 +1178,7 @@ export interface paths {
         get?: never;
         put?: never;
         post?: never;
-        /** Revoke a token, at once and everywhere. Calls that were made with it and still run end in seconds */
+        /** Revoke a token immediately. Running calls that were made with it end within seconds */
         delete: operations["revoke_token"];
         options?: never;
         head?: never;
@@ -1193,8 +1193,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Connect to a terminal by a websocket
-         * @description Frames with bytes are what is typed and what is shown. Frames with text are JSON: `{rows, columns}` sets the size, `{exit_code}` is the last one. A browser offers the subprotocols `agentbox` and its token.
+         * Connect to a terminal over a websocket
+         * @description Binary frames are the terminal's input and output. Text frames are JSON: `{rows, columns}` sets the size, `{exit_code}` reports its end. A browser offers the subprotocols `agentbox` and its token.
          */
         get: operations["connect_terminal"];
         put?: never;
@@ -1214,37 +1214,37 @@ export interface paths {
         };
         /**
          * Send a request to a program that listens on a port of the sandbox
-         * @description Any path, query and body, and websockets. The answer is the program's own, or an error of this API.
+         * @description Any path, query and body, and websockets. The response is the program's, or an error of this API.
          */
         get: operations["get_port"];
         /**
          * Send a request to a program that listens on a port of the sandbox
-         * @description Any path, query and body, and websockets. The answer is the program's own, or an error of this API.
+         * @description Any path, query and body, and websockets. The response is the program's, or an error of this API.
          */
         put: operations["put_port"];
         /**
          * Send a request to a program that listens on a port of the sandbox
-         * @description Any path, query and body, and websockets. The answer is the program's own, or an error of this API.
+         * @description Any path, query and body, and websockets. The response is the program's, or an error of this API.
          */
         post: operations["post_port"];
         /**
          * Send a request to a program that listens on a port of the sandbox
-         * @description Any path, query and body, and websockets. The answer is the program's own, or an error of this API.
+         * @description Any path, query and body, and websockets. The response is the program's, or an error of this API.
          */
         delete: operations["delete_port"];
         /**
          * Send a request to a program that listens on a port of the sandbox
-         * @description Any path, query and body, and websockets. The answer is the program's own, or an error of this API.
+         * @description Any path, query and body, and websockets. The response is the program's, or an error of this API.
          */
         options: operations["options_port"];
         /**
          * Send a request to a program that listens on a port of the sandbox
-         * @description Any path, query and body, and websockets. The answer is the program's own, or an error of this API.
+         * @description Any path, query and body, and websockets. The response is the program's, or an error of this API.
          */
         head: operations["head_port"];
         /**
          * Send a request to a program that listens on a port of the sandbox
-         * @description Any path, query and body, and websockets. The answer is the program's own, or an error of this API.
+         * @description Any path, query and body, and websockets. The response is the program's, or an error of this API.
          */
         patch: operations["patch_port"];
         trace?: never;
@@ -1255,31 +1255,31 @@ export interface components {
     schemas: {
         /**
          * ErrorAnswer
-         * @description Every answer that is an error.
+         * @description The body of every error response.
          */
         ErrorAnswer: {
-            /** @description A sentence for a person. */
+            /** @description Description of the error for people. */
             message: string;
-            /** @description One word for a program, such as `not_found`. */
+            /** @description Error code for programs, such as `not_found`. */
             reason: string;
             /**
-             * @description The field of the request that is at fault.
+             * @description The invalid field of the request.
              * @default null
              */
             field?: string | null;
             /**
-             * @description The administrator's setting that would change it.
+             * @description The administrator's setting that controls this.
              * @default null
              */
             setting?: string | null;
         };
         /**
          * Health
-         * @description Whether sandboxes can be started here.
+         * @description Whether this server can start sandboxes.
          */
         Health: {
             /**
-             * @description `ok`, or `degraded` with a check that says why.
+             * @description `ok`, or `degraded` with at least one failed check.
              * @enum {unknown}
              */
             status: "degraded" | "ok";
@@ -1287,13 +1287,13 @@ export interface components {
             runtime: string;
             /** @enum {unknown} */
             isolation: "gvisor" | "none";
-            /** @description That live in this server. */
+            /** @description Number of running sandboxes. */
             sandboxes: number;
             checks: components["schemas"]["CheckInfo"][];
         };
         /**
          * CheckInfo
-         * @description One thing that was looked at.
+         * @description The result of one health check.
          */
         CheckInfo: {
             name: string;
@@ -1302,14 +1302,14 @@ export interface components {
         };
         /**
          * ToolList
-         * @description All tools there are.
+         * @description All tools that a sandbox can allow.
          */
         ToolList: {
             tools: components["schemas"]["ToolInfo"][];
         };
         /**
          * ToolInfo
-         * @description A tool that sessions can allow.
+         * @description A tool that a sandbox can allow.
          */
         ToolInfo: {
             name: string;
@@ -1324,7 +1324,7 @@ export interface components {
         };
         /**
          * AuditItem
-         * @description A row of the audit log; see the page on it.
+         * @description A row of the audit log.
          */
         AuditItem: {
             id: number;
@@ -1344,27 +1344,27 @@ export interface components {
         };
         /**
          * AuditVerification
-         * @description What the check of the audit log has found.
+         * @description The result of verifying the audit log.
          */
         AuditVerification: {
             is_ok: boolean;
-            /** @description Rows that fit, and those that were dropped since the log was full. */
+            /** @description Number of rows that are intact, and of rows that were dropped because the log was full. */
             rows: number;
-            /** @description Rows that fit, and those that were dropped since the log was full. */
+            /** @description Number of rows that are intact, and of rows that were dropped because the log was full. */
             dropped: number;
-            /** @description Number and hash of the last row that fits, to be kept elsewhere. */
+            /** @description Number and hash of the last intact row. Store it elsewhere for a later verification. */
             head: string;
-            /** @description The first row that is broken or missing. */
+            /** @description The first row that is damaged or missing. */
             row: number | null;
-            /** @description A sentence on it. */
+            /** @description What is wrong with it. */
             problem: string | null;
         };
         /**
          * CodeRequest
-         * @description Code for a persistent kernel.
+         * @description Code to run in a persistent kernel.
          */
         CodeRequest: {
-            /** @description What to run. */
+            /** @description The code. */
             code: string;
             /**
              * @description Letters, digits, `.`, `_`, `-`.
@@ -1372,58 +1372,58 @@ export interface components {
              */
             context?: string;
             /**
-             * @description What the code is written in: `python`, and others where the sandbox has their kernels. A context runs one language. Without a context, languages other than Python have one of their own, called by their kernel.
+             * @description Language of the code: `python`, or another language whose kernel the sandbox has. A context has one language. If no context is given, each language other than Python has its own, named after its kernel.
              * @default null
              */
             language?: string | null;
             /**
-             * @description Seconds until it is interrupted; null for none.
+             * @description Seconds after which the code is interrupted; null for no limit.
              * @default 60
              */
             timeout?: number | null;
             /**
-             * @description Bytes kept of stdout and of stderr, and of all displays together.
+             * @description Maximum number of bytes kept of stdout and of stderr each, and of all displays together.
              * @default 1048576
              */
             stream_bytes?: number;
             /**
-             * @description Bytes kept of stdout and of stderr, and of all displays together.
+             * @description Maximum number of bytes kept of stdout and of stderr each, and of all displays together.
              * @default 10485760
              */
             display_bytes?: number;
             /**
-             * @description Displays kept.
+             * @description Maximum number of displays kept.
              * @default 1000
              */
             displays?: number;
             /**
-             * @description Let it run on when the caller goes away, instead of interrupting it.
+             * @description Let the code run on when the client disconnects, instead of interrupting it.
              * @default false
              */
             keep_running?: boolean;
         };
         /**
          * CodeResult
-         * @description What one run of code came to.
+         * @description The result of running code.
          */
         CodeResult: {
             /**
-             * @description ``ok``; ``error``, it raised; ``interrupted``; ``timed_out``; ``kernel_died``.
+             * @description ``ok``, ``error`` if the code raised an exception, ``interrupted``, ``timed_out`` or ``kernel_died``.
              * @enum {unknown}
              */
             status: "error" | "interrupted" | "kernel_died" | "ok" | "timed_out";
             /**
-             * @description What is left of them after ``clear_output``.
+             * @description Output, without what ``clear_output`` removed.
              * @default
              */
             stdout?: string;
             /**
-             * @description What is left of them after ``clear_output``.
+             * @description Output, without what ``clear_output`` removed.
              * @default
              */
             stderr?: string;
             /**
-             * @description The last expression's value.
+             * @description Value of the last expression.
              * @default null
              */
             result?: components["schemas"]["Display"] | null;
@@ -1437,12 +1437,12 @@ export interface components {
             /** @default null */
             execution_count?: number | null;
             /**
-             * @description Seconds from sending the code to the end, or to giving up.
+             * @description Seconds until the code ended or the call gave up.
              * @default 0
              */
             duration?: number;
             /**
-             * @description Something was left out, by a limit.
+             * @description Whether output was left out because of a limit.
              * @default false
              */
             truncated?: boolean;
@@ -1455,57 +1455,57 @@ export interface components {
              */
             total_bytes?: components["schemas"]["TotalBytes"];
             /**
-             * @description The kernel began to run it. False when other code kept the kernel busy for all the time there was.
+             * @description Whether the kernel began to run the code. False if other code kept the kernel busy until the timeout.
              * @default true
              */
             has_started?: boolean;
             /**
-             * @description It still runs: it did not heed the interrupt.
+             * @description Whether the code is still running because it did not react to the interrupt.
              * @default false
              */
             is_busy?: boolean;
             /**
-             * @description Why the kernel is gone.
+             * @description Why the kernel ended.
              * @default null
              */
             end?: components["schemas"]["End"] | null;
             /**
-             * @description A sentence for a person, where the status does not say it all.
+             * @description Explanation for people, if the status alone is not enough.
              * @default null
              */
             message?: string | null;
             /**
-             * @description The context's name.
+             * @description Name of the context.
              * @default default
              */
             context?: string;
             /**
-             * @description Counts the context's kernels; when it has changed, variables are gone.
+             * @description Number of the context's kernel. If it changes, variables are lost.
              * @default 0
              */
             epoch?: number;
         };
         /**
          * Display
-         * @description One MIME bundle.
+         * @description A MIME bundle.
          */
         Display: {
-            /** @description By MIME type: a str, which is base64 for binary types as in notebooks; for JSON types a ``msgspec.Raw`` with the JSON text (``msgspec.json.decode`` reads it, encoding writes it as it is). */
+            /** @description By MIME type: a str, which is base64 for binary types as in notebooks; for JSON types a ``msgspec.Raw`` with the JSON text (``msgspec.json.decode`` decodes it, encoding writes it unchanged). */
             data: Record<string, unknown>;
             /**
-             * @description As the kernel gave it, of ``msgspec.Raw``.
+             * @description As the kernel sent it; values are ``msgspec.Raw``.
              * @default {}
              */
             metadata?: Record<string, unknown>;
             /**
-             * @description What later updates name it by.
+             * @description Id by which later updates refer to it.
              * @default null
              */
             display_id?: string | null;
         };
         /**
          * CodeError
-         * @description An exception: its class, its text, and the traceback's lines with terminal colours, as Jupyter has them.
+         * @description An exception: its class, its message, and the lines of its traceback with ANSI colours, as Jupyter sends them.
          */
         CodeError: {
             ename: string;
@@ -1515,7 +1515,7 @@ export interface components {
         };
         /**
          * TotalBytes
-         * @description How much there was, kept or not, what was cleared included.
+         * @description Total size of the output, including output that was left out or cleared.
          */
         TotalBytes: {
             /** @default 0 */
@@ -1561,7 +1561,7 @@ export interface components {
         };
         /**
          * DisplayEvent
-         * @description A display, or the new version of the one with its ``display_id``.
+         * @description A display, or with ``is_update`` the new version of the display with the same ``display_id``.
          */
         DisplayEvent: {
             /** @enum {unknown} */
@@ -1572,7 +1572,7 @@ export interface components {
         };
         /**
          * ResultEvent
-         * @description The last expression's value.
+         * @description The value of the last expression.
          */
         ResultEvent: {
             /** @enum {unknown} */
@@ -1581,7 +1581,7 @@ export interface components {
         };
         /**
          * ClearEvent
-         * @description All that came before is to be taken off the page.
+         * @description Remove all previous output.
          */
         ClearEvent: {
             /** @enum {unknown} */
@@ -1589,7 +1589,7 @@ export interface components {
         };
         /**
          * ErrorEvent
-         * @description The code raised.
+         * @description The code raised an exception.
          */
         ErrorEvent: {
             /** @enum {unknown} */
@@ -1598,7 +1598,7 @@ export interface components {
         };
         /**
          * DoneEvent
-         * @description The last event of every run.
+         * @description The last event of every run, with its result.
          */
         DoneEvent: {
             /** @enum {unknown} */
@@ -1614,32 +1614,32 @@ export interface components {
         };
         /**
          * ContextInfo
-         * @description A context as others see it.
+         * @description The state of a context.
          */
         ContextInfo: {
             name: string;
             language: string;
             /**
-             * @description ``starting``, ``idle``, ``busy`` or ``dead``; the next run in a dead one starts a new kernel.
+             * @description ``starting``, ``idle``, ``busy`` or ``dead``. Running code in a dead context starts a new kernel.
              * @enum {unknown}
              */
             state: "busy" | "dead" | "idle" | "starting";
-            /** @description Counts its kernels. */
+            /** @description Number of its kernel. */
             epoch: number;
             /**
-             * @description It is the kernel of an open notebook.
+             * @description Whether it is the kernel of an open notebook.
              * @default false
              */
             is_notebook?: boolean;
             /**
-             * @description How a dead one ended.
+             * @description How a dead context ended.
              * @default null
              */
             end?: components["schemas"]["End"] | null;
         };
         /**
          * ContextRequest
-         * @description A kernel to start before it is needed.
+         * @description A kernel to start before its first use.
          */
         ContextRequest: {
             /**
@@ -1652,59 +1652,59 @@ export interface components {
         };
         /**
          * ExecRequest
-         * @description A command: `command` for the shell, or `argv` for a program without one.
+         * @description A command to run: either `command` for the shell, or `argv` for a program without a shell.
          */
         ExecRequest: {
             /**
-             * @description A line for the shell.
+             * @description Command line for the shell.
              * @default null
              */
             command?: string | null;
             /**
-             * @description A program and its arguments.
+             * @description Program and its arguments.
              * @default null
              */
             argv?: string[] | null;
             /**
-             * @description Where it starts; the sandbox's own unless given.
+             * @description Working directory; the sandbox's own by default.
              * @default null
              */
             workdir?: string | null;
             /**
-             * @description More variables.
+             * @description Additional environment variables.
              * @default {}
              */
             env?: {
                 [key: string]: string;
             };
             /**
-             * @description What it can read.
+             * @description Text for its standard input.
              * @default
              */
             stdin?: string;
             /**
-             * @description The same for what is no text.
+             * @description The same for input that is not text.
              * @default
              */
             stdin_base64?: string;
             /**
-             * @description `root` where the profile allows it.
+             * @description User to run it as: `root` only if the profile allows it.
              * @default user
              * @enum {unknown}
              */
             user?: "root" | "user";
             /**
-             * @description Seconds, after which it is killed with all that it started; what it printed comes back.
+             * @description Seconds after which it is killed with all of its child processes. Output printed until then is returned.
              * @default 30
              */
             timeout?: number;
             /**
-             * @description Bytes kept of each output.
+             * @description Maximum number of bytes kept of each output.
              * @default 10485760
              */
             max_output?: number;
             /**
-             * @description How output is written in the answer. In `utf-8`, other bytes become U+FFFD.
+             * @description Encoding of output in the response. With `utf-8`, invalid bytes become U+FFFD.
              * @default utf-8
              * @enum {unknown}
              */
@@ -1712,29 +1712,29 @@ export interface components {
         };
         /**
          * ExecAnswer
-         * @description What a command gave.
+         * @description The result of a command.
          */
         ExecAnswer: {
             stdout: string;
             stderr: string;
-            /** @description 128 + n after signal n; 127 if there is no such program. */
+            /** @description Exit code; 128 + n after signal n, 127 if the program does not exist. */
             exit_code: number;
-            /** @description It was killed since its time was over. */
+            /** @description Whether it was killed because it reached its timeout. */
             timed_out: boolean;
-            /** @description It printed more than is here; how much, `stdout_bytes` and `stderr_bytes` tell. */
+            /** @description Whether some of the output was left out. The full sizes are in `stdout_bytes` and `stderr_bytes`. */
             truncated: boolean;
             stdout_bytes: number;
             stderr_bytes: number;
-            /** @description Seconds. */
+            /** @description Run time in seconds. */
             duration: number;
             /** @enum {unknown} */
             encoding: "base64" | "utf-8";
-            /** @description What the gate refused to the sandbox meanwhile. */
+            /** @description Connections of the sandbox that the gate refused while the command ran. */
             refused: components["schemas"]["RefusedHost"][];
         };
         /**
          * RefusedHost
-         * @description A connection that the gate did not let through.
+         * @description A connection that the gate refused.
          */
         RefusedHost: {
             host: string;
@@ -1743,7 +1743,7 @@ export interface components {
         };
         /**
          * OutputEvent
-         * @description Something was printed; `offset` is that of its first byte.
+         * @description New output; `offset` is the position of its first byte in the whole output.
          */
         OutputEvent: {
             text: string;
@@ -1751,7 +1751,7 @@ export interface components {
         };
         /**
          * ExitEvent
-         * @description It has ended.
+         * @description The command has ended.
          */
         ExitEvent: {
             exit_code: number;
@@ -1781,19 +1781,19 @@ export interface components {
         };
         /**
          * ProcessAnswer
-         * @description A background process as it is now.
+         * @description The current state of a background process.
          */
         ProcessAnswer: {
             id: string;
             command: string;
             started: number;
-            /** @description `running`, `exited`, or `lost` when its end could not be learnt. */
+            /** @description `running`, `exited`, or `lost` if it ended and its exit code is unknown. */
             state: string;
             exit_code: number | null;
             is_terminal: boolean;
-            /** @description Printed so far. */
+            /** @description Number of bytes printed so far. */
             stdout_bytes: number;
-            /** @description Printed so far. */
+            /** @description Number of bytes printed so far. */
             stderr_bytes: number;
         };
         /**
@@ -1805,23 +1805,23 @@ export interface components {
         };
         /**
          * OutputChunk
-         * @description A part of what a process printed.
+         * @description A part of a process's output.
          */
         OutputChunk: {
             data: string;
             offset: number;
-            /** @description Where to read on. */
+            /** @description Offset of the next part. */
             next_offset: number;
-            /** @description Bytes between the offset that was asked for and the oldest that is kept. */
+            /** @description Number of bytes between the requested offset and the oldest output that is still kept. */
             dropped: number;
-            /** @description Nothing follows. */
+            /** @description Whether this is the end of the output. */
             is_end: boolean;
             /** @enum {unknown} */
             encoding: "base64" | "utf-8";
         };
         /**
          * InputRequest
-         * @description What a process is to read; `is_last` closes its input.
+         * @description Input for a process; `is_last` closes its standard input.
          */
         InputRequest: {
             /** @default  */
@@ -1833,7 +1833,7 @@ export interface components {
         };
         /**
          * SignalRequest
-         * @description A signal by name or number, such as `TERM`.
+         * @description A signal to send, by name or number, such as `TERM`.
          */
         SignalRequest: {
             /** @default TERM */
@@ -1841,7 +1841,7 @@ export interface components {
         };
         /**
          * SizeRequest
-         * @description The size of a terminal.
+         * @description The new size of a terminal.
          */
         SizeRequest: {
             rows: number;
@@ -1849,7 +1849,7 @@ export interface components {
         };
         /**
          * TerminalRequest
-         * @description A terminal; a login shell runs on it unless a command is given.
+         * @description A terminal to open. It runs a login shell unless a command is given.
          */
         TerminalRequest: {
             /** @default null */
@@ -1874,7 +1874,7 @@ export interface components {
         };
         /**
          * FileContent
-         * @description A part of a file. In `utf-8`, other bytes have become U+FFFD, and `is_text` is false.
+         * @description A part of a file. With `utf-8`, invalid bytes are replaced by U+FFFD, and `is_text` is false.
          */
         FileContent: {
             path: string;
@@ -1888,10 +1888,10 @@ export interface components {
         };
         /**
          * WriteRequest
-         * @description The whole content of a file, as text or as bytes.
+         * @description A file to write, with its whole content as text or bytes.
          */
         WriteRequest: {
-            /** @description Beneath the workspace, or `/workspace/...`. */
+            /** @description Relative to the workspace, or absolute. */
             path: string;
             /** @default  */
             text?: string;
@@ -1906,7 +1906,7 @@ export interface components {
         };
         /**
          * Entry
-         * @description One entry of the folder.
+         * @description A file, directory or other entry.
          */
         Entry: {
             /** @description Relative to the folder; ``.`` is the folder itself. */
@@ -1916,24 +1916,24 @@ export interface components {
              * @enum {unknown}
              */
             kind: "device" | "directory" | "fifo" | "file" | "link" | "socket";
-            /** @description Bytes; of a sparse file, the holes included. */
+            /** @description Size in bytes, including holes of a sparse file. */
             size: number;
-            /** @description When its content changed, in seconds since 1970. */
+            /** @description Time of the last change of its content, in seconds since the epoch. */
             mtime: number;
             /** @description Permission bits. */
             mode: number;
             /**
-             * @description Where a link leads.
+             * @description Target of a link.
              * @default null
              */
             target?: string | null;
         };
         /**
          * AppendRequest
-         * @description What to add to a file.
+         * @description Content to append to a file.
          */
         AppendRequest: {
-            /** @description Beneath the workspace, or `/workspace/...`. */
+            /** @description Relative to the workspace, or absolute. */
             path: string;
             /** @default  */
             text?: string;
@@ -1944,10 +1944,10 @@ export interface components {
         };
         /**
          * EditRequest
-         * @description A text to replace. It must be there once, or `count` times; `all` takes any number.
+         * @description A text to replace in a file. It must occur exactly `count` times, or any number of times with `all`.
          */
         EditRequest: {
-            /** @description Beneath the workspace, or `/workspace/...`. */
+            /** @description Relative to the workspace, or absolute. */
             path: string;
             old: string;
             new: string;
@@ -1958,7 +1958,7 @@ export interface components {
         };
         /**
          * Edited
-         * @description A file after an edit, and how often the text was replaced.
+         * @description An edited file, and the number of replacements.
          */
         Edited: {
             entry: components["schemas"]["Entry"];
@@ -1966,60 +1966,60 @@ export interface components {
         };
         /**
          * Existence
-         * @description Whether there is something.
+         * @description Whether the entry exists.
          */
         Existence: {
             exists: boolean;
         };
         /**
          * Listing
-         * @description Entries, and whether these are all.
+         * @description A list of entries.
          */
         Listing: {
-            /** @description In order of directories, by name. */
+            /** @description Sorted by directory, then by name. */
             entries: components["schemas"]["Entry"][];
             /**
-             * @description There may be more.
+             * @description Whether there may be more.
              * @default false
              */
             truncated?: boolean;
             /**
-             * @description Why it was cut.
+             * @description Why the list is incomplete.
              * @default null
              */
             note?: string | null;
         };
         /**
          * Matches
-         * @description Answer of grep.
+         * @description The result of a search.
          */
         Matches: {
-            /** @description By file, by line. */
+            /** @description Sorted by file, then by line. */
             matches: components["schemas"]["Match"][];
             /**
-             * @description Files searched.
+             * @description Number of files searched.
              * @default 0
              */
             files?: number;
             /**
-             * @description Files passed over: binary, or unreadable.
+             * @description Number of files skipped because they are binary or unreadable.
              * @default 0
              */
             skipped?: number;
             /**
-             * @description There may be more.
+             * @description Whether there may be more.
              * @default false
              */
             truncated?: boolean;
             /**
-             * @description Why it was cut.
+             * @description Why the result is incomplete.
              * @default null
              */
             note?: string | null;
         };
         /**
          * Match
-         * @description One matching line, with the lines around it that were asked for. Bytes that are no UTF-8 appear as U+FFFD.
+         * @description A matching line with its context lines. Bytes that are not valid UTF-8 appear as U+FFFD.
          */
         Match: {
             path: string;
@@ -2032,10 +2032,10 @@ export interface components {
         };
         /**
          * MakeDirectoryRequest
-         * @description A directory to make.
+         * @description A directory to create.
          */
         MakeDirectoryRequest: {
-            /** @description Beneath the workspace, or `/workspace/...`. */
+            /** @description Relative to the workspace, or absolute. */
             path: string;
             /** @default true */
             parents?: boolean;
@@ -2044,12 +2044,12 @@ export interface components {
         };
         /**
          * MoveRequest
-         * @description An entry and its new path.
+         * @description An entry to move, and its new path.
          */
         MoveRequest: {
-            /** @description Beneath the workspace, or `/workspace/...`. */
+            /** @description Relative to the workspace, or absolute. */
             source: string;
-            /** @description Beneath the workspace, or `/workspace/...`. */
+            /** @description Relative to the workspace, or absolute. */
             target: string;
             /** @default true */
             parents?: boolean;
@@ -2058,12 +2058,12 @@ export interface components {
         };
         /**
          * CopyRequest
-         * @description An entry and the copy's path.
+         * @description An entry to copy, and the path of the copy.
          */
         CopyRequest: {
-            /** @description Beneath the workspace, or `/workspace/...`. */
+            /** @description Relative to the workspace, or absolute. */
             source: string;
-            /** @description Beneath the workspace, or `/workspace/...`. */
+            /** @description Relative to the workspace, or absolute. */
             target: string;
             /** @default true */
             recursive?: boolean;
@@ -2074,25 +2074,25 @@ export interface components {
         };
         /**
          * Copied
-         * @description What a copy or an unpacked archive made.
+         * @description The result of copying files or unpacking an archive.
          */
         Copied: {
-            /** @description Files, directories and links made. */
+            /** @description Number of files, directories and links created. */
             entries: number;
-            /** @description Bytes of files. */
+            /** @description Size of the created files in bytes. */
             bytes: number;
             /**
-             * @description Of the uploaded archive.
+             * @description SHA-256 of the uploaded archive.
              * @default null
              */
             sha256?: string | null;
             /**
-             * @description A sentence for each of the first entries that were left out.
+             * @description Messages about the first entries that were skipped.
              * @default []
              */
             skipped?: string[];
             /**
-             * @description How many were left out.
+             * @description Number of entries that were skipped.
              * @default 0
              */
             skipped_count?: number;
@@ -2102,7 +2102,7 @@ export interface components {
          * @description An entry to delete.
          */
         DeleteRequest: {
-            /** @description Beneath the workspace, or `/workspace/...`. */
+            /** @description Relative to the workspace, or absolute. */
             path: string;
             /** @default false */
             recursive?: boolean;
@@ -2111,22 +2111,22 @@ export interface components {
         };
         /**
          * Deleted
-         * @description How many entries were deleted.
+         * @description The number of deleted entries.
          */
         Deleted: {
             deleted: number;
         };
         /**
          * ImportRequest
-         * @description Files from another sandbox of the caller's, or from a host folder that policy names.
+         * @description Files to copy from another sandbox of the caller, or from a host folder that policy allows.
          */
         ImportRequest: {
-            /** @description Beneath the workspace, or `/workspace/...`. */
+            /** @description Relative to the workspace, or absolute. */
             source: string;
-            /** @description Beneath the workspace, or `/workspace/...`. */
+            /** @description Relative to the workspace, or absolute. */
             target: string;
             /**
-             * @description Where they are.
+             * @description Id of the sandbox to copy from.
              * @default null
              */
             sandbox?: string | null;
@@ -2140,12 +2140,12 @@ export interface components {
         };
         /**
          * ExportRequest
-         * @description Files for a host folder that policy names in `Policy.export_folders`.
+         * @description Files to copy to a host folder in `Policy.export_folders`.
          */
         ExportRequest: {
-            /** @description Beneath the workspace, or `/workspace/...`. */
+            /** @description Relative to the workspace, or absolute. */
             source: string;
-            /** @description Beneath the workspace, or `/workspace/...`. */
+            /** @description Relative to the workspace, or absolute. */
             target: string;
             /** @description Letters, digits, `.`, `_`, `-`. */
             folder: string;
@@ -2168,13 +2168,13 @@ export interface components {
              */
             requirements?: string | null;
             /**
-             * @description `pip`; `npm` or `R` where the sandbox has it.
+             * @description Package manager: `pip`, or `npm` or `R` if the sandbox has it.
              * @default pip
              * @enum {unknown}
              */
             manager?: "R" | "npm" | "pip";
             /**
-             * @description Newer versions in place of what is there.
+             * @description Upgrade packages that are already installed.
              * @default false
              */
             upgrade?: boolean;
@@ -2183,49 +2183,49 @@ export interface components {
         };
         /**
          * Installed
-         * @description What came of it.
+         * @description The result of an installation.
          */
         Installed: {
-            /** @description All of them are there. */
+            /** @description Whether all packages are installed. */
             is_ok: boolean;
-            /** @description What was installed, or what went wrong. */
+            /** @description What was installed, or why the installation failed. */
             message: string;
             exit_code: number;
             duration: number;
-            /** @description The end of what the package manager printed. */
+            /** @description End of the package manager's output. */
             log: string;
-            /** @description What the gate refused meanwhile: most often the reason. */
+            /** @description Connections that the gate refused during the installation: the most common cause of failure. */
             refused: components["schemas"]["RefusedHost"][];
         };
         /**
          * ProgressEvent
-         * @description A line of what the package manager prints.
+         * @description A line of the package manager's output.
          */
         ProgressEvent: {
             text: string;
         };
         /**
          * SandboxRequest
-         * @description What a sandbox is to be like. Everything is optional, and nothing may be more than policy allows.
+         * @description A sandbox to create. Every field is optional, and no value may exceed what policy allows.
          */
         SandboxRequest: {
             /**
-             * @description An id of the caller's own: asking again for the same returns the sandbox that is there.
+             * @description Id that the caller chooses. Repeating the request returns the existing sandbox.
              * @default null
              */
             id?: string | null;
             /**
-             * @description One of the administrator's named sets of values.
+             * @description Name of a profile that the administrator defines.
              * @default null
              */
             profile?: string | null;
             /**
-             * @description Name of the image that it is to run on; the profile's, or the host's own system, unless given.
+             * @description Name of the image to run; by default the profile's image, or the host's own system.
              * @default null
              */
             image?: string | null;
             /**
-             * @description Variables of everything that runs inside.
+             * @description Environment variables of all processes inside.
              * @default {}
              */
             env?: {
@@ -2237,62 +2237,62 @@ export interface components {
              */
             packages?: string[];
             /**
-             * @description Files of the workspace to write first: text, or `{"base64": ...}`.
+             * @description Files to write to the workspace before it is ready: text, or `{"base64": ...}`.
              * @default {}
              */
             files?: {
                 [key: string]: string | components["schemas"]["FileBytes"];
             };
             /**
-             * @description What it may reach; the profile's unless given, `[]` for nothing.
+             * @description Hosts that it may reach; by default those of the profile. `[]` for none.
              * @default null
              */
             allowed_hosts?: string[] | null;
             /** @default {} */
             limits?: components["schemas"]["LimitsRequest"];
             /**
-             * @description Seconds without use after which it ends.
+             * @description Seconds without use after which the sandbox ends.
              * @default null
              */
             idle_timeout?: number | null;
             /**
-             * @description Seconds after which it ends, whatever it does.
+             * @description Maximum lifetime in seconds.
              * @default null
              */
             max_life?: number | null;
             /**
-             * @description What an idle one comes to: its end, or its being parked, saved on the disk until its next use.
+             * @description What happens at the idle timeout: the sandbox is deleted, or parked on disk until its next use.
              * @default delete
              * @enum {unknown}
              */
             idle_policy?: "delete" | "park";
             /**
-             * @description Name of a workspace that is kept and shared by the owner's sandboxes of that tenant.
+             * @description Name of a persistent workspace, shared by all of the owner's sandboxes of this tenant.
              * @default null
              */
             tenant?: string | null;
             /**
-             * @description The tools that may be used on it; all unless given.
+             * @description Tools that may be used on the sandbox; all by default.
              * @default null
              */
             tools?: string[] | null;
             /**
-             * @description Shell patterns of commands to refuse: a guard rail against accidents, no boundary.
+             * @description Shell patterns of commands to refuse: a guard rail against accidents, not a security boundary.
              * @default []
              */
             blocked_commands?: string[];
             /**
-             * @description Where commands and code start.
+             * @description Working directory of commands and code.
              * @default /workspace
              */
             workdir?: string;
             /**
-             * @description TCP ports on which programs inside listen that may be reached at `/sandboxes/{id}/ports/{port}/`.
+             * @description TCP ports inside the sandbox to expose at `/sandboxes/{id}/ports/{port}/`.
              * @default []
              */
             ports?: number[];
             /**
-             * @description The caller's own notes.
+             * @description Labels that the caller chooses.
              * @default {}
              */
             labels?: {
@@ -2308,7 +2308,7 @@ export interface components {
         };
         /**
          * LimitsRequest
-         * @description Limits to narrow; what is left out is the profile's.
+         * @description Limits below those of the profile; omitted limits are the profile's.
          */
         LimitsRequest: {
             /** @default null */
@@ -2322,43 +2322,43 @@ export interface components {
         };
         /**
          * SandboxInfo
-         * @description A sandbox as it is now. Times are seconds since the epoch.
+         * @description The current state of a sandbox. Times are seconds since the epoch.
          */
         SandboxInfo: {
-            /** @description The id to call it by. */
+            /** @description Id for calls of the API. */
             id: string;
-            /** @description Its id in the audit log and on the machine. */
+            /** @description Id in the audit log and on the host. */
             sandbox_id: string | null;
             /**
-             * @description `session` for one made here, `notebook` for that of a Jupyter kernel.
+             * @description `session` if it was created over the API, `notebook` if it belongs to a Jupyter kernel.
              * @enum {unknown}
              */
             kind: "notebook" | "session";
             owner: string;
             profile: string;
             /**
-             * @description `unknown` if the runtime does not respond; `lost` if its record on disk is damaged: `end` says what is wrong, and deleting it removes its files.
+             * @description Current state. `unknown` if the runtime does not respond; `lost` if its record on disk is damaged: `end` has the reason, and deleting the sandbox removes its files.
              * @enum {unknown}
              */
             state: "ended" | "lost" | "parked" | "running" | "starting" | "unknown";
-            /** @description Once it has ended, or is lost. */
+            /** @description Why it ended or is lost. */
             end: components["schemas"]["EndInfo"] | null;
             created: number;
             last_used: number;
-            /** @description Seconds; null where the rules of sessions do not hold, as for notebooks. */
+            /** @description Seconds; null if they do not apply, as for notebooks. */
             idle_timeout: number | null;
-            /** @description Seconds; null where the rules of sessions do not hold, as for notebooks. */
+            /** @description Seconds; null if they do not apply, as for notebooks. */
             max_life: number | null;
             limits: components["schemas"]["LimitsInfo"] | null;
             allowed_hosts: string[];
             kernels: components["schemas"]["KernelInfo"][];
             /**
-             * @description `private`, `folder` (the notebook's own) or `tenant`.
+             * @description `private`, `folder` (the notebook's own folder) or `tenant`.
              * @enum {unknown}
              */
             workspace: "folder" | "private" | "tenant";
             tenant: string | null;
-            /** @description Those that may be used. */
+            /** @description Tools that may be used on it. */
             tools: string[];
             blocked_commands: string[];
             workdir: string;
@@ -2369,35 +2369,35 @@ export interface components {
             runtime: string;
             /** @enum {unknown} */
             isolation: "gvisor" | "none";
-            /** @description Address of its image; empty where it runs on the host's own system. */
+            /** @description Reference of its image; empty if it runs on the host's own system. */
             image: string;
-            /** @description What code in it may be written in. */
+            /** @description Languages that its kernels run. */
             languages: string[];
-            /** @description What it uses; null until it was measured, and of one that does not live. */
+            /** @description Resource use; null if it is not running or was not measured yet. */
             usage: components["schemas"]["UsageInfo"] | null;
-            /** @description Calls of tools that are on it now. */
+            /** @description Tool calls in progress. */
             calls: components["schemas"]["CallInfo"][];
         };
         /**
          * EndInfo
-         * @description How and why it ended.
+         * @description How and why a sandbox ended.
          */
         EndInfo: {
             cause: string;
             exit_code: number;
             message: string;
             setting: string | null;
-            /** @description When, in seconds since the epoch. */
+            /** @description When it ended, in seconds since the epoch. */
             time: number;
             /**
-             * @description Until when its files are kept, in seconds since the epoch: it can be revived with them. Null if they are not.
+             * @description Time until which its files are kept for reviving it, in seconds since the epoch. Null if they are not kept.
              * @default null
              */
             kept_until?: number | null;
         };
         /**
          * LimitsInfo
-         * @description Its limits: bytes, processors' worth of time, processes and threads.
+         * @description The limits of a sandbox: bytes of memory and disk, CPU cores, and number of processes and threads.
          */
         LimitsInfo: {
             memory: number;
@@ -2407,10 +2407,10 @@ export interface components {
         };
         /**
          * KernelInfo
-         * @description A kernel that runs in it.
+         * @description A kernel that runs in the sandbox.
          */
         KernelInfo: {
-            /** @description Jupyter's id of a notebook's kernel, else the name inside. */
+            /** @description Jupyter's kernel id for a notebook's kernel; otherwise the name of the context. */
             id: string;
             /**
              * @description `starting`, `running` or `ended`.
@@ -2420,29 +2420,29 @@ export interface components {
         };
         /**
          * UsageInfo
-         * @description What it used when it was measured last, which is every two seconds while it is not frozen.
+         * @description The last measurement of a sandbox's resource use, made every two seconds while it is not frozen.
          */
         UsageInfo: {
             /** @description Bytes. */
             memory: number;
-            /** @description Seconds of processor time since its start. */
+            /** @description Seconds of CPU time since its start. */
             cpu: number;
             /** @description Bytes. */
             disk: number;
-            /** @description When, in seconds since the epoch. */
+            /** @description When it was measured, in seconds since the epoch. */
             time: number;
         };
         /**
          * CallInfo
-         * @description A call of a tool that is on it now.
+         * @description A tool call in progress.
          */
         CallInfo: {
             tool: string;
-            /** @description Who calls. */
+            /** @description Name of the caller. */
             by: string;
-            /** @description Name of the token for this sandbox that it is made with. */
+            /** @description Name of the scoped token used for the call. */
             token: string | null;
-            /** @description Seconds since the epoch. */
+            /** @description When it began, in seconds since the epoch. */
             since: number;
         };
         /**
@@ -2454,7 +2454,7 @@ export interface components {
         };
         /**
          * SandboxPatch
-         * @description What to change of a living sandbox; what is left out stays. `allowed_hosts` replaces the whole list.
+         * @description Changes to a running sandbox; omitted fields stay unchanged. `allowed_hosts` replaces the whole list.
          */
         SandboxPatch: {
             allowed_hosts?: string[];
@@ -2468,41 +2468,41 @@ export interface components {
         };
         /**
          * GrantInfo
-         * @description What a sandbox may reach.
+         * @description The hosts that a sandbox may reach.
          */
         GrantInfo: {
-            /** @description Patterns, presets expanded. */
+            /** @description Host patterns, with presets expanded. */
             hosts: string[];
-            /** @description Patterns, presets expanded. */
+            /** @description Host patterns, with presets expanded. */
             private_hosts: string[];
-            /** @description The most that it may be given, presets by name. */
+            /** @description Hosts that the sandbox may be granted at most; presets are listed by name. */
             ceiling: string[];
-            /** @description The setting behind it. */
+            /** @description The administrator's setting that defines the ceiling. */
             setting: string;
             /**
-             * @description On the host that was asked about.
+             * @description Verdict on the host in the query.
              * @default null
              */
             verdict?: components["schemas"]["HostVerdict"] | null;
         };
         /**
          * HostVerdict
-         * @description Whether a sandbox may be given a host.
+         * @description Whether a sandbox may be allowed to reach a host.
          */
         HostVerdict: {
             host: string;
-            /** @description It is among those that it may reach, in the same words. */
+            /** @description Whether the sandbox's grant already lists the host. */
             is_allowed: boolean;
-            /** @description The caller may allow it. */
+            /** @description Whether the caller may allow the host. */
             may_allow: boolean;
-            /** @description Why not. */
+            /** @description Why the caller may not allow it. */
             message: string;
-            /** @description The administrator's setting that would change it. */
+            /** @description The administrator's setting that controls this. */
             setting: string | null;
         };
         /**
          * AskRequest
-         * @description A host that the sandbox needs, and what for.
+         * @description A host that the sandbox needs, and the reason.
          */
         AskRequest: {
             /** @description `name`, `*.name`, `name:port` or a preset. */
@@ -2512,7 +2512,7 @@ export interface components {
         };
         /**
          * AskInfo
-         * @description A host asked for.
+         * @description A host request.
          */
         AskInfo: {
             id: string;
@@ -2531,14 +2531,14 @@ export interface components {
         };
         /**
          * AskList
-         * @description Hosts asked for, oldest first.
+         * @description Host requests, oldest first.
          */
         AskList: {
             asks: components["schemas"]["AskInfo"][];
         };
         /**
          * AskDecision
-         * @description A person's word on it.
+         * @description A person's decision on a host request.
          */
         AskDecision: {
             /** @enum {unknown} */
@@ -2548,10 +2548,10 @@ export interface components {
         };
         /**
          * HttpRequest
-         * @description A request to be sent through the sandbox's egress gate.
+         * @description A request to send through the sandbox's egress gate.
          */
         HttpRequest: {
-            /** @description `http` or `https`. */
+            /** @description An `http` or `https` URL. */
             url: string;
             /**
              * @default GET
@@ -2569,14 +2569,14 @@ export interface components {
             /** @default 30 */
             timeout?: number;
             /**
-             * @description Bytes kept of the answer.
+             * @description Maximum number of bytes kept of the response body.
              * @default 1048576
              */
             max_bytes?: number;
         };
         /**
          * HttpAnswer
-         * @description What the server answered. Redirects are not followed: ask for the next address, if policy allows its host.
+         * @description The server's response. Redirects are not followed; request the new URL yourself if policy allows its host.
          */
         HttpAnswer: {
             status: number;
@@ -2590,39 +2590,39 @@ export interface components {
         };
         /**
          * SnapshotRequest
-         * @description What to call a snapshot.
+         * @description A snapshot to take.
          */
         SnapshotRequest: {
             /**
-             * @description For people.
+             * @description Name and note for people.
              * @default
              */
             name?: string;
             /**
-             * @description For people.
+             * @description Name and note for people.
              * @default
              */
             note?: string;
         };
         /**
          * SnapshotInfo
-         * @description A saved state of a sandbox. Times are seconds since the epoch, sizes bytes.
+         * @description A saved state of a sandbox. Times are seconds since the epoch, sizes are in bytes.
          */
         SnapshotInfo: {
             id: string;
-            /** @description Id of the sandbox that it is of, as its owner calls it. */
+            /** @description Id of the sandbox, as its owner knows it. */
             sandbox: string;
             owner: string;
             name: string;
             note: string;
-            /** @description The snapshot that this state came from. */
+            /** @description The previous snapshot, on which this state is based. */
             parent: string | null;
             created: number;
-            /** @description Of what is restored: memory, writable layer and private workspace. */
+            /** @description Size of the restored state: memory, writable layer and private workspace. */
             size: number;
-            /** @description What it alone takes on the disk; pages that its parent has are shared. */
+            /** @description Disk space that only this snapshot uses. Pages shared with its parent are not counted. */
             cost: number;
-            /** @description Whether the files of the workspace are part of it. A folder of the user's that is shown is not. */
+            /** @description Whether it includes the files of the workspace. A mounted folder of the user is not included. */
             is_folder_kept: boolean;
         };
         /**
@@ -2634,44 +2634,44 @@ export interface components {
         };
         /**
          * RestoreRequest
-         * @description Where to go back to.
+         * @description A snapshot to restore.
          */
         RestoreRequest: {
-            /** @description Id of a snapshot of the same sandbox. */
+            /** @description Id of a snapshot of this sandbox. */
             snapshot: string;
         };
         /**
          * ForkRequest
-         * @description What the new sandbox is to be like.
+         * @description A sandbox to fork.
          */
         ForkRequest: {
             /**
-             * @description An id of the caller's own for it. Jupyter chooses those of kernels.
+             * @description Id for the new sandbox. The id of a kernel cannot be chosen.
              * @default null
              */
             id?: string | null;
             /**
-             * @description Where it begins; as the sandbox is now unless given.
+             * @description Snapshot to start from; by default, the current state of the sandbox.
              * @default null
              */
             snapshot?: string | null;
             /**
-             * @description Let random generators of a kernel go on from where they were. Unless set they are seeded anew.
+             * @description Keep the state of the kernels' random generators. By default, they are reseeded.
              * @default false
              */
             keep_seeds?: boolean;
             /**
-             * @description Of a notebook's kernel: make a Jupyter kernel of it, which a notebook can be opened with. Otherwise it is a sandbox whose context ``default`` is the kernel.
+             * @description For a notebook's kernel: create a new Jupyter kernel, with which a notebook can be opened. By default, the fork is a sandbox whose context ``default`` is the kernel.
              * @default false
              */
             as_kernel?: boolean;
         };
         /**
          * TokenRequest
-         * @description What a token is to be for.
+         * @description A token to create.
          */
         TokenRequest: {
-            /** @description What its holder may do in the sandbox: `read`, `write`, `execute`, and `restore`, which takes it back to one of its snapshots. None that its maker may not; who may `execute` may give `restore`. */
+            /** @description What the token permits: `read`, `write`, `execute`, and `restore` to restore the sandbox's snapshots. Callers can give only their own rights. A caller with the right to `execute` can also give `restore`. */
             verbs: ("execute" | "read" | "restore" | "write")[];
             /**
              * @description Letters, digits, `.`, `_`, `-`.
@@ -2679,35 +2679,35 @@ export interface components {
              */
             name?: string;
             /**
-             * @description Seconds until it expires; an hour unless given.
+             * @description Lifetime in seconds; one hour by default.
              * @default null
              */
             life?: number | null;
         };
         /**
          * TokenMade
-         * @description A new token. Its text is told once, and kept nowhere.
+         * @description A new token. Its secret is returned only once and is not stored.
          */
         TokenMade: {
-            /** @description For the header `Authorization: Bearer ...`. */
+            /** @description Value for the header `Authorization: Bearer ...`. */
             token: string;
             info: components["schemas"]["TokenInfo"];
         };
         /**
          * TokenInfo
-         * @description A token, without its text. Times are seconds since the epoch.
+         * @description A token, without its secret. Times are seconds since the epoch.
          */
         TokenInfo: {
             id: string;
             name: string;
-            /** @description Of its sandbox, in the audit log and on the machine. */
+            /** @description Id of its sandbox in the audit log and on the host. */
             sandbox_id: string;
-            /** @description Whose sandbox it is, and who made the token. */
+            /** @description Owner of the sandbox, and creator of the token. */
             owner: string;
             verbs: ("execute" | "read" | "restore" | "write")[];
             created: number;
             expires: number;
-            /** @description Whose sandbox it is, and who made the token. */
+            /** @description Owner of the sandbox, and creator of the token. */
             made_by: string;
         };
         /**
@@ -2794,9 +2794,9 @@ export interface operations {
                 since?: number;
                 until?: number;
                 after_id?: number;
-                /** @description Only rows before that one: the first of an answer leads to the older ones. */
+                /** @description Only rows before this id. Pass the first id of a response to get older rows. */
                 before_id?: number;
-                /** @description Most rows. */
+                /** @description Maximum number of rows. */
                 limit?: number;
             };
             header?: never;
@@ -2819,15 +2819,15 @@ export interface operations {
     export_audit: {
         parameters: {
             query?: {
-                /** @description Such as `egress`, `call` or `lifecycle`. */
+                /** @description Kind of row, such as `egress`, `call` or `lifecycle`. */
                 kind?: string;
-                /** @description Only what was allowed, or only what was refused. */
+                /** @description True for rows about what was allowed, false for refusals. */
                 is_allowed?: boolean;
-                /** @description Seconds since the epoch: from the one, and before the other. */
+                /** @description Range of time in seconds since the epoch: including `since`, excluding `until`. */
                 since?: number;
-                /** @description Seconds since the epoch: from the one, and before the other. */
+                /** @description Range of time in seconds since the epoch: including `since`, excluding `until`. */
                 until?: number;
-                /** @description Only rows after that one. */
+                /** @description Only rows after this id. */
                 after_id?: number;
             };
             header?: never;
@@ -2850,7 +2850,7 @@ export interface operations {
     verify_audit: {
         parameters: {
             query?: {
-                /** @description That of an earlier check. */
+                /** @description The head that an earlier verification returned. */
                 head?: string;
             };
             header?: never;
@@ -2875,7 +2875,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -2902,7 +2902,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -2933,7 +2933,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -2956,7 +2956,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -2983,9 +2983,9 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
-                /** @description Name of a kernel of the sandbox. */
+                /** @description Name of one of the sandbox's kernels. */
                 context: string;
             };
             cookie?: never;
@@ -3006,9 +3006,9 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
-                /** @description Name of a kernel of the sandbox. */
+                /** @description Name of one of the sandbox's kernels. */
                 context: string;
             };
             cookie?: never;
@@ -3031,9 +3031,9 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
-                /** @description Name of a kernel of the sandbox. */
+                /** @description Name of one of the sandbox's kernels. */
                 context: string;
             };
             cookie?: never;
@@ -3054,7 +3054,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -3081,7 +3081,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -3112,7 +3112,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -3135,7 +3135,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -3162,7 +3162,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
                 /** @description Id of a background process. */
                 process: string;
@@ -3187,7 +3187,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
                 /** @description Id of a background process. */
                 process: string;
@@ -3216,7 +3216,7 @@ export interface operations {
             };
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
                 /** @description Id of a background process. */
                 process: string;
@@ -3245,7 +3245,7 @@ export interface operations {
             };
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
                 /** @description Id of a background process. */
                 process: string;
@@ -3274,7 +3274,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
                 /** @description Id of a background process. */
                 process: string;
@@ -3303,7 +3303,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
                 /** @description Id of a background process. */
                 process: string;
@@ -3332,7 +3332,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
                 /** @description Id of a background process. */
                 process: string;
@@ -3357,7 +3357,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
                 /** @description Id of a background process. */
                 process: string;
@@ -3388,7 +3388,7 @@ export interface operations {
             };
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
                 /** @description Id of a background process. */
                 process: string;
@@ -3413,7 +3413,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -3438,7 +3438,7 @@ export interface operations {
     read_file: {
         parameters: {
             query: {
-                /** @description Beneath the workspace, or `/workspace/...`. */
+                /** @description Relative to the workspace, or absolute. */
                 path: string;
                 offset?: number;
                 length?: number;
@@ -3446,7 +3446,7 @@ export interface operations {
             };
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -3469,7 +3469,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -3496,7 +3496,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -3523,7 +3523,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -3548,13 +3548,13 @@ export interface operations {
     stat_file: {
         parameters: {
             query: {
-                /** @description Beneath the workspace, or `/workspace/...`. */
+                /** @description Relative to the workspace, or absolute. */
                 path: string;
                 follow?: boolean;
             };
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -3575,12 +3575,12 @@ export interface operations {
     file_exists: {
         parameters: {
             query: {
-                /** @description Beneath the workspace, or `/workspace/...`. */
+                /** @description Relative to the workspace, or absolute. */
                 path: string;
             };
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -3601,7 +3601,7 @@ export interface operations {
     list_files: {
         parameters: {
             query?: {
-                /** @description Beneath the workspace, or `/workspace/...`. */
+                /** @description Relative to the workspace, or absolute. */
                 path?: string;
                 recursive?: boolean;
                 depth?: number;
@@ -3609,7 +3609,7 @@ export interface operations {
             };
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -3631,13 +3631,13 @@ export interface operations {
         parameters: {
             query: {
                 pattern: string;
-                /** @description Beneath the workspace, or `/workspace/...`. */
+                /** @description Relative to the workspace, or absolute. */
                 path?: string;
                 limit?: number;
             };
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -3659,7 +3659,7 @@ export interface operations {
         parameters: {
             query: {
                 pattern: string;
-                /** @description Beneath the workspace, or `/workspace/...`. */
+                /** @description Relative to the workspace, or absolute. */
                 path?: string;
                 glob?: string;
                 is_literal?: boolean;
@@ -3670,7 +3670,7 @@ export interface operations {
             };
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -3693,7 +3693,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -3720,7 +3720,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -3747,7 +3747,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -3774,7 +3774,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -3799,7 +3799,7 @@ export interface operations {
     download_file: {
         parameters: {
             query: {
-                /** @description Beneath the workspace, or `/workspace/...`. */
+                /** @description Relative to the workspace, or absolute. */
                 path: string;
                 digest?: boolean;
             };
@@ -3807,7 +3807,7 @@ export interface operations {
                 Range?: string;
             };
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -3837,7 +3837,7 @@ export interface operations {
     upload_file: {
         parameters: {
             query: {
-                /** @description Beneath the workspace, or `/workspace/...`. */
+                /** @description Relative to the workspace, or absolute. */
                 path: string;
                 size?: number;
                 sha256?: string;
@@ -3848,7 +3848,7 @@ export interface operations {
             };
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -3873,13 +3873,13 @@ export interface operations {
     download_archive: {
         parameters: {
             query?: {
-                /** @description Beneath the workspace, or `/workspace/...`. */
+                /** @description Relative to the workspace, or absolute. */
                 path?: string;
                 kind?: "tar" | "zip";
             };
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -3900,7 +3900,7 @@ export interface operations {
     upload_archive: {
         parameters: {
             query?: {
-                /** @description Beneath the workspace, or `/workspace/...`. */
+                /** @description Relative to the workspace, or absolute. */
                 path?: string;
                 size?: number;
                 sha256?: string;
@@ -3908,7 +3908,7 @@ export interface operations {
             };
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -3935,7 +3935,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -3962,7 +3962,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -3989,7 +3989,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -4016,7 +4016,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -4045,17 +4045,17 @@ export interface operations {
     list_sandboxes: {
         parameters: {
             query?: {
-                /** @description Exact values. */
+                /** @description Exact values to match. */
                 state?: "ended" | "lost" | "parked" | "running" | "starting" | "unknown";
-                /** @description Exact values. */
+                /** @description Exact values to match. */
                 profile?: string;
-                /** @description Exact values. */
+                /** @description Exact values to match. */
                 tenant?: string;
-                /** @description Exact values. */
+                /** @description Exact values to match. */
                 kernel_id?: string;
                 /** @description `name` or `name=value`. */
                 label?: string[];
-                /** @description For administrators; others see only their own. */
+                /** @description Owner to match, for administrators. Other callers see only their own sandboxes. */
                 owner?: string;
             };
             header?: never;
@@ -4113,7 +4113,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -4136,7 +4136,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -4157,7 +4157,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -4184,7 +4184,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -4210,7 +4210,7 @@ export interface operations {
             };
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -4236,14 +4236,14 @@ export interface operations {
                 since?: number;
                 until?: number;
                 after_id?: number;
-                /** @description Only rows before that one: the first of an answer leads to the older ones. */
+                /** @description Only rows before this id. Pass the first id of a response to get older rows. */
                 before_id?: number;
-                /** @description Most rows. */
+                /** @description Maximum number of rows. */
                 limit?: number;
             };
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -4266,7 +4266,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -4289,7 +4289,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -4316,9 +4316,9 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
-                /** @description Id of a question for a host. */
+                /** @description Id of a host request. */
                 ask: string;
             };
             cookie?: never;
@@ -4341,9 +4341,9 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
-                /** @description Id of a question for a host. */
+                /** @description Id of a host request. */
                 ask: string;
             };
             cookie?: never;
@@ -4390,7 +4390,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -4420,14 +4420,14 @@ export interface operations {
                 since?: number;
                 until?: number;
                 after_id?: number;
-                /** @description Only rows before that one: the first of an answer leads to the older ones. */
+                /** @description Only rows before this id. Pass the first id of a response to get older rows. */
                 before_id?: number;
-                /** @description Most rows. */
+                /** @description Maximum number of rows. */
                 limit?: number;
             };
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -4448,20 +4448,20 @@ export interface operations {
     export_sandbox_audit: {
         parameters: {
             query?: {
-                /** @description Such as `egress`, `call` or `lifecycle`. */
+                /** @description Kind of row, such as `egress`, `call` or `lifecycle`. */
                 kind?: string;
-                /** @description Only what was allowed, or only what was refused. */
+                /** @description True for rows about what was allowed, false for refusals. */
                 is_allowed?: boolean;
-                /** @description Seconds since the epoch: from the one, and before the other. */
+                /** @description Range of time in seconds since the epoch: including `since`, excluding `until`. */
                 since?: number;
-                /** @description Seconds since the epoch: from the one, and before the other. */
+                /** @description Range of time in seconds since the epoch: including `since`, excluding `until`. */
                 until?: number;
-                /** @description Only rows after that one. */
+                /** @description Only rows after this id. */
                 after_id?: number;
             };
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -4484,7 +4484,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -4507,7 +4507,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -4534,7 +4534,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -4561,7 +4561,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -4699,7 +4699,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -4722,7 +4722,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -4745,7 +4745,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -4768,7 +4768,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
             };
             cookie?: never;
@@ -4795,9 +4795,9 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
-                /** @description Id of a token, which is not the token. */
+                /** @description Id of a token (not the token itself). */
                 token: string;
             };
             cookie?: never;
@@ -4818,7 +4818,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
                 /** @description Id of a background process. */
                 process: string;
@@ -4841,18 +4841,18 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
                 /** @description One of the sandbox's `ports`. */
                 port: number;
-                /** @description Path and query of the request that the program gets. */
+                /** @description Path and query of the request to the program. */
                 path: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description What the program answers. */
+            /** @description The program's response. */
             default: {
                 headers: {
                     [name: string]: unknown;
@@ -4866,18 +4866,18 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
                 /** @description One of the sandbox's `ports`. */
                 port: number;
-                /** @description Path and query of the request that the program gets. */
+                /** @description Path and query of the request to the program. */
                 path: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description What the program answers. */
+            /** @description The program's response. */
             default: {
                 headers: {
                     [name: string]: unknown;
@@ -4891,18 +4891,18 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
                 /** @description One of the sandbox's `ports`. */
                 port: number;
-                /** @description Path and query of the request that the program gets. */
+                /** @description Path and query of the request to the program. */
                 path: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description What the program answers. */
+            /** @description The program's response. */
             default: {
                 headers: {
                     [name: string]: unknown;
@@ -4916,18 +4916,18 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
                 /** @description One of the sandbox's `ports`. */
                 port: number;
-                /** @description Path and query of the request that the program gets. */
+                /** @description Path and query of the request to the program. */
                 path: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description What the program answers. */
+            /** @description The program's response. */
             default: {
                 headers: {
                     [name: string]: unknown;
@@ -4941,18 +4941,18 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
                 /** @description One of the sandbox's `ports`. */
                 port: number;
-                /** @description Path and query of the request that the program gets. */
+                /** @description Path and query of the request to the program. */
                 path: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description What the program answers. */
+            /** @description The program's response. */
             default: {
                 headers: {
                     [name: string]: unknown;
@@ -4966,18 +4966,18 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
                 /** @description One of the sandbox's `ports`. */
                 port: number;
-                /** @description Path and query of the request that the program gets. */
+                /** @description Path and query of the request to the program. */
                 path: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description What the program answers. */
+            /** @description The program's response. */
             default: {
                 headers: {
                     [name: string]: unknown;
@@ -4991,18 +4991,18 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Id of a sandbox: the caller's own, or the one that it was given. A notebook's has its kernel's id too. */
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
                 id: string;
                 /** @description One of the sandbox's `ports`. */
                 port: number;
-                /** @description Path and query of the request that the program gets. */
+                /** @description Path and query of the request to the program. */
                 path: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description What the program answers. */
+            /** @description The program's response. */
             default: {
                 headers: {
                     [name: string]: unknown;

@@ -146,7 +146,7 @@ test("the token goes to no other server", async () => {
 });
 
 test("events are read whatever pieces they come in", async () => {
-  const text = 'event: stdout\ndata: {"text": "é"}\n\n: still here\n\nevent: exit\ndata: 1\n\nevent: cut';
+  const text = 'event: stdout\ndata: {"text": "é"}\n\n: keep-alive\n\nevent: exit\ndata: 1\n\nevent: cut';
   const bytes = new TextEncoder().encode(text);
   for (const size of [1, 2, 7, bytes.length]) {
     const body = new ReadableStream<Uint8Array>({

@@ -1,9 +1,9 @@
-"""What the tools take. Descriptions are for models: they are all that a model knows of a field.
+"""Define the tools' arguments. A field's description is all that a model knows about it.
 
-Names and bounds are those of the REST API's bodies, which these are turned into.
+Names and limits are those of the REST API's bodies, into which the arguments are converted.
 """
 
-# ruff: noqa: RUF012 - msgspec makes a new value of an empty default for each struct
+# ruff: noqa: RUF012 - msgspec creates a new value of an empty default for each struct
 
 from __future__ import annotations
 
@@ -14,63 +14,63 @@ from msgspec import Meta
 from jupyter_agentbox.models import Body, FileBytes, HostName, Label, Name, Path, Seconds
 from jupyter_agentbox.models.snapshots import Note, SnapshotId, Title
 
-#: Characters of text that a tool answers, unless another number is asked for; and the most.
+#: Characters of text that a tool returns by default, and at most.
 MAX_TEXT = 40_000
 MOST_TEXT = 1_000_000
-#: Bytes of one part of a file.
+#: Maximum number of bytes of one part of a file.
 MAX_PART = 4 * 1024 * 1024
 
 Package = Annotated[str, Meta(min_length=1, max_length=300)]
 MaxText = Annotated[
     int,
-    Meta(ge=100, le=MOST_TEXT, description="Characters of output to answer; what is left out in the middle is said."),
+    Meta(ge=100, le=MOST_TEXT, description="Maximum characters of output; longer output is shortened in the middle."),
 ]
-FilePath = Annotated[Path, Meta(description="Path in the workspace, relative or beginning with `/workspace/`.")]
-Directory = Annotated[Path, Meta(description="Directory to look in, recursively; the whole workspace unless given.")]
-Limit = Annotated[int, Meta(ge=1, le=10_000, description="How many to answer at most.")]
-Timeout = Annotated[float, Meta(gt=0, le=3600, description="Seconds, after which it is ended.")]
+FilePath = Annotated[Path, Meta(description="Path in the workspace: relative, or starting with `/workspace/`.")]
+Directory = Annotated[Path, Meta(description="Directory to search recursively; default: the whole workspace.")]
+Limit = Annotated[int, Meta(ge=1, le=10_000, description="Maximum number of results.")]
+Timeout = Annotated[float, Meta(gt=0, le=3600, description="Seconds after which it is killed.")]
 
 
 class Target(Body, frozen=True, kw_only=True):
-    """Which sandbox."""
+    """The sandbox to use."""
 
     sandbox: Annotated[
         Annotated[str, Meta(min_length=1, max_length=64)] | None,
         Meta(
-            description="Id of a sandbox, or of a notebook's kernel. May be left out if you have just one sandbox.",
+            description="Id of a sandbox, or of a notebook's kernel. Optional if you have only one sandbox.",
         ),
     ] = None
 
 
 class CreateSandbox(Body, frozen=True, kw_only=True):
-    """A sandbox to make."""
+    """A sandbox to create."""
 
     id: Annotated[
-        Name | None, Meta(description="A name of your own; asking again for the same one answers the same sandbox.")
+        Name | None, Meta(description="Id of your choice; repeating an identical call returns the same sandbox.")
     ] = None
     profile: Annotated[
         Annotated[str, Meta(min_length=1, max_length=100)] | None,
-        Meta(description="Named set of limits; the default unless given."),
+        Meta(description="Name of a profile with limits and defaults."),
     ] = None
     image: Annotated[
         Annotated[str, Meta(min_length=1, max_length=128)] | None,
-        Meta(description="Name of an image with other languages or packages, such as `r`; the profile's unless given."),
+        Meta(description="Name of an image with other languages or packages, such as `r`; default: the profile's."),
     ] = None
     packages: Annotated[
-        list[Package], Meta(max_length=200, description="Python packages to install first, like `pandas==2.2.*`.")
+        list[Package], Meta(max_length=200, description="Python packages to install first, e.g. `pandas==2.2.*`.")
     ] = []
     files: Annotated[
         dict[str, str | FileBytes],
-        Meta(description='Files to write first, by path: text, or `{"base64": "..."}` for bytes.'),
+        Meta(description='Files to create, by path: text, or `{"base64": "..."}` for bytes.'),
     ] = {}
-    env: Annotated[dict[str, str], Meta(description="Environment variables of everything inside.")] = {}
+    env: Annotated[dict[str, str], Meta(description="Environment variables of all processes inside.")] = {}
     allowed_hosts: Annotated[
         Annotated[list[HostName], Meta(max_length=1000)] | None,
-        Meta(description="Hosts it may reach; those of the profile unless given, `[]` for none."),
+        Meta(description="Hosts that it may reach; default: those of the profile. `[]` for none."),
     ] = None
-    tenant: Annotated[Name | None, Meta(description="Keep its workspace under this name for later sandboxes.")] = None
+    tenant: Annotated[Name | None, Meta(description="Name of a workspace that is kept for later sandboxes.")] = None
     idle_timeout: Annotated[Seconds | None, Meta(description="Seconds without use after which it ends.")] = None
-    labels: Annotated[dict[Name, Label], Meta(max_length=64, description="Notes of your own.")] = {}
+    labels: Annotated[dict[Name, Label], Meta(max_length=64, description="Labels of your choice.")] = {}
 
 
 class ListSandboxes(Body, frozen=True, kw_only=True):
@@ -78,61 +78,61 @@ class ListSandboxes(Body, frozen=True, kw_only=True):
 
     state: Annotated[
         Literal["starting", "running", "parked", "unknown", "ended", "lost"] | None,
-        Meta(description="Only those; unless given, all that live or can be revived. A parked one wakes when used."),
+        Meta(description="Only this state; default: all that run or can be revived. Using a parked one wakes it."),
     ] = None
 
 
 class Snapshot(Target, frozen=True, kw_only=True):
-    """What to call a snapshot."""
+    """A snapshot to take."""
 
     name: Annotated[Title, Meta(description="A short name for people.")] = ""
-    note: Annotated[Note, Meta(description="What is worth knowing of it.")] = ""
+    note: Annotated[Note, Meta(description="A description for people.")] = ""
 
 
 class Restore(Target, frozen=True, kw_only=True):
-    """Where to go back to."""
+    """A snapshot to restore."""
 
-    snapshot: Annotated[SnapshotId, Meta(description="Id that `snapshot` or `list_snapshots` has answered.")]
+    snapshot: Annotated[SnapshotId, Meta(description="Id from `snapshot` or `list_snapshots`.")]
 
 
 class Fork(Target, frozen=True, kw_only=True):
-    """Another sandbox."""
+    """A sandbox to fork."""
 
-    id: Annotated[Name | None, Meta(description="A name of your own for the new sandbox.")] = None
+    id: Annotated[Name | None, Meta(description="Id of your choice for the new sandbox.")] = None
     snapshot: Annotated[
-        SnapshotId | None, Meta(description="Snapshot that it begins at; the sandbox as it is now unless given.")
+        SnapshotId | None, Meta(description="Snapshot to start from; default: the sandbox's current state.")
     ] = None
 
 
 class RunCode(Target, frozen=True, kw_only=True):
-    """Code for a persistent kernel."""
+    """Code to run in a persistent kernel."""
 
-    code: Annotated[str, Meta(description="The code. The value of its last expression is answered, too.")]
+    code: Annotated[str, Meta(description="The code. The value of its last expression is returned as well.")]
     context: Annotated[
         Name,
-        Meta(description="Which kernel, started at first use; each has variables of its own. Of a notebook's sandbox, "
+        Meta(description="Name of a kernel, started at first use; each has its own variables. In a notebook's sandbox, "
              "`default` is the notebook's kernel."),
     ] = "default"  # fmt: skip
     language: Annotated[
         Annotated[str, Meta(min_length=1, max_length=64)] | None,
-        Meta(description="Such as `r` or `bash`, of those that the sandbox has; Python unless given. Each has a "
-             "context of its own, so `context` may be left out."),
+        Meta(description="One of the sandbox's languages, such as `r` or `bash`; default: Python. Each has its "
+             "own context, so you can omit `context`."),
     ] = None  # fmt: skip
-    timeout: Annotated[float, Meta(gt=0, le=86_400, description="Seconds, after which it is interrupted.")] = 120.0
+    timeout: Annotated[float, Meta(gt=0, le=86_400, description="Seconds after which it is interrupted.")] = 120.0
     max_output: MaxText = MAX_TEXT
 
 
 class Bash(Target, frozen=True, kw_only=True):
-    """A command."""
+    """A command to run."""
 
-    command: Annotated[str, Meta(min_length=1, max_length=200_000, description="A line for bash.")]
+    command: Annotated[str, Meta(min_length=1, max_length=200_000, description="Shell command line for bash.")]
     workdir: Annotated[
         Annotated[str, Meta(min_length=1, max_length=4096)] | None,
-        Meta(description="Where it starts; the workspace unless given."),
+        Meta(description="Working directory; default: the workspace."),
     ] = None
     timeout: Timeout = 120.0
     background: Annotated[
-        bool, Meta(description="Start it and answer at once; `bash_output` reads on. It has no time limit.")
+        bool, Meta(description="Return immediately, without a timeout. Read the output with `bash_output`.")
     ] = False
     max_output: MaxText = MAX_TEXT
 
@@ -140,26 +140,26 @@ class Bash(Target, frozen=True, kw_only=True):
 class Process(Target, frozen=True, kw_only=True):
     """A background command."""
 
-    process: Annotated[str, Meta(min_length=1, max_length=64, description="Id that `bash` has answered.")]
+    process: Annotated[str, Meta(min_length=1, max_length=64, description="Id from `bash` with `background`.")]
 
 
 class BashOutput(Process, frozen=True, kw_only=True):
-    """A part of what a background command printed."""
+    """Which output of a background command to read."""
 
     stream: Annotated[Literal["stdout", "stderr"], Meta(description="Which output.")] = "stdout"
-    offset: Annotated[int, Meta(ge=0, le=2**62, description="Byte to read on from, as the last answer said.")] = 0
-    wait: Annotated[float, Meta(ge=0, le=60, description="Seconds to wait for something new.")] = 0.0
-    limit: Annotated[int, Meta(ge=100, le=MOST_TEXT, description="Bytes to answer at most.")] = MAX_TEXT
+    offset: Annotated[int, Meta(ge=0, le=2**62, description="Byte offset to start at; see the last call.")] = 0
+    wait: Annotated[float, Meta(ge=0, le=60, description="Seconds to wait for new output.")] = 0.0
+    limit: Annotated[int, Meta(ge=100, le=MOST_TEXT, description="Maximum number of bytes.")] = MAX_TEXT
 
 
 class Read(Target, frozen=True, kw_only=True):
-    """A part of a file."""
+    """Which part of a file to read."""
 
     path: FilePath
     offset: Annotated[
-        int, Meta(ge=-(2**62), le=2**62, description="Byte to begin at; a negative one counts from the end.")
+        int, Meta(ge=-(2**62), le=2**62, description="Byte offset to start at; a negative one counts from the end.")
     ] = 0
-    length: Annotated[int, Meta(ge=1, le=MOST_TEXT, description="Bytes to answer at most.")] = MAX_TEXT
+    length: Annotated[int, Meta(ge=1, le=MOST_TEXT, description="Maximum number of bytes.")] = MAX_TEXT
 
 
 class Write(Target, frozen=True, kw_only=True):
@@ -167,91 +167,91 @@ class Write(Target, frozen=True, kw_only=True):
 
     path: FilePath
     text: Annotated[str, Meta(description="The whole content.")]
-    overwrite: Annotated[bool, Meta(description="Replace a file that is there.")] = True
+    overwrite: Annotated[bool, Meta(description="Replace an existing file.")] = True
 
 
 class Edit(Target, frozen=True, kw_only=True):
     """A text to replace in a file."""
 
     path: FilePath
-    old: Annotated[str, Meta(min_length=1, description="The text as it stands there, with enough around it.")]
-    new: Annotated[str, Meta(description="What to put in its place.")]
-    all: Annotated[bool, Meta(description="Replace it wherever it stands, instead of exactly once.")] = False
+    old: Annotated[str, Meta(min_length=1, description="The exact text, with enough context to be unique.")]
+    new: Annotated[str, Meta(description="The replacement.")]
+    all: Annotated[bool, Meta(description="Replace all occurrences instead of exactly one.")] = False
 
 
 class ListFiles(Target, frozen=True, kw_only=True):
     """A directory."""
 
-    path: Annotated[Path, Meta(description="The directory; the workspace unless given.")] = "."
-    recursive: Annotated[bool, Meta(description="All beneath it, too.")] = False
+    path: Annotated[Path, Meta(description="The directory; default: the workspace.")] = "."
+    recursive: Annotated[bool, Meta(description="Include everything beneath it.")] = False
     limit: Limit = 500
 
 
 class Glob(Target, frozen=True, kw_only=True):
-    """A pattern of paths."""
+    """A path pattern."""
 
-    pattern: Annotated[str, Meta(min_length=1, max_length=512, description="Such as `**/*.py`.")]
+    pattern: Annotated[str, Meta(min_length=1, max_length=512, description="Path pattern, e.g. `**/*.py`.")]
     path: Directory = "."
     limit: Limit = 500
 
 
 class Grep(Target, frozen=True, kw_only=True):
-    """A pattern of lines."""
+    """A search for lines."""
 
-    pattern: Annotated[str, Meta(min_length=1, max_length=512, description="Regular expression of Python's.")]
-    path: Annotated[Path, Meta(description="File, or directory to look in recursively.")] = "."
+    pattern: Annotated[str, Meta(min_length=1, max_length=512, description="Python regular expression.")]
+    path: Annotated[Path, Meta(description="File, or directory to search recursively.")] = "."
     glob: Annotated[
         Annotated[str, Meta(min_length=1, max_length=512)] | None,
-        Meta(description="Only files that fit, such as `*.py`."),
+        Meta(description="Only files that match, e.g. `*.py`."),
     ] = None
-    is_literal: Annotated[bool, Meta(description="The pattern is plain text.")] = False
-    ignore_case: Annotated[bool, Meta(description="Take capital and small letters as the same.")] = False
+    is_literal: Annotated[bool, Meta(description="Treat the pattern as plain text.")] = False
+    ignore_case: Annotated[bool, Meta(description="Ignore the difference between upper and lower case.")] = False
     context: Annotated[int, Meta(ge=0, le=50, description="Lines to show before and after each match.")] = 0
     limit: Limit = 200
 
 
 class Upload(Target, frozen=True, kw_only=True):
-    """Bytes to write into a file."""
+    """Bytes to write to a file."""
 
     path: FilePath
-    base64: Annotated[bytes, Meta(max_length=2 * MAX_PART, description="The bytes, in base64; 4 MiB at most.")]
-    append: Annotated[bool, Meta(description="Add to the end of the file, for larger ones in parts.")] = False
-    overwrite: Annotated[bool, Meta(description="Replace a file that is there.")] = True
+    base64: Annotated[bytes, Meta(max_length=2 * MAX_PART, description="The bytes in base64, at most 4 MiB.")]
+    append: Annotated[bool, Meta(description="Append to the file, to write a larger one in parts.")] = False
+    overwrite: Annotated[bool, Meta(description="Replace an existing file.")] = True
 
 
 class Download(Target, frozen=True, kw_only=True):
-    """Bytes to read from a file."""
+    """Which bytes of a file to read."""
 
     path: FilePath
-    offset: Annotated[int, Meta(ge=0, le=2**62, description="Byte to begin at.")] = 0
-    length: Annotated[int, Meta(ge=1, le=MAX_PART, description="Bytes to answer at most.")] = 1024 * 1024
+    offset: Annotated[int, Meta(ge=0, le=2**62, description="Byte offset to start at.")] = 0
+    length: Annotated[int, Meta(ge=1, le=MAX_PART, description="Maximum number of bytes.")] = 1024 * 1024
 
 
 class Install(Target, frozen=True, kw_only=True):
     """Packages to install."""
 
     packages: Annotated[
-        list[Package], Meta(max_length=200, description="Names with extras and versions, like `pandas[excel]==2.2.*`.")
+        list[Package], Meta(max_length=200, description="Names with extras and versions, e.g. `pandas[excel]==2.2.*`.")
     ] = []
-    requirements: Annotated[Path | None, Meta(description="A requirements file in the workspace.")] = None
-    manager: Annotated[Literal["pip", "npm", "R"], Meta(description="Which package manager.")] = "pip"
-    upgrade: Annotated[bool, Meta(description="Take newer versions in place of what is there.")] = False
+    requirements: Annotated[Path | None, Meta(description="Path of a requirements file in the workspace.")] = None
+    manager: Annotated[Literal["pip", "npm", "R"], Meta(description="Package manager.")] = "pip"
+    upgrade: Annotated[bool, Meta(description="Upgrade packages that are already installed.")] = False
     timeout: Timeout = 600.0
 
 
 class AskHost(Target, frozen=True, kw_only=True):
-    """A host to ask for."""
+    """A host to request."""
 
     host: Annotated[HostName, Meta(description="`name`, `*.name`, or `name:port`.")]
-    why: Annotated[str, Meta(max_length=1000, description="What it is needed for; a person reads this.")]
+    why: Annotated[str, Meta(max_length=1000, description="Why you need it; a person reads this.")]
 
 
 class HttpCall(Target, frozen=True, kw_only=True):
     """An HTTP request."""
 
-    url: Annotated[str, Meta(min_length=8, max_length=8192, description="`http` or `https`.")]
+    url: Annotated[str, Meta(min_length=8, max_length=8192, description="An `http` or `https` URL.")]
     method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"] = "GET"
     headers: Annotated[dict[str, str], Meta(max_length=100)] = {}
-    body: Annotated[str, Meta(description="Text to send.")] = ""
+    body: Annotated[str, Meta(description="Request body.")] = ""
     timeout: Annotated[float, Meta(gt=0, le=300, description="Seconds.")] = 30.0
     max_output: MaxText = MAX_TEXT

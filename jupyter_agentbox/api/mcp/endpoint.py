@@ -1,6 +1,6 @@
-"""MCP over HTTP: the SDK's session managers, one for each caller, so that nobody's session is there for anybody else.
+"""Serve MCP over HTTP: one SDK session manager for each caller, so that no caller can use another's session.
 
-Plain ASGI; ``api.mcp.handler`` brings the requests. All on the server's own event loop.
+Plain ASGI, called by ``api.mcp.handler``. Runs on the server's own event loop.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .handler import MAX_BODY
 from .server import make_server
 from .tools import Access
 
-#: Callers at a time, and of each: sessions, and requests that are being served.
+#: Maximum number of concurrent callers, and of each caller's sessions and concurrent requests.
 MAX_CALLERS = 200
 MAX_SESSIONS = 16
 MAX_REQUESTS = 64
 #: Seconds without a request after which a session ends.
 IDLE_TIMEOUT = 1800.0
-#: Where a request's access stands in its ASGI scope.
+#: Key of a request's access in its ASGI scope.
 ACCESS = "agentbox.access"
 
 
@@ -48,7 +48,7 @@ class _Caller:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it can have no session any more."""
+        """Whether it cannot have a session any more."""
         return not self.requests and time.monotonic() - self.used > IDLE_TIMEOUT
 
     async def _run(self) -> None:
@@ -74,30 +74,30 @@ class _Caller:
 
 
 class Endpoints:
-    """All callers' sessions of one Jupyter server."""
+    """The sessions of all callers of one Jupyter server."""
 
     def __init__(self) -> None:
         self._server = make_server(_access_of)
         self._callers: dict[str, _Caller] = {}
 
     async def serve(self, principal: str, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Serve one request of a caller.
+        """Serve one request.
 
         Parameters
         ----------
         principal : str
-            Tells callers apart: a user, or a token.
+            Identifies the caller: a user or a token.
         scope, receive, send
-            ASGI's; the scope holds an :class:`~jupyter_agentbox.api.mcp.tools.Access` under :data:`ACCESS`.
+            As in ASGI. The scope has an :class:`~jupyter_agentbox.api.mcp.tools.Access` under :data:`ACCESS`.
 
         Raises
         ------
         LimitReached
-            There are too many callers, or requests of this one.
+            Too many callers, or too many requests of this caller.
         """
         caller = self._callers.get(principal) or await self._add(principal)
         if caller.requests >= MAX_REQUESTS:
-            raise LimitReached(f"{MAX_REQUESTS} requests of yours are being served; wait for one of them")
+            raise LimitReached(f"you have {MAX_REQUESTS} concurrent requests, the maximum; wait for one to end")
         await caller.serve(scope, receive, send)
 
     async def _add(self, principal: str) -> _Caller:
@@ -107,7 +107,7 @@ class Endpoints:
                 await other.aclose()
         if principal not in self._callers:
             if len(self._callers) >= MAX_CALLERS:
-                raise LimitReached(f"{MAX_CALLERS} callers use MCP here, and there may be no more at a time")
+                raise LimitReached(f"{MAX_CALLERS} callers use MCP here, the maximum; try again later")
             self._callers[principal] = _Caller(self._server)
         return self._callers[principal]
 
@@ -115,7 +115,7 @@ class Endpoints:
         """End all sessions."""
         callers, self._callers = list(self._callers.values()), {}
         await asyncio.gather(*(caller.aclose() for caller in callers))
-        # The SDK's event streams leave one task on the loop that would see the end of another kind of server.
+        # The SDK's event streams leave a task on the loop that waits for the shutdown of another kind of server.
         for task in asyncio.all_tasks():
             if getattr(task.get_coro(), "__name__", "") == "_shutdown_watcher":
                 task.cancel()

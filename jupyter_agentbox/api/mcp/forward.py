@@ -1,6 +1,6 @@
-"""MCP on standard input and output, passed on to a Jupyter server, so that a client shares its notebooks' kernels.
+"""Forward MCP on standard input and output to a Jupyter server, so that a client shares its notebooks' kernels.
 
-It decides nothing: rights, bounds and answers are the server's. It imports nothing of sandboxes, and starts fast.
+The server decides rights, limits and results. This module imports nothing about sandboxes, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from mcp.server import Server
 from jupyter_agentbox import __version__
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest
 
-#: Beneath a Jupyter server's base URL.
+#: Path below a Jupyter server's base URL.
 PATH = "agentbox/mcp"
-# Of a server that works on something something comes every 15 s.
+# While a server works, it sends something every 15 s.
 _TIMEOUT = httpx2.Timeout(30, read=120)
 
 
 def address_of(url: str) -> str:
-    """Return where MCP is at a Jupyter server. Raises InvalidRequest."""
+    """Return the MCP URL of a Jupyter server. Raises InvalidRequest."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InvalidRequest(f"{url!r:.200} is no address of a Jupyter server, such as http://localhost:8888")
+        raise InvalidRequest(f"{url!r:.200} is not a Jupyter server's URL, such as http://localhost:8888")
     if parts.query or parts.username or parts.password:
-        raise InvalidRequest("give the address without a token; it is taken from JUPYTER_AGENTBOX_TOKEN")
+        raise InvalidRequest("the URL must not contain a token; set JUPYTER_AGENTBOX_TOKEN instead")
     path = parts.path.rstrip("/").removesuffix("/lab").removesuffix("/tree").removesuffix("/" + PATH)
     return f"{parts.scheme}://{parts.netloc}{path}/{PATH}"
 
 
 async def forward(url: str, token: str) -> None:
-    """Pass all on to a Jupyter server, until standard input ends.
+    """Forward all requests to a Jupyter server, until standard input ends.
 
     Parameters
     ----------
     url : str
-        Of the server.
+        URL of the server.
     token : str
-        The server's own, or one for a sandbox.
+        The server's own token, or a token for one sandbox.
 
     Raises
     ------
     AgentboxError
-        The server can't be reached, or refuses the token.
+        The server cannot be reached, or refuses the token.
     """
     address = address_of(url)
     try:
@@ -58,7 +58,7 @@ async def forward(url: str, token: str) -> None:
             server = _make_server(remote)
             await server.run(reader, writer, server.create_initialization_options())
     except Exception as error:
-        raise AgentboxError(f"{address} can't be used: {_reason(error)}") from error
+        raise AgentboxError(f"cannot use MCP at {address}: {_reason(error)}") from error
 
 
 def _make_server(remote: Client) -> Server[Any]:
@@ -78,7 +78,7 @@ def _make_server(remote: Client) -> Server[Any]:
 
 
 def _reason(error: BaseException) -> str:
-    """Say what is behind a group of errors."""
+    """Return the message of the first error in an error group."""
     while isinstance(inner := getattr(error, "exceptions", None), tuple) and inner:
         error = inner[0]
     return error.message if isinstance(error, MCPError) else str(error) or type(error).__name__

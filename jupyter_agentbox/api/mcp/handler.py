@@ -1,8 +1,8 @@
-"""MCP over streamable HTTP: a bridge from Tornado to the SDK's ASGI application, small and bounded.
+"""Bridge MCP over streamable HTTP from Tornado to the SDK's ASGI application, with limits.
 
-Nothing of a request is taken before its sender is known, by a token: a cookie, which a browser sends along for any
-page, does not do. What the application sends waits for the client to take it, and a client that goes away ends its
-calls, as does the end of its token.
+No part of a request's body is kept before its sender is authenticated by a token. A cookie is not sufficient, because a
+browser also sends it for requests of other pages. The application's output waits until the client has taken it. A
+client that disconnects ends its calls, and so does the end of its token.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from .endpoint import Endpoints
 
 _SETTING = "agentbox_mcp"
-#: Bytes of one request; base64 of what can be uploaded fits.
+#: Maximum number of bytes of one request; enough for the largest upload in base64.
 MAX_BODY = 8 * 1024 * 1024
-# Bytes of a refused body that are read to their end, so that the client gets to read why.
+# Maximum number of bytes of a refused body that are read, so that the client can read the error.
 _PATIENCE = 8 * 1024 * 1024
-#: Headers of the application's that are the connection's own, and Tornado's to set.
+#: Headers of the application that concern the connection, or that Tornado sets.
 _HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length", "content-type"})
 
 
 def endpoints_of(settings: dict[str, Any]) -> Endpoints:
-    """Return the sessions of a server, made at first use. Raises RuntimeUnavailable."""
+    """Return the sessions of a server, created at first use. Raises RuntimeUnavailable."""
     if not is_available():
         raise RuntimeUnavailable(MISSING)
     from .endpoint import Endpoints
@@ -58,7 +58,7 @@ async def close_endpoints(settings: dict[str, Any]) -> None:
 
 @web.stream_request_body
 class MCPHandler(TokenMixin, APIHandler):
-    """The one address of MCP."""
+    """Handler of the MCP endpoint."""
 
     def initialize(self) -> None:
         self._body = bytearray()
@@ -67,7 +67,7 @@ class MCPHandler(TokenMixin, APIHandler):
         self._refusal: web.HTTPError | None = None
 
     async def prepare(self) -> None:  # type: ignore[override]
-        """Judge who comes, before any byte of the body is kept. Who is refused hears of it when all was sent."""
+        """Authenticate before any byte of the body is kept. A refusal is sent after the body was received."""
         if self.request.connection is not None:
             self.request.connection.set_max_body_size(1 << 62)  # type: ignore[attr-defined]
         try:
@@ -85,7 +85,7 @@ class MCPHandler(TokenMixin, APIHandler):
             if await is_allowed(self, verb):
                 break
         else:
-            raise web.HTTPError(403, "you may do nothing with sandboxes here")
+            raise web.HTTPError(403, "you have no permission to use sandboxes on this server")
         try:
             self._endpoints = endpoints_of(self.settings)
         except AgentboxError as error:
@@ -96,18 +96,18 @@ class MCPHandler(TokenMixin, APIHandler):
             raise web.HTTPError(401)
 
     def check_xsrf_cookie(self) -> None:
-        """Take a token; a cookie with what protects it will not do, but where there is no authentication at all."""
-        if hasattr(self, "_jupyter_current_user"):  # else it is too early to know
+        """Require a token. A cookie is not sufficient, unless the server has no authentication at all."""
+        if hasattr(self, "_jupyter_current_user"):  # otherwise the user is not known yet
             self._check_token()
         super().check_xsrf_cookie()
 
     def data_received(self, chunk: bytes) -> None:
-        """Take a part of the body, within bounds."""
+        """Receive a part of the body, up to the limit."""
         self._received += len(chunk)
         if self._refusal is None and self._received <= MAX_BODY:
             self._body += chunk
         elif self._received > MAX_BODY + _PATIENCE and not self._finished:
-            self._fail(TooLarge(f"the request is larger than the {format_size(MAX_BODY)} that are taken here"))
+            self._fail(TooLarge(f"the request is larger than the limit of {format_size(MAX_BODY)}"))
 
     async def _serve(self) -> None:
         if self._finished:
@@ -115,14 +115,14 @@ class MCPHandler(TokenMixin, APIHandler):
         if self._refusal is not None:
             raise self._refusal
         if self._received > MAX_BODY:
-            self._fail(TooLarge(f"the request is larger than the {format_size(MAX_BODY)} that are taken here"))
+            self._fail(TooLarge(f"the request is larger than the limit of {format_size(MAX_BODY)}"))
             return
         work = asyncio.ensure_future(self._run())
         watch = asyncio.ensure_future(self.scope_ended())
         try:
             await asyncio.wait([work, watch], return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                # A call goes no further than the token that it was made with.
+                # A call ends with the token that it was made with.
                 self._gone.set()
                 work.cancel()
                 await asyncio.wait([work])
@@ -139,7 +139,7 @@ class MCPHandler(TokenMixin, APIHandler):
         elif not self._finished:
             await self.finish()
 
-    # Jupyter need not judge who comes: it was done before, by tokens alone.
+    # Jupyter must not authenticate again: `prepare` did, by tokens only.
     get = post = delete = allow_unauthenticated(_serve)
 
     async def _run(self) -> None:
@@ -167,7 +167,7 @@ class MCPHandler(TokenMixin, APIHandler):
             "raw_path": self.request.path.encode("latin-1", "replace"),
             "query_string": b"",
             "root_path": "",
-            # What says who calls goes no further.
+            # Credentials are not passed on.
             "headers": [
                 (name.lower().encode("latin-1"), value.encode("latin-1", "replace"))
                 for name, value in self.request.headers.get_all()
@@ -192,7 +192,7 @@ class MCPHandler(TokenMixin, APIHandler):
         return receive
 
     async def _send(self, message: dict[str, Any]) -> None:
-        """Take what the application sends, and return when the client has taken it."""
+        """Send a message of the application, and return when the client has received it."""
         if self._gone.is_set() or self._finished:
             return
         if message["type"] == "http.response.start":
@@ -219,14 +219,14 @@ class MCPHandler(TokenMixin, APIHandler):
                 await self.finish(body or None, set_content_type=self._type)
 
     def on_connection_close(self) -> None:
-        """The client has gone: so do its calls."""
+        """End the calls of a client that has disconnected."""
         super().on_connection_close()
         self._gone.set()
 
     def _fail(self, error: BaseException) -> None:
         status, answer = describe(error)
         if status == 500:
-            self.log.error("agentbox: MCP failed", exc_info=error)
+            self.log.error("agentbox: MCP request failed", exc_info=error)
         if self._headers_written:
             if self.request.connection is not None:
                 self.request.connection.stream.close()  # type: ignore[attr-defined]

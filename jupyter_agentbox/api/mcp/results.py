@@ -1,7 +1,7 @@
-"""What tools answer, from what the operations gave: text, images, bytes, and errors. Sans-I/O.
+"""Convert the results of operations into MCP content: text, images, bytes and errors. Sans-I/O.
 
-All of it is hostile. Text is bounded and loses what a terminal would obey; an image is one by its first bytes, or it
-is left out and that is said; what was cut is said, too.
+All of it is hostile. Text is limited in length, and terminal control sequences are removed. An image is accepted only
+if its first bytes match its type. Whatever is left out is reported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jupyter_agentbox.models import ErrorAnswer, RefusedHost
 from jupyter_agentbox.models.outputs import CodeResult, Display
 from jupyter_agentbox.spec import MIB, format_size
 
-#: Images of one answer, and bytes of them together.
+#: Maximum number of images in one result, and of their bytes together.
 MAX_IMAGES = 20
 MAX_IMAGE_BYTES = 8 * MIB
 
@@ -38,17 +38,17 @@ _SVG = "image/svg+xml"
 
 
 def sound(text: str) -> str:
-    """Make text that is surely UTF-8."""
+    """Return a text with everything replaced that UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()
 
 
 def plain(text: str) -> str:
-    """Make text that no terminal obeys: colours go, and other control characters become U+FFFD."""
+    """Return a text without terminal control: colours are removed, other control characters become U+FFFD."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", _ESCAPE.sub("", sound(text)))
 
 
 class Kept:
-    """The beginning and the end of a text that comes in parts, within a number of characters."""
+    """Buffer that keeps the beginning and the end of a text, up to a number of characters."""
 
     def __init__(self, limit: int) -> None:
         self.total = 0
@@ -58,7 +58,7 @@ class Kept:
         self._tail = ""
 
     def add(self, text: str) -> None:
-        """Take the next part."""
+        """Append text."""
         self.total += len(text)
         room = self._first - len(self._head)
         if room > 0:
@@ -68,50 +68,50 @@ class Kept:
             self._tail = (self._tail + text[-2 * self._last :])[-2 * self._last :]
 
     def value(self) -> str:
-        """What is kept, with a line that says what is not."""
+        """Return the text that is kept, with a note of how much was left out."""
         tail = self._tail[-self._last :]
         left_out = self.total - len(self._head) - len(tail)
         if not left_out:
             return plain(self._head + tail)
-        return f"{plain(self._head)}\n[{left_out:,} of {self.total:,} characters are left out here]\n{plain(tail)}"
+        return f"{plain(self._head)}\n[{left_out:,} of {self.total:,} characters omitted]\n{plain(tail)}"
 
 
 def cut(text: str, limit: int) -> str:
-    """Keep the beginning and the end of a text, and say so."""
+    """Shorten a text in the middle, with a note."""
     kept = Kept(limit)
     kept.add(text)
     return kept.value()
 
 
 def text_block(text: str) -> types.TextContent:
-    """Make a block of text, which is taken as it is."""
+    """Return a block of text."""
     return types.TextContent(type="text", text=sound(text))
 
 
 def answer(*parts: str | Block, structured: Any = None, is_error: bool = False) -> Result:
-    """Make a result of texts and blocks; empty texts are left out."""
+    """Return a result of texts and blocks. Empty texts are omitted."""
     blocks: list[Any] = [text_block(part) if isinstance(part, str) else part for part in parts if part != ""]
     return types.CallToolResult(
-        content=blocks or [text_block("done, and nothing was printed")],
+        content=blocks or [text_block("done, no output")],
         structured_content=structured,
         is_error=is_error,
     )
 
 
 def data(value: msgspec.Struct, *texts: str) -> Result:
-    """Make a result of a value, with text for models that shows it better than its JSON, if given."""
+    """Return a result with a value. Texts, if given, show it to models instead of its JSON."""
     built = msgspec.json.decode(sound(msgspec.json.encode(value).decode()))
     return answer(*(texts or (sound(msgspec.json.encode(value).decode()),)), structured=built)
 
 
 def failure(error: ErrorAnswer) -> Result:
-    """Make a result of an error: our sentence, and the setting that would change it."""
+    """Return a result for an error: its message, and the setting that controls it."""
     hint = f" (setting: {error.setting})" if error.setting and error.setting not in error.message else ""
     return answer(plain(error.message) + hint, structured=msgspec.to_builtins(error), is_error=True)
 
 
 def refusals(refused: Iterable[RefusedHost]) -> str:
-    """Say what the gate refused."""
+    """Return a line for each connection that the gate refused."""
     return "\n".join(f"[refused: {plain(item.message)}]" for item in list(refused)[:20])
 
 
@@ -119,19 +119,19 @@ def refusals(refused: Iterable[RefusedHost]) -> str:
 
 
 def bitmap_type(content: bytes) -> str | None:
-    """Return the MIME type of what is an image by its first bytes."""
+    """Return the MIME type of an image by its first bytes, or None."""
     if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
         return "image/webp"
     return next((mime for mime, magic in _BITMAPS if content.startswith(magic)), None)
 
 
 def image(content: bytes, mime: str) -> types.ImageContent:
-    """Make a block of an image."""
+    """Return a block with an image."""
     return types.ImageContent(type="image", data=base64.b64encode(content).decode(), mime_type=mime)
 
 
 def resource(path: str, content: bytes) -> types.EmbeddedResource:
-    """Make a block of bytes."""
+    """Return a block with bytes."""
     blob = types.BlobResourceContents(
         uri=f"file:///workspace/{quote(sound(path))}",
         mime_type=bitmap_type(content) or "application/octet-stream",
@@ -141,7 +141,7 @@ def resource(path: str, content: bytes) -> types.EmbeddedResource:
 
 
 def whole_text(content: bytes, is_end: bool) -> str | None:
-    """Decode a part of a file, without a character that is cut off at its end; None if it is no text."""
+    """Decode a part of a file, without an incomplete character at its end. Return None if it is not text."""
     if b"\0" in content:
         return None
     try:
@@ -156,7 +156,7 @@ def whole_text(content: bytes, is_end: bool) -> str | None:
 
 
 def code(result: CodeResult, limit: int) -> Result:
-    """Make a result of what code came to: its text first, then its images."""
+    """Return a result for a run of code: its text, then its images."""
     images = _Images()
     shown = [images.take(display) for display in result.displays]
     parts = [
@@ -178,7 +178,7 @@ def code(result: CodeResult, limit: int) -> Result:
     if result.truncated:
         total = result.total_bytes
         parts.append(
-            f"[not all output was kept: it printed {total.stdout:,} bytes, {total.stderr:,} to stderr, and showed "
+            f"[output truncated; in total: {total.stdout:,} bytes to stdout, {total.stderr:,} bytes to stderr, "
             f"{total.displays:,} bytes of displays]"
         )
     parts += images.notes
@@ -187,7 +187,7 @@ def code(result: CodeResult, limit: int) -> Result:
 
 
 class _Images:
-    """Gathers the images of displays."""
+    """Collector of the images of displays."""
 
     def __init__(self) -> None:
         self.blocks: list[types.ImageContent] = []
@@ -195,15 +195,15 @@ class _Images:
         self._size = 0
 
     def take(self, display: Display) -> str:
-        """Take a display's image, if it has one; return its text if not."""
+        """Take a display's image, if it has one; otherwise return its text."""
         for mime in ("image/png", "image/jpeg", "image/gif", _SVG):
             value = display.data.get(mime)
             if isinstance(value, str):
                 content = _bytes_of(value, mime)
                 if content is None:
-                    self.notes.append(f"[a display said to be {mime} is none, and left out]")
+                    self.notes.append(f"[a display omitted: its data is not {mime}]")
                 elif len(self.blocks) >= MAX_IMAGES or self._size + len(content) > MAX_IMAGE_BYTES:
-                    self.notes.append(f"[an image of {format_size(len(content))} is left out: there are too many]")
+                    self.notes.append(f"[an image of {format_size(len(content))} omitted: too many images]")
                 else:
                     self._size += len(content)
                     self.blocks.append(image(content, mime))
@@ -213,7 +213,7 @@ class _Images:
             if isinstance(value, str):
                 return value
         kinds = ", ".join(plain(mime) for mime in list(display.data)[:10])
-        return f"[a display of {kinds or 'nothing'} that can't be shown as text]"
+        return f"[a display without a text form: {kinds or 'empty'}]"
 
 
 def _bytes_of(value: str, mime: str) -> bytes | None:
@@ -228,6 +228,6 @@ def _bytes_of(value: str, mime: str) -> bytes | None:
 
 
 def listing(lines: Sequence[str], note: str | None, is_cut: bool) -> str:
-    """Write lines, and whether they are all."""
-    end = f"\n[cut: {note or 'there is more'}]" if is_cut else ""
-    return ("\n".join(plain(line) for line in lines) or "nothing was found") + end
+    """Join lines, with a note if the list is incomplete."""
+    end = f"\n[truncated: {note or 'there are more'}]" if is_cut else ""
+    return ("\n".join(plain(line) for line in lines) or "no results") + end

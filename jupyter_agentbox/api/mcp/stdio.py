@@ -1,6 +1,6 @@
-"""MCP on standard input and output, for a client that has started this process: sandboxes of its own, that end with it.
+"""Serve MCP on standard input and output to the client that started this process, with sandboxes that end with it.
 
-``api.mcp.forward`` is the other way, to the sandboxes of a Jupyter server.
+``api.mcp.forward`` uses the sandboxes of a Jupyter server instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .tools import Access
 
 
 async def serve(service: Service) -> None:
-    """Serve the user who runs this process, until standard input ends."""
+    """Serve the user of this process, until standard input ends."""
 
     async def caller(verb: Verb) -> Caller:
         return Caller(service.sandboxes.registry.server_owner).acting(verb)

@@ -1,6 +1,6 @@
-"""The tools, and how each is done: by an operation of the REST API, whose rights, rules and audit rows thus hold.
+"""Define the tools. Each calls an operation of the REST API, whose rights, rules and audit rows therefore apply.
 
-A tool's docstring is what models read. To add one, write it here above its operation.
+A tool's docstring is its description for models. To add a tool, write it here above its operation.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ _ROUTES = {route.operation: route for route in TABLE}
 
 @dataclass(frozen=True)
 class Access:
-    """Who calls, and by what right: made anew for each request.
+    """Who calls, and with which rights. Created for each request.
 
     Parameters
     ----------
     service : Service
     caller : coroutine function
-        Says who calls and is about to do what.
+        Returns the caller, given the verb of the call.
     is_allowed : coroutine function
-        Asks whether the caller may ``read``, ``write``, ``execute`` or ``restore``.
+        Returns whether the caller may ``read``, ``write``, ``execute`` or ``restore``.
     gone : Event
-        Set when the client has gone, and its call with it.
+        Set when the client has disconnected.
     """
 
     service: Service
@@ -77,20 +77,20 @@ class Access:
 
 @dataclass(frozen=True)
 class Turn:
-    """One call of a tool.
+    """A call of a tool.
 
     Parameters
     ----------
     access : Access
-    tell : callable
-        Takes text that comes while the work goes on.
+    on_progress : callable
+        Called with output during the work.
     """
 
     access: Access
     tell: Callable[[str], None]
 
     async def make(self, operation: Callable[..., Any], args: take.Target, **values: Any) -> Call:
-        """Make a call of an operation on the sandbox that is meant. Raises NotAuthorized, NotFound, InvalidRequest."""
+        """Return a call of an operation on the requested sandbox. Raises NotAuthorized, NotFound, InvalidRequest."""
         call = await self.make_free(operation, **values)
         call.params["id"] = args.sandbox or await self._only_one(call.caller)
         return call
@@ -98,13 +98,13 @@ class Turn:
     async def make_free(
         self, operation: Callable[..., Any], *, body: Any = None, query: Any = None, **params: str
     ) -> Call:
-        """Make a call of an operation that is on no sandbox."""
+        """Return a call of an operation that is not on one sandbox."""
         route = _ROUTES[operation]
         if not await self.access.is_allowed(route.right):
-            raise NotAuthorized(f"you may not {route.right} on sandboxes here")
+            raise NotAuthorized(f"you have no permission to {route.right} on sandboxes of this server")
         caller, loop = await self.access.caller(route.right), asyncio.get_running_loop()
         if route.is_owners:
-            caller.check_unscoped("change the terms that the sandbox is under")
+            caller.check_unscoped("change the sandbox's own terms")
         return Call(
             route=route,
             params=dict(params),
@@ -120,14 +120,14 @@ class Turn:
         )
 
     async def do(self, operation: Callable[..., Any], args: take.Target, **values: Any) -> Any:
-        """Do an operation on a sandbox."""
+        """Call an operation on a sandbox."""
         call = await self.make(operation, args, **values)
         return await call.route.operation(call)
 
     async def events(
         self, operation: Callable[..., Any], args: take.Target, **values: Any
     ) -> AsyncGenerator[tuple[str, Any], None]:
-        """Do an operation that answers events."""
+        """Call an operation that streams events."""
         call = await self.make(operation, args, **values)
         async with contextlib.aclosing(await call.route.operation(call)) as events:
             async for event in events:
@@ -142,27 +142,27 @@ class Turn:
         if len(own) == 1:
             return own[0]
         if not own:
-            raise NotFound("you have no sandbox; make one by create_sandbox", field="sandbox")
-        raise InvalidRequest(f"say which sandbox: {', '.join(own[:20])}", field="sandbox")
+            raise NotFound("you have no sandbox; create one with create_sandbox", field="sandbox")
+        raise InvalidRequest(f"several sandboxes; set sandbox to one of: {', '.join(own[:20])}", field="sandbox")
 
 
 @dataclass(frozen=True)
 class Tool:
-    """One tool.
+    """A tool.
 
     Parameters
     ----------
     name, title : str
     route : Route
-        The operation that it is; what right it takes.
+        The operation behind it, which defines the required right.
     arguments : type
-        Struct of what comes in.
+        Struct of its arguments.
     work : coroutine function
-        Does it. Takes a :class:`Turn` and the arguments.
+        The function. Takes a :class:`Turn` and the arguments.
     is_destructive, is_open_world : bool
-        Hints for clients: it may destroy something; it may reach the world outside.
+        Hints for clients: whether it may destroy data, and whether it may reach the outside world.
     is_long : bool
-        It may take long, so that its client is told when it begins.
+        Whether it may take long, so that the client is notified when it starts.
     """
 
     name: str
@@ -181,12 +181,12 @@ class Tool:
 
     @property
     def description(self) -> str:
-        """What a model is told of it."""
+        """The description for models."""
         return " ".join((self.work.__doc__ or "").split())
 
     @cached_property
     def schema(self) -> dict[str, Any]:
-        """JSON Schema of its arguments, an object at the top."""
+        """JSON Schema of its arguments, with an object at the top level."""
         made = msgspec.json.schema(self.arguments)
         others = made["$defs"]
         schema: dict[str, Any] = others.pop(self.arguments.__name__)
@@ -200,7 +200,7 @@ TOOLS: dict[str, Tool] = {}
 def tool(
     name: str, title: str, operation: Callable[..., Any], arguments: type[msgspec.Struct], **hints: bool
 ) -> Callable[[Work], Work]:
-    """Put a tool into the table; see :class:`Tool`."""
+    """Add a tool to the table; see :class:`Tool`."""
 
     def add(work: Work) -> Work:
         TOOLS[name] = Tool(name, title, _ROUTES[operation], arguments, work, **hints)
@@ -210,7 +210,7 @@ def tool(
 
 
 def _is_usable(info: SandboxInfo) -> bool:
-    """Whether a sandbox lives, or can be revived."""
+    """Return whether a sandbox is running or can be revived."""
     return info.state != "ended" or (info.end is not None and info.end.kept_until is not None)
 
 
@@ -219,8 +219,8 @@ def _is_usable(info: SandboxInfo) -> bool:
 
 @tool("create_sandbox", "Create a sandbox", sandboxes.create_sandbox, take.CreateSandbox, is_long=True)
 async def create_sandbox(turn: Turn, args: take.CreateSandbox) -> Result:
-    """Create an isolated sandbox with a workspace of its own at `/workspace`, Python, a shell, and access to the
-    network by host names only. It ends when it is not used for a while, so save what matters by `download`."""
+    """Create an isolated sandbox with Python, a shell, its own workspace at `/workspace`, and network access to allowed
+    hosts only. It ends after some time without use, so save important files with `download`."""
     values = {name: value for name, value in msgspec.structs.asdict(args).items() if value is not None}
     call = await turn.make_free(sandboxes.create_sandbox, body=SandboxRequest(**values))
     return results.data(await call.route.operation(call))
@@ -228,8 +228,8 @@ async def create_sandbox(turn: Turn, args: take.CreateSandbox) -> Result:
 
 @tool("list_sandboxes", "List sandboxes", sandboxes.list_sandboxes, take.ListSandboxes)
 async def list_sandboxes(turn: Turn, args: take.ListSandboxes) -> Result:
-    """List your sandboxes, and those of the open notebooks that you may use (kind `notebook`): code sent to one of
-    those runs in the notebook's own kernel and shares its variables."""
+    """List your sandboxes, and those of open notebooks that you may use (kind `notebook`). Code sent to a notebook's
+    sandbox runs in the notebook's own kernel and shares its variables."""
     call = await turn.make_free(sandboxes.list_sandboxes, query=SandboxFilters(state=args.state))
     found: SandboxList = await call.route.operation(call)
     return results.data(SandboxList([info for info in found.sandboxes if _is_usable(info) or args.state == "ended"]))
@@ -237,14 +237,14 @@ async def list_sandboxes(turn: Turn, args: take.ListSandboxes) -> Result:
 
 @tool("revive_sandbox", "Revive a sandbox", sandboxes.revive_sandbox, take.Target, is_long=True)
 async def revive_sandbox(turn: Turn, args: take.Target) -> Result:
-    """Start a sandbox again that ran out of memory or disk, or crashed, with the files of its workspace. Variables,
-    running programs and installed packages are gone. If its disk was full, delete files at once."""
+    """Restart a sandbox that crashed or ran out of memory or disk, with the files of its workspace. Variables, running
+    programs and installed packages are lost. If its disk was full, delete files immediately."""
     return results.data(await turn.do(sandboxes.revive_sandbox, args))
 
 
-@tool("stop_sandbox", "Stop a sandbox", sandboxes.delete_sandbox, take.Target, is_destructive=True)
+@tool("stop_sandbox", "End a sandbox", sandboxes.delete_sandbox, take.Target, is_destructive=True)
 async def stop_sandbox(turn: Turn, args: take.Target) -> Result:
-    """End a sandbox with all that runs in it. Its files are lost, unless it has a tenant."""
+    """End a sandbox and everything that runs in it. Its files are deleted, unless it has a tenant."""
     await turn.do(sandboxes.delete_sandbox, args)
     return results.answer("the sandbox has ended")
 
@@ -252,10 +252,10 @@ async def stop_sandbox(turn: Turn, args: take.Target) -> Result:
 # -- snapshots -------------------------------------------------------------------------------------
 
 
-@tool("snapshot", "Save the sandbox", snapshots.take_snapshot, take.Snapshot, is_long=True)
+@tool("snapshot", "Take a snapshot", snapshots.take_snapshot, take.Snapshot, is_long=True)
 async def snapshot(turn: Turn, args: take.Snapshot) -> Result:
-    """Save the sandbox as it is, variables, running programs and files, so that `restore` can go back to it. Take one
-    before something that may go wrong. A folder of the user's that is shown at the workspace is not part of it."""
+    """Save the sandbox's state, including variables, running programs and files, so that `restore` can return to it.
+    Take a snapshot before anything risky. A mounted folder of the user is not included."""
     body = SnapshotRequest(name=args.name, note=args.note)
     return results.data(await turn.do(snapshots.take_snapshot, args, body=body))
 
@@ -266,16 +266,16 @@ async def list_snapshots(turn: Turn, args: take.Target) -> Result:
     return results.data(await turn.do(snapshots.list_snapshots, args))
 
 
-@tool("restore", "Go back to a snapshot", snapshots.restore_sandbox, take.Restore, is_destructive=True, is_long=True)
+@tool("restore", "Restore a snapshot", snapshots.restore_sandbox, take.Restore, is_destructive=True, is_long=True)
 async def restore(turn: Turn, args: take.Restore) -> Result:
-    """Take the sandbox back to one of its snapshots: undo. What happened in it since is lost."""
+    """Restore the sandbox to one of its snapshots. All later changes are lost."""
     body = RestoreRequest(snapshot=args.snapshot)
     return results.data(await turn.do(snapshots.restore_sandbox, args, body=body))
 
 
 @tool("fork", "Fork the sandbox", snapshots.fork_sandbox, take.Fork, is_long=True)
 async def fork(turn: Turn, args: take.Fork) -> Result:
-    """Start another sandbox that goes on from here, or from a snapshot, to try something without touching this one."""
+    """Start a copy of the sandbox from its current state or from a snapshot, to try something without changing it."""
     body = ForkRequest(id=args.id, snapshot=args.snapshot)
     return results.data(await turn.do(snapshots.fork_sandbox, args, body=body))
 
@@ -285,8 +285,8 @@ async def fork(turn: Turn, args: take.Fork) -> Result:
 
 @tool("run_code", "Run code", code.stream_code, take.RunCode, is_destructive=True, is_open_world=True)
 async def run_code(turn: Turn, args: take.RunCode) -> Result:
-    """Run code in a persistent Jupyter kernel and get its output, its last value, errors, and plots as images.
-    Variables and imports stay for the next run."""
+    """Run code in a persistent Jupyter kernel. Returns its output, the value of the last expression, errors, and plots
+    as images. Variables and imports persist between calls."""
     body = CodeRequest(code=args.code, context=args.context, language=args.language, timeout=args.timeout)
     async with contextlib.aclosing(turn.events(code.stream_code, args, body=body)) as events:
         async for name, event in events:
@@ -294,13 +294,13 @@ async def run_code(turn: Turn, args: take.RunCode) -> Result:
                 turn.tell(event.text)
             elif name == "done":
                 return results.code(event.result, args.max_output)
-    raise AssertionError("a run ends with what came of it")
+    raise AssertionError("a run ends with its result")
 
 
 @tool("bash", "Run a command", commands.stream_command, take.Bash, is_destructive=True, is_open_world=True)
 async def bash(turn: Turn, args: take.Bash) -> Result:
-    """Run a shell command in the sandbox and get what it prints and its exit code. Each call has a shell of its own:
-    the directory and variables of an earlier one are gone. With `background` it goes on after the answer."""
+    """Run a shell command in the sandbox. Returns its output and exit code. Each call starts a new shell: working
+    directory and variables do not persist. With `background`, the command keeps running after the call."""
     if args.background:
         request = ProcessRequest(command=args.command, workdir=args.workdir)
         return results.data(await turn.do(commands.start_process, args, body=request))
@@ -315,37 +315,37 @@ async def bash(turn: Turn, args: take.Bash) -> Result:
             stderr = kept["stderr"].value()
             end = f"[exit code {event.exit_code}]" if event.exit_code else ""
             if event.timed_out:
-                end = f"[it was killed after {args.timeout:g} s; give a longer timeout, or run it in the background]"
+                end = f"[killed after {args.timeout:g} s; set a longer timeout, or run it in the background]"
             texts = (kept["stdout"].value(), f"[stderr]\n{stderr}" if stderr else "", end)
             text = "\n".join(part.rstrip("\n") for part in (*texts, results.refusals(event.refused)) if part)
             return results.answer(text, is_error=event.timed_out)
     raise AssertionError("a command's events end with its exit")
 
 
-@tool("bash_output", "Read on", commands.read_output, take.BashOutput)
+@tool("bash_output", "Read background output", commands.read_output, take.BashOutput)
 async def bash_output(turn: Turn, args: take.BashOutput) -> Result:
-    """Read what a background command printed, from an offset on, and whether it still runs."""
+    """Read the output of a background command, starting at an offset, and its current state."""
     query = OutputQuery(stream=args.stream, offset=args.offset, limit=args.limit, wait=args.wait)
     chunk = await turn.do(commands.read_output, args, query=query, process=args.process)
     info = await turn.do(commands.get_process, args, process=args.process)
     state = info.state if info.exit_code is None else f"{info.state} with code {info.exit_code}"
-    dropped = f"[{chunk.dropped:,} bytes before this are no longer kept]" if chunk.dropped else ""
+    dropped = f"[{chunk.dropped:,} earlier bytes are no longer available]" if chunk.dropped else ""
     note = (
-        f"[{state}; next offset {chunk.next_offset}{', nothing follows' if chunk.is_end else ''}; printed so far: "
-        f"{info.stdout_bytes:,} bytes, {info.stderr_bytes:,} to stderr]"
+        f"[{state}; next offset {chunk.next_offset}{', end of output' if chunk.is_end else ''}; printed so far: "
+        f"{info.stdout_bytes:,} bytes to stdout, {info.stderr_bytes:,} to stderr]"
     )
     return results.answer(dropped, results.plain(chunk.data), note)
 
 
 @tool("bash_kill", "Kill a background command", commands.kill_process, take.Process, is_destructive=True)
 async def bash_kill(turn: Turn, args: take.Process) -> Result:
-    """Kill a background command with all that it started."""
+    """Kill a background command with all of its child processes."""
     return results.data(await turn.do(commands.kill_process, args, process=args.process))
 
 
 @tool("install", "Install packages", packages.stream_installation, take.Install, is_open_world=True)
 async def install(turn: Turn, args: take.Install) -> Result:
-    """Install packages of Python by pip, of Node by npm, or of R into the sandbox, for as long as it lives."""
+    """Install Python (pip), Node.js (npm) or R packages into the sandbox. They are lost when the sandbox ends."""
     values = {name: value for name, value in msgspec.structs.asdict(args).items() if name != "sandbox"}
     async with contextlib.aclosing(
         turn.events(packages.stream_installation, args, body=InstallRequest(**values))
@@ -366,7 +366,7 @@ async def install(turn: Turn, args: take.Install) -> Result:
 
 @tool("read", "Read a file", files.read_file, take.Read)
 async def read(turn: Turn, args: take.Read) -> Result:
-    """Read a text file, or a part of it; an image is answered as an image."""
+    """Read a text file or a part of it. An image file is returned as an image."""
     content, found = await _part(turn, args, args.path, args.offset, args.length)
     mime = results.bitmap_type(content) if found.offset == 0 else None
     if mime is not None and found.truncated and found.size <= take.MAX_PART:
@@ -375,11 +375,11 @@ async def read(turn: Turn, args: take.Read) -> Result:
         return results.answer(results.image(content, mime))
     text = results.whole_text(content, not found.truncated)
     if text is None:
-        return results.answer(f"{found.path} is no text, but {found.size:,} bytes; use download", is_error=True)
+        return results.answer(f"{found.path} is not text ({found.size:,} bytes); use download", is_error=True)
     if not found.truncated and not found.offset:
-        return results.answer(text or "[the file is empty]")
+        return results.answer(text or "[empty file]")
     end = found.offset + len(text.encode())
-    more = f"; read on from offset {end}" if end < found.size else ""
+    more = f"; continue at offset {end}" if end < found.size else ""
     return results.answer(text, f"[bytes {found.offset} to {end} of {found.size}{more}]")
 
 
@@ -391,28 +391,28 @@ async def _part(turn: Turn, args: take.Target, path: str, offset: int, length: i
 
 @tool("write", "Write a file", files.write_file, take.Write, is_destructive=True)
 async def write(turn: Turn, args: take.Write) -> Result:
-    """Write a whole text file; missing directories are made."""
+    """Write a whole text file. Missing directories are created."""
     body = WriteRequest(path=args.path, text=args.text, overwrite=args.overwrite)
     return results.data(await turn.do(files.write_file, args, body=body))
 
 
 @tool("edit", "Edit a file", files.edit_file, take.Edit, is_destructive=True)
 async def edit(turn: Turn, args: take.Edit) -> Result:
-    """Replace a text in a file. It must stand there exactly once, unless `all` is set."""
+    """Replace a text in a file. It must occur exactly once, unless `all` is set."""
     body = EditRequest(path=args.path, old=args.old, new=args.new, all=args.all)
     return results.data(await turn.do(files.edit_file, args, body=body))
 
 
 @tool("list", "List a directory", files.list_files, take.ListFiles)
 async def list_files(turn: Turn, args: take.ListFiles) -> Result:
-    """List a directory of the workspace; directories end in a slash."""
+    """List a directory of the workspace. Names of directories end with a slash."""
     query = ListQuery(path=args.path, recursive=args.recursive, limit=args.limit)
     return _entries(await turn.do(files.list_files, args, query=query))
 
 
-@tool("glob", "Find files by name", files.glob_files, take.Glob)
+@tool("glob", "Find files by path", files.glob_files, take.Glob)
 async def glob(turn: Turn, args: take.Glob) -> Result:
-    """Find files and directories of the workspace by a pattern of their paths."""
+    """Find files and directories in the workspace by a path pattern."""
     query = GlobQuery(pattern=args.pattern, path=args.path, limit=args.limit)
     return _entries(await turn.do(files.glob_files, args, query=query))
 
@@ -422,9 +422,9 @@ def _entries(found: Any) -> Result:
     return results.data(found, results.listing(lines, found.note, found.truncated))
 
 
-@tool("grep", "Find lines", files.grep_files, take.Grep)
+@tool("grep", "Search file contents", files.grep_files, take.Grep)
 async def grep(turn: Turn, args: take.Grep) -> Result:
-    """Find lines of files of the workspace by a regular expression, as `path:line:text`."""
+    """Search files in the workspace for lines that match a regular expression. Returns `path:line:text`."""
     query = GrepQuery(
         pattern=args.pattern,
         path=args.path,
@@ -447,7 +447,7 @@ async def grep(turn: Turn, args: take.Grep) -> Result:
 
 @tool("upload", "Upload bytes", files.write_file, take.Upload, is_destructive=True)
 async def upload(turn: Turn, args: take.Upload) -> Result:
-    """Write bytes given in base64 into a file of the workspace. Of text, use `write`."""
+    """Write base64-encoded bytes to a file in the workspace. For text, use `write`."""
     if args.append:
         entry = await turn.do(files.append_file, args, body=AppendRequest(path=args.path, base64=args.base64))
     else:
@@ -459,10 +459,10 @@ async def upload(turn: Turn, args: take.Upload) -> Result:
 
 @tool("download", "Download bytes", files.read_file, take.Download)
 async def download(turn: Turn, args: take.Download) -> Result:
-    """Read bytes of a file of the workspace, as a resource in base64. Of text, use `read`."""
+    """Read bytes of a file in the workspace, returned as a base64 resource. For text, use `read`."""
     content, found = await _part(turn, args, args.path, args.offset, args.length)
     end = found.offset + len(content)
-    more = f"; go on from offset {end}" if found.truncated else ""
+    more = f"; continue at offset {end}" if found.truncated else ""
     return results.answer(
         f"[bytes {found.offset} to {end} of {found.size}{more}]", results.resource(found.path, content)
     )
@@ -471,9 +471,9 @@ async def download(turn: Turn, args: take.Download) -> Result:
 # -- the network -----------------------------------------------------------------------------------
 
 
-@tool("hosts", "What may be reached", sandboxes.get_egress, take.Target)
+@tool("hosts", "List allowed hosts", sandboxes.get_egress, take.Target)
 async def hosts(turn: Turn, args: take.Target) -> Result:
-    """Tell which hosts the sandbox may reach, and what became of those that were asked for."""
+    """List the hosts that the sandbox may reach, and your host requests with their decisions."""
     grant = await turn.do(sandboxes.get_egress, args)
     asks = await turn.do(sandboxes.list_asks, args)
     return results.data(_Hosts(hosts=grant.hosts, could_be_allowed=grant.ceiling, asks=asks.asks))
@@ -485,16 +485,16 @@ class _Hosts(msgspec.Struct):
     asks: list[Any]
 
 
-@tool("ask_host", "Ask for a host", sandboxes.ask_host, take.AskHost)
+@tool("ask_host", "Request a host", sandboxes.ask_host, take.AskHost)
 async def ask_host(turn: Turn, args: take.AskHost) -> Result:
-    """Ask the person in charge to let the sandbox reach a host. `hosts` tells what became of it."""
+    """Request access to a host. A person decides; use `hosts` to see the decision."""
     return results.data(await turn.do(sandboxes.ask_host, args, body=AskRequest(host=args.host, why=args.why)))
 
 
 @tool("http_request", "Send an HTTP request", sandboxes.http_request, take.HttpCall, is_destructive=True,
       is_open_world=True)  # fmt: skip
 async def http_request(turn: Turn, args: take.HttpCall) -> Result:
-    """Send one HTTP request through the sandbox's egress gate, if it may reach the host. Redirects are not followed."""
+    """Send one HTTP request through the sandbox's egress gate. The host must be allowed. Redirects are not followed."""
     body = HttpRequest(
         url=args.url, method=args.method, headers=args.headers, body=args.body, timeout=args.timeout,
         max_bytes=take.MAX_PART,
@@ -502,7 +502,7 @@ async def http_request(turn: Turn, args: take.HttpCall) -> Result:
     found = await turn.do(sandboxes.http_request, args, body=body)
     head = "\n".join(f"{name}: {value}" for name, value in found.headers)
     head = results.cut(f"HTTP {found.status} {found.reason}\n{head}", 8000)
-    note = f"[cut: only the first {take.MAX_PART:,} bytes were read]" if found.truncated else ""
+    note = f"[truncated: only the first {take.MAX_PART:,} bytes were read]" if found.truncated else ""
     if found.encoding == "utf-8":
         return results.answer(head, results.cut(found.body, args.max_output), note)
     content = msgspec.convert(found.body, bytes)

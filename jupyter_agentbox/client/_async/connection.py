@@ -233,7 +233,7 @@ async def _read(response: httpx.Response, place: str) -> bytes:
         async for chunk in response.aiter_raw():
             data += chunk
             if len(data) > MAX_ANSWER:
-                raise UnexpectedAnswer(f"the answer of {place} is too large", status=response.status_code)
+                raise UnexpectedAnswer(f"the response of {place} is too large", status=response.status_code)
     except httpx.HTTPError as error:
         raise _failure(error, place) from error
     return bytes(data)
@@ -241,5 +241,5 @@ async def _read(response: httpx.Response, place: str) -> bytes:
 
 def _failure(error: httpx.HTTPError, place: str) -> ApiError:
     if isinstance(error, httpx.TimeoutException):
-        return TimedOut(f"{place} did not answer in time", reason="timeout")
-    return Unreachable(f"{place} can't be reached: {str(error) or type(error).__name__}", reason="unreachable")
+        return TimedOut(f"{place} did not respond in time", reason="timeout")
+    return Unreachable(f"{place} cannot be reached: {str(error) or type(error).__name__}", reason="unreachable")

@@ -343,7 +343,7 @@ async def save(
             size += len(chunk)
             await acall(file.write, chunk)
         if sha256 is not None and digest.hexdigest() != sha256.lower():
-            raise ChecksumMismatch(f"the SHA-256 is {digest.hexdigest()}, and not {sha256:.64}", field="sha256")
+            raise ChecksumMismatch(f"the SHA-256 is {digest.hexdigest()} instead of {sha256:.64}", field="sha256")
         if fresh is not None:
             file.close()
             await acall(os.replace, fresh, target)

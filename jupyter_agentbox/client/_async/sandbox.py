@@ -406,7 +406,7 @@ class AsyncSandbox:
         return (await self._connection.call("GET", f"{self._path}/tokens", TokenList)).tokens
 
     async def revoke_token(self, id: str) -> None:
-        """Revoke a token at once."""
+        """Revoke a token immediately."""
         await self._connection.call("DELETE", f"{self._path}/tokens/{segment(id)}", type(None))
 
     async def take_snapshot(self, name: str = "", note: str = "") -> SnapshotInfo:

@@ -85,7 +85,7 @@ class Exchange:
                     size += len(chunk)
                     if size > limit:
                         raise TooLarge(
-                            f"the file is larger than the {format_size(limit)} that are taken",
+                            f"the file is larger than the limit of {format_size(limit)}",
                             setting="Policy.max_snapshot_bytes",
                         )
                     await asyncio.to_thread(file.write, chunk)
@@ -112,7 +112,7 @@ class Exchange:
     def _turn(self, caller: Caller) -> Iterator[None]:
         with self._lock:
             if self._moves[caller.name] >= MAX_MOVES:
-                raise LimitReached(f"{MAX_MOVES} snapshots of yours are being moved; wait for one of them")
+                raise LimitReached(f"you have {MAX_MOVES} exports or imports in progress; wait for one to end")
             self._moves[caller.name] += 1
         try:
             yield
@@ -128,7 +128,7 @@ def _read(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _check(caller: Caller, meta: SnapshotMeta) -> None:
-    """Refuse a snapshot that shows a notebook's folder if the caller may not use kernels."""
+    """Refuse a snapshot that mounts a notebook's folder if the caller may not use kernels."""
     saved = read_saved(Snapshot(id="in the file", meta=meta, size=0, cost=0))
     if saved.record.spec.workspace is not None and saved.request.tenant is None and not caller.has_kernels:
-        raise NotAuthorized("the snapshot shows a notebook's folder, and you may not use kernels here")
+        raise NotAuthorized("the snapshot mounts a notebook's folder, and you have no permission to use kernels")

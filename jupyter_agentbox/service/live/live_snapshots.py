@@ -217,8 +217,8 @@ class LiveSnapshots:
         if caller.scope is None:
             reason = (await asyncio.to_thread(self.store.damaged, caller.name)).get(snapshot_id)
             if reason is not None:
-                raise Damaged(f"snapshot {snapshot_id} can only be deleted: {reason}", field="snapshot")
-        raise NotFound(f"there is no snapshot {snapshot_id[:64]!r}", field="snapshot")
+                raise Damaged(f"snapshot {snapshot_id} cannot be used, only deleted: {reason}", field="snapshot")
+        raise NotFound(f"snapshot {snapshot_id[:64]!r} does not exist", field="snapshot")
 
     # -- restoring -------------------------------------------------------------------------------
 
@@ -245,7 +245,8 @@ class LiveSnapshots:
             snapshot = await self.find(snapshot_id, caller)
             if (snapshot.meta.owner, snapshot.meta.sandbox) != (managed.owner, _label(managed.info())):
                 raise Conflict(
-                    f"{snapshot.id} is a snapshot of another sandbox; fork a new one off it instead", field="snapshot"
+                    f"snapshot {snapshot.id} belongs to another sandbox; fork it into a new sandbox instead",
+                    field="snapshot",
                 )
             saved = read_saved(snapshot)
             old = managed.running()
@@ -266,7 +267,7 @@ class LiveSnapshots:
     async def _restore_kernel(self, slot: SandboxedKernel, spec: SandboxSpec, record: Record, files: Path) -> Sandbox:
         old = slot.sandbox
         if old is None:
-            raise Conflict("the kernel was parked or shut down meanwhile")
+            raise Conflict("the kernel was parked or shut down in the meantime")
 
         def moved(sandbox: Sandbox) -> None:
             self._service.grants.inherit_grant(sandbox, old)
@@ -287,10 +288,8 @@ class LiveSnapshots:
         then, now = snapshot.meta.fingerprint, await asyncio.to_thread(runtime.fingerprint, spec)
         differing = [name for name in {**now, **then} if now.get(name) != then.get(name)]
         if differing:
-            said = ", ".join(f"{name}: {then.get(name)} then, {now.get(name)} now" for name in differing)
-            raise Conflict(
-                f"the snapshot can't be restored here, since not all is as it was ({said})", field="snapshot"
-            )
+            changes = ", ".join(f"{name}: {then.get(name)} then, {now.get(name)} now" for name in differing)
+            raise Conflict(f"cannot restore the snapshot in a different environment ({changes})", field="snapshot")
 
     async def _renew(self, managed: ManagedSandbox, saved: Saved) -> SandboxSpec:
         spec = saved.record.spec
@@ -299,12 +298,12 @@ class LiveSnapshots:
             # Do not trust the folders that the snapshot names: it may be a file that another owner exported.
             tenant = await asyncio.to_thread(Tenant.open, self._policy.state_path, managed.owner, saved.request.tenant)
             if spec.workspace != tenant.workspace or not set(tenant.mounts) <= set(spec.mounts):
-                raise Conflict("the snapshot shows the folders of another owner's tenant", field="snapshot")
+                raise Conflict("the snapshot mounts the folders of another owner's tenant", field="snapshot")
             others = set(spec.mounts) - set(tenant.mounts)
         else:
             others = set(spec.mounts)
         if any(mount.is_writable for mount in others):
-            raise Conflict("the snapshot shows a folder to write in that is nobody's here", field="snapshot")
+            raise Conflict("the snapshot mounts a writable folder of another owner", field="snapshot")
         return await asyncio.to_thread(reapply_policy, self._policy, spec, owner=managed.owner, is_tenants=is_tenants)
 
     @contextlib.asynccontextmanager
@@ -333,9 +332,9 @@ class LiveSnapshots:
         """
         caller.check_unscoped("fork a sandbox")
         if request.as_kernel and not caller.has_kernels:
-            raise NotAuthorized("you may not use kernels here")
+            raise NotAuthorized("you have no permission to use kernels on this server")
         if request.as_kernel and request.id is not None:
-            raise InvalidRequest("a kernel's id is Jupyter's to choose", field="id")
+            raise InvalidRequest("the id of a kernel cannot be chosen; omit it", field="id")
         return await finished(self._take_and_fork(sandbox_id, request, caller))
 
     async def _take_and_fork(self, sandbox_id: str, request: ForkRequest, caller: Caller) -> SandboxInfo:
@@ -400,7 +399,7 @@ class LiveSnapshots:
     async def _fork_kernel(self, origin: _Origin, request: ForkRequest, caller: Caller) -> SandboxInfo:
         saved = origin.saved
         if self.start_kernel is None or saved.record.main_kernel is None:
-            raise Conflict("only a kernel of a notebook of this server can be forked into a kernel", field="as_kernel")
+            raise Conflict("only a notebook's kernel on this server can be forked into a kernel", field="as_kernel")
         made = ManagedSandbox("", self._service.registry.server_owner, saved.request, kind="notebook")
         spec = await self._renew(made, saved)
         spec = replace(spec, grant=intersect_grants(spec.grant, origin.now))
@@ -408,7 +407,7 @@ class LiveSnapshots:
             kernel_id = await self.start_kernel(Restoration(spec, saved.record, files))
         slot = SandboxedKernel.find(kernel_id=kernel_id)
         if slot is None or slot.sandbox is None:
-            raise RuntimeFailed("the kernel ended at once")
+            raise RuntimeFailed("the kernel ended immediately")
         await self._note_fork(slot.sandbox, origin)
         if not request.keep_seeds:
             await reseed(slot.sandbox)
@@ -475,7 +474,7 @@ def read_saved(snapshot: Snapshot) -> Saved:
         found = msgspec.json.decode(snapshot.meta.record, type=_Written)
         return Saved(Record.from_bytes(bytes(found.record)), found.request, found.session)
     except ValueError as error:
-        raise RuntimeFailed(f"snapshot {snapshot.id} was made by another release, and can't be read: {error}") from None
+        raise RuntimeFailed(f"snapshot {snapshot.id} of another release cannot be read: {error}") from None
 
 
 def _label(info: SandboxInfo) -> str:

@@ -85,22 +85,22 @@ class Magics:
 
     async def _snapshot(self, kernel_id: str, name: str) -> str:
         if len(name) > 100 or not name.isprintable():
-            raise InvalidRequest("a snapshot's name has 100 printable characters at most", field="name")
+            raise InvalidRequest("a snapshot's name must have at most 100 printable characters", field="name")
         taken = await self._snapshots.take(kernel_id, SnapshotRequest(name=name), caller=self._caller)
-        kept = "" if taken.is_folder_kept else ", without the files of the folder, which stay as they are"
+        kept = "" if taken.is_folder_kept else ", without the files of the notebook's folder"
         return f"snapshot {_call(taken)}: {format_size(taken.size)}{kept}\n"
 
     async def _restore(self, kernel_id: str, wanted: str) -> str:
         found = await self._snapshots.list(kernel_id, caller=self._caller)
         snapshot = choose(found, wanted)
         await self._snapshots.restore(kernel_id, snapshot.id, caller=self._caller)
-        return f"back at snapshot {_call(snapshot)} of {_age(snapshot)} ago\n"
+        return f"restored snapshot {_call(snapshot)}, taken {_age(snapshot)} ago\n"
 
     async def _list(self, kernel_id: str, argument: str) -> str:
         _take_nothing("snapshots", argument)
         found = await self._snapshots.list(kernel_id, caller=self._caller)
         if not found:
-            return "there are no snapshots of this kernel; %snapshot takes one\n"
+            return "this kernel has no snapshots; take one with %snapshot\n"
         lines = [
             f"{item.id}  {_age(item):>5} ago  {format_size(item.size):>10}  {item.name}".rstrip() for item in found
         ]
@@ -110,13 +110,13 @@ class Magics:
     async def _fork(self, kernel_id: str, argument: str) -> str:
         _take_nothing("fork", argument)
         if self._loop is None:
-            raise Conflict("only a kernel of a Jupyter server with this extension can be forked")
+            raise Conflict("only kernels of a Jupyter server with this extension can be forked")
         work = self._snapshots.fork(kernel_id, ForkRequest(as_kernel=True), caller=self._caller)
         made = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
         fork = made.kernels[0].id
         return (
-            f"forked: kernel {fork} goes on from here. It is among the running kernels: in JupyterLab, right-click it "
-            "there and choose New Notebook for Kernel\n"
+            f"forked: kernel {fork} continues from here. To use it in JupyterLab, right-click it in the list of "
+            "running kernels and choose New Notebook for Kernel\n"
         )
 
 
@@ -147,16 +147,16 @@ def choose(found: list[SnapshotInfo], wanted: str) -> SnapshotInfo:
     """
     if not wanted:
         if not found:
-            raise NotFound("there are no snapshots of this kernel; %snapshot takes one")
+            raise NotFound("this kernel has no snapshots; take one with %snapshot")
         return found[-1]
     for item in reversed(found):
         if wanted in (item.id, item.name):
             return item
     begun = [item for item in found if item.id.startswith(wanted)]
     if len(begun) > 1:
-        raise InvalidRequest(f"{len(begun)} snapshots begin with {wanted[:100]!r}; %snapshots lists them")
+        raise InvalidRequest(f"{wanted[:100]!r} matches {len(begun)} snapshots; list them with %snapshots")
     if not begun:
-        raise NotFound(f"there is no snapshot {wanted[:100]!r} of this kernel; %snapshots lists them")
+        raise NotFound(f"this kernel has no snapshot {wanted[:100]!r}; list its snapshots with %snapshots")
     return begun[0]
 
 
@@ -174,4 +174,4 @@ def _age(snapshot: SnapshotInfo) -> str:
 
 def _take_nothing(name: str, argument: str) -> None:
     if argument:
-        raise InvalidRequest(f"%{name} takes no argument")
+        raise InvalidRequest(f"%{name} does not take an argument")

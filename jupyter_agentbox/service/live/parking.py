@@ -112,7 +112,7 @@ class Parker:
         snapshot = await self.snapshots.save(managed, SnapshotRequest(), kind="park")
         try:
             if not self._take_lock(snapshot.id):
-                raise Conflict(f"sandbox {managed.id!r} was parked by another server at the same moment")
+                raise Conflict(f"sandbox {managed.id!r} was parked by another server at the same time")
             await self._carry(sandbox.id, snapshot.id)
             # From here until the sandbox is marked as parked, nothing may be awaited. A call that has begun keeps the
             # sandbox running, and so does a call that has already ended, because its effect may not have been saved.
@@ -199,14 +199,14 @@ class Parker:
             await asyncio.to_thread(self.snapshots.store.sweep)
             await asyncio.to_thread(self._sweep)
         except OSError as error:
-            log.error("what earlier processes left of parked sandboxes was not removed: %s", error)
+            log.error("cannot remove leftovers of parked sandboxes: %s", error)
         found = []
         for snapshot in await asyncio.to_thread(self.snapshots.store.list):
             if snapshot.meta.kind == "park" and snapshot.id not in self._locks:
                 try:
                     found.append((snapshot, read_saved(snapshot)))
                 except AgentboxError as error:
-                    log.warning("a parked sandbox is not taken back: %s", error)
+                    log.warning("cannot adopt a parked sandbox: %s", error)
         return found
 
     async def _take(self, snapshot: Snapshot, saved: Saved) -> bool:
@@ -219,7 +219,7 @@ class Parker:
                 try:
                     return self._take_lock(snapshot.id)
                 except OSError as error:
-                    log.error("the sandbox that is parked as snapshot %s is not taken back: %s", snapshot.id, error)
+                    log.error("cannot adopt the sandbox that is parked as snapshot %s: %s", snapshot.id, error)
                     return False
             await asyncio.sleep(PARKING_INTERVAL)
         return False
@@ -262,7 +262,7 @@ class Parker:
                         await self.park(managed)
                 except (AgentboxError, OSError) as error:
                     # Keep it running rather than lose it. Parking is retried once it has been idle that long again.
-                    log.warning("kernel of sandbox %s was not parked, and lives on: %s", managed.id, error)
+                    log.warning("the kernel of sandbox %s could not be parked and keeps running: %s", managed.id, error)
 
     # -- locks -----------------------------------------------------------------------------------
 
@@ -345,7 +345,7 @@ class _SavedKernel:
         try:
             await self.parker.remove(self.snapshot_id, self.owner)
         except (AgentboxError, OSError) as error:
-            log.error("what kernel %s was parked as was not removed: %s", self.spec.kernel_id, error)
+            log.error("cannot delete the parked state of kernel %s: %s", self.spec.kernel_id, error)
 
 
 def list_parked(policy: Policy) -> list[Listed]:

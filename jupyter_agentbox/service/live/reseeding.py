@@ -26,7 +26,7 @@ _late: set[asyncio.Future[None]] = set()
 
 
 async def reseed(sandbox: Sandbox) -> None:
-    """Reseed the generators of a sandbox's kernels: at once, or after the running cell. Never fails."""
+    """Reseed the generators of a sandbox's kernels: immediately, or after the running cell. Never fails."""
     runner = Runner.shared()
 
     async def seed(context: str, code: str) -> None:

@@ -80,7 +80,7 @@ def test_requests_are_bounded_and_nonsense_is_refused(endpoint: Endpoint) -> Non
     assert post(endpoint, INITIALIZE, token, headers={"Content-Type": "text/plain"}).status_code == 400
 
     async def test(client: Client) -> None:
-        with pytest.raises(MCPError, match="there is no tool"):
+        with pytest.raises(MCPError, match="unknown tool"):
             await client.call_tool("no_such_tool", {})
         assert (await client.call_tool("read", {"path": 5})).structured_content["field"] == "path"
 
@@ -233,13 +233,13 @@ def test_what_is_long_or_silent_tells_that_it_goes_on(endpoint: Endpoint, box: s
 
         name = f"told-{mode[:6]}"
         _, text = await call("create_sandbox", id=name)
-        assert text.startswith("[Create a sandbox: begun]\n")
+        assert text.startswith("[Create a sandbox: started]\n")
         saved, text = await call("snapshot", sandbox=name)
-        assert text.startswith("[Save the sandbox: begun]\n")
+        assert text.startswith("[Take a snapshot: started]\n")
         _, text = await call("restore", sandbox=name, snapshot=saved["id"])
-        assert text.startswith("[Go back to a snapshot: begun]\n")
+        assert text.startswith("[Restore a snapshot: started]\n")
         fork, text = await call("fork", sandbox=name, snapshot=saved["id"])
-        assert text.startswith("[Fork the sandbox: begun]\n")
+        assert text.startswith("[Fork the sandbox: started]\n")
         await call("stop_sandbox", sandbox=fork["id"])
         _, text = await call("bash", sandbox=name, command="sleep 7")
         assert re.match(r"\[Run a command: \d+ s so far\]\n", text)
@@ -252,7 +252,7 @@ def test_output_is_bounded_and_harmless(endpoint: Endpoint, box: str) -> None:
     async def test(client: Client) -> None:
         big = await client.call_tool("bash", {"command": "yes 0123456789 | head -c 30000000; echo the end"})
         assert len(text_of(big)) < 41_000
-        assert "of 30,000,008 characters are left out here]" in text_of(big)
+        assert "of 30,000,008 characters omitted]" in text_of(big)
         assert text_of(big).endswith("the end")
         flood = await client.call_tool("run_code", {"code": "print('y' * 5_000_000)"})
         assert len(text_of(flood)) < 42_000
@@ -271,7 +271,7 @@ def test_output_is_bounded_and_harmless(endpoint: Endpoint, box: str) -> None:
         shown = await client.call_tool("run_code", {"code": lies})
         assert [block.type for block in shown.content] == ["text"]
         assert "\x1b" not in text_of(shown)
-        assert text_of(shown).count("[a display said to be image/") == 3
+        assert text_of(shown).count("[a display omitted: its data is not image/") == 3
         died = await client.call_tool("run_code", {"code": "import os\nos._exit(3)", "context": "dies"})
         assert died.is_error
         assert "kernel died" in text_of(died)
@@ -281,7 +281,7 @@ def test_output_is_bounded_and_harmless(endpoint: Endpoint, box: str) -> None:
              "b'\\x89PNG\\r\\n\\x1a\\n' + bytes(10)).decode()}, raw=True)"},
         )  # fmt: skip
         assert len([block for block in many.content if block.type == "image"]) == 20
-        assert text_of(many).count("is left out: there are too many]") == 5
+        assert text_of(many).count("omitted: too many images]") == 5
 
     endpoint.run(test)
     # Names that are no UTF-8.

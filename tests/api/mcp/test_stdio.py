@@ -73,7 +73,7 @@ def test_sandboxes_of_its_own_end_with_it(env: Env) -> None:
         assert "bash" in {tool.name for tool in (await client.list_tools()).tools}
         none = await client.call_tool("bash", {"command": "true"})
         assert none.is_error
-        assert "make one by create_sandbox" in text_of(none)
+        assert "create one with create_sandbox" in text_of(none)
         assert not (await client.call_tool("create_sandbox", {})).is_error
         assert len(env.sandboxes()) == 1
         told: list[str] = []
@@ -151,10 +151,10 @@ def test_a_server_that_refuses_is_told(env: Env, endpoint: Endpoint) -> None:
     url = endpoint.server.url("")
     assert "JUPYTER_AGENTBOX_TOKEN" in fails(url)
     wrong = fails(url, JUPYTER_AGENTBOX_TOKEN="wrong-canary")
-    assert "can't be used" in wrong
+    assert "cannot use MCP at" in wrong
     assert "wrong-canary" not in wrong
-    assert "can't be used" in fails("http://127.0.0.1:9/", JUPYTER_AGENTBOX_TOKEN="x")
-    with pytest.raises(InvalidRequest, match="without a token"):
+    assert "cannot use MCP at" in fails("http://127.0.0.1:9/", JUPYTER_AGENTBOX_TOKEN="x")
+    with pytest.raises(InvalidRequest, match="must not contain a token"):
         address_of(url + "?token=abc")
     assert address_of("https://hub.example/user/me/lab") == "https://hub.example/user/me/agentbox/mcp"
 

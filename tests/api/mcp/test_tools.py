@@ -13,7 +13,7 @@ from support.mcp_client import MODES, Endpoint, text_of
 @pytest.mark.parametrize("mode", MODES)
 def test_code_keeps_its_variables_and_shows_plots(endpoint: Endpoint, box: str, mode: str) -> None:
     async def test(client: Client) -> None:
-        assert text_of(await client.call_tool("run_code", {"code": "x = 20"})) == "done, and nothing was printed"
+        assert text_of(await client.call_tool("run_code", {"code": "x = 20"})) == "done, no output"
         ran = await client.call_tool(
             "run_code", {"code": "import sys\nprint('out'); print('err', file=sys.stderr)\nx + 1"}
         )
@@ -52,7 +52,7 @@ def test_contexts_and_notebooks_kernels(endpoint: Endpoint, box: str) -> None:
         assert "NameError" in text_of(other)
         stopped = await client.call_tool("stop_sandbox", {"sandbox": kernel.id})
         assert stopped.is_error
-        assert "shut the kernel down" in text_of(stopped)
+        assert "shut down the kernel" in text_of(stopped)
 
     endpoint.run(test)
     assert kernel.check("print(shared_value)") == "8\n"
@@ -99,7 +99,7 @@ def test_commands(endpoint: Endpoint, box: str, mode: str) -> None:
         killed = (await client.call_tool("bash_kill", {"process": process})).structured_content
         assert (killed["state"], killed["exit_code"]) == ("exited", 137)
         last = text_of(await client.call_tool("bash_output", {"process": process, "offset": 8}))
-        assert "exited with code 137; next offset 8, nothing follows" in last
+        assert "exited with code 137; next offset 8, end of output" in last
 
     endpoint.run(test, mode=mode)
 
@@ -129,7 +129,7 @@ def test_files(endpoint: Endpoint, box: str) -> None:
         await call("write", path="u.txt", text="ä" * 100)
         part = await client.call_tool("read", {"path": "u.txt", "length": 101})
         assert part.content[0].text == "ä" * 50
-        assert part.content[1].text == "[bytes 0 to 100 of 200; read on from offset 100]"
+        assert part.content[1].text == "[bytes 0 to 100 of 200; continue at offset 100]"
 
         await call("upload", path="p.png", base64=png)
         shown = await client.call_tool("read", {"path": "p.png"})
@@ -160,11 +160,11 @@ def test_sandboxes(endpoint: Endpoint, box: str) -> None:
         assert again.structured_content["sandbox_id"] == made.structured_content["sandbox_id"]
         which = await client.call_tool("bash", {"command": "ls"})
         assert which.is_error
-        assert "say which sandbox" in text_of(which)
+        assert "set sandbox to one of" in text_of(which)
         assert text_of(await client.call_tool("bash", {"sandbox": "own", "command": "ls"})) == "a.txt\nb"
         stopped = await client.call_tool("stop_sandbox", {"sandbox": "own"})
         assert text_of(stopped) == "the sandbox has ended"
-        assert "there is no sandbox" in text_of(await client.call_tool("bash", {"sandbox": "own", "command": "ls"}))
+        assert "'own' does not exist" in text_of(await client.call_tool("bash", {"sandbox": "own", "command": "ls"}))
         over = await client.call_tool("create_sandbox", {"idle_timeout": 30_000_000})
         assert over.is_error
         assert over.structured_content["setting"] == "Policy.max_idle_timeout"
@@ -195,7 +195,7 @@ def test_an_agent_undoes_and_forks(endpoint: Endpoint, box: str) -> None:
         assert await call("run_code", code="undone") == "1"
         wrong = await client.call_tool("restore", {"sandbox": "shared", "snapshot": "0" * 20})
         assert wrong.is_error
-        assert "there is no snapshot" in text_of(wrong)
+        assert "does not exist" in text_of(wrong)
 
     endpoint.run(test)
 
@@ -208,7 +208,7 @@ def test_a_sandboxs_own_tools_hold(endpoint: Endpoint, box: str) -> None:
     async def test(client: Client) -> None:
         refused = await client.call_tool("bash", {"sandbox": "narrow", "command": "true"})
         assert refused.is_error
-        assert "'bash' is not among those of this sandbox" in text_of(refused)
+        assert "'bash' is not allowed in this sandbox" in text_of(refused)
         assert not (await client.call_tool("list", {"sandbox": "narrow"})).is_error
 
     endpoint.run(test)
@@ -255,7 +255,7 @@ def test_packages(endpoint: Endpoint, box: str) -> None:
         await client.call_tool("stop_sandbox", {"sandbox": "packed"})
         hostile = await client.call_tool("install", {"packages": ["--index-url=http://x"]})
         assert hostile.is_error
-        assert "no name of a package" in text_of(hostile)
+        assert "is not a valid package name" in text_of(hostile)
         fetched = await client.call_tool("run_code", {"code": "import six; print(six.__name__)"})
         assert text_of(fetched) == "six"
 

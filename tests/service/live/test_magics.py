@@ -232,10 +232,10 @@ def test_a_notebook_undoes_and_forks_itself(server: Server) -> None:
     assert "(then)" in said
     kernel.check("x.append('later')")
     assert said.split()[1] in kernel.check("%snapshots")
-    assert "back at" in kernel.check("%restore then")
+    assert "restored snapshot" in kernel.check("%restore then")
     assert kernel.check("print(x)") == "['then']\n"
     kernel.check("x.append('again')")
-    assert "back at" in kernel.check("%restore")
+    assert "restored snapshot" in kernel.check("%restore")
     forked = kernel.check("%fork").split()[2]
     other = KernelClient(server, forked)
     assert other.check("x.append('fork'); print(x)") == "['then', 'fork']\n"
