@@ -117,7 +117,7 @@ async def fetch(gate: Gate, request: HttpRequest) -> HttpAnswer:
     try:
         return await asyncio.wait_for(_exchange(network, request, url), request.timeout)
     except (TimeoutError, asyncio.TimeoutError) as error:
-        raise TimeoutError(str(error) or f"{peer} did not respond within {request.timeout:g} s") from None
+        raise TimeoutError(str(error) or f"{peer} did not answer within {request.timeout:g} s") from None
     except httpcore.ProxyError as error:
         status, _, reason = str(error).partition(" ")
         _check_gate(int(status), reason)

@@ -117,7 +117,7 @@ class Connection:
         try:
             return await asyncio.wait_for(self._read_head(method), HEAD_TIMEOUT)
         except asyncio.TimeoutError:
-            raise TimeoutError(f"port {self.port} did not respond within {HEAD_TIMEOUT:g} s") from None
+            raise TimeoutError(f"port {self.port} did not answer within {HEAD_TIMEOUT:g} s") from None
         except WireError as error:
             raise LinkClosed(f"the response on port {self.port} is not valid HTTP/1.1: {error}") from None
         except LinkClosed as error:

@@ -241,5 +241,5 @@ async def _read(response: httpx.Response, place: str) -> bytes:
 
 def _failure(error: httpx.HTTPError, place: str) -> ApiError:
     if isinstance(error, httpx.TimeoutException):
-        return TimedOut(f"{place} did not respond in time", reason="timeout")
+        return TimedOut(f"{place} did not answer in time", reason="timeout")
     return Unreachable(f"{place} cannot be reached: {str(error) or type(error).__name__}", reason="unreachable")
