@@ -14,17 +14,17 @@ from collections.abc import Awaitable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
+import h11
 import msgspec
 from jupyter_server.auth.decorator import allow_unauthenticated
 from jupyter_server.base.handlers import JupyterHandler
 from tornado import web
 from tornado.iostream import IOStream, StreamClosedError
 
-from jupyter_agentbox.egress.http1 import BodyReader
 from jupyter_agentbox.errors import AgentboxError, LinkClosed, NotAuthenticated, PolicyRefused
 from jupyter_agentbox.models import ErrorAnswer
 from jupyter_agentbox.service.managed_sandbox import ManagedSandbox
-from jupyter_agentbox.service.ports import Answer, Connection, PortGrants, answer_head, request_head, socket_head
+from jupyter_agentbox.service.ports import Connection, PortGrants, answer_head, inner_request, socket_head, values
 from jupyter_agentbox.service.registry import Caller
 
 from .failures import describe
@@ -49,7 +49,6 @@ class PortHandler(TokenMixin, JupyterHandler):
         self._work: asyncio.Future[Any] | None = None
         self._is_shared = self._is_gone = False
         self._refused: ErrorAnswer | None = None
-        self._is_chunked = False
         self._prefix = self._target = ""
         match = _PATH.fullmatch(self.request.path)
         assert match is not None
@@ -129,13 +128,12 @@ class PortHandler(TokenMixin, JupyterHandler):
         target = (self._target or "/") + (f"?{query}" if query else "")
         self._target = target
         headers = list(self.request.headers.get_all())
-        self._is_chunked = "Transfer-Encoding" in self.request.headers
-        head = request_head(str(self.request.method), target, headers, port, is_socket=self._is_socket)
+        request = inner_request(str(self.request.method), target, headers, port, is_socket=self._is_socket)
         self._connection = Connection(managed.running(), port)
         await self._connection.__aenter__()
         managed.touch()
         with contextlib.suppress(LinkClosed):  # reading the response reports the error
-            await self._connection.write(head)
+            await self._connection.send(request)
 
     @property
     def _grants(self) -> PortGrants:
@@ -200,9 +198,8 @@ class PortHandler(TokenMixin, JupyterHandler):
             return
         assert self._managed is not None
         self._managed.touch()
-        data = b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._is_chunked else chunk
         with contextlib.suppress(LinkClosed, asyncio.CancelledError):  # it has responded already, or never will
-            self._work = asyncio.ensure_future(self._connection.write(data))
+            self._work = asyncio.ensure_future(self._connection.send(h11.Data(data=chunk)))
             await self._work
 
     @allow_unauthenticated  # checked before the body was read
@@ -224,24 +221,24 @@ class PortHandler(TokenMixin, JupyterHandler):
     async def _exchange(self) -> None:
         assert self._connection is not None
         assert self._managed is not None
-        if self._is_chunked:
-            with contextlib.suppress(LinkClosed):
-                await self._connection.write(b"0\r\n\r\n")
-        answer = await self._connection.read_head(str(self.request.method))
-        if answer.status == 101 and self._is_socket:
+        with contextlib.suppress(LinkClosed):
+            await self._connection.send(h11.EndOfMessage())
+        answer = await self._connection.read_head()
+        if isinstance(answer, h11.InformationalResponse):
             await self._pass(socket_head(answer), self._carry_socket)
             return
-        if answer.status == 101 or (answer.framing.is_chunked and self.request.version == "HTTP/1.0"):
-            raise LinkClosed("the program on this port answered with a protocol that was not requested")
+        is_empty = self.request.method == "HEAD" or answer.status_code in (204, 304)
+        is_chunked = not (is_empty or values(answer, b"content-length") or self.request.version == "HTTP/1.0")
         head = answer_head(
             answer,
+            is_chunked=is_chunked,
             prefix=self._prefix,
             target=self._target,
             port=self._connection.port,
             host=self.request.host,
             is_shared=self._is_shared,
         )
-        await self._pass(head, lambda stream: self._carry_body(stream, answer))
+        await self._pass(head, lambda stream: self._carry_body(stream, is_chunked))
 
     async def _pass(self, head: bytes, carry: Any) -> None:
         """Send a head, and then the body by `carry`. The connection is not used for anything else afterwards."""
@@ -264,13 +261,14 @@ class PortHandler(TokenMixin, JupyterHandler):
             stream.set_close_callback(None)
             stream.close()
 
-    async def _carry_body(self, stream: IOStream, answer: Answer) -> None:
+    async def _carry_body(self, stream: IOStream, is_chunked: bool) -> None:
         assert self._connection is not None
         assert self._managed is not None
-        reader = BodyReader(answer.framing)
-        while data := await self._connection.read_body(reader):
+        async for data in self._connection.read_body():
             self._managed.touch()
-            await stream.write(data)
+            await stream.write(b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data)
+        if is_chunked:
+            await stream.write(b"0\r\n\r\n")
 
     async def _carry_socket(self, stream: IOStream) -> None:
         tasks = [asyncio.ensure_future(work) for work in (self._carry_up(stream), self._carry_down(stream))]
@@ -286,7 +284,7 @@ class PortHandler(TokenMixin, JupyterHandler):
         assert self._managed is not None
         while data := await stream.read_bytes(_CHUNK, partial=True):
             self._managed.touch()
-            await self._connection.write(data)
+            await self._connection.send(data)
 
     async def _carry_down(self, stream: IOStream) -> None:
         assert self._connection is not None

@@ -12,13 +12,13 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urljoin, urlsplit
 
-from jupyter_agentbox.egress.http1 import BodyReader, Framing, find_head, parse_response
-from jupyter_agentbox.egress.wire import WireError
+import h11
+
 from jupyter_agentbox.errors import InvalidRequest, LimitReached, LinkClosed
 from jupyter_agentbox.sandbox.link.link import LinkThread, Stream
 from jupyter_agentbox.sandbox.sandbox import Sandbox
@@ -28,12 +28,12 @@ from .refusals import Throttle
 
 #: Maximum number of concurrent connections to the programs of one sandbox.
 MAX_CONNECTIONS = 64
-#: Seconds for a program to begin its response, and maximum number of interim responses before it.
-HEAD_TIMEOUT, MAX_INTERIM = 300.0, 8
+#: Limits on a response: seconds until it begins, interim responses before it, and bytes of its head.
+HEAD_TIMEOUT, MAX_INTERIM, MAX_HEAD = 300.0, 8, 64 * 1024
 #: Seconds for which an address opened in a browser is valid, and maximum number of valid addresses.
 GRANT_LIFE, MAX_GRANTS = 12 * 3600.0, 1000
 
-Headers = list[tuple[str, str]]
+Answer: TypeAlias = "h11.Response | h11.InformationalResponse"
 
 _REQUEST_HEADERS = frozenset(
     {
@@ -68,7 +68,8 @@ class Connection:
         self._sandbox = sandbox
         self._thread = LinkThread.instance()
         self._stream: Stream | None = None
-        self._buffer = bytearray()
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
+        self._leading = b""
 
     async def __aenter__(self) -> Connection:
         await self._thread.run(self._open())
@@ -91,21 +92,19 @@ class Connection:
             if not _connections[self._sandbox.id]:
                 del _connections[self._sandbox.id]
 
-    async def write(self, data: bytes) -> None:
-        """Send bytes, at the pace at which the program reads them. Raises LinkClosed."""
+    async def send(self, data: h11.Request | h11.Data | h11.EndOfMessage | bytes) -> None:
+        """Send a part of the request, or bytes once upgraded, at the program's own pace. Raises LinkClosed."""
         assert self._stream is not None
-        await self._thread.run(self._stream.write(data))
+        await self._thread.run(self._stream.write(data if isinstance(data, bytes) else self._http.send(data) or b""))
 
     async def read(self) -> bytes:
-        """Return the next bytes, or ``b""`` at the end. Raises LinkClosed."""
-        if self._buffer:
-            data, self._buffer = bytes(self._buffer), bytearray()
-            return data
+        """Return the next bytes of an upgraded connection, or ``b""`` at the end. Raises LinkClosed."""
+        data, self._leading = self._leading, b""
         assert self._stream is not None
-        return await self._thread.run(self._stream.read())
+        return data or await self._thread.run(self._stream.read())
 
-    async def read_head(self, method: str) -> Answer:
-        """Read the head of the response to a request with this method.
+    async def read_head(self) -> Answer:
+        """Read the head of the response, which switches protocols if its status is 101.
 
         Raises
         ------
@@ -115,71 +114,61 @@ class Connection:
             No response came in time.
         """
         try:
-            return await asyncio.wait_for(self._read_head(method), HEAD_TIMEOUT)
+            return await asyncio.wait_for(self._read_head(), HEAD_TIMEOUT)
         except asyncio.TimeoutError:
             raise TimeoutError(f"port {self.port} did not answer within {HEAD_TIMEOUT:g} s") from None
-        except WireError as error:
-            raise LinkClosed(f"the response on port {self.port} is not valid HTTP/1.1: {error}") from None
+        except h11.RemoteProtocolError as error:
+            raise LinkClosed(f"the response on port {self.port} is not valid HTTP/1.1: {error!s:.200}") from None
         except LinkClosed as error:
             raise LinkClosed(f"no response on port {self.port} of the sandbox: {error}") from None
 
-    async def _read_head(self, method: str) -> Answer:
-        assert self._stream is not None
+    async def _read_head(self) -> Answer:
         for _ in range(MAX_INTERIM):
-            known = 0
-            while (size := find_head(self._buffer, known)) is None:
-                known = len(self._buffer)
-                data = await self._thread.run(self._stream.read())
+            while (event := self._http.next_event()) is h11.NEED_DATA:
+                data = await self.read()
                 if not data:
-                    raise WireError("the connection was closed before the response")
-                self._buffer += data
-            head = bytes(self._buffer[:size])
-            del self._buffer[:size]
-            response = parse_response(head, method)
-            if response.status >= 200 or response.status == 101:
-                return Answer(response.status, _fields(head), response.framing)
-        raise WireError("too many interim responses")
+                    raise h11.RemoteProtocolError("the connection was closed before the response")
+                self._http.receive_data(data)
+            assert isinstance(event, h11.Response | h11.InformationalResponse)
+            if len(values(event, b"content-length") + values(event, b"transfer-encoding")) > 1:
+                raise h11.RemoteProtocolError("HTTP with both Content-Length and Transfer-Encoding")
+            if not all(_VALUE.fullmatch(value.decode("latin-1")) for _, value in event.headers):
+                raise h11.RemoteProtocolError("an HTTP header contains control characters")
+            if event.status_code >= 200 or event.status_code == 101:
+                self._leading = self._http.trailing_data[0] if event.status_code == 101 else b""
+                return event
+        raise h11.RemoteProtocolError("too many interim responses")
 
-    async def read_body(self, reader: BodyReader) -> bytes:
-        """Return the next bytes of a body as received, or ``b""`` when it is complete. Raises LinkClosed."""
-        if reader.is_done:
-            return b""
-        data = await self.read()
+    async def read_body(self) -> AsyncIterator[bytes]:
+        """Yield the body of the response, without its framing. Raises LinkClosed."""
+        data = bytearray()
         try:
-            piece = data[: reader.feed(data)]
-        except WireError as error:
-            raise LinkClosed(f"the response on port {self.port} is not valid HTTP/1.1: {error}") from None
-        if not data and not reader.ends_with_connection:
-            raise LinkClosed(f"the response on port {self.port} was incomplete")
-        return piece
+            while not isinstance(event := self._http.next_event(), h11.EndOfMessage):
+                if isinstance(event, h11.Data):
+                    data += event.data  # many small chunks are one piece
+                    continue
+                if data:
+                    yield bytes(data)
+                    data.clear()
+                self._http.receive_data(await self.read())
+        except h11.RemoteProtocolError as error:
+            raise LinkClosed(f"the response on port {self.port} is not valid HTTP/1.1: {error!s:.200}") from None
+        if data:
+            yield bytes(data)
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The head of a response from inside."""
-
-    status: int
-    headers: Headers
-    framing: Framing
-
-    def values(self, name: str) -> list[str]:
-        """Return the values of all header lines with this name."""
-        return [value for key, value in self.headers if key == name]
-
-
-def _fields(head: bytes) -> Headers:
-    lines = head[:-4].decode("latin-1").split("\r\n")[1:]
-    parts = (line.partition(":") for line in lines)
-    return [(name.lower(), value.strip(" \t")) for name, _, value in parts]
+def values(answer: Answer, name: bytes) -> list[str]:
+    """Return the values of all header lines with this lower-case name."""
+    return [value.decode("latin-1") for key, value in answer.headers if key == name]
 
 
 # -- HTTP filter ---------------------------------------------------------------------------------------
 
 
-def request_head(
+def inner_request(
     method: str, target: str, headers: Iterable[tuple[str, str]], port: int, *, is_socket: bool = False
-) -> bytes:
-    """Return the request head to send inside. Only headers known to be harmless are included, so no credentials.
+) -> h11.Request:
+    """Return the request to send inside. Only headers known to be harmless are included, so no credentials.
 
     Raises
     ------
@@ -188,7 +177,7 @@ def request_head(
     """
     if not _TARGET.fullmatch(target):
         raise InvalidRequest("the path has characters that are not allowed in an HTTP request")
-    lines = [f"{method} {target} HTTP/1.1", f"Host: localhost:{port}"]
+    lines = [("Host", f"localhost:{port}")]
     known = _REQUEST_HEADERS | _SOCKET_HEADERS if is_socket else _REQUEST_HEADERS
     for name, value in headers:
         low = name.lower()
@@ -201,23 +190,31 @@ def request_head(
         if not _VALUE.fullmatch(value):
             raise InvalidRequest(f"the header {name[:50]} contains control characters")
         if value:
-            lines.append(f"{name}: {value}")
+            lines.append((name, value.strip(" \t")))
     length = next((value for name, value in headers if name.lower() == "content-length"), "")
     if length.isdigit():
-        lines.append(f"Content-Length: {length}")
+        lines.append(("Content-Length", length))
     elif any(name.lower() == "transfer-encoding" for name, _ in headers):
-        lines.append("Transfer-Encoding: chunked")
-    lines += ["Connection: Upgrade", "Upgrade: websocket"] if is_socket else ["Connection: close"]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+        lines.append(("Transfer-Encoding", "chunked"))
+    lines += [("Connection", "Upgrade"), ("Upgrade", "websocket")] if is_socket else [("Connection", "close")]
+    encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in lines]
+    try:
+        return h11.Request(method=method, target=target, headers=encoded)
+    except h11.LocalProtocolError as error:
+        raise InvalidRequest(str(error)) from None
 
 
-def answer_head(answer: Answer, *, prefix: str, target: str, port: int, host: str, is_shared: bool) -> bytes:
+def answer_head(
+    answer: h11.Response, *, is_chunked: bool, prefix: str, target: str, port: int, host: str, is_shared: bool
+) -> bytes:
     """Return the response head to send to the client.
 
     Parameters
     ----------
-    answer : Answer
+    answer : h11.Response
         The head of the response from inside.
+    is_chunked : bool
+        Whether the body is sent in chunks. Otherwise its length is known, or it ends with the connection.
     prefix : str
         Path of the port on this server, without a trailing slash.
     target : str
@@ -235,14 +232,14 @@ def answer_head(answer: Answer, *, prefix: str, target: str, port: int, host: st
     """
     from http.client import responses
 
-    lines = [f"HTTP/1.1 {answer.status} {responses.get(answer.status, 'Unknown')}"]
-    lines += [f"{name.title()}: {value}" for name, value in answer.headers if name in _RESPONSE_HEADERS]
-    for value in answer.values("location")[:1]:
+    lines = [f"HTTP/1.1 {answer.status_code} {responses.get(answer.status_code, 'Unknown')}"]
+    lines += _fields(answer, _RESPONSE_HEADERS)
+    for value in values(answer, b"location")[:1]:
         lines.append(f"Location: {_location(value, prefix, target, port)}")
-    if answer.framing.is_chunked:
+    if is_chunked:
         lines.append("Transfer-Encoding: chunked")
-    elif not answer.framing.is_until_close:
-        lines += [f"Content-Length: {value}" for value in answer.values("content-length")]
+    elif answer.status_code != 204:
+        lines += _fields(answer, {"content-length"})
     if is_shared:
         lines.append("Access-Control-Allow-Origin: *")
     lines += [
@@ -255,13 +252,17 @@ def answer_head(answer: Answer, *, prefix: str, target: str, port: int, host: st
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
-def socket_head(answer: Answer) -> bytes:
+def socket_head(answer: h11.InformationalResponse) -> bytes:
     """Return the head that tells the client that its websocket is open. Raises LinkClosed."""
-    if answer.status != 101 or [value.lower() for value in answer.values("upgrade")] != ["websocket"]:
+    if [value.lower() for value in values(answer, b"upgrade")] != ["websocket"]:
         raise LinkClosed("the program on this port did not accept a websocket")
     lines = ["HTTP/1.1 101 Switching Protocols", "Connection: Upgrade", "Upgrade: websocket"]
-    lines += [f"{name.title()}: {value}" for name, value in answer.headers if name in _ACCEPT_HEADERS]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+    return ("\r\n".join(lines + _fields(answer, _ACCEPT_HEADERS)) + "\r\n\r\n").encode("latin-1")
+
+
+def _fields(answer: Answer, names: Set[str]) -> list[str]:
+    lines = ((name.decode(), value.decode("latin-1")) for name, value in answer.headers)
+    return [f"{name.title()}: {value}" for name, value in lines if name in names]
 
 
 def security_policy(host: str) -> str:

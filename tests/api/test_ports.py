@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import requests
 import websocket
 from support import TESTS
 from support.api import Api
+from support.gate_box import read_all
 from support.harness import wait_until
 
 #: A program that says what it got, and answers as hostile as it can.
@@ -106,6 +109,20 @@ def test_an_answer_that_lies_about_its_size_harms_nobody(api: Api, app: str) -> 
         api("GET", app + "/short")
 
 
+def test_the_server_frames_what_a_program_frames_loosely(api: Api, app: str) -> None:
+    answer = api("GET", app + "/loose")
+    assert (answer.headers["Transfer-Encoding"], answer.content) == ("chunked", b"hello")
+    server = urlsplit(api.url(app + "/loose"))
+    for version, body in (("1.1", b"5\r\nhello\r\n0\r\n\r\n"), ("1.0", b"hello")):
+        with socket.create_connection((server.hostname, server.port), 60) as sock:
+            sock.sendall(
+                f"GET {server.path} HTTP/{version}\r\nHost: localhost\r\n"
+                f"Authorization: token {api.server.token}\r\n\r\n".encode()
+            )
+            head, _, rest = read_all(sock).partition(b"\r\n\r\n")
+        assert (b"Transfer-Encoding" in head, rest) == (version == "1.1", body)
+
+
 @pytest.mark.parametrize(
     "place",
     ["next?a=1#b", "/next?a=1#b", "http://localhost:7001/next?a=1#b", "http://127.0.0.1:7001/next?a=1#b"],
@@ -163,8 +180,8 @@ def test_connections_are_bounded_and_given_back(api: Api, app: str) -> None:
     for _ in range(64):
         opened.append(websocket.create_connection(address, header=header, http_no_proxy=["127.0.0.1"], timeout=30))
     assert "64 connections" in api.fails(429, "GET", app + "/")["message"]
-    for socket in opened:
-        socket.close()
+    for opening in opened:
+        opening.close()
     wait_until(lambda: api("GET", app + "/").status_code == 207, 60, "they are given back")
 
 
@@ -196,16 +213,16 @@ def test_a_browser_gets_an_address_of_the_ports_own(api: Api, app: str) -> None:
 def test_a_websocket_is_carried(api: Api, app: str) -> None:
     address = api.url(app + "/socket").replace("http", "ws", 1)
     options: dict[str, Any] = {"http_no_proxy": ["127.0.0.1"], "timeout": 30}
-    socket = websocket.create_connection(address, header=[f"Authorization: token {api.server.token}"], **options)
-    assert "set-cookie" not in socket.getheaders()
+    carried = websocket.create_connection(address, header=[f"Authorization: token {api.server.token}"], **options)
+    assert "set-cookie" not in carried.getheaders()
     for text in ("hello", "again"):
-        socket.send(text)
-        assert socket.recv() == text
-    socket.close()
+        carried.send(text)
+        assert carried.recv() == text
+    carried.close()
     with pytest.raises(websocket.WebSocketBadStatusException, match="401"):
         websocket.create_connection(address, **options)
     place = browser(api).get(api.url(app), timeout=30, allow_redirects=False).headers["Location"]
-    socket = websocket.create_connection(api.server.url(place[1:]).replace("http", "ws", 1), **options)
-    socket.send("shared")
-    assert socket.recv() == "shared"
-    socket.close()
+    carried = websocket.create_connection(api.server.url(place[1:]).replace("http", "ws", 1), **options)
+    carried.send("shared")
+    assert carried.recv() == "shared"
+    carried.close()

@@ -81,6 +81,10 @@ def app(sock, file):
         sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\n\r\nsmuggled")
     elif target == "/both":
         sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
+    elif target == "/loose":
+        sock.sendall(
+            b"HTTP/1.1 200 OK\nTransfer-Encoding: chunked\n\n3  \r\nhel\r\n2;x=y\r\nlo\r\n0\r\nX: y\r\n\r\nmore"
+        )
     elif target == "/huge":
         sock.sendall(b"HTTP/1.1 200 OK\r\n" + b"X: " + b"a" * 200_000 + b"\r\n\r\n")
     elif target == "/noise":
