@@ -148,7 +148,7 @@ def test_a_redirect_elsewhere_is_none(api: Api, app: str, place: str) -> None:
 
 def test_only_listed_ports_and_only_one_who_may(api: Api, app: str) -> None:
     error = api.fails(403, "GET", "/sandboxes/ports/ports/7002/")
-    assert (error["field"], "(7001, 7999)" in error["message"]) == ("port", True)
+    assert (error["field"], "exposed: 7001, 7999)" in error["message"]) == ("port", True)
     assert "no response on port 7999" in api.fails(502, "GET", "/sandboxes/ports/ports/7999/")["message"]
     api.fails(404, "GET", "/sandboxes/nobodys/ports/7001/")
     nobody = Api(api.server, token="wrong")
@@ -179,7 +179,7 @@ def test_connections_are_bounded_and_given_back(api: Api, app: str) -> None:
     header, opened = [f"Authorization: token {api.server.token}"], []
     for _ in range(64):
         opened.append(websocket.create_connection(address, header=header, http_no_proxy=["127.0.0.1"], timeout=30))
-    assert "64 connections" in api.fails(429, "GET", app + "/")["message"]
+    assert "64 open connections" in api.fails(429, "GET", app + "/")["message"]
     for opening in opened:
         opening.close()
     wait_until(lambda: api("GET", app + "/").status_code == 207, 60, "they are given back")
