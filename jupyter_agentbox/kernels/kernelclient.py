@@ -131,7 +131,7 @@ class _Run:
         self.reply: Reply | None = None
         self.end: End | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._is_late = False
+        self._has_expired = False
 
     @property
     def is_over(self) -> bool:
@@ -143,17 +143,17 @@ class _Run:
             self._waiter.set_result(None)
 
     def _expire(self) -> None:
-        self._is_late = True
+        self._has_expired = True
         self.wake()
 
     async def until(self, condition: Callable[[], bool], deadline: float | None) -> bool:
         """Wait until the condition holds. Return False if the loop's time reaches `deadline` first."""
         loop = asyncio.get_running_loop()
-        self._is_late = False
+        self._has_expired = False
         timer = loop.call_at(deadline, self._expire) if deadline is not None else None
         try:
             while not condition():
-                if self._is_late:
+                if self._has_expired:
                     return False
                 self._waiter = loop.create_future()
                 await self._waiter
@@ -268,11 +268,11 @@ class KernelClient:
         """
         front, loop = self.front, asyncio.get_running_loop()
         deadline = loop.time() + START_TIMEOUT
-        while not front.is_heard and front.end is None:
+        while not front.has_output and front.end is None:
             if loop.time() > deadline:
                 raise RuntimeFailed(f"the kernel did not answer within {START_TIMEOUT:g} s")
             self._ask()
-            await run.until(lambda: front.is_heard or front.end is not None, loop.time() + ASK_INTERVAL)
+            await run.until(lambda: front.has_output or front.end is not None, loop.time() + ASK_INTERVAL)
 
     async def _wait_for_turn(self, run: _Run, deadline: float | None) -> bool:
         """Wait until nothing else runs. Return False on a timeout, or if there is no kernel and none is starting."""
@@ -280,7 +280,7 @@ class KernelClient:
         front, since = self.front, loop.time()
 
         def is_free() -> bool:
-            if self._waiting[0] is not run or not front.is_attached or not front.is_heard:
+            if self._waiting[0] is not run or not front.is_attached or not front.has_output:
                 return False
             is_quiet = front.cell.header is None and loop.time() - max(since, self._heard_at) > QUIET_TIME
             return not front.cell.is_busy or is_quiet
@@ -288,7 +288,7 @@ class KernelClient:
         while True:
             epoch = front.epoch
             self._ask()  # the kernel may have been replaced by now
-            look_again = loop.time() + (QUIET_TIME if front.is_heard else ASK_INTERVAL)
+            look_again = loop.time() + (QUIET_TIME if front.has_output else ASK_INTERVAL)
             await run.until(
                 lambda: is_free() or front.end is not None or front.epoch != epoch,  # noqa: B023
                 look_again if deadline is None else min(deadline, look_again),
@@ -302,7 +302,7 @@ class KernelClient:
                 return False
 
     def _ask(self) -> None:
-        if self.front.is_attached and not self.front.is_heard:
+        if self.front.is_attached and not self.front.has_output:
             self.front.submit(self, "shell", self._message("kernel_info_request", {})[1])
 
     def _send(self, run: _Run, code: str) -> None:

@@ -171,10 +171,10 @@ class Runner:
         NotFound
             This server runs no sandboxed kernel with that id.
         """
-        slot = SandboxedKernel.find(kernel_id=kernel_id)
-        if slot is None:
+        notebook = SandboxedKernel.find(kernel_id=kernel_id)
+        if notebook is None:
             raise NotFound(f"this server has no sandboxed kernel {kernel_id!r}", field="kernel_id")
-        return slot
+        return notebook
 
     # -- running -----------------------------------------------------------------------------
 
@@ -294,12 +294,12 @@ class Runner:
         await self._thread.run(self._interrupt(place, context))
 
     async def _interrupt(self, place: Place, name: str) -> None:
-        slot = _slot_of(place)
-        if slot is not None and name == DEFAULT:
-            await slot.signal(signal.SIGINT)
+        notebook = _notebook_of(place)
+        if notebook is not None and name == DEFAULT:
+            await notebook.signal(signal.SIGINT)
         else:
             context = self._find(place, name)
-            if context.front is not None and context.front.is_heard:  # before that, the signal would kill the kernel
+            if context.front is not None and context.front.has_output:  # before that, the signal would kill the kernel
                 await context.signal(signal.SIGINT)
 
     # -- contexts ----------------------------------------------------------------------------
@@ -309,8 +309,8 @@ class Runner:
         return await self._thread.run(self._list(place))
 
     async def _list(self, place: Place) -> list[ContextInfo]:
-        slot = _slot_of(place)
-        found = [] if slot is None else [_describe(DEFAULT, slot.language, slot.front, is_notebook=True)]
+        notebook = _notebook_of(place)
+        found = [] if notebook is None else [_describe(DEFAULT, notebook.language, notebook.front, is_notebook=True)]
         return found + [context.info() for context in self._of(_sandbox_of(place)).values()]
 
     async def create_context(self, place: Place, name: str = DEFAULT, language: str | None = None) -> ContextInfo:
@@ -364,7 +364,7 @@ class Runner:
 
     def _find(self, place: Place, name: str) -> _Context:
         context = self._of(_sandbox_of(place)).get(name)
-        if context is None and name == DEFAULT and _slot_of(place) is not None:
+        if context is None and name == DEFAULT and _notebook_of(place) is not None:
             raise Conflict("this context is a notebook's kernel; restart or end it in Jupyter", field="context")
         if context is None:
             raise NotFound(f"context {name!r} does not exist", field="context")
@@ -377,11 +377,11 @@ class Runner:
                 field="context",
             )
         language = self._language(place, language)
-        slot = _slot_of(place)
-        if slot is not None and name == DEFAULT:
-            if slot.front is None:
+        notebook = _notebook_of(place)
+        if notebook is not None and name == DEFAULT:
+            if notebook.front is None:
                 raise NotFound("the notebook's kernel was shut down", field="kernel_id")
-            return KernelClient.of(slot.front, slot.signal, name)
+            return KernelClient.of(notebook.front, notebook.signal, name)
         sandbox = _sandbox_of(place)
         if sandbox.end is not None:
             raise SandboxEnded(sandbox.end)
@@ -472,7 +472,7 @@ class Runner:
             context.close()
 
 
-def _slot_of(place: Place) -> SandboxedKernel | None:
+def _notebook_of(place: Place) -> SandboxedKernel | None:
     return place if isinstance(place, SandboxedKernel) else SandboxedKernel.find(sandbox_id=place.id)
 
 
@@ -493,7 +493,7 @@ def _describe(
         state = "dead"
     elif is_idle:
         state = "idle"
-    elif front is None or not front.is_attached or not front.is_heard:
+    elif front is None or not front.is_attached or not front.has_output:
         state = "starting"
     else:
         state = "busy" if front.cell.is_busy else "idle"

@@ -44,7 +44,7 @@ EXIT_TIMEOUT = 8.0
 
 
 @dataclass(frozen=True)
-class KeptKernel:
+class RetainedWorkspace:
     """The private workspace of a kernel that Jupyter has given up.
 
     Parameters
@@ -100,7 +100,7 @@ class SandboxedKernel:
     #: Kernels that an earlier server parked, by kernel id, until Jupyter starts them.
     waiting: ClassVar[dict[str, ParkedKernel]] = {}
     #: Files of kernels that Jupyter has given up, by kernel id, until the kernel is started again or they expire.
-    kept: ClassVar[dict[str, KeptKernel]] = {}
+    kept: ClassVar[dict[str, RetainedWorkspace]] = {}
     _all: ClassVar[weakref.WeakSet[SandboxedKernel]] = weakref.WeakSet()
     _all_lock: ClassVar[threading.Lock] = threading.Lock()
 
@@ -129,8 +129,8 @@ class SandboxedKernel:
         self._kernel: Kernel | None = None
         self._parked: ParkedKernel | None = None
         self._waking: asyncio.Task[None] | None = None
-        self._revived: KeptKernel | None = None
-        self._meant = End(Cause.STOPPED, 137, "it was stopped")
+        self._revived: RetainedWorkspace | None = None
+        self._expected_end = End(Cause.STOPPED, 137, "it was stopped")
         # One start, stop or release at a time: Jupyter's calls overlap when a user is impatient.
         self._lock = asyncio.Lock()
         with SandboxedKernel._all_lock:
@@ -139,12 +139,12 @@ class SandboxedKernel:
     @classmethod
     def find(cls, *, kernel_id: str | None = None, sandbox_id: str | None = None) -> SandboxedKernel | None:
         """Return the sandboxed kernel with a kernel id, or in a sandbox, or None if this process has none."""
-        for slot in cls.all():
-            sandbox, parked = slot.sandbox, slot.parked
+        for kernel in cls.all():
+            sandbox, parked = kernel.sandbox, kernel.parked
             if sandbox is not None and (sandbox.id == sandbox_id or sandbox.spec.kernel_id == (kernel_id or None)):
-                return slot
+                return kernel
             if parked is not None and (parked.sandbox_id == sandbox_id or parked.spec.kernel_id == (kernel_id or None)):
-                return slot
+                return kernel
         return None
 
     @classmethod
@@ -156,8 +156,8 @@ class SandboxedKernel:
     @classmethod
     async def leave_all(cls, *, parked_only: bool = False) -> None:
         """Give up ownership of every kernel of this process, or only of the parked ones, and let them live."""
-        slots = [slot for slot in cls.all() if slot.is_held]
-        await LinkThread.instance().run(_gather(*(slot.leave(parked_only=parked_only) for slot in slots)))
+        kernels = [kernel for kernel in cls.all() if kernel.is_held]
+        await LinkThread.instance().run(_gather(*(kernel.leave(parked_only=parked_only) for kernel in kernels)))
 
     def release_later(self) -> None:
         """Schedule :meth:`release` without waiting for it. May be called from any thread."""
@@ -251,8 +251,8 @@ class SandboxedKernel:
         """Start from a prestarted kernel. Return None if there is none that fits."""
         if self._warm is None:
             return None
-        wish = KernelRequest(spec, argv, self._key.decode(), self._signature_scheme, front.refusal, self._sandbox)
-        sandbox = await self._warm.start(wish)
+        request = KernelRequest(spec, argv, self._key.decode(), self._signature_scheme, front.refusal, self._sandbox)
+        sandbox = await self._warm.start(request)
         if sandbox is None:
             return None
         self._sandbox = sandbox
@@ -513,7 +513,7 @@ class SandboxedKernel:
 
     def expect_end(self, why: End | None = None) -> None:
         """Record that the kernel's end was requested, so that no cell reports it. The reason, if known, is logged."""
-        self._meant = why or self._meant
+        self._expected_end = why or self._expected_end
         if self._front is not None:
             self._front.is_end_expected = True
 
@@ -569,14 +569,14 @@ class SandboxedKernel:
 
     async def _stop(self) -> None:
         if self.parked is not None:
-            self.end = self._meant
+            self.end = self._expected_end
             if self._front is not None:
                 self._front.detach()
         if self._sandbox is None:
             return
         if self._kernel is not None and self._kernel.end is None:
             self.expect_end()
-        end = self._meant
+        end = self._expected_end
         if self._front is not None and not self._front.is_end_expected and self._kernel is not None:
             # If the kernel ended unexpectedly, its end is the reason for the sandbox's end.
             is_own = self._kernel in self._sandbox.kernels.values()
@@ -594,7 +594,7 @@ class SandboxedKernel:
         parked, self._parked = self._parked, None
         if parked is not None:
             await parked.forget()
-            detail = self._meant.to_detail(parked.spec.kernel_id)
+            detail = self._expected_end.to_detail(parked.spec.kernel_id)
             try:
                 await self.manager.audit.arecord("lifecycle", parked.sandbox_id, detail=detail)
             except AgentboxError as error:
@@ -623,7 +623,7 @@ class SandboxedKernel:
 
     async def _keep(self, sandbox: Sandbox, seconds: float) -> None:
         await self.manager.keep(sandbox)
-        kept = KeptKernel(self.manager, sandbox, time.time() + seconds)
+        kept = RetainedWorkspace(self.manager, sandbox, time.time() + seconds)
         self.kept[sandbox.spec.kernel_id] = kept
         self._sandbox = self._kernel = None
         LinkThread.instance().spawn(kept.expire())
@@ -669,11 +669,13 @@ def _release_all() -> None:
     """End the kernels that remain at exit. A console, for example, exits without notifying its kernel manager."""
 
     async def release() -> None:
-        released = [slot.release() for slot in slots] + [kept.forget() for kept in list(SandboxedKernel.kept.values())]
+        released = [kernel.release() for kernel in kernels] + [
+            kept.forget() for kept in list(SandboxedKernel.kept.values())
+        ]
         await asyncio.gather(*released, return_exceptions=True)
 
-    slots = [slot for slot in SandboxedKernel._all if slot.is_held]
-    if slots or SandboxedKernel.kept:
+    kernels = [kernel for kernel in SandboxedKernel._all if kernel.is_held]
+    if kernels or SandboxedKernel.kept:
         with contextlib.suppress(Exception):
             LinkThread.instance().submit(release()).result(EXIT_TIMEOUT)
 

@@ -189,8 +189,8 @@ def test_what_cannot_have_a_kernel_that_waited_starts_cold(place: Place) -> None
 def test_odd_environments_start_nothing_ahead(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted: list[bool] = []
 
-    async def start(self: WarmStarts, wish: Any, *, is_from_pool: bool = False) -> None:
-        wanted.append(wish.is_usual)
+    async def start(self: WarmStarts, request: Any, *, is_from_pool: bool = False) -> None:
+        wanted.append(request.is_usual)
 
     monkeypatch.setattr(WarmStarts, "start", start)
 

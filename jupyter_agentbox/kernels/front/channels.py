@@ -86,7 +86,7 @@ class Channel:
             if self.front.cell.saw_request(frames, identity, self.name) and identity not in self.front.local_peers:
                 self.front.audience.saw_client(identity)
             # A console sends a shutdown request and exits, without notifying its kernel manager.
-            self.front.is_end_expected |= self.front.cell.is_shutdown_asked
+            self.front.is_end_expected |= self.front.cell.is_shutdown_requested
 
     def _read_host_cell(self, identity: bytes, frames: list[bytes]) -> HostCell | None:
         return self.front.read_host_cell(identity, frames) if self.name == "shell" else None
@@ -158,16 +158,16 @@ class Channel:
 
     def abort_waiting(self) -> None:
         """Answer the queued cells as aborted, as the kernel does with its own queue when a cell fails."""
-        kept: deque[list[bytes]] = deque()
+        remaining: deque[list[bytes]] = deque()
         for frames in self._queue:
             cell = self._read_host_cell(frames[0], frames[1:])
             request = cell.request if cell is not None else self.front.cell.withdraw(frames[1:])
             if request is None:
-                kept.append(frames)
+                remaining.append(frames)
             else:
                 self.front.conclude(request, {"status": "aborted"})
-        self._queue = kept
-        self._queued_bytes = sum(sum(map(len, frames[1:])) for frames in kept)
+        self._queue = remaining
+        self._queued_bytes = sum(sum(map(len, frames[1:])) for frames in remaining)
 
     def drop_queue(self) -> None:
         self._queue.clear()

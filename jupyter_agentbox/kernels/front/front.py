@@ -32,7 +32,7 @@ from .cell_commands import HostCell, read_host_cell
 from .channels import Channel
 from .endpoints import make_directory
 from .peers import LocalPeer, Peer
-from .reconnect import ASKER, Audience
+from .reconnect import FRONT_IDENTITY, Audience
 
 #: Channel name, port, and type of the socket that a kernel has there.
 CHANNELS = (
@@ -108,7 +108,7 @@ class Front:
         Whether heartbeats are answered, because the kernel runs or is being started.
     is_end_expected : bool
         Whether the kernel's end was requested, so that it need not be reported. Reset with each kernel.
-    is_heard : bool
+    has_output : bool
         Whether the current kernel has sent a message on iopub. From then on, no message that it sends there is lost.
     epoch : int
         Number of kernels attached so far.
@@ -137,7 +137,7 @@ class Front:
         self.cell = RunningCell()
         self.is_alive = True
         self.is_end_expected = False
-        self.is_heard = False
+        self.has_output = False
         self.epoch = 0
         self.local_peers: dict[bytes, LocalPeer] = {}
         self.audience = Audience()
@@ -189,14 +189,14 @@ class Front:
         self._kernel = kernel
         self.is_alive = True
         self.is_end_expected = False
-        self.is_heard = False
+        self.has_output = False
         self._attached = time.time()
         self._repeating = {"control", "shell"} if self.epoch else set()
         self.epoch += 1
         for channel in self._channels.values():
             channel.see_again()
         kernel.on_message = lambda channel, frames: self._on_message(kernel, channel, frames)
-        kernel.is_busy = lambda: kernel is not self._kernel or not self.is_heard or self._is_working
+        kernel.is_busy = lambda: kernel is not self._kernel or not self.has_output or self._is_working
         kernel.add_end_callback(lambda *_: self._on_end(kernel))
         if kernel.end is not None:
             self._on_end(kernel)
@@ -221,7 +221,7 @@ class Front:
 
         The reply is not forwarded to clients.
         """
-        self._channels["shell"].put(ASKER, self.signer.message(b"", "kernel_info_request", {})[1:])
+        self._channels["shell"].put(FRONT_IDENTITY, self.signer.message(b"", "kernel_info_request", {})[1:])
 
     def abort_pending(self) -> None:
         """Answer the cells that the current kernel has not answered, because it is being replaced and never will.
@@ -233,9 +233,9 @@ class Front:
             if request.header not in waiting:
                 self.conclude(request, {"status": "aborted"})
 
-    def conclude(self, request: Request, reply: dict[str, Any], *said: tuple[str, dict[str, Any]]) -> None:
+    def conclude(self, request: Request, reply: dict[str, Any], *messages: tuple[str, dict[str, Any]]) -> None:
         """Answer a cell in place of the kernel, with outputs, a reply and the status ``idle``."""
-        for kind, content in (*said, ("status", {"execution_state": "idle"})):
+        for kind, content in (*messages, ("status", {"execution_state": "idle"})):
             self._show(self.signer.message(kind.encode(), kind, content, request.header))
         peer = self._channels["shell"].by_identity.get(request.identity)
         if peer is not None:
@@ -392,7 +392,7 @@ class Front:
         if self._repeating:
             frames = self._renew("control" if channel == "control" else "shell", frames)
         if channel == "iopub":
-            self.is_heard = True
+            self.has_output = True
             self.cell.saw_output(frames)
             if self.first_notice and self.cell.header is not None:
                 text, self.first_notice = self.first_notice, ""
@@ -407,7 +407,7 @@ class Front:
         elif channel in ("shell", "control", "stdin") and frames[0] in self.local_peers:
             self.cell.saw_reply(frames)
             self.local_peers[frames[0]].on_message(channel, frames[1:])
-        elif frames[0] == ASKER:
+        elif frames[0] == FRONT_IDENTITY:
             self.cell.saw_reply(frames)
             self.audience.has_answered.set()
         elif channel in ("shell", "control", "stdin"):
@@ -437,15 +437,15 @@ class Front:
     async def wait_idle(self) -> None:
         """Wait until the kernel has answered the cells that were sent to it."""
         waiting = {frame for frames in self._channels["shell"].waiting for frame in frames}
-        handed = {request.header for request in self.cell.pending} - waiting
-        is_late = False
-        while handed & {request.header for request in self.cell.pending} and not is_late:
+        sent = {request.header for request in self.cell.pending} - waiting
+        is_idle = False
+        while sent & {request.header for request in self.cell.pending} and not is_idle:
             self._is_free.clear()
             try:
                 await asyncio.wait_for(self._is_free.wait(), QUIET_TIME)
             except asyncio.TimeoutError:
-                is_late = self.cell.header is None
-        if handed:
+                is_idle = self.cell.header is None
+        if sent:
             await asyncio.sleep(REPLY_GRACE)
 
     async def answer(self, cell: HostCell) -> None:
@@ -465,8 +465,8 @@ class Front:
             failure = {
                 "ename": type(error).__name__, "evalue": str(error), "traceback": [f"%{cell.name}: {error}"],
             }  # fmt: skip
-            said = () if cell.is_silent else (("error", failure),)
-            self.conclude(request, {"status": "error", "execution_count": count, **failure}, *said)
+            messages = () if cell.is_silent else (("error", failure),)
+            self.conclude(request, {"status": "error", "execution_count": count, **failure}, *messages)
             if request.stops:
                 self._channels["shell"].abort_waiting()
             return

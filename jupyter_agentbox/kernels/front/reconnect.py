@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .front import Front
 
 #: The identity of requests that a front makes itself.
-ASKER = b"\0agentbox"
+FRONT_IDENTITY = b"\0agentbox"
 #: Seconds that kernel output waits for listeners; and that an idle kernel may take to answer.
 TIMEOUT, ANSWER_TIMEOUT = 10.0, 1.0
 MAX_CLIENT = 128

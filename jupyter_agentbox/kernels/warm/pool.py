@@ -70,7 +70,7 @@ class Pool:
         """Return whether the pool contains any sandbox, whatever its key."""
         return any(self._base.glob(f"[!.]*/{MARK}"))
 
-    async def take(self, wish: KernelRequest, key: str) -> Sandbox | None:
+    async def take(self, request: KernelRequest, key: str) -> Sandbox | None:
         """Claim a sandbox for a kernel. Return None if there is none.
 
         Raises
@@ -81,9 +81,9 @@ class Pool:
         for directory in await asyncio.to_thread(self.find, key):
             try:
                 record = Record.load(directory)
-                if record.spec.layout == "waiting" and self._fits(record, wish):
+                if record.spec.layout == "waiting" and self._fits(record, request):
                     sandbox = await self._manager.claim(
-                        record, wish.claimed, wish.claim, on_refusal=wish.on_refusal, inherit=wish.inherit
+                        record, request.claimed, request.claim, on_refusal=request.on_refusal, inherit=request.inherit
                     )
                     (directory / MARK).unlink(missing_ok=True)
                     return sandbox
@@ -93,13 +93,13 @@ class Pool:
                 log.info("cannot use a prestarted sandbox: %s", error)
         return None
 
-    def _fits(self, record: Record, wish: KernelRequest) -> bool:
+    def _fits(self, record: Record, request: KernelRequest) -> bool:
         """Return whether a sandbox's limits can be lowered to those of a request.
 
         Substitutes for a missing control group are fixed at the start.
         """
         enforceable = getattr(self._manager.runtime, "enforceable", None)
-        is_narrower = record.spec.limits != wish.spec.limits
+        is_narrower = record.spec.limits != request.spec.limits
         return not (is_narrower and enforceable is not None and any(enforceable().values()))
 
 
@@ -124,7 +124,7 @@ class _Kind:
 
 
 @dataclass
-class _Waiting:
+class _Unclaimed:
     """An unclaimed sandbox in the pool."""
 
     key: str
@@ -146,10 +146,10 @@ class Keeper:
         self._manager = templates.manager
         self._policy = policy
         self._kinds: dict[str, _Kind] = {}
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, _Unclaimed] = {}
         self._wake = asyncio.Event()
         self._is_closed = False
-        self._looked = 0.0
+        self._last_check = 0.0
         self._task: asyncio.Task[None] | None = None
 
     def want(self, key: str, spec: SandboxSpec, argv: Sequence[str]) -> None:
@@ -170,20 +170,20 @@ class Keeper:
     async def _keep(self) -> None:
         while not self._is_closed:
             try:
-                await self._look()
+                await self._check_pool()
             except (AgentboxError, OSError) as error:
                 log.warning("cannot maintain the pool: %s", error)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), LOOK_INTERVAL)
             self._wake.clear()
 
-    async def _look(self) -> None:
+    async def _check_pool(self) -> None:
         now = time.monotonic()
         for sandbox_id in list(self._waiting):
             if not self._still_waits(sandbox_id):
                 del self._waiting[sandbox_id]
-        if now - self._looked > INPUTS_INTERVAL:
-            self._looked = now
+        if now - self._last_check > INPUTS_INTERVAL:
+            self._last_check = now
             await self._drop_changed()
         for sandbox_id, waiting in list(self._waiting.items()):
             if waiting.key not in self._kinds or now - waiting.made > MAX_AGE:
@@ -241,7 +241,7 @@ class Keeper:
             await asyncio.shield(self._manager.stop(sandbox))
             raise
         self._manager.sandboxes.pop(sandbox.id, None)
-        self._waiting[sandbox.id] = _Waiting(key, time.monotonic(), usage.memory)
+        self._waiting[sandbox.id] = _Unclaimed(key, time.monotonic(), usage.memory)
         if self._is_closed:
             await self._end(sandbox.id)
 
@@ -250,7 +250,7 @@ class Keeper:
         found: Snapshot | None = None
         if self._policy.templates:
             found = await asyncio.to_thread(self._templates.find, key)
-        sandbox = await self._templates.wait_off(found, kind.spec) if found is not None else None
+        sandbox = await self._templates.start_unclaimed(found, kind.spec) if found is not None else None
         if sandbox is None:
             sandbox = await self._templates.launch(kind.spec, kind.argv)
         for kernel in sandbox.kernels.values():

@@ -69,7 +69,7 @@ class WarmStarts:
                 found = cls._shared[id(manager)] = cls(manager, policy)
             return found
 
-    async def start(self, wish: KernelRequest, *, is_from_pool: bool = False) -> Sandbox | None:
+    async def start(self, request: KernelRequest, *, is_from_pool: bool = False) -> Sandbox | None:
         """Start a kernel from the pool or from a template, or from the pool only.
 
         Return None if it has to start cold.
@@ -80,17 +80,17 @@ class WarmStarts:
             The error would also make a cold start fail.
         """
         self._gather_later()
-        inputs = await asyncio.to_thread(self.templates.inputs, wish.spec, wish.argv)
+        inputs = await asyncio.to_thread(self.templates.inputs, request.spec, request.argv)
         if inputs is None:
             return None
         key = make_key(inputs)
-        sandbox = await self.pool.take(wish, key)
+        sandbox = await self.pool.take(request, key)
         if sandbox is None and self._policy.templates and not is_from_pool:
-            sandbox = await self.templates.start(wish, key)
+            sandbox = await self.templates.start(request, key)
             if sandbox is None:
-                self._make_later(key, wish)
-        if self.is_keeping and wish.is_usual:
-            self.keeper.want(key, wish.spec, wish.argv)
+                self._make_later(key, request)
+        if self.is_keeping and request.is_usual:
+            self.keeper.want(key, request.spec, request.argv)
         return sandbox
 
     async def create(self, spec: SandboxSpec, *, has_code: bool = True, is_usual: bool = True) -> Sandbox:
@@ -113,10 +113,10 @@ class WarmStarts:
         is_large = limits.memory >= MIN_MEMORY and limits.processes >= MIN_PROCESSES
         if is_large and (has_code or await asyncio.to_thread(self.pool.is_filled)):
             key, argv = secrets.token_hex(16), context_argv(spec)
-            wish = KernelRequest(
+            request = KernelRequest(
                 spec, argv, key, "hmac-sha256", context=DEFAULT_CONTEXT, is_usual=is_usual and has_code
             )
-            if (sandbox := await self.start(wish, is_from_pool=not has_code)) is not None:
+            if (sandbox := await self.start(request, is_from_pool=not has_code)) is not None:
                 return sandbox
         return await self.manager.create(spec)
 
@@ -130,10 +130,10 @@ class WarmStarts:
         if self.is_keeping and self._gathering is None:
             self._gathering = LinkThread.instance().loop.create_task(gather())
 
-    def _make_later(self, key: str, wish: KernelRequest) -> None:
-        if not self.is_keeping or not wish.is_usual or key in self._making:
+    def _make_later(self, key: str, request: KernelRequest) -> None:
+        if not self.is_keeping or not request.is_usual or key in self._making:
             return
-        spec, argv = wish.spec, wish.argv
+        spec, argv = request.spec, request.argv
 
         async def make() -> None:
             try:

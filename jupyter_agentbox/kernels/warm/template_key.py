@@ -23,12 +23,12 @@ from jupyter_agentbox.spec import LIMIT_NAMES, Grant, SandboxSpec
 #: Largest environment that an unclaimed kernel can be given, in bytes.
 MAX_ENV = 48 * 1024
 #: Variables that Python, ipykernel and the C library read when they start.
-_EARLY = re.compile(
+_STARTUP = re.compile(
     r"PYTHON.*|IPYTHON.*|JUPYTER_(?!SESSION).*|LD_.*|LC_.*|LANG|LANGUAGE|GLIBC_.*|MALLOC_.*|TZ|PATH|HOME|USER|LOGNAME"
     r"|SHELL|TMPDIR|XDG_.*|MPL.*|PYDEVD_.*|ZMQ_.*|OPENBLAS_CORETYPE"
 )
 #: Variables of one start or one terminal, which nothing reads before it runs code.
-_LATE = re.compile(r"JPY_SESSION_NAME|KERNEL_.*|TERM|COLORTERM|NO_COLOR")
+_TRANSIENT = re.compile(r"JPY_SESSION_NAME|KERNEL_.*|TERM|COLORTERM|NO_COLOR")
 _CODE = (
     "guest",
     "sandbox/drivers/__init__.py",
@@ -73,7 +73,7 @@ def waiting_spec(spec: SandboxSpec, *, lease: float) -> SandboxSpec:
         grant=Grant(),
         workspace=None,
         hidden=(),
-        env=early_environment(spec),
+        env=startup_environment(spec),
         lease_timeout=lease,
         freeze_after=0.0,
         kernel_id="",
@@ -84,7 +84,7 @@ def waiting_spec(spec: SandboxSpec, *, lease: float) -> SandboxSpec:
     )
 
 
-def early_environment(spec: SandboxSpec) -> dict[str, str]:
+def startup_environment(spec: SandboxSpec) -> dict[str, str]:
     """Return the variables that a kernel needs from its start.
 
     Others, such as an administrator's database passwords, are never in an unclaimed kernel. Preloaded modules may read
@@ -93,8 +93,8 @@ def early_environment(spec: SandboxSpec) -> dict[str, str]:
     """
     assert spec.warm is not None
     if spec.warm.preload:
-        return {name: value for name, value in spec.env.items() if not _LATE.fullmatch(name)}
-    return {name: value for name, value in spec.env.items() if _EARLY.fullmatch(name)}
+        return {name: value for name, value in spec.env.items() if not _TRANSIENT.fullmatch(name)}
+    return {name: value for name, value in spec.env.items() if _STARTUP.fullmatch(name)}
 
 
 def find_inputs(spec: SandboxSpec, argv: Sequence[str], fingerprint: Mapping[str, str]) -> dict[str, str]:
@@ -112,7 +112,7 @@ def find_inputs(spec: SandboxSpec, argv: Sequence[str], fingerprint: Mapping[str
         "code": _hash_code(),
         # "python" and "python3" of one environment count as the same.
         "argv": [os.path.dirname(argv[0]), os.path.realpath(argv[0]), *argv[1:]],
-        "env": early_environment(spec),
+        "env": startup_environment(spec),
         "limits": vars(spec.warm.limits),
         "preload": spec.warm.preload,
         "profile": spec.profile,

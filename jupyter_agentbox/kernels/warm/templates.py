@@ -58,7 +58,7 @@ LEASE = 30.0
 _SANDBOX = "template"
 #: Additional fields in a template's fingerprint: which installation created it, and for which command.
 _MAKER, _ARGV = "maker", "command"
-_WORDS = {
+_DESCRIPTIONS = {
     "code": "this package",
     "argv": "the interpreter",
     "env": "the environment",
@@ -205,7 +205,7 @@ class Templates:
         policy = self._policy
         runtime = SandboxManager.shared(policy.state_path, spec.runtime, config=policy.config).runtime
         now = find_inputs(spec, argv, runtime.fingerprint(spec))
-        return [_WORDS.get(name, name) for name in {**now, **then} if now.get(name) != then.get(name)]
+        return [_DESCRIPTIONS.get(name, name) for name in {**now, **then} if now.get(name) != then.get(name)]
 
     def remove_unfit(self) -> Iterator[tuple[Snapshot, str]]:
         """Remove outdated templates, and yield each one with a description of what has changed. Blocks."""
@@ -222,7 +222,7 @@ class Templates:
         except NotFound:
             pass
 
-    async def start(self, wish: KernelRequest, key: str) -> Sandbox | None:
+    async def start(self, request: KernelRequest, key: str) -> Sandbox | None:
         """Start a kernel from the template with a key. Return None if there is no working template.
 
         A template that fails is removed. The kernel then starts cold, with the same isolation.
@@ -233,9 +233,9 @@ class Templates:
             The error would also make a cold start fail.
         """
         found = await asyncio.to_thread(self.find, key)
-        return None if found is None else await self._restore(found, wish.claimed, wish)
+        return None if found is None else await self._restore(found, request.claimed, request)
 
-    async def wait_off(self, found: Snapshot, spec: SandboxSpec) -> Sandbox | None:
+    async def start_unclaimed(self, found: Snapshot, spec: SandboxSpec) -> Sandbox | None:
         """Start an unclaimed sandbox from a template.
 
         Return None if that fails, in which case the template is removed.
@@ -255,10 +255,12 @@ class Templates:
                 raise
         return sandbox
 
-    async def _restore(self, found: Snapshot, spec: SandboxSpec, wish: KernelRequest | None = None) -> Sandbox | None:
+    async def _restore(
+        self, found: Snapshot, spec: SandboxSpec, request: KernelRequest | None = None
+    ) -> Sandbox | None:
         extra: dict[str, Any] = {}
-        if wish is not None:
-            extra = {"on_refusal": wish.on_refusal, "inherit": wish.inherit, "claim": wish.claim}
+        if request is not None:
+            extra = {"on_refusal": request.on_refusal, "inherit": request.inherit, "claim": request.claim}
         try:
             record = Record.from_bytes(found.meta.record)
             async with self._checked_out(found) as files:
@@ -317,12 +319,12 @@ class Templates:
 
     def _remove_others(self, made: Snapshot) -> None:
         """Remove the templates that the new one replaces, and the oldest ones beyond the maximum number."""
-        mine = made.meta.fingerprint
+        own = made.meta.fingerprint
         others = [item for item in self.list() if item.id != made.id]
         same = [
             item
             for item in others
-            if all(item.meta.fingerprint.get(name) == mine[name] for name in ("argv", "env", "profile", "mounts"))
+            if all(item.meta.fingerprint.get(name) == own[name] for name in ("argv", "env", "profile", "mounts"))
         ]
         rest = [item for item in others if item not in same]
         for item in [*same, *rest[: max(0, len(rest) + 1 - MAX_TEMPLATES)]]:
@@ -356,10 +358,10 @@ async def _warm_up(kernel: Kernel, signer: Signer, spec: SandboxSpec) -> None:
     """Have the kernel import the preloaded modules, and run the code paths that every cell uses once."""
     assert spec.warm is not None
     modules = spec.warm.preload
-    failed, said = await _run(kernel, signer, [*(f"exec('import {module}', {{}})" for module in modules), _SETTLE])
+    failed, reply = await _run(kernel, signer, [*(f"exec('import {module}', {{}})" for module in modules), _SETTLE])
     if failed is not None:
         raise InvalidConfig(
-            f"cannot import the module {[*modules, ''][failed]!r}: {said.get('ename')}: {said.get('evalue')}"[:500],
+            f"cannot import the module {[*modules, ''][failed]!r}: {reply.get('ename')}: {reply.get('evalue')}"[:500],
             setting=f"Policy.profiles[{spec.profile!r}]['preload']",
         )
 
@@ -381,15 +383,15 @@ async def _run(
     """
     replies: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
-    async def heard(channel: str, frames: list[bytes]) -> None:
+    async def on_message(channel: str, frames: list[bytes]) -> None:
         index = header_index(frames)
         if channel == "shell" and index is not None and parse(frames[index]).get("msg_type") == "execute_reply":
             replies.put_nowait(parse(frames[index + 3]))
 
-    kernel.on_message = heard
+    kernel.on_message = on_message
     ended = asyncio.Event()
     kernel.add_end_callback(ended.set)
-    said: dict[str, Any] = {}
+    reply: dict[str, Any] = {}
     for number, code in enumerate(cells):
         content = {
             "code": code, "silent": is_silent, "store_history": False, "user_expressions": {}, "allow_stdin": False,
@@ -401,10 +403,10 @@ async def _run(
             await asyncio.wait((answer, end), return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
                 raise RuntimeFailed(f"the kernel ended before it was ready: {kernel.end and kernel.end.message}")
-            said = answer.result()
-            if said.get("status") != "ok":
-                return number, said
+            reply = answer.result()
+            if reply.get("status") != "ok":
+                return number, reply
         finally:
             answer.cancel()
             end.cancel()
-    return None, said
+    return None, reply

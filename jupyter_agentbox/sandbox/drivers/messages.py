@@ -114,12 +114,12 @@ class Request(NamedTuple):
 
 
 @dataclass
-class _Asked:
+class _OpenRequest:
     """A request that may still be running: its queue, and the time at which it counts as finished in any case."""
 
-    lane: tuple[str, str]
+    queue: tuple[str, str]
     kind: str
-    over: float
+    expires: float
     has_begun: bool = False
     is_answered: bool = False
 
@@ -131,7 +131,7 @@ class RunningCell:
     ----------
     header : bytes or None
         Header of the running request as its client sent it, or None if the kernel is idle.
-    is_shutdown_asked : bool
+    is_shutdown_requested : bool
         Whether a client asked the kernel to shut down.
     count : int
         The kernel's own execution count, as last seen.
@@ -139,10 +139,10 @@ class RunningCell:
 
     def __init__(self) -> None:
         self.header: bytes | None = None
-        self.is_shutdown_asked = False
+        self.is_shutdown_requested = False
         self.count = 0
         self._last: tuple[str, Request] | None = None
-        self._asked: OrderedDict[str, _Asked] = OrderedDict()
+        self._open: OrderedDict[str, _OpenRequest] = OrderedDict()
         self._is_idle = False
         self._begun = ""
         self._lost: deque[str] = deque(maxlen=64)
@@ -163,7 +163,7 @@ class RunningCell:
         its socket cannot queue, and not every kernel sends the status for every request.
         """
         self._forget_lost()
-        return bool(self._asked) or not self._is_idle
+        return bool(self._open) or not self._is_idle
 
     @property
     def pending(self) -> list[Request]:
@@ -179,10 +179,10 @@ class RunningCell:
         if index is None or not isinstance(kind, str) or not isinstance(request_id, str):
             return False  # no kernel processes it
         # At the limit, the earlier requests keep the kernel busy until there is room for others
-        if len(self._asked) < MAX_PENDING:
-            over = time.monotonic() + LOST_TIME if channel == "control" else math.inf
-            self._asked[request_id] = _Asked((channel, str(header.get("subshell_id"))[:64]), kind, over)
-        self.is_shutdown_asked |= kind == "shutdown_request"
+        if len(self._open) < MAX_PENDING:
+            expires = time.monotonic() + LOST_TIME if channel == "control" else math.inf
+            self._open[request_id] = _OpenRequest((channel, str(header.get("subshell_id"))[:64]), kind, expires)
+        self.is_shutdown_requested |= kind == "shutdown_request"
         if kind == "execute_request":
             stops = parse(frames[index + 3]).get("stop_on_error") is not False
             self._pending[request_id] = Request(identity, frames[index], stops)
@@ -199,7 +199,7 @@ class RunningCell:
         request_id = parse(frames[index]).get("msg_id") if index is not None else None
         found = self._pending.pop(request_id, None) if isinstance(request_id, str) else None
         if found is not None:
-            self._asked.pop(str(request_id), None)
+            self._open.pop(str(request_id), None)
         return found
 
     def saw_output(self, frames: Sequence[bytes]) -> None:
@@ -218,15 +218,15 @@ class RunningCell:
             return
         if state == "busy":
             self._begun = request
-            if (asked := self._asked.get(request)) is not None:
-                asked.has_begun = True
-                asked.over = asked.over if asked.is_answered else math.inf
+            if (current := self._open.get(request)) is not None:
+                current.has_begun = True
+                current.expires = current.expires if current.is_answered else math.inf
             if request in self._pending:
                 self._running, self.header = request, self._pending[request].header
         elif state == "idle":
-            self._is_over(request)
+            self._finish(request)
 
-    def _is_over(self, request: str) -> list[str]:
+    def _finish(self, request: str) -> list[str]:
         """Mark a request as finished, and with it earlier ones in its queue that must have finished.
 
         Return all of them.
@@ -235,28 +235,28 @@ class RunningCell:
         reply, or if both are cells, because the kernel runs cells one after the other.
         """
         before = []
-        if (asked := self._asked.get(request)) is not None and asked.has_begun:
-            for name, other in self._asked.items():
+        if (current := self._open.get(request)) is not None and current.has_begun:
+            for name, other in self._open.items():
                 if name == request:
                     break
                 is_past = not other.has_begun or not other.kind.endswith("_request")
-                if other.lane == asked.lane and (is_past or asked.kind == other.kind == "execute_request"):
+                if other.queue == current.queue and (is_past or current.kind == other.kind == "execute_request"):
                     before.append(name)
-        for name in (over := [*before, request]):
-            self._asked.pop(name, None)
+        for name in (finished := [*before, request]):
+            self._open.pop(name, None)
             if name in self._pending:
                 self._last = name, self._pending.pop(name)
             if name == self._running:
                 self._running, self.header = "", None
-        return over
+        return finished
 
     def _forget_lost(self) -> None:
         """Stop waiting for requests whose ``idle`` status was lost."""
         now = time.monotonic()
-        for request in [name for name, asked in self._asked.items() if asked.over <= now]:
-            over = self._is_over(request)
-            self._is_idle |= self._begun in over
-            self._lost.extend(over)
+        for request in [name for name, current in self._open.items() if current.expires <= now]:
+            finished = self._finish(request)
+            self._is_idle |= self._begun in finished
+            self._lost.extend(finished)
 
     def saw_reply(self, frames: Sequence[bytes]) -> bool:
         """Track a reply of the kernel on shell or control.
@@ -268,9 +268,9 @@ class RunningCell:
         if index is None or not str(kind).endswith("_reply"):
             return False
         request_id = parse(frames[index + 1]).get("msg_id")
-        asked = self._asked.get(request_id) if isinstance(request_id, str) else None
-        if asked is not None:
-            asked.is_answered, asked.over = True, time.monotonic() + LOST_TIME
+        current = self._open.get(request_id) if isinstance(request_id, str) else None
+        if current is not None:
+            current.is_answered, current.expires = True, time.monotonic() + LOST_TIME
         if kind != "execute_reply":
             return False
         reply = parse(frames[index + 3])
@@ -284,8 +284,8 @@ class RunningCell:
 
     def clear(self) -> None:
         """Forget everything, because the kernel has ended."""
-        self.header, self._running, self.is_shutdown_asked = None, "", False
+        self.header, self._running, self.is_shutdown_requested = None, "", False
         self._begun, self._is_idle = "", False
-        self._asked.clear()
+        self._open.clear()
         self._lost.clear()
         self._pending.clear()

@@ -95,7 +95,9 @@ def test_a_kernel_that_was_taken_back_speaks_when_its_listeners_are_there(
                 subscriber.subscribe(b"stream")
                 subscriber.connect(f"ipc://{front.directory}/k-2")
                 await asyncio.wait_for(said, 30)
-                await kernel.on_message("shell", [reconnect.ASKER, *SIGNER.message(b"", "kernel_info_reply", {})[1:]])
+                await kernel.on_message(
+                    "shell", [reconnect.FRONT_IDENTITY, *SIGNER.message(b"", "kernel_info_reply", {})[1:]]
+                )
                 assert await asyncio.wait_for(gathered, 30) is True
                 texts = []
                 for number in range(3):
