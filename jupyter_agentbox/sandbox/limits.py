@@ -117,7 +117,9 @@ class FreeSpace:
         if self._floor == 0:
             return None
         left, floor = self._left(self._workspace)
-        return Room(max(0, left), _tell(self._workspace, left + floor, floor), "Policy.min_free_disk", DiskFull)
+        return Room(
+            max(0, left), _describe_shortage(self._workspace, left + floor, floor), "Policy.min_free_disk", DiskFull
+        )
 
     def find_breach(self, usage: Usage) -> End | None:
         """Return why the sandbox has to be stopped, or None. Blocks; cheap while space is plentiful. Raises OSError."""
@@ -157,7 +159,7 @@ class FreeSpace:
         return _Mark(now, size, is_exact, usage.cpu)
 
 
-def _tell(path: Path, free: int, floor: int) -> str:
+def _describe_shortage(path: Path, free: int, floor: int) -> str:
     return (
         f"the disk of {path} has {format_size(max(0, free))} left, and {format_size(floor)} must stay free. Delete"
         " files there, or lower Policy.min_free_disk"
@@ -165,7 +167,7 @@ def _tell(path: Path, free: int, floor: int) -> str:
 
 
 def _end(path: Path, free: int, floor: int) -> End:
-    sentence = f"disk full: the sandbox was filling a disk of the host; {_tell(path, free, floor)}"
+    sentence = f"disk full: the sandbox was filling a disk of the host; {_describe_shortage(path, free, floor)}"
     return End(Cause.DISK_FULL, 137, sentence, "Policy.min_free_disk")
 
 
@@ -237,14 +239,14 @@ class MemoryWatch:
                     self._awake_until = time.monotonic() + AWAKE_TIME
             last = used
 
-    async def _wait_freed(self, goal: int) -> None:
-        """Wait until at most `goal` bytes are in use.
+    async def _wait_freed(self, target: int) -> None:
+        """Wait until at most `target` bytes are in use.
 
         gVisor takes a moment to return the memory of an ended program.
         """
         deadline = time.monotonic() + FREE_TIMEOUT
-        goal = max(goal, self._most)
+        target = max(target, self._most)
         while time.monotonic() < deadline:
-            if (cgroups.read_pressure(self._paths, goal) or 0) <= goal:
+            if (cgroups.read_pressure(self._paths, target) or 0) <= target:
                 break
             await asyncio.sleep(MIN_LOOK)

@@ -384,17 +384,17 @@ class SandboxManager:
                 found.append(record)
         return found
 
-    def end_duplicate(self, record: Record, heir: str | None) -> None:
+    def end_duplicate(self, record: Record, successor: str | None) -> None:
         """End an orphan because what it ran continues elsewhere, and move its tokens there. Blocks.
 
         Parameters
         ----------
         record : Record
             From :meth:`orphans`.
-        heir : str or None
+        successor : str or None
             Id of the sandbox that continues, or the id under which it is parked.
         """
-        self._end_orphan(record, heir)
+        self._end_orphan(record, successor)
 
     async def refuse(self, record: Record, error: AgentboxError) -> End:
         """End an orphan that policy no longer allows, and record the reason. May be awaited on any event loop.
@@ -415,12 +415,12 @@ class SandboxManager:
             log.error("sandbox %s: its end could not be written to the audit log: %s", record.id, failure)
         return end
 
-    def _end_orphan(self, record: Record, heir: str | None = None) -> None:
+    def _end_orphan(self, record: Record, successor: str | None = None) -> None:
         lock = Lock(self._directory(record.id))
         try:
             if record.handle is not None and lock.acquire():
-                if heir is not None:
-                    TokenStore(self.state_dir).carry(record.id, heir)
+                if successor is not None:
+                    TokenStore(self.state_dir).carry(record.id, successor)
                 lock.end_lease()
                 (self._directory(record.id) / SESSION_FILE).unlink(missing_ok=True)  # its files are not kept
                 self._runtime_of(record).kill(Handle.from_dict(record.handle))

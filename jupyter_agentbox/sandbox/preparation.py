@@ -38,7 +38,7 @@ async def prepare(sandbox: Sandbox) -> None:
         if result.exit_code != 0:
             how = f"timed out after {INIT_TIMEOUT:g} s" if result.timed_out else f"exited with {result.exit_code}"
             raise RuntimeFailed(
-                f"init script {number} of {len(spec.init)} ({line!r:.200}) {how}. Output: {_said(result)}",
+                f"init script {number} of {len(spec.init)} ({line!r:.200}) {how}. Output: {_describe_output(result)}",
                 setting="init of the profile or image",
             )
     for service in spec.services:
@@ -61,9 +61,9 @@ async def _serve(sandbox: Sandbox, service: Service) -> None:
         info = processes.get(name)
         if info.exit_code is not None:
             chunks = [await processes.read(name, stream=stream) for stream in ("stderr", "stdout")]
-            said = b" ".join(chunk.data for chunk in chunks).decode("utf-8", "replace").strip()[-_SHOWN:] or "nothing"
+            output = b" ".join(chunk.data for chunk in chunks).decode("utf-8", "replace").strip()[-_SHOWN:] or "nothing"
             raise RuntimeFailed(
-                f"service {service.name!r} exited with status {info.exit_code} before it was ready. Output: {said}",
+                f"service {service.name!r} exited with status {info.exit_code} before it was ready. Output: {output}",
                 setting=setting,
             )
         if result.exit_code == 0:
@@ -71,13 +71,13 @@ async def _serve(sandbox: Sandbox, service: Service) -> None:
         if time.monotonic() > deadline:
             raise RuntimeFailed(
                 f"service {service.name!r} was not ready within {service.timeout:g} s: {service.ready!r:.200} exited "
-                f"with status {result.exit_code}. Output: {_said(result)}",
+                f"with status {result.exit_code}. Output: {_describe_output(result)}",
                 setting=setting,
             )
         await asyncio.sleep(READY_INTERVAL)
 
 
-def _said(result: ExecResult) -> str:
+def _describe_output(result: ExecResult) -> str:
     text = (result.stderr or result.stdout).decode("utf-8", "replace").strip()
     return text[-_SHOWN:] or "nothing"
 

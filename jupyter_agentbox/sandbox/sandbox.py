@@ -178,7 +178,7 @@ class Sandbox:
             self._make_directory(inherit)
             if saved is None:
                 self._link.listen()
-                await asyncio.to_thread(import_cache.give, self.directory, self.spec)
+                await asyncio.to_thread(import_cache.install, self.directory, self.spec)
                 await finished(self._launch(self.runtime.start, self.id, self.spec, self.directory))
             else:
                 work = saved / "work", self.directory / "work"

@@ -141,7 +141,7 @@ class _Due(NamedTuple):
     cgroups: list[str]
 
 
-def _judge(directory: Path, now: float) -> _Due | None:
+def _inspect(directory: Path, now: float) -> _Due | None:
     """Return the facts about a sandbox's directory if it is due for removal, provided that it has no owner.
 
     Changes nothing.
@@ -173,7 +173,7 @@ def _judge(directory: Path, now: float) -> _Due | None:
 
 def _sweep_one(directory: Path, now: float) -> bool:
     """Remove one sandbox's directory if it is due. The caller holds its lock. Return whether it was removed."""
-    if not (directory / "lock").exists() or (due := _judge(directory, now)) is None:
+    if not (directory / "lock").exists() or (due := _inspect(directory, now)) is None:
         return False  # another process is removing it, or has adopted it
     # Include processes that an interrupted start never recorded.
     kill_processes({*due.processes, *find_processes(directory)})
@@ -209,8 +209,8 @@ def _set_aside(directory: Path) -> None:
 def remove_lost(directory: Path) -> bool:
     """End what runs in a sandbox whose record is damaged, and remove all of it. Return False if a process owns it."""
     try:
-        with try_lock(directory / "lock") as is_mine:
-            if not is_mine:
+        with try_lock(directory / "lock") as is_locked:
+            if not is_locked:
                 return False
             processes, cgroups = _read_processes(_read_state(directory) or {})
             kill_processes({*processes, *find_processes(directory)})
@@ -311,12 +311,12 @@ def sweep_directories(state_dir: Path) -> list[str]:
             if name.startswith(GONE):
                 remove_tree(directory)
                 continue
-            if _judge(directory, now) is None:
+            if _inspect(directory, now) is None:
                 continue  # checked without taking the lock, which would look like ownership
             # An existing lock file is not created again, because its owner may be removing it.
             create = 0 if (directory / "lock").exists() else os.O_CREAT
-            with try_lock(directory / "lock", os.O_RDWR | os.O_NOFOLLOW | create) as is_mine:
-                if is_mine and _sweep_one(directory, now):
+            with try_lock(directory / "lock", os.O_RDWR | os.O_NOFOLLOW | create) as is_locked:
+                if is_locked and _sweep_one(directory, now):
                     removed.append(name)
     return removed
 
@@ -367,8 +367,8 @@ def run_sweeper(
     base = state_dir / "sandboxes"
     containers = ContainerSweep(state_dir, python)
     while True:
-        with try_lock(state_dir / "sweeper.lock") as is_mine:
-            if not is_mine:
+        with try_lock(state_dir / "sweeper.lock") as is_locked:
+            if not is_locked:
                 return
             last_seen = time.monotonic()
             while time.monotonic() - last_seen < (idle_timeout if containers.is_done else CONTAINER_PATIENCE):

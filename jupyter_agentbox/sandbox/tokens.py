@@ -129,8 +129,8 @@ class TokenStore:
         if len(self.list(sandbox)) >= MAX_TOKENS:
             raise LimitReached(f"sandbox {sandbox} has {MAX_TOKENS} tokens, the maximum. Revoke one first")
         now = time.time()
-        kept = tuple(verb for verb in VERBS if verb in verbs)
-        record = TokenRecord(secrets.token_hex(8), name, sandbox, owner, kept, now, now + life, made_by)
+        granted = tuple(verb for verb in VERBS if verb in verbs)
+        record = TokenRecord(secrets.token_hex(8), name, sandbox, owner, granted, now, now + life, made_by)
         payload = _encode(msgspec.json.encode(_Payload(record.id, sandbox, record.expires)))
         text = f"{PREFIX}{payload}.{_sign(self._make_key(), payload)}"
         path = self._path(sandbox, record.id)
@@ -278,15 +278,15 @@ class TokenStore:
         return key
 
 
-def choose_life(asked: float | None, ceiling: float) -> float:
+def choose_life(requested: float | None, ceiling: float) -> float:
     """Return the lifetime of a new token in seconds. Raises PolicyRefused."""
-    if asked is not None and asked > ceiling:
+    if requested is not None and requested > ceiling:
         raise PolicyRefused(
-            f"a token lifetime of {asked:g} s exceeds the maximum of {ceiling:g} s",
+            f"a token lifetime of {requested:g} s exceeds the maximum of {ceiling:g} s",
             field="life",
             setting="Policy.max_token_life",
         )
-    return min(DEFAULT_LIFE, ceiling) if asked is None else asked
+    return min(DEFAULT_LIFE, ceiling) if requested is None else requested
 
 
 def _read(path: Path) -> TokenRecord | None:

@@ -46,7 +46,7 @@ def read(state_dir: Path) -> bytes | None:
     return content if all(make_stamp(path) == stamp for path, stamp in stamps.items()) else None
 
 
-def give(directory: Path, spec: SandboxSpec) -> None:
+def install(directory: Path, spec: SandboxSpec) -> None:
     """Give the guest of a new sandbox a copy of the cache, if the guest can use it. Blocks.
 
     Parameters
@@ -71,7 +71,7 @@ def give(directory: Path, spec: SandboxSpec) -> None:
 
 
 def measure(directory: Path) -> int:
-    """Return the allocated bytes of the copies that :func:`give` makes for a sandbox's directory."""
+    """Return the allocated bytes of the copies that :func:`install` makes for a sandbox's directory."""
     try:
         return _find(directory.parents[1]).stat().st_blocks * 512
     except OSError:

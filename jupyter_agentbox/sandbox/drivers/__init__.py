@@ -36,7 +36,7 @@ CONNECTION_DIR = "/run/kernels"
 OnMessage = Callable[[str, list[bytes]], Awaitable[None]]
 
 
-async def _nobody(channel: str, frames: list[bytes]) -> None:
+async def _no_receiver(channel: str, frames: list[bytes]) -> None:
     raise AssertionError("the kernel has no receiver for messages yet")
 
 
@@ -61,8 +61,8 @@ class Kernel:
     """
 
     def __init__(self, sandbox: Sandbox, name: str) -> None:
-        self._on_message: OnMessage = _nobody
-        self._is_heard = asyncio.Event()
+        self._on_message: OnMessage = _no_receiver
+        self._has_receiver = asyncio.Event()
         self.end: End | None = None
         self.is_busy: Callable[[], bool] = lambda: True
         self.is_ready = False
@@ -81,7 +81,7 @@ class Kernel:
     @on_message.setter
     def on_message(self, on_message: OnMessage) -> None:
         self._on_message = on_message
-        self._is_heard.set()
+        self._has_receiver.set()
 
     @property
     def driver(self) -> str:
@@ -89,13 +89,13 @@ class Kernel:
         return "embedded" if isinstance(self._driver, Embedded) else "relay"
 
     @property
-    def is_heard(self) -> bool:
+    def has_receiver(self) -> bool:
         """Whether the kernel's messages have a receiver."""
-        return self._is_heard.is_set()
+        return self._has_receiver.is_set()
 
-    async def heard_by_somebody(self) -> None:
+    async def wait_for_receiver(self) -> None:
         """Wait until the kernel's messages have a receiver. For drivers."""
-        await self._is_heard.wait()
+        await self._has_receiver.wait()
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, connection: Mapping[str, Any]) -> None:
         """Start the process and open its channels.
@@ -151,7 +151,7 @@ class Kernel:
             try:
                 self._driver.reopen()
             except OSError as error:  # user code that runs as uid 0 may interfere
-                LinkThread.instance().spawn(self.cut_off("link", error))
+                LinkThread.instance().spawn(self.fail("link", error))
 
     def close(self) -> None:
         """Release a kernel that has ended. Its undelivered messages are dropped."""
@@ -179,7 +179,7 @@ class Kernel:
             raise LinkClosed("the kernel has ended")
         await self._control.write(pack_json({"signal": int(number)}))
 
-    async def cut_off(self, channel: str, error: Exception) -> None:
+    async def fail(self, channel: str, error: Exception) -> None:
         """End the kernel and its sandbox, because the kernel exceeded a bound. For drivers."""
         log.warning("sandbox %s: the kernel's %s channel was closed: %s", self.sandbox.id, channel, error)
         self.ended(End(Cause.CRASHED, 1, f"its {channel} channel exceeded a limit: {error}"))
@@ -201,18 +201,18 @@ class Kernel:
         try:
             while data := await stream.read():
                 for parts in reader.feed(data):
-                    self._heard(load_json(parts[0]))
+                    self._on_event(load_json(parts[0]))
         except (LinkClosed, ProtocolError, IndexError):
             pass
         # Either the process has ended, or the sandbox has, which then knows the reason.
         if self.end is None:
             if self.sandbox.is_left and self._driver is not None:
-                self._driver.left()
+                self._driver.on_owner_lost()
             self.ended(await self.sandbox.wait_ended())
 
-    def _heard(self, event: dict[str, Any]) -> None:
+    def _on_event(self, event: dict[str, Any]) -> None:
         if self._driver is not None:
-            self._driver.heard(event)
+            self._driver.on_event(event)
         if event.get("event") == "exited":
             if event.get("is_out_of_memory") is True and event.get("signal") == signal.SIGKILL:
                 self.ended(out_of_memory(self.sandbox.spec.limits))

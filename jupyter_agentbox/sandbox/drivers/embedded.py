@@ -57,7 +57,7 @@ LARGE = 64 * 1024
 MAX_READS = 2
 #: Seconds that the kernel may take to close its ends.
 HANG_UP_TIMEOUT = 10.0
-_TAKEN = struct.Struct("<Q")
+_COUNT = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Embedded:
         self._kernel = kernel
         self._claim = claim
         self._directory = kernel.sandbox.directory / "link"
-        self._record = Taken(kernel.sandbox.directory / f"{kernel.name}.taken")
+        self._record = ConsumedCounts(kernel.sandbox.directory / f"{kernel.name}.taken")
         self._loop = LinkThread.instance().loop
         self._name = ""
         self._writers: dict[str, Writer] = {}
@@ -160,7 +160,7 @@ class Embedded:
 
     async def _carry(self, index: int, reader: Reader, acks: Acks) -> None:
         unpacker = Unpacker(MAX_MESSAGE)
-        await self._kernel.heard_by_somebody()
+        await self._kernel.wait_for_receiver()
         hello = b""
         try:
             while data := await reader.read():
@@ -179,7 +179,7 @@ class Embedded:
                     self._record.add(index, packed_size(parts))
                 acks.add(count)
         except FormatError as error:
-            await self._kernel.cut_off(WRITTEN_BY_KERNEL[index], error)
+            await self._kernel.fail(WRITTEN_BY_KERNEL[index], error)
         finally:
             reader.close()
 
@@ -189,7 +189,7 @@ class Embedded:
         if index == len(WRITTEN_BY_KERNEL) - 1:
             self._remove_names()  # the guest opens this FIFO last, so it has opened all of them
 
-    def heard(self, event: dict[str, Any]) -> None:
+    def on_event(self, event: dict[str, Any]) -> None:
         """Handle an event that the guest reports about the kernel."""
         if event.get("event") == "hung up":
             self._has_hung_up.set()
@@ -211,7 +211,7 @@ class Embedded:
             writer.hang_up()
         try:
             await self._order({"hang_up": True})
-            if self._kernel.is_heard:
+            if self._kernel.has_receiver:
                 rest = asyncio.gather(*(reader.wait_closed() for reader in self._readers))
                 await asyncio.wait_for(rest, HANG_UP_TIMEOUT)
             if self._record.is_known:
@@ -242,7 +242,7 @@ class Embedded:
         self._record.close()  # no later owner needs it
         self._remove_names()
 
-    def left(self) -> None:
+    def on_owner_lost(self) -> None:
         """Stop reading, because another owner will receive the kernel's messages."""
         self.ended()
         for reader in self._readers:
@@ -251,7 +251,7 @@ class Embedded:
 
     def close(self) -> None:
         """Drop undelivered output."""
-        self.left()
+        self.on_owner_lost()
         self._record.remove()
 
 
@@ -396,7 +396,7 @@ class Reader:
         self._has_closed.set()
 
 
-class Taken:
+class ConsumedCounts:
     """A record of how many bytes of a kernel's output were consumed, in a file that survives any death of this process.
 
     It is memory-mapped, because it is written for each message.
@@ -412,7 +412,7 @@ class Taken:
         self.is_known = path.exists()
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(fd, _TAKEN.size * len(WRITTEN_BY_KERNEL))
+            os.ftruncate(fd, _COUNT.size * len(WRITTEN_BY_KERNEL))
             self._map: mmap.mmap | None = mmap.mmap(fd, 0)
         finally:
             os.close(fd)
@@ -420,18 +420,18 @@ class Taken:
     def all(self) -> list[int]:
         """Return the count of each FIFO."""
         assert self._map is not None
-        return [value for (value,) in _TAKEN.iter_unpack(self._map)]
+        return [value for (value,) in _COUNT.iter_unpack(self._map)]
 
     def set(self, index: int, value: int) -> None:
         """Record the offset at which the kernel starts."""
         if self._map is not None:
-            _TAKEN.pack_into(self._map, index * _TAKEN.size, value % (1 << 64))
+            _COUNT.pack_into(self._map, index * _COUNT.size, value % (1 << 64))
             self.is_known = True
 
     def add(self, index: int, count: int) -> None:
         """Record that `count` more bytes were consumed."""
         if self._map is not None:
-            self.set(index, _TAKEN.unpack_from(self._map, index * _TAKEN.size)[0] + count)
+            self.set(index, _COUNT.unpack_from(self._map, index * _COUNT.size)[0] + count)
 
     def close(self) -> None:
         """Close the record and leave it for the next owner."""

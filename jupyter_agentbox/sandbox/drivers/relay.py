@@ -73,7 +73,7 @@ class Relay:
             self._locks[channel] = asyncio.Lock()
             LinkThread.instance().spawn(self._carry(channel, stream))
 
-    def heard(self, event: dict[str, Any]) -> None:
+    def on_event(self, event: dict[str, Any]) -> None:
         """Handle an event that the guest reports about the kernel."""
         if event.get("event") == "connected" and event.get("channel") in CHANNELS:
             self._connected.add(event["channel"])
@@ -81,7 +81,7 @@ class Relay:
     def ended(self) -> None:
         """Handle the kernel's end. Its remaining messages are still delivered."""
 
-    def left(self) -> None:
+    def on_owner_lost(self) -> None:
         """Handle the loss of ownership. Another owner will receive the kernel's messages."""
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class Relay:
 
     async def _carry(self, channel: str, stream: Stream) -> None:
         decoder = zmtp.Decoder(MAX_MESSAGE)
-        await self._kernel.heard_by_somebody()
+        await self._kernel.wait_for_receiver()
         try:
             while data := await stream.read():
                 for frames in decoder.feed(data):
@@ -108,4 +108,4 @@ class Relay:
         except LinkClosed:
             pass
         except zmtp.ZmtpError as error:
-            await self._kernel.cut_off(channel, error)
+            await self._kernel.fail(channel, error)

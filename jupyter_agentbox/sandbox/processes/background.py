@@ -121,7 +121,7 @@ class Process:
                 event = await wire.next()
                 if isinstance(event, Output):
                     self.rings[event.stream].put(event.offset, event.data)
-                    self._tell()
+                    self._notify()
                     await self._pace(len(event.data))
                     continue
                 if isinstance(event, Exit):
@@ -140,7 +140,7 @@ class Process:
         if self.loss is not None and not self._started.done():
             self._started.set_exception(self.loss)
             self._started.exception()  # marks the exception as retrieved, in case nothing awaits it
-        self._tell()
+        self._notify()
 
     async def _pace(self, count: int) -> None:
         """Wait for slow readers, for a bounded time, and limit the rate of reading."""
@@ -158,7 +158,7 @@ class Process:
             await asyncio.sleep(max(0.0, self._taken / DRAIN_RATE - (now - self._since)))
             self._taken, self._since = 0, time.monotonic()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

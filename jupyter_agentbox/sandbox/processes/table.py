@@ -134,21 +134,21 @@ class ProcessTable:
     async def _run(self, command: Command, stdin: bytes, timeout: float, max_output: int) -> ExecResult:
         began = time.monotonic()
         running = self._command(command, stdin, timeout)
-        kept = {"stdout": bytearray(), "stderr": bytearray()}
-        totals = dict.fromkeys(kept, 0)
+        outputs = {"stdout": bytearray(), "stderr": bytearray()}
+        totals = dict.fromkeys(outputs, 0)
         try:
             while isinstance(event := await running.next(), Output):
-                buffer = kept[event.stream]
+                buffer = outputs[event.stream]
                 totals[event.stream] += len(event.data)
                 buffer += event.data[: max(0, max_output - len(buffer))]
         finally:
             running.close()
         return ExecResult(
-            stdout=bytes(kept["stdout"]),
-            stderr=bytes(kept["stderr"]),
+            stdout=bytes(outputs["stdout"]),
+            stderr=bytes(outputs["stderr"]),
             exit_code=event.exit_code,
             timed_out=event.timed_out,
-            truncated=any(totals[name] > len(buffer) for name, buffer in kept.items()),
+            truncated=any(totals[name] > len(buffer) for name, buffer in outputs.items()),
             stdout_bytes=totals["stdout"],
             stderr_bytes=totals["stderr"],
             duration=time.monotonic() - began,

@@ -90,10 +90,10 @@ class Wire:
         if parts[0] == b"started":
             return Started()
         if parts[0] == b"exit":
-            told = load_json(parts[1])
-            if told.get("field") == "workdir":
-                raise InvalidRequest(f"cannot enter workdir: {told.get('message')!s:.500}", field="workdir")
-            code, number = told["code"], told["signal"]
+            info = load_json(parts[1])
+            if info.get("field") == "workdir":
+                raise InvalidRequest(f"cannot enter workdir: {info.get('message')!s:.500}", field="workdir")
+            code, number = info["code"], info["signal"]
             if not isinstance(code, int) or not isinstance(number, int):
                 raise ProtocolError("an exit status that is not a number")
             return Exit(code & 0xFF, number & 0x7F)
@@ -149,9 +149,9 @@ class Foreground:
             source = box.open_stream({"kind": "stdin", "process": name})
             self._feeding = LinkThread.instance().spawn(_feed(source, stdin))
         if timeout is not None:
-            self._timers.append(asyncio.get_running_loop().call_later(timeout, self._time_is_over))
+            self._timers.append(asyncio.get_running_loop().call_later(timeout, self._on_timeout))
 
-    def _time_is_over(self) -> None:
+    def _on_timeout(self) -> None:
         self._timed_out = True
         LinkThread.instance().spawn(self._wire.ask(kill=True))
         # Reset the stream if the guest does not obey, or cannot report the end because its output is not being read.
