@@ -130,7 +130,7 @@ def restrict(target: str, is_writable: bool) -> None:
 
 def restrict_each(target: str, is_writable: bool) -> None:
     """Do the same as :func:`restrict`, mount by mount, on a kernel before 5.12."""
-    kept = {"noexec": 8, "noatime": 1024, "nodiratime": 2048, "relatime": 1 << 21, "ro": MS_RDONLY}
+    option_flags = {"noexec": 8, "noatime": 1024, "nodiratime": 2048, "relatime": 1 << 21, "ro": MS_RDONLY}
     with open("/proc/self/mountinfo") as table:
         rows = [line.split() for line in table]
     for row in rows:
@@ -138,7 +138,7 @@ def restrict_each(target: str, is_writable: bool) -> None:
         if path == target or path.startswith(target + "/"):
             flags = MS_BIND | MS_REMOUNT | MS_NOSUID | MS_NODEV | (0 if is_writable else MS_RDONLY)
             for option in row[5].split(","):
-                flags |= kept.get(option, 0)
+                flags |= option_flags.get(option, 0)
             mount(None, path, None, flags)
 
 
@@ -394,7 +394,7 @@ def join(pid: int, start_time: int, target: str) -> "Callable[[str], None]":
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
     check(libc.unshare(CLONE_NEWNS), "unshare")
-    place = os.open(f"/proc/{pid}/root{target}", os.O_PATH | os.O_DIRECTORY)
+    target_fd = os.open(f"/proc/{pid}/root{target}", os.O_PATH | os.O_DIRECTORY)
     with open(f"/proc/{pid}/stat", "rb") as file:
         if int(file.read().rpartition(b")")[2].split()[19]) != start_time:
             raise ProcessLookupError(errno.ESRCH, "the sandbox has ended", str(pid))
@@ -404,12 +404,12 @@ def join(pid: int, start_time: int, target: str) -> "Callable[[str], None]":
         tree = libc.syscall(SYS_OPEN_TREE, AT_FDCWD, os.fsencode(source), flags)
         check(tree, source)
         check(libc.setns(namespaces[1], CLONE_NEWNS), "setns")
-        check(libc.syscall(SYS_MOVE_MOUNT, tree, b"", place, b"", MOVE_MOUNT_EMPTY_PATHS), target)
+        check(libc.syscall(SYS_MOVE_MOUNT, tree, b"", target_fd, b"", MOVE_MOUNT_EMPTY_PATHS), target)
 
     return move
 
 
-def give(config: "dict[str, Any]") -> None:
+def mount_into_sandbox(config: "dict[str, Any]") -> None:
     """Mount the planned tree into the view of a running sandbox."""
     move = join(*config["join"])
     build(config["stage"], config["plan"])
@@ -417,7 +417,7 @@ def give(config: "dict[str, Any]") -> None:
 
 
 def wait(folder: str) -> None:
-    """Wait for a request on the FIFO ``ask``, then do the same as :func:`give` and write the result to ``answer``.
+    """Wait for a request on the FIFO ``ask``, carry it out, and write the result to ``answer``.
 
     Everything is loaded in advance, so that the claim is fast. The process detaches from its parent. Its command line
     names the sandbox, so it ends together with the sandbox.
@@ -428,7 +428,7 @@ def wait(folder: str) -> None:
         config = marshal.loads(file.read())
     with open(folder + "/answer", "w") as answer:  # opened before this process sees other files
         try:
-            give(config)
+            mount_into_sandbox(config)
             answer.write("ok")
         except Refused as error:
             answer.write(f"{REFUSED}{error}")
@@ -442,7 +442,7 @@ def main() -> None:
         return
     config = marshal.load(sys.stdin.buffer)
     if config["join"]:
-        give(config)
+        mount_into_sandbox(config)
         return
     if config["processors"]:
         allowed = sorted(os.sched_getaffinity(0))

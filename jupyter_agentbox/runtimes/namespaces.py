@@ -127,13 +127,13 @@ def find_forbidding(uid: int | None = None, proc: Path = Path("/proc")) -> list[
     """Return the commands that change settings which forbid user namespaces to this user (or `uid`)."""
     is_root = (os.geteuid() if uid is None else uid) == 0
     found = []
-    for name, bad, good in _SWITCHES:
+    for name, forbidding, allowing in _SWITCHES:
         try:
             value = (proc / "sys" / name).read_text().strip()
         except OSError:
             continue  # this system has no such setting
-        if value == bad and not (is_root and "unprivileged" in name):
-            found.append(f"sysctl -w {name.replace('/', '.')}={good}")
+        if value == forbidding and not (is_root and "unprivileged" in name):
+            found.append(f"sysctl -w {name.replace('/', '.')}={allowing}")
     return found
 
 
@@ -323,8 +323,8 @@ def ask_helper(launch: Launch, directory: Path, timeout: float) -> str | None:
             return None
         poll = select.poll()
         poll.register(answer, select.POLLIN)
-        said = os.read(answer, 4096).decode(errors="replace") if poll.poll(timeout * 1000) else "it did not answer"
-        return "" if said == "ok" else said or "it ended"
+        result = os.read(answer, 4096).decode(errors="replace") if poll.poll(timeout * 1000) else "it did not answer"
+        return "" if result == "ok" else result or "it ended"
     finally:
         os.close(answer)
 

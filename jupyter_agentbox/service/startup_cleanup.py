@@ -15,7 +15,7 @@ from jupyter_agentbox.errors import AgentboxError
 from jupyter_agentbox.kernels.front import endpoints
 from jupyter_agentbox.linux import remove_unfinished
 from jupyter_agentbox.runtimes.runsc import import_cache
-from jupyter_agentbox.runtimes.runsc.checks import clear_left
+from jupyter_agentbox.runtimes.runsc.checks import end_probes
 from jupyter_agentbox.sandbox.sweep import ensure_sweeper, has_left
 from jupyter_agentbox.storage.images import ImageStore
 
@@ -31,7 +31,7 @@ def clear(state_dir: Path) -> None:
     """Remove leftovers that no running process uses. Blocks. Never fails."""
     for folder in FOLDERS:
         remove_unfinished(state_dir / folder, MAX_AGE)
-    for work in (clear_left, partial(import_cache.clear, state_dir), ImageStore(state_dir).clear, endpoints.clear):
+    for work in (end_probes, partial(import_cache.clear, state_dir), ImageStore(state_dir).clear, endpoints.clear):
         try:
             work()
         except (AgentboxError, OSError) as error:

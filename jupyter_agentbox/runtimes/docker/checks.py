@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from jupyter_agentbox.errors import AgentboxError, RuntimeFailed, RuntimeUnavailable
 from jupyter_agentbox.runtimes import Check
 from jupyter_agentbox.runtimes.linkdir import share_fifo
-from jupyter_agentbox.runtimes.runsc.checks import PREFIX, PROBE, PROBE_LIFE, PROBE_TIMEOUT, _wait_for_hello, clear_left
+from jupyter_agentbox.runtimes.runsc.checks import PREFIX, PROBE, PROBE_LIFE, PROBE_TIMEOUT, _wait_for_hello, end_probes
 from jupyter_agentbox.spec import MIB, Limits, SandboxSpec
 
 from .config import LABEL
@@ -61,7 +61,7 @@ def _check_live_restore(runtime: DockerRuntime) -> Iterator[Check]:
 
 @contextmanager
 def _probe(runtime: DockerRuntime) -> Iterator[tuple[DockerRuntime, Path]]:
-    clear_left()
+    end_probes()
     with suppress(AgentboxError):  # the checks that follow report an engine that does not respond
         for item in runtime.engine.list(f"{LABEL}=sandbox", f"{LABEL}.state-dir="):
             is_old = time.time() - item.get("Created", 0) > 2 * PROBE_LIFE

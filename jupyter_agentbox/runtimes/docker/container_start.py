@@ -36,7 +36,7 @@ def check(result: int, what: str) -> None:
 
 def enter_namespace(uid_map: str, gid_map: str) -> None:
     """Become root of a new user namespace; a child stays behind to write the maps, which requires rights outside."""
-    ready, tell = os.pipe()
+    ready, ready_writer = os.pipe()
     child = os.fork()
     if not child:
         status = 1
@@ -49,11 +49,11 @@ def enter_namespace(uid_map: str, gid_map: str) -> None:
         finally:
             os._exit(status)
     check(libc.unshare(CLONE_NEWUSER | CLONE_NEWNS), "unshare")
-    os.write(tell, b"u")
+    os.write(ready_writer, b"u")
     if os.waitpid(child, 0)[1]:
         raise OSError("cannot write the id maps")
     os.close(ready)
-    os.close(tell)
+    os.close(ready_writer)
     os.setresgid(0, 0, 0)
     os.setgroups([])
     os.setresuid(0, 0, 0)
@@ -134,14 +134,14 @@ def renew_root(place: str, paths: "list[str]", files: "list[str]") -> None:
     os.rmdir(place)
 
 
-def keep_capabilities(kept: "list[int]") -> None:
+def keep_capabilities(numbers: "list[int]") -> None:
     """Drop all other capabilities, for this program and everything that it starts."""
     with open("/proc/sys/kernel/cap_last_cap") as file:
         last = int(file.read())
     for number in range(last + 1):
-        if number not in kept:
+        if number not in numbers:
             check(libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0), f"capability {number}")
-    mask = sum(1 << number for number in kept)
+    mask = sum(1 << number for number in numbers)
     header = struct.pack("=Ii", CAPABILITY_VERSION, 0)
     check(libc.capset(header, struct.pack("=6I", mask, mask, 0, 0, 0, 0)), "capset")
 

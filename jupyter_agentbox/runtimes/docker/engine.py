@@ -210,28 +210,28 @@ class Engine:
         """
         known = self.runtimes()
         setting = "DockerRuntime.engine_runtime"
-        chosen = [item for item in known if item.name == name] if name else known
-        if name and not chosen:
+        candidates = [item for item in known if item.name == name] if name else known
+        if name and not candidates:
             names = ", ".join(item.name for item in known)
             raise RuntimeUnavailable(
                 f"Docker's engine has no runtime {name!r}, only {names}. Register gVisor: {SETUP_REMEDY}",
                 setting=setting,
             )
-        gvisor = [item for item in chosen if item.is_gvisor]
+        gvisor = [item for item in candidates if item.is_gvisor]
         if not gvisor:
             which = f"the runtime {name!r} of Docker's engine is not" if name else "no runtime of Docker's engine is"
             raise RuntimeUnavailable(
                 f"Cannot isolate sandboxes: {which} gVisor's runsc. Register gVisor: {SETUP_REMEDY}", setting=setting
             )
-        good = [item for item in gvisor if not item.missing]
-        if not good:
+        usable = [item for item in gvisor if not item.missing]
+        if not usable:
             lacking = "; ".join(f"{item.name} lacks {', '.join(item.missing)}" for item in gvisor)
             raise RuntimeUnavailable(
                 "Cannot isolate sandboxes: no gVisor runtime of Docker's engine has the flags that sandboxes need:"
                 f" {lacking}. Register one: {SETUP_REMEDY}",
                 setting=setting,
             )
-        return next((item for item in good if item.name == RUNTIME_NAME), good[0])
+        return next((item for item in usable if item.name == RUNTIME_NAME), usable[0])
 
     def inspect_image(self, name: str) -> dict[str, Any]:
         """Return the engine's description of an image. Raises NotFound."""

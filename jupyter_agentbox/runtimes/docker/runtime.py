@@ -311,9 +311,9 @@ class DockerRuntime(Runtime):
         killed any process for memory between the last check of the living sandbox, less than a second before, and its
         end.
         """
-        said = _find_in_kernel_log(handle.container)
-        if said is not None or removed:
-            return bool(said)
+        message = _find_in_kernel_log(handle.container)
+        if message is not None or removed:
+            return bool(message)
         before = self._kills_before.get(handle.container)
         return before is not None and cgroups.read_all_oom_kills() > before
 
@@ -332,8 +332,8 @@ class DockerRuntime(Runtime):
             except AgentboxError:
                 is_answering = False
             if is_answering != self._is_answering:
-                said = "responds again" if is_answering else "does not respond; its sandboxes keep running"
-                self.log.warning("Docker's engine at %s %s", self.engine.host, said)
+                message = "responds again" if is_answering else "does not respond; its sandboxes keep running"
+                self.log.warning("Docker's engine at %s %s", self.engine.host, message)
             self._is_answering = is_answering
             self._pinged = time.monotonic()
         finally:

@@ -111,7 +111,7 @@ def _check_spare_ids() -> Check:
     return Check(name, True, message, f"apt-get install uidmap && usermod {ranges} {getpass.getuser()}")
 
 
-def clear_left() -> None:
+def end_probes() -> None:
     """End leftover probes of killed processes, and remove everything that belongs to them. Blocks; never fails."""
     for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):
@@ -126,7 +126,7 @@ def clear_left() -> None:
 
 @contextmanager
 def _probe(runtime: RunscRuntime) -> Iterator[tuple[RunscRuntime, Path, SandboxSpec]]:
-    clear_left()
+    end_probes()
     base = Path(tempfile.mkdtemp(prefix=PREFIX))
     try:
         for name in ("guest", "link", "image"):
