@@ -47,7 +47,7 @@ class Claim:
     def open(self, stream: Stream) -> None:
         """Serve the claim's stream."""
 
-        def asked(request: dict[str, Any]) -> None:
+        def on_request(request: dict[str, Any]) -> None:
             if "masks" in request:
                 self._masks += request["masks"]
                 return
@@ -59,7 +59,7 @@ class Claim:
             else:
                 stream.write(pack_json({"ok": True}))
 
-        read_requests(stream, asked)
+        read_requests(stream, on_request)
 
     def _make(self, request: dict[str, Any]) -> None:
         if self._is_made:

@@ -183,11 +183,11 @@ class Egress:
         try:
             stream = self._link.open({"kind": "tcp", "via": via, "address": address, "port": port})
         except LinkDown:
-            self._say_no_owner(connection, NO_OWNER if via == "http" else b"")
+            self._reject(connection, NO_OWNER if via == "http" else b"")
             return
         Pump(self._loop, connection, stream, on_done=self._connection_done)
 
-    def _say_no_owner(self, connection: socket.socket, words: bytes) -> None:
+    def _reject(self, connection: socket.socket, words: bytes) -> None:
         def close() -> None:
             if connection.fileno() >= 0:
                 self._loop.cancel(timer)

@@ -45,11 +45,11 @@ class Output:
         self._keep = keep
         self._buffer = bytearray()
 
-    def put(self, data: bytes, *, is_heard: bool = True) -> None:
-        """Add output. Without an owner (``is_heard`` is false), output older than the kept part is never sent."""
+    def put(self, data: bytes, *, has_owner: bool = True) -> None:
+        """Add output. Without an owner (``has_owner`` is false), output older than the kept part is never sent."""
         self._buffer += data
         self.end += len(data)
-        if not is_heard:
+        if not has_owner:
             self.sent = max(self.sent, self.end - self._keep)
         self._trim()
 
@@ -122,7 +122,7 @@ class Job:
             output.rewind()
         self._is_start_sent = self._is_exit_sent = False
         self._stream = stream
-        read_requests(stream, self._asked)
+        read_requests(stream, self._on_request)
         stream.on_credit = self._push
         stream.on_eof = self._end
         stream.on_reset = lambda reason: self._detach(stream)
@@ -135,8 +135,8 @@ class Job:
             return
         self._input_stream = stream
         self._input_size = 0  # input of an earlier owner does not count as credit of this one
-        stream.on_data = functools.partial(self._fed, stream)
-        stream.on_eof = self._input_ended
+        stream.on_data = functools.partial(self._on_input, stream)
+        stream.on_eof = self._on_input_eof
 
     # -- start and end -----------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class Job:
         _set_size(master, *size)
         return master, slave
 
-    def _asked(self, request: dict[str, Any]) -> None:
+    def _on_request(self, request: dict[str, Any]) -> None:
         if "signal" in request and self._process is not None:
             self._process.signal(int(request["signal"]))
         elif "kill" in request:
@@ -249,7 +249,7 @@ class Job:
         """Add a line of the guest's to the program's stderr, or to its terminal, unless it has ended."""
         if self._exit is None:
             tag, end = (b"1", "\r\n") if self._has_terminal else (b"2", "\n")
-            self._outputs[tag].put((text + end).encode("utf-8", "replace"), is_heard=self._stream is not None)
+            self._outputs[tag].put((text + end).encode("utf-8", "replace"), has_owner=self._stream is not None)
             self._push()
 
     def _watch(self) -> None:
@@ -272,7 +272,7 @@ class Job:
         except OSError:  # a terminal whose other end is closed
             data = b""
         if data:
-            self._outputs[self._fds[fd]].put(data, is_heard=self._stream is not None)
+            self._outputs[self._fds[fd]].put(data, has_owner=self._stream is not None)
         else:
             self._close_output(fd)
         return len(data)
@@ -312,14 +312,14 @@ class Job:
 
     # -- input -------------------------------------------------------------------------------
 
-    def _fed(self, stream: Stream, data: bytes) -> None:
+    def _on_input(self, stream: Stream, data: bytes) -> None:
         if stream is not self._input_stream:
             return
         self._input.append(data)
         self._input_size += len(data)
         self._write_input()
 
-    def _input_ended(self) -> None:
+    def _on_input_eof(self) -> None:
         if self._has_terminal:
             self._input.append(b"\x04")
         else:

@@ -106,7 +106,7 @@ class Kernel:
             )
         except (StartError, OSError) as error:
             self.is_running = False
-            self._tell(event="failed", message=str(error))
+            self._report(event="failed", message=str(error))
             self._events.close()
             return
         finally:
@@ -126,12 +126,12 @@ class Kernel:
 
     def attach(self, stream: Stream) -> None:
         """Take requests from this owner, and send it all events that no owner has received."""
-        read_requests(stream, self._asked)
+        read_requests(stream, self._on_request)
         stream.on_eof = self.end
         stream.on_reset = lambda reason: self._events.detach()
         self._events.attach(stream)
 
-    def _asked(self, request: dict[str, Any]) -> None:
+    def _on_request(self, request: dict[str, Any]) -> None:
         if request.get("signal") == signal.SIGKILL:
             self.end()
         elif "signal" in request:
@@ -148,7 +148,7 @@ class Kernel:
 
     def connected(self, channel: Channel) -> None:
         """Tell the host that a channel is connected."""
-        self._tell(event="connected", channel=channel.name)
+        self._report(event="connected", channel=channel.name)
         if channel.name == "iopub":
             for other in self.channels.values():
                 other.send_waiting()
@@ -160,7 +160,7 @@ class Kernel:
 
     def dropped(self, channel: Channel, count: int) -> None:
         """Tell the host that messages were dropped."""
-        self._tell(event="dropped", channel=channel.name, count=count)
+        self._report(event="dropped", channel=channel.name, count=count)
 
     def _open_embedded(self, *, has_cache: bool) -> tuple[int, ...]:
         """Return the descriptors for an embedded kernel: a socket for orders, its program and the import cache.
@@ -210,7 +210,7 @@ class Kernel:
         except OSError:
             data = b""
         if data:
-            self._tell(event="hung up")
+            self._report(event="hung up")
         else:
             self._loop.watch(self._orders.fileno())
 
@@ -221,10 +221,10 @@ class Kernel:
             self._loop.watch(self._orders.fileno())
             self._orders.close()
             self._orders = None
-        self._tell(event="exited", code=code, signal=number, is_out_of_memory=self.is_out_of_memory)
+        self._report(event="exited", code=code, signal=number, is_out_of_memory=self.is_out_of_memory)
         self._events.close()
 
-    def _tell(self, **event: Any) -> None:
+    def _report(self, **event: Any) -> None:
         self._events.put(pack_json(event))
 
 
@@ -252,7 +252,7 @@ class Channel:
         self._stream = stream
         self._from_host = zmtp.Splitter(MAX_REQUEST)  # discard the incomplete message of the previous owner
         self._uncredited = 0
-        stream.on_data = self._host_said
+        stream.on_data = self._on_host_data
         stream.on_reset = lambda reason: self._detach(stream)
         if self._outbox.dropped:
             self._kernel.dropped(self, self._outbox.dropped)
@@ -311,7 +311,7 @@ class Channel:
             self._sock = sock
             self._from_kernel = zmtp.Splitter(MAX_MESSAGE)
             self._kernel.connected(self)
-            self._kernel_said(rest)
+            self._on_kernel_data(rest)
             self.send_waiting()
 
     def _watch(self) -> None:
@@ -344,12 +344,12 @@ class Channel:
             # Output that the kernel sent before its reply has arrived already. Carry it first, so that the reply does
             # not overtake it.
             self._kernel.channels["iopub"]._drain()
-        self._kernel_said(data)
+        self._on_kernel_data(data)
         if not self._outbox.has_room:
             self._watch()
         return True
 
-    def _kernel_said(self, data: bytes) -> None:
+    def _on_kernel_data(self, data: bytes) -> None:
         try:
             for message in self._from_kernel.feed(data):
                 self._outbox.put(message)
@@ -357,7 +357,7 @@ class Channel:
             if self._sock is not None:
                 self._redial(self._sock)
 
-    def _host_said(self, data: bytes) -> None:
+    def _on_host_data(self, data: bytes) -> None:
         # Pass on only complete messages: an owner may be lost in the middle of one.
         try:
             self._unsent += self._from_host.feed(data)

@@ -27,7 +27,7 @@ def open_lookup(stream: Stream) -> None:
     The paths are relative to the work folder.
     """
 
-    def asked(request: dict[str, Any]) -> None:
+    def on_request(request: dict[str, Any]) -> None:
         for path in request["paths"]:
             try:
                 os.lstat(WORKSPACE + path)  # if a folder was removed, gVisor releases everything beneath it
@@ -38,4 +38,4 @@ def open_lookup(stream: Stream) -> None:
         except LinkDown:
             pass
 
-    read_requests(stream, asked)
+    read_requests(stream, on_request)

@@ -303,7 +303,7 @@ class Link:
                 return
             self._pending = self._pending[count:]
         self.loop.watch(self._writer)
-        self._suspension.go_on(self)
+        self._suspension.advance(self)
 
     def _writable_again(self) -> None:
         self._writable()

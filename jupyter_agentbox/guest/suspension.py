@@ -24,9 +24,9 @@ class Suspension:
         self.token = token
         self._is_closed = False
         link.flush()
-        self.go_on(link)
+        self.advance(link)
 
-    def go_on(self, link: Link) -> None:
+    def advance(self, link: Link) -> None:
         """Continue the suspension after output was written."""
         if self.token and not self._is_closed and not link.has_output:
             self._is_closed = True

@@ -96,7 +96,7 @@ class Kernel:
             channel.attach(Owner(name, self.heard))  # type: ignore[arg-type]
         self.loop.watched = {**kept, **self.loop.watched}
 
-    def _tell(self, **fields: Any) -> None:
+    def _report(self, **fields: Any) -> None:
         pass
 
     def close(self) -> None:

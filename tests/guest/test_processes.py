@@ -31,7 +31,7 @@ def test_an_owner_gets_every_byte_in_its_place_and_the_last_are_kept_for_the_nex
             place = output.sent
         elif isinstance(step, bytes):
             printed += step
-            output.put(step, is_heard=is_heard)
+            output.put(step, has_owner=is_heard)
             if not is_heard:
                 assert output.end - output.start <= max(keep, 0)
         elif isinstance(step, int) and is_heard:

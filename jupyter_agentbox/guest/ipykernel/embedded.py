@@ -46,7 +46,7 @@ from .embedded_streams import Frame, Output, Publisher, Receiver, Stream
 #: The host writes to the first five. ``said`` carries shell, iopub and stdin, ``answers`` carries control.
 FIFOS = ("shell", "stdin", "control", "said-read", "answers-read", "said", "answers")
 #: Maximum number of bytes kept while no owner is connected.
-SAID_LIMIT, ANSWERS_LIMIT = 64 * 1024 * 1024, 4 * 1024 * 1024
+OUTPUT_LIMIT, ANSWERS_LIMIT = 64 * 1024 * 1024, 4 * 1024 * 1024
 #: Cells that IPython's history holds in memory before it writes them to disk. Reads of the history include them.
 HISTORY_CACHE = 20
 #: Maximum size of an order from PID 1, in bytes. The order of a claim contains the whole environment.
@@ -254,16 +254,16 @@ class EmbeddedApp(IPKernelApp):
         loop = asyncio.SelectorEventLoop(selectors.PollSelector())
         self.control_thread.io_loop = IOLoop(make_current=False, asyncio_loop=loop)
         main, control = IOLoop.current(), self.control_thread.io_loop
-        said, answers = Sender(SAID_LIMIT), Sender(ANSWERS_LIMIT)
-        self.shell_socket = Stream("shell", said, main)
-        self.stdin_socket = Stream("stdin", said, main)
+        output, answers = Sender(OUTPUT_LIMIT), Sender(ANSWERS_LIMIT)
+        self.shell_socket = Stream("shell", output, main)
+        self.stdin_socket = Stream("stdin", output, main)
         self.stdin_socket.receiver.on_message = self.stdin_socket._ready.append
         self.control_socket = Stream("control", answers, control)
         receivers = [stream.receiver for stream in (self.shell_socket, self.stdin_socket, self.control_socket)]
-        self._owners = Owners(self, receivers, [said, answers])
+        self._owners = Owners(self, receivers, [output, answers])
         self._owners.take_order()
         self.configure_tornado_logger()
-        self.iopub_thread = Publisher(Stream("iopub", said, main), self.session)
+        self.iopub_thread = Publisher(Stream("iopub", output, main), self.session)
         self.iopub_socket = self.iopub_thread.background_socket
         deliver = self._deliver_to_main
         kernel_class: Any = self.kernel_class

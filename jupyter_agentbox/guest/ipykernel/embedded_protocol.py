@@ -199,11 +199,11 @@ class Sender:
         """
         self.detach()
         with self._lock:
-            kept = self._kept()
-            self._base = kept[0][0] if kept else self._end()
+            pending = self._kept()
+            self._base = pending[0][0] if pending else self._end()
             self._sent.clear()
             self._hello = HELLO.pack(self._base, self.dropped)
-            self._unsent = deque([self._hello, *(data for _, data in kept)])
+            self._unsent = deque([self._hello, *(data for _, data in pending)])
             self._current, self._written = (b"", 0), []
             self._room, self._acked, self._news = room, 0, []
             self._is_closing = False
@@ -222,21 +222,21 @@ class Sender:
     def forget(self, taken: int) -> None:
         """Discard everything before this offset. Call only while no owner is connected."""
         with self._lock:
-            kept = [
+            pending = [
                 (max(start, taken), data[max(0, taken - start) :])
                 for start, data in self._kept()
                 if start + len(data) > taken
             ]
-            self._base = kept[0][0] if kept else self._end()
+            self._base = pending[0][0] if pending else self._end()
             self._sent.clear()
-            self._unsent = deque(data for _, data in kept)
+            self._unsent = deque(data for _, data in pending)
 
     def _kept(self) -> list[tuple[int, bytes]]:
-        kept, end = list(self._sent), self._end()
+        pending, end = list(self._sent), self._end()
         for data in self._unsent:
-            kept.append((end, data))
+            pending.append((end, data))
             end += len(data)
-        return kept
+        return pending
 
     def _close(self) -> None:
         for fd in (self._fd, self._acks):
