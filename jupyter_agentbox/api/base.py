@@ -28,7 +28,7 @@ from jupyter_agentbox.spec import format_size
 
 from .call import Bytes, Call, Chunks, blocking
 from .failures import REASONS, describe, invalid
-from .identity import RESOURCE, TokenMixin, caller_of, is_allowed, note_refusal
+from .identity import RESOURCE, TokenMixin, caller_of, is_allowed, record_refusal
 from .routes import EventStream, Route
 from .service import Service
 
@@ -41,7 +41,7 @@ FIRST_EVENT_TIMEOUT = 0.1
 #: Seconds that a call may take to end by itself after its token has expired.
 GRACE_TIMEOUT = 1.0
 #: Maximum number of bytes of a refused body that are read, so that the client can read the error.
-_PATIENCE = 8 * 1024 * 1024
+_MAX_DRAINED = 8 * 1024 * 1024
 #: Bytes of an upload that are read at a time. Each upload in progress holds about twelve times as many in memory.
 UPLOAD_PART = 512 * 1024
 #: Query parameters of Jupyter itself.
@@ -61,10 +61,10 @@ class AgentboxHandler(TokenMixin, APIHandler):
         self._body = bytearray()
         self._received = 0
         self._work: asyncio.Task[Any] | None = None
-        self._is_gone = False
+        self._is_disconnected = False
         self._refused: ErrorAnswer | None = None
-        self._is_whole = False
-        self._early: Callable[[], object] | None = None
+        self._is_complete = False
+        self._deferred_finish: Callable[[], object] | None = None
 
     @property
     def service(self) -> Service:
@@ -91,11 +91,11 @@ class AgentboxHandler(TokenMixin, APIHandler):
         self._track_activity = not route.is_poll
         if route.kind == "upload":
             await self._check_right(route)
-            self._take_large_parts()
-            self._work = asyncio.ensure_future(self._guarded(route, self.path_kwargs))
+            self._enlarge_parts()
+            self._work = asyncio.ensure_future(self._call_in_scope(route, self.path_kwargs))
             self._work.add_done_callback(_retrieve)
 
-    def _take_large_parts(self) -> None:
+    def _enlarge_parts(self) -> None:
         """Read this request's body in larger parts than other bodies: each part costs a turn of the event loop."""
         connection: Any = self.request.connection
         if isinstance(connection, HTTP1Connection):
@@ -118,21 +118,21 @@ class AgentboxHandler(TokenMixin, APIHandler):
     async def data_received(self, chunk: bytes) -> None:
         """Receive a part of the body."""
         self._received += len(chunk)
-        if self._early is not None:
-            if not self._finished and not self._is_too_early():
-                self._early()
+        if self._deferred_finish is not None:
+            if not self._finished and not self._must_drain():
+                self._deferred_finish()
             return
         route = self.route
         if route is not None and route.kind == "upload" and self._work is not None:
             if not self._work.done():
                 await self._chunks.put(chunk, self._work)
-            elif self._received > _PATIENCE and not self._finished:
-                self._answer_work()  # refused already: send the error and stop reading
+            elif self._received > _MAX_DRAINED and not self._finished:
+                self._finish_work()  # refused already: send the error and stop reading
             return
         limit = route.max_body if route is not None else 0
         if self.current_user is not None and self._received <= limit:
             self._body += chunk
-        elif self._received > limit + _PATIENCE and not self._finished:
+        elif self._received > limit + _MAX_DRAINED and not self._finished:
             self._fail(TooLarge(f"the body is larger than the limit of {format_size(limit)}"))
 
     # -- the verb --------------------------------------------------------------------------------
@@ -141,30 +141,30 @@ class AgentboxHandler(TokenMixin, APIHandler):
         """Run the operation, unless the client disconnects first."""
         if self._finished:
             return
-        self._is_whole = True
+        self._is_complete = True
         self._check_scope(route)
         if route.kind == "upload":
             self._chunks.end()
         elif self._work is None:
-            self._work = asyncio.ensure_future(self._guarded(route, params))
+            self._work = asyncio.ensure_future(self._call_in_scope(route, params))
         assert self._work is not None
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await asyncio.wait([self._work])
         if not self._finished:
-            self._answer_work()
+            self._finish_work()
 
-    def _answer_work(self) -> None:
+    def _finish_work(self) -> None:
         """Send the result of the work. Events and downloads have already sent their own response."""
         assert self._work is not None
-        if self._is_gone or self._work.cancelled():
-            if not self._is_gone and not self._headers_written:
+        if self._is_disconnected or self._work.cancelled():
+            if not self._is_disconnected and not self._headers_written:
                 self._fail(InvalidRequest("the call was cancelled"))
             return
         error = self._work.exception()
         if error is not None:
             self._fail(error)
 
-    async def _guarded(self, route: Route, params: dict[str, str]) -> None:
+    async def _call_in_scope(self, route: Route, params: dict[str, str]) -> None:
         """Run the call, and cancel it when its token expires."""
         if self.scope is None:
             return await self._call(route, params)
@@ -251,7 +251,7 @@ class AgentboxHandler(TokenMixin, APIHandler):
     def on_connection_close(self) -> None:
         """Cancel the call of a client that has disconnected."""
         super().on_connection_close()
-        self._is_gone = True
+        self._is_disconnected = True
         if self._work is not None:
             self._work.cancel()
 
@@ -291,7 +291,7 @@ class AgentboxHandler(TokenMixin, APIHandler):
                 following = asyncio.ensure_future(_next(iterator))
             await self.finish(set_content_type="text/event-stream")
         except StreamClosedError:
-            self._is_gone = True
+            self._is_disconnected = True
         finally:
             if following is not None and not following.done():
                 following.cancel()
@@ -328,7 +328,7 @@ class AgentboxHandler(TokenMixin, APIHandler):
                 chunk = following.result()
             await self.finish(set_content_type=result.content_type)
         except StreamClosedError:
-            self._is_gone = True
+            self._is_disconnected = True
         finally:
             await blocking(result.close)
 
@@ -359,34 +359,34 @@ class AgentboxHandler(TokenMixin, APIHandler):
         else:
             self.log.debug("agentbox: %s %s: %s", self.request.method, self.request.path, answer.message)
 
-    def _is_too_early(self) -> bool:
+    def _must_drain(self) -> bool:
         """Return whether the rest of the body must be read before the response is sent.
 
         If it were left unread, the connection would be reset, and a client still sending would lose the response.
         """
         headers = self.request.headers
         size = headers.get("Content-Length", "")
-        if self._is_whole or "Expect" in headers or not size.isdigit():
+        if self._is_complete or "Expect" in headers or not size.isdigit():
             return False
-        return self._received < min(int(size), _PATIENCE)
+        return self._received < min(int(size), _MAX_DRAINED)
 
     def finish(self, *args: Any, **kwargs: Any) -> asyncio.Future[None]:
         """Send the response. If the body is not complete yet, read it first, and close the connection afterwards."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.set_result(None)
-        if self._early is not None:
+        if self._deferred_finish is not None:
             return done  # Tornado finishes a request that seems to be forgotten
-        if not self._is_too_early():
+        if not self._must_drain():
             return super().finish(*args, **kwargs)
         self.set_header("Connection", "close")
-        self._early = partial(super().finish, *args, **kwargs)
+        self._deferred_finish = partial(super().finish, *args, **kwargs)
         return done
 
     def on_finish(self) -> None:
         """Write a refusal to the audit log."""
         super().on_finish()
         if self._refused is not None and self.route is not None:
-            note_refusal(self, self.route.operation.__name__, self._refused, self.path_kwargs.get("id"))
+            record_refusal(self, self.route.operation.__name__, self._refused, self.path_kwargs.get("id"))
 
 
 class UnknownHandler(AgentboxHandler):

@@ -47,14 +47,14 @@ class Chunks:
     """Queue of the bytes of an upload, from the socket to the operation."""
 
     def __init__(self) -> None:
-        self._waiting: list[bytes] = []
+        self._queue: list[bytes] = []
         self._size = 0
-        self._is_whole = False
+        self._is_complete = False
         self._changed = asyncio.Event()
 
     async def put(self, data: bytes, stop: asyncio.Future[Any]) -> None:
         """Add bytes. Wait while the queue is full and `stop` is not done."""
-        self._waiting.append(data)
+        self._queue.append(data)
         self._size += len(data)
         self._changed.set()
         while self._size >= UPLOAD_BUFFER and not stop.done():
@@ -65,7 +65,7 @@ class Chunks:
 
     def end(self) -> None:
         """Mark the upload as complete."""
-        self._is_whole = True
+        self._is_complete = True
         self._changed.set()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -75,11 +75,11 @@ class Chunks:
     async def parts(self) -> AsyncIterator[list[bytes]]:
         """Yield the parts received so far, without copying them."""
         while True:
-            if self._waiting:
-                parts, self._waiting, self._size = self._waiting, [], 0
+            if self._queue:
+                parts, self._queue, self._size = self._queue, [], 0
                 self._changed.set()
                 yield parts
-            elif self._is_whole:
+            elif self._is_complete:
                 return
             else:
                 self._changed.clear()
@@ -147,7 +147,7 @@ class Call:
     service: Any
     is_allowed: Callable[..., Awaitable[bool]]
     status: int | None = None
-    tell: Callable[[str], object] = lambda text: None
+    on_progress: Callable[[str], object] = lambda text: None
 
     @property
     def id(self) -> str:

@@ -53,10 +53,10 @@ async def _on_folder(call: Call, work: Callable[[Folder], T], *, moved: str | No
         try:
             return await blocking(lambda: work(managed.folder()))
         finally:
-            _note_change(call, managed, moved)
+            _close_replaced(call, managed, moved)
 
 
-def _note_change(call: Call, managed: ManagedSandbox, moved: str | None = None) -> None:
+def _close_replaced(call: Call, managed: ManagedSandbox, moved: str | None = None) -> None:
     """Close the sandbox's handles of files that were deleted or replaced."""
     if call.route.action == "write" and managed.sandbox is not None:
         managed.sandbox.note_change(*([moved] if moved is not None else []))
@@ -283,7 +283,7 @@ async def _receive(call: Call, managed: ManagedSandbox, upload: Upload[T]) -> T:
         return await blocking(upload.finish)
     finally:
         await blocking(upload.abort)
-        _note_change(call, managed)
+        _close_replaced(call, managed)
 
 
 def _content_length(call: Call) -> int | None:
@@ -322,7 +322,7 @@ async def import_files(call: Call) -> Copied:
                 try:
                     return await blocking(lambda: copy(managed.folder(), other.folder()))
                 finally:
-                    _note_change(call, managed)
+                    _close_replaced(call, managed)
         root = _host_folder(call.sandboxes.policy.import_folders, body.folder, "Policy.import_folders")
 
         def import_() -> Copied:
@@ -332,7 +332,7 @@ async def import_files(call: Call) -> Copied:
         try:
             return await blocking(import_)
         finally:
-            _note_change(call, managed)
+            _close_replaced(call, managed)
 
 
 @route("POST", FILES + "/export", "write", body=ExportRequest, answer=Copied, tool="read", errors=(409,))

@@ -35,7 +35,7 @@ RESOURCE = "agentbox"
 #: The subprotocol that is agreed on. A browser cannot set headers on a websocket, so it offers this and its token.
 SUBPROTOCOL = "agentbox"
 #: Message for requests without a token.
-WANTED = (
+TOKEN_REQUIRED = (
     "authentication is required: send the header `Authorization: token TOKEN` with the server's token, or "
     "`Authorization: Bearer TOKEN` with a token for one sandbox"
 )
@@ -44,7 +44,7 @@ WATCH_INTERVAL = 2.0
 #: Reasons that count as refusals.
 REFUSALS = frozenset({"forbidden", "policy_refused", "limit_reached"})
 _HEADER = re.compile(r"(?:token|bearer)\s+(\S+)", re.IGNORECASE)
-_ANY = re.compile(rf"(?:^|\s){PREFIX}", re.IGNORECASE)
+_TOKEN_START = re.compile(rf"(?:^|\s){PREFIX}", re.IGNORECASE)
 
 
 def authenticate(handler: JupyterHandler) -> Scope | None:
@@ -57,16 +57,16 @@ def authenticate(handler: JupyterHandler) -> Scope | None:
     """
     request = handler.request
     for value in request.query_arguments.get("token", []):
-        if _ANY.search(value.decode("latin-1")):
+        if _TOKEN_START.search(value.decode("latin-1")):
             raise NotAuthenticated("send a token for one sandbox in the Authorization header: URLs are logged")
     header = request.headers.get("Authorization", "").strip()
     found = []
-    if _ANY.search(header):
+    if _TOKEN_START.search(header):
         match = _HEADER.fullmatch(header)
         found.append(match[1] if match is not None else "")
     if request.headers.get("Upgrade", "").lower() == "websocket":
         offered = request.headers.get("Sec-WebSocket-Protocol", "").split(",")
-        found += [word.strip() for word in offered if _ANY.match(word.strip())]
+        found += [word.strip() for word in offered if _TOKEN_START.match(word.strip())]
     if not found:
         return None
     if len(set(found)) > 1:
@@ -131,8 +131,8 @@ class TokenMixin(JupyterHandler):
 
     def send_error(self, status_code: int = 500, **kwargs: Any) -> None:
         """Send an error. Jupyter's response to an unauthenticated request, a 403, becomes a 401."""
-        is_nobody = getattr(self, "_jupyter_current_user", self) is None
-        self._status = 401 if status_code == 403 and is_nobody and self.check_host() else status_code
+        is_anonymous = getattr(self, "_jupyter_current_user", self) is None
+        self._status = 401 if status_code == 403 and is_anonymous and self.check_host() else status_code
         super().send_error(self._status, **kwargs)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
@@ -141,8 +141,10 @@ class TokenMixin(JupyterHandler):
         is_own = getattr(error, "status_code", None) == status_code
         message = (getattr(error, "log_message", None) if is_own else None) or self._reason
         if status_code == 401 and not (is_own and getattr(error, "log_message", None)):
-            is_wrong = "Authorization" in self.request.headers
-            message = "the token in the Authorization header was not issued by this server" if is_wrong else WANTED
+            has_header = "Authorization" in self.request.headers
+            message = (
+                "the token in the Authorization header was not issued by this server" if has_header else TOKEN_REQUIRED
+            )
         self._refused = ErrorAnswer(str(message), REASONS.get(status_code, "error"))
         self.set_header("Content-Type", "application/json")
         self.finish(msgspec.json.encode(self._refused))
@@ -185,7 +187,7 @@ async def is_allowed(handler: JupyterHandler, action: str, resource: str = RESOU
     return right if isinstance(right, bool) else await right
 
 
-def note_refusal(handler: JupyterHandler, operation: str, answer: ErrorAnswer, asked: str | None) -> None:
+def record_refusal(handler: JupyterHandler, operation: str, answer: ErrorAnswer, asked: str | None) -> None:
     """Write a refused call to the audit log, if the caller is authenticated."""
     service: Service = handler.settings["agentbox"]
     scope: Scope | None = getattr(handler, "scope", None)

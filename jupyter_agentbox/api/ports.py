@@ -28,7 +28,7 @@ from jupyter_agentbox.service.ports import Connection, PortGrants, answer_head, 
 from jupyter_agentbox.service.registry import Caller
 
 from .failures import describe
-from .identity import RESOURCE, TokenMixin, caller_of, is_allowed, note_refusal
+from .identity import RESOURCE, TokenMixin, caller_of, is_allowed, record_refusal
 from .service import Service
 
 _PATH = re.compile(r"(?P<prefix>.*/sandboxes/[^/]+/ports/[0-9]+)(?P<rest>/.*)?")
@@ -47,18 +47,18 @@ class PortHandler(TokenMixin, JupyterHandler):
         self._managed: ManagedSandbox | None = None
         self._connection: Connection | None = None
         self._work: asyncio.Future[Any] | None = None
-        self._is_shared = self._is_gone = False
+        self._is_shared = self._is_disconnected = False
         self._refused: ErrorAnswer | None = None
         self._prefix = self._target = ""
         match = _PATH.fullmatch(self.request.path)
         assert match is not None
         self._prefix, self._target = match["prefix"], match["rest"] or ""
-        self._word = self._target[1:].partition("/")[0]
-        if self._word.startswith("~"):
+        self._key = self._target[1:].partition("/")[0]
+        if self._key.startswith("~"):
             self._is_shared = True
-            self._prefix, self._target = f"{self._prefix}/{self._word}", self._target[len(self._word) + 1 :]
+            self._prefix, self._target = f"{self._prefix}/{self._key}", self._target[len(self._key) + 1 :]
             # Logs contain the request's own URI.
-            self.request.uri = str(self.request.uri).replace(self._word, "~", 1)
+            self.request.uri = str(self.request.uri).replace(self._key, "~", 1)
 
     def check_xsrf_cookie(self) -> None:
         """Skip the XSRF check if the address itself is the credential."""
@@ -86,7 +86,7 @@ class PortHandler(TokenMixin, JupyterHandler):
         if self._finished:
             return
         try:
-            await self._run(self._begin())
+            await self._run(self._connect())
         except (AgentboxError, TimeoutError) as error:
             self._fail(error)
 
@@ -102,12 +102,12 @@ class PortHandler(TokenMixin, JupyterHandler):
         with contextlib.suppress(asyncio.CancelledError):
             await self._work
 
-    async def _begin(self) -> None:
+    async def _connect(self) -> None:
         if "Service-Worker" in self.request.headers:
             raise PolicyRefused("pages from inside a sandbox cannot use service workers")
         if self._is_shared:
             sandbox_id, number = self.path_kwargs["id"], int(self.path_kwargs["port"])
-            grant = self._grants.find(self._word[1:], sandbox_id, number)
+            grant = self._grants.find(self._key[1:], sandbox_id, number)
             if grant is None:
                 raise web.HTTPError(403, "this link has expired; reopen the port")
             self._managed, who = grant.managed, {**grant.who, "is_shared": True}
@@ -119,11 +119,11 @@ class PortHandler(TokenMixin, JupyterHandler):
                 raise web.HTTPError(403)
             caller = await caller_of(self, "execute")
             who = caller.to_detail()
-            self._managed = await self._judge(caller)
+            self._managed = await self._find_sandbox(caller)
             if self._managed is None:
                 return
         managed, port = self._managed, int(self.path_kwargs["port"])
-        await self._note_visit(managed, port, who)
+        await self._record_visit(managed, port, who)
         query = self.request.query if self._is_shared else self._own_query()
         target = (self._target or "/") + (f"?{query}" if query else "")
         self._target = target
@@ -144,16 +144,16 @@ class PortHandler(TokenMixin, JupyterHandler):
     def _is_socket(self) -> bool:
         return self.request.method == "GET" and self.request.headers.get("Upgrade", "").lower() == "websocket"
 
-    async def _note_visit(self, managed: ManagedSandbox, port: int, who: Mapping[str, Any]) -> None:
+    async def _record_visit(self, managed: ManagedSandbox, port: int, who: Mapping[str, Any]) -> None:
         """Record in the audit log who uses the port. Rate-limited, because one page makes many requests."""
         sandbox = managed.running().id
-        left_out = self._grants.visits.admit((sandbox, port, who["by"], who.get("token"), who.get("is_shared")))
-        if left_out is not None:
+        omitted = self._grants.visits.admit((sandbox, port, who["by"], who.get("token"), who.get("is_shared")))
+        if omitted is not None:
             service: Service = self.settings["agentbox"]
-            detail = {"is_socket": self._is_socket, "left_out": left_out, **who}
+            detail = {"is_socket": self._is_socket, "left_out": omitted, **who}
             await service.sandboxes.registry.audit().arecord("port", sandbox, is_allowed=True, port=port, detail=detail)
 
-    async def _judge(self, caller: Caller) -> ManagedSandbox | None:
+    async def _find_sandbox(self, caller: Caller) -> ManagedSandbox | None:
         """Return the sandbox for an authenticated caller, or None after redirecting a browser."""
         service: Service = self.settings["agentbox"]
         name, port = self.path_kwargs["id"], int(self.path_kwargs["port"])
@@ -169,11 +169,11 @@ class PortHandler(TokenMixin, JupyterHandler):
             return managed
         if self.request.method not in ("GET", "HEAD") or self._is_socket:
             raise PolicyRefused("send a token in the Authorization header, or open the port's address in a browser")
-        word = self._grants.make(managed, name, port, caller.to_detail())
+        key = self._grants.make(managed, name, port, caller.to_detail())
         query = self._own_query()
         self.set_header("Referrer-Policy", "no-referrer")
         self.set_header("Cache-Control", "no-store")
-        self.redirect(f"{self._prefix}/~{word}{self._target or '/'}" + (f"?{query}" if query else ""))
+        self.redirect(f"{self._prefix}/~{key}{self._target or '/'}" + (f"?{query}" if query else ""))
         return None
 
     def _own_query(self) -> str:
@@ -208,24 +208,24 @@ class PortHandler(TokenMixin, JupyterHandler):
         if self._finished or self._connection is None:
             return
         try:
-            await self._run(self._exchange())
-            if not self._finished and not self._is_gone:
+            await self._run(self._forward())
+            if not self._finished and not self._is_disconnected:
                 self._fail(NotAuthenticated("the token has expired or was revoked"))
         except (AgentboxError, TimeoutError) as error:
             self._fail(error)
         finally:
-            self._let_go()
+            self._disconnect()
 
     head = post = put = patch = delete = options = get
 
-    async def _exchange(self) -> None:
+    async def _forward(self) -> None:
         assert self._connection is not None
         assert self._managed is not None
         with contextlib.suppress(LinkClosed):
             await self._connection.send(h11.EndOfMessage())
         answer = await self._connection.read_head()
         if isinstance(answer, h11.InformationalResponse):
-            await self._pass(socket_head(answer), self._carry_socket)
+            await self._send_detached(socket_head(answer), self._relay_socket)
             return
         is_empty = self.request.method == "HEAD" or answer.status_code in (204, 304)
         is_chunked = not (is_empty or values(answer, b"content-length") or self.request.version == "HTTP/1.0")
@@ -238,10 +238,10 @@ class PortHandler(TokenMixin, JupyterHandler):
             host=self.request.host,
             is_shared=self._is_shared,
         )
-        await self._pass(head, lambda stream: self._carry_body(stream, is_chunked))
+        await self._send_detached(head, lambda stream: self._send_body(stream, is_chunked))
 
-    async def _pass(self, head: bytes, carry: Any) -> None:
-        """Send a head, and then the body by `carry`. The connection is not used for anything else afterwards."""
+    async def _send_detached(self, head: bytes, send_body: Any) -> None:
+        """Send a head, and then the body by `send_body`. The connection is not used for anything else afterwards."""
         assert self.request.connection is not None
         self._auto_finish, self._finished, self._headers_written = False, True, True
         stream: IOStream = self.request.connection.detach()  # type: ignore[attr-defined]
@@ -254,14 +254,14 @@ class PortHandler(TokenMixin, JupyterHandler):
         stream.set_close_callback(closed)
         try:
             await stream.write(head)
-            await carry(stream)
+            await send_body(stream)
         except (StreamClosedError, LinkClosed):
             pass  # too late for an error response: the closed connection is the only sign
         finally:
             stream.set_close_callback(None)
             stream.close()
 
-    async def _carry_body(self, stream: IOStream, is_chunked: bool) -> None:
+    async def _send_body(self, stream: IOStream, is_chunked: bool) -> None:
         assert self._connection is not None
         assert self._managed is not None
         async for data in self._connection.read_body():
@@ -270,8 +270,8 @@ class PortHandler(TokenMixin, JupyterHandler):
         if is_chunked:
             await stream.write(b"0\r\n\r\n")
 
-    async def _carry_socket(self, stream: IOStream) -> None:
-        tasks = [asyncio.ensure_future(work) for work in (self._carry_up(stream), self._carry_down(stream))]
+    async def _relay_socket(self, stream: IOStream) -> None:
+        tasks = [asyncio.ensure_future(work) for work in (self._relay_up(stream), self._relay_down(stream))]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -279,14 +279,14 @@ class PortHandler(TokenMixin, JupyterHandler):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _carry_up(self, stream: IOStream) -> None:
+    async def _relay_up(self, stream: IOStream) -> None:
         assert self._connection is not None
         assert self._managed is not None
         while data := await stream.read_bytes(_CHUNK, partial=True):
             self._managed.touch()
             await self._connection.send(data)
 
-    async def _carry_down(self, stream: IOStream) -> None:
+    async def _relay_down(self, stream: IOStream) -> None:
         assert self._connection is not None
         while data := await self._connection.read():
             await stream.write(data)
@@ -296,19 +296,19 @@ class PortHandler(TokenMixin, JupyterHandler):
     def on_connection_close(self) -> None:
         """Close the connection inside when the client disconnects."""
         super().on_connection_close()
-        self._is_gone = True
+        self._is_disconnected = True
         if self._work is not None:
             self._work.cancel()
-        self._let_go()
+        self._disconnect()
 
     def on_finish(self) -> None:
         """Close the connection inside, and record a refusal."""
         super().on_finish()
-        self._let_go()
+        self._disconnect()
         if self._refused is not None:
-            note_refusal(self, "ports", self._refused, self.path_kwargs.get("id"))
+            record_refusal(self, "ports", self._refused, self.path_kwargs.get("id"))
 
-    def _let_go(self) -> None:
+    def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             closing = asyncio.ensure_future(connection.__aexit__())

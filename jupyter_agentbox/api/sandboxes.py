@@ -42,7 +42,7 @@ async def create_sandbox(call: Call) -> SandboxInfo:
     request with the same id is a conflict. If the client disconnects early, the sandbox is removed, unless its id was
     given.
     """
-    info, is_new = await call.sandboxes.create(call.body, caller=call.caller, on_progress=call.tell)
+    info, is_new = await call.sandboxes.create(call.body, caller=call.caller, on_progress=call.on_progress)
     if not is_new:
         call.status = 200
     return info

@@ -12,7 +12,7 @@ from jupyter_agentbox.models import CheckInfo, Health
 from jupyter_agentbox.runtimes import Check
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.tokens import TokenStore
-from jupyter_agentbox.service.live.export import Exchange
+from jupyter_agentbox.service.live.export import SnapshotTransfer
 from jupyter_agentbox.service.live.live_snapshots import LiveSnapshots
 from jupyter_agentbox.service.live.parking import Parker
 from jupyter_agentbox.service.registry import Caller
@@ -40,7 +40,7 @@ class Service:
         self.sandboxes = sandboxes
         self.snapshots = LiveSnapshots(sandboxes)
         self.parker = Parker(sandboxes, self.snapshots)
-        self.exchange = Exchange(sandboxes, self.snapshots)
+        self.transfer = SnapshotTransfer(sandboxes, self.snapshots)
         self.gateway_url = gateway_url
         self.root = "/api/agentbox"
         self.tokens = TokenStore(sandboxes.policy.state_path, sandboxes.policy.max_token_life)

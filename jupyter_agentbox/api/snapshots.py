@@ -11,7 +11,7 @@ from jupyter_agentbox.models import (
     SnapshotList,
     SnapshotRequest,
 )
-from jupyter_agentbox.service.live.export import Exchange
+from jupyter_agentbox.service.live.export import SnapshotTransfer
 
 from .call import Bytes, Call
 from .routes import route
@@ -75,8 +75,8 @@ async def import_snapshot(call: Call) -> SnapshotInfo:
 
     The caller becomes its owner. A file from another machine is accepted if both machines have the same key file.
     """
-    exchange: Exchange = call.service.exchange
-    return await exchange.import_(call.chunks, caller=call.caller)
+    transfer: SnapshotTransfer = call.service.transfer
+    return await transfer.import_(call.chunks, caller=call.caller)
 
 
 @route("GET", "/snapshots/{snapshot}/export", "execute", kind="download", errors=(404, 409, 429))
@@ -85,8 +85,8 @@ async def export_snapshot(call: Call) -> Bytes:
 
     The file contains everything that the sandbox had in memory, including secrets. Keep it private.
     """
-    exchange: Exchange = call.service.exchange
-    chunks = await exchange.export(call.params["snapshot"], caller=call.caller)
+    transfer: SnapshotTransfer = call.service.transfer
+    chunks = await transfer.export(call.params["snapshot"], caller=call.caller)
     return Bytes(chunks, f"{call.params['snapshot']}.snapshot", close=getattr(chunks, "close", lambda: None))
 
 

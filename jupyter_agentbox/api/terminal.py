@@ -27,12 +27,12 @@ from jupyter_agentbox.sandbox.processes import Exit
 from jupyter_agentbox.service.managed_sandbox import ManagedSandbox
 
 from .failures import describe
-from .identity import RESOURCE, SUBPROTOCOL, TokenMixin, caller_of, is_allowed, note_refusal
+from .identity import RESOURCE, SUBPROTOCOL, TokenMixin, caller_of, is_allowed, record_refusal
 from .service import Service
 
 #: Maximum number of bytes of one frame, and of all input in the queue.
 MAX_FRAME = 1024 * 1024
-MAX_TYPED = 4 * 1024 * 1024
+MAX_INPUT = 4 * 1024 * 1024
 
 
 class _Size(msgspec.Struct, forbid_unknown_fields=True):
@@ -52,10 +52,10 @@ class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandle
     def initialize(self) -> None:
         self._managed: ManagedSandbox | None = None
         self._name = ""
-        self._who: dict[str, Any] = {}
+        self._caller_detail: dict[str, Any] = {}
         self._tasks: list[asyncio.Future[None]] = []
-        self._typed: asyncio.Queue[bytes | _Size] = asyncio.Queue()
-        self._typed_size = 0
+        self._input: asyncio.Queue[bytes | _Size] = asyncio.Queue()
+        self._input_size = 0
 
     @property
     def max_message_size(self) -> int:
@@ -75,10 +75,10 @@ class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandle
             info = self._managed.running().processes.get(self._name)
             if not info.is_terminal:
                 raise NotFound(f"process {self._name!r:.100} is not a terminal")
-            self._who = caller.to_detail()
+            self._caller_detail = caller.to_detail()
         except AgentboxError as error:
             status, answer = describe(error)
-            note_refusal(self, "terminal", answer, kwargs["id"])
+            record_refusal(self, "terminal", answer, kwargs["id"])
             self.set_status(status)
             self.set_header("Content-Type", "application/json")
             self.finish(msgspec.json.encode(answer))
@@ -90,18 +90,20 @@ class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandle
         super().open(*args, **kwargs)
         assert self._managed is not None
         service: Service = self.settings["agentbox"]
-        detail = {"tool": "terminal", "process": self._name, **self._who}
+        detail = {"tool": "terminal", "process": self._name, **self._caller_detail}
         try:
             sandbox = self._managed.running().id
             await service.sandboxes.registry.audit().arecord(
                 "call", sandbox, is_allowed=True, duration=0.0, detail=detail
             )
         except AgentboxError as error:
-            self._say(describe(error)[1])
+            self._close_with(describe(error)[1])
             return
         if self.ws_connection is None:
             return  # the client has disconnected in the meantime
-        self._tasks = [asyncio.ensure_future(work) for work in (self._show(), self._type(), self._watch())]
+        self._tasks = [
+            asyncio.ensure_future(work) for work in (self._forward_output(), self._forward_input(), self._watch())
+        ]
 
     def select_subprotocol(self, subprotocols: list[str]) -> str | None:
         """Agree on our subprotocol, and never echo a token."""
@@ -111,7 +113,7 @@ class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandle
         await self.scope_ended()
         self.close(1008, "the token has expired or was revoked")
 
-    async def _show(self) -> None:
+    async def _forward_output(self) -> None:
         assert self._managed is not None
         try:
             async with await self._managed.running().processes.follow(self._name) as events:
@@ -124,21 +126,21 @@ class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandle
         except WebSocketClosedError:
             pass
         except AgentboxError as error:
-            self._say(describe(error)[1])
+            self._close_with(describe(error)[1])
 
-    async def _type(self) -> None:
+    async def _forward_input(self) -> None:
         assert self._managed is not None
         while True:
-            item = await self._typed.get()
+            item = await self._input.get()
             try:
                 processes = self._managed.running().processes
                 if isinstance(item, bytes):
-                    self._typed_size -= len(item)
+                    self._input_size -= len(item)
                     await processes.write(self._name, item)
                 else:
                     await processes.resize(self._name, item.rows, item.columns)
             except (AgentboxError, TimeoutError) as error:
-                self._say(describe(error)[1])
+                self._close_with(describe(error)[1])
                 return
 
     def on_message(self, message: str | bytes) -> None:
@@ -146,18 +148,20 @@ class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandle
         assert self._managed is not None
         self._managed.touch()
         if isinstance(message, bytes):
-            self._typed_size += len(message)
-            if self._typed_size > MAX_TYPED:
+            self._input_size += len(message)
+            if self._input_size > MAX_INPUT:
                 self.close(1009, "the terminal's input queue is full")
                 return
-            self._typed.put_nowait(message)
+            self._input.put_nowait(message)
             return
         try:
-            self._typed.put_nowait(msgspec.json.decode(message, type=_Size))
+            self._input.put_nowait(msgspec.json.decode(message, type=_Size))
         except msgspec.MsgspecError as error:
-            self._say(ErrorAnswer(f"a text frame must be JSON with rows and columns: {error}", "invalid_request"))
+            self._close_with(
+                ErrorAnswer(f"a text frame must be JSON with rows and columns: {error}", "invalid_request")
+            )
 
-    def _say(self, answer: ErrorAnswer) -> None:
+    def _close_with(self, answer: ErrorAnswer) -> None:
         """Close the socket with a reason, truncated to the length that fits."""
         with contextlib.suppress(WebSocketClosedError):
             self.close(1011, answer.message.encode()[:120].decode("utf-8", "ignore"))

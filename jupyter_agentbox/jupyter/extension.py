@@ -33,7 +33,7 @@ from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.record import Lock
 from jupyter_agentbox.service import startup_cleanup
-from jupyter_agentbox.service.live.magics import Magics
+from jupyter_agentbox.service.live.magics import CellCommandRunner
 from jupyter_agentbox.service.live.parking import Parker
 from jupyter_agentbox.service.service import SandboxService
 
@@ -205,7 +205,7 @@ class AgentboxExtension(ExtensionApp):
             parker = self._service.parker
             sandboxes.registry.on_use = activity.used
             parker.on_parked, parker.on_woken = activity.parked, activity.woken
-            Magics.share(policy, Magics(self._service.snapshots, sandboxes, loop.asyncio_loop))
+            CellCommandRunner.share(policy, CellCommandRunner(self._service.snapshots, sandboxes, loop.asyncio_loop))
         self._observer = Observer(sandboxes, self.serverapp.event_logger)
         if gateway_url is None:
             self._list = keep_sessions(self.serverapp, policy)

@@ -261,29 +261,29 @@ class _Text:
 
     def __init__(self, limit: int) -> None:
         self.total = 0
-        self.is_cut = False
-        self._limit = self._room = limit
-        self._kept = io.StringIO()
+        self.is_truncated = False
+        self._limit = self._remaining = limit
+        self._text = io.StringIO()
 
     def add(self, text: str) -> str:
         """Append text, and return the part of it that is kept."""
         data = text.encode("utf-8", "replace")
         self.total += len(data)
-        if len(data) > self._room:
-            self.is_cut = True
-            text = data[: self._room].decode("utf-8", "ignore")
-            self._room = 0
+        if len(data) > self._remaining:
+            self.is_truncated = True
+            text = data[: self._remaining].decode("utf-8", "ignore")
+            self._remaining = 0
         else:
-            self._room -= len(data)
-        self._kept.write(text)
+            self._remaining -= len(data)
+        self._text.write(text)
         return text
 
     def clear(self) -> None:
-        self._room = self._limit
-        self._kept = io.StringIO()
+        self._remaining = self._limit
+        self._text = io.StringIO()
 
     def value(self) -> str:
-        return self._kept.getvalue()
+        return self._text.getvalue()
 
 
 class Outputs:
@@ -305,7 +305,7 @@ class Outputs:
         self._displays: list[tuple[Display, int]] = []
         self._result: tuple[Display, int] | None = None
         self._display_total = 0
-        self._is_cut = False
+        self._is_truncated = False
         self._is_clear_due = False
 
     def take(self, kind: str, content: bytes) -> None:
@@ -328,7 +328,7 @@ class Outputs:
         """Take the output in a reply: the pages of ``name?``, and an error that was not reported before."""
         for payload in reply.payload:
             if payload.source == "page" and payload.data:
-                self._keep("display_data", _Bundle(data=payload.data), sum(map(_size, payload.data.values())))
+                self._add("display_data", _Bundle(data=payload.data), sum(map(_size, payload.data.values())))
         if reply.status == "error" and self.error is None:
             self.raised(CodeError(reply.ename, reply.evalue, reply.traceback))
 
@@ -348,7 +348,7 @@ class Outputs:
             result=self._result[0] if self._result else None,
             displays=[display for display, _ in self._displays],
             error=self.error,
-            truncated=self._is_cut or stdout.is_cut or stderr.is_cut,
+            truncated=self._is_truncated or stdout.is_truncated or stderr.is_truncated,
             total_bytes=TotalBytes(stdout.total, stderr.total, self._display_total),
             **values,
         )
@@ -359,9 +359,9 @@ class Outputs:
             return
         self._clear_if_due()
         name: Literal["stdout", "stderr"] = "stderr" if stream.name == "stderr" else "stdout"
-        kept = self._texts[name].add(stream.text)
-        if kept:
-            self._emit(StreamEvent(name, kept))
+        text = self._texts[name].add(stream.text)
+        if text:
+            self._emit(StreamEvent(name, text))
 
     def _take_bundle(self, kind: str, content: bytes) -> None:
         bundle = None
@@ -371,14 +371,14 @@ class Outputs:
                 return
         if kind != "update_display_data":
             self._clear_if_due()
-        self._keep(kind, bundle, len(content))
+        self._add(kind, bundle, len(content))
 
-    def _keep(self, kind: str, bundle: _Bundle | None, size: int) -> None:
+    def _add(self, kind: str, bundle: _Bundle | None, size: int) -> None:
         self._display_total += size
         used = sum(used for _, used in self._displays) + (self._result[1] if self._result else 0)
         if kind == "update_display_data":
             if bundle is None:
-                self._is_cut = True
+                self._is_truncated = True
             else:
                 self._update(bundle, size, used)
         elif (
@@ -386,7 +386,7 @@ class Outputs:
             or used + size > self._limits.display_bytes
             or (kind == "display_data" and len(self._displays) >= self._limits.displays)
         ):
-            self._is_cut = True
+            self._is_truncated = True
         elif kind == "execute_result":
             display = _display(bundle)
             self._result = (display, size)
@@ -398,15 +398,15 @@ class Outputs:
 
     def _update(self, bundle: _Bundle, size: int, used: int) -> None:
         name = bundle.transient.display_id
-        places = [i for i, (display, _) in enumerate(self._displays) if name and display.display_id == name]
-        if not places:
+        indexes = [i for i, (display, _) in enumerate(self._displays) if name and display.display_id == name]
+        if not indexes:
             return  # the display belongs to an earlier run, or was cleared
-        freed = sum(self._displays[i][1] for i in places)
-        if used - freed + size * len(places) > self._limits.display_bytes:
-            self._is_cut = True
+        freed = sum(self._displays[i][1] for i in indexes)
+        if used - freed + size * len(indexes) > self._limits.display_bytes:
+            self._is_truncated = True
             return
         display = _display(bundle)
-        for i in places:
+        for i in indexes:
             self._displays[i] = (display, size)
         self._emit(DisplayEvent(display, is_update=True))
 
@@ -436,16 +436,16 @@ def read_reply(content: bytes) -> Reply:
 
 def _display(bundle: _Bundle) -> Display:
     data = {mime: _value(raw) for mime, raw in bundle.data.items()}
-    metadata = {name: _sound(raw) for name, raw in bundle.metadata.items()}
+    metadata = {name: _valid_json(raw) for name, raw in bundle.metadata.items()}
     return Display(data, metadata, bundle.transient.display_id)
 
 
 def _value(raw: msgspec.Raw) -> Any:
     text = read(bytes(raw), str) if bytes(raw).startswith(b'"') else None
-    return _sound(raw) if text is None else text
+    return _valid_json(raw) if text is None else text
 
 
-def _sound(raw: msgspec.Raw) -> msgspec.Raw:
+def _valid_json(raw: msgspec.Raw) -> msgspec.Raw:
     """Copy raw JSON, replacing invalid UTF-8, which has not been checked before.
 
     The copy also releases the message that it was part of.

@@ -27,7 +27,7 @@ FOLDER = "lapsed"
 END = End(Cause.LEASE_OVER, 137, "its lease expired before a server adopted it", "Policy.lease_timeout")
 
 
-async def tell(state_dir: Path, audit: AuditLog) -> list[ManagedSandbox]:
+async def report_expired(state_dir: Path, audit: AuditLog) -> list[ManagedSandbox]:
     """Write the expired sandboxes to the audit log, and return them as ended. Reports each one once. Never fails."""
     found = []
     for path in await asyncio.to_thread(_collect, state_dir):

@@ -342,13 +342,13 @@ class ManagedSandbox:
         self.previous_ids.append(sandbox.id)
         if self.kind == "session" and self.request.tenant is None:
             self.quota = sandbox.spec.limits.disk
-        told = sandbox.gate.on_refusal
+        previous_callback = sandbox.gate.on_refusal
 
         def on_refusal(host: str, port: int, sentence: str) -> None:
             self._refused += 1
             self._refusals.append(Refusal(self._refused, time.time(), host, port, sentence))
-            if told is not None:
-                told(host, port, sentence)
+            if previous_callback is not None:
+                previous_callback(host, port, sentence)
 
         sandbox.gate.on_refusal = on_refusal
 

@@ -137,13 +137,13 @@ async def install(managed: ManagedSandbox, request: InstallRequest) -> AsyncIter
 
 
 async def install_all(
-    managed: ManagedSandbox, request: InstallRequest, tell: Callable[[str], object] = lambda text: None
+    managed: ManagedSandbox, request: InstallRequest, on_progress: Callable[[str], object] = lambda text: None
 ) -> Installed:
-    """Install packages and return the result. `tell` is called with each line of output as it is printed."""
+    """Install packages and return the result. `on_progress` is called with each line of output as it is printed."""
     async for event in install(managed, request):
         if isinstance(event, Done):
             return event.result
-        tell(event.text + "\n")
+        on_progress(event.text + "\n")
         await asyncio.sleep(0)
     raise AssertionError("an installation ends with its result")
 

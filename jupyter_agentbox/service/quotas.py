@@ -28,9 +28,9 @@ class Quotas:
     def __init__(self, policy: Policy, registry: SandboxRegistry) -> None:
         self.policy = policy
         self._registry = registry
-        self._coming: set[str] = set()
+        self._starting: set[str] = set()
 
-    def check(self, owner: str | None, *, kernel: str = "", but: ManagedSandbox | None = None) -> None:
+    def check(self, owner: str | None, *, kernel: str = "", excluded: ManagedSandbox | None = None) -> None:
         """Check that one more sandbox is allowed.
 
         Parameters
@@ -39,7 +39,7 @@ class Quotas:
             Owner of the new sandbox. None for a kernel's sandbox, which counts only towards the total.
         kernel : str
             The kernel's id, if it already has one.
-        but : ManagedSandbox, optional
+        excluded : ManagedSandbox, optional
             Sandbox to exclude from the count, because it is the one about to wake or to be revived.
 
         Raises
@@ -48,9 +48,9 @@ class Quotas:
             The error names the setting.
         """
         owned = self._registry.sandboxes.values()
-        alive = [item for item in owned if item is not but and _is_alive(item)]
+        alive = [item for item in owned if item is not excluded and _is_alive(item)]
         kept = sum(item.owner == owner and item.kept_until is not None for item in owned)
-        kept -= but is not None and but.kept_until is not None
+        kept -= excluded is not None and excluded.kept_until is not None
         own = sum(managed.owner == owner for managed in alive) + kept
         if owner is not None and own >= self.policy.max_sandboxes_per_owner:
             ended = f", {kept} of which have ended with their files kept until they are deleted" if kept else ""
@@ -60,7 +60,7 @@ class Quotas:
                 setting="Policy.max_sandboxes_per_owner",
             )
         notebooks = [managed for managed in self._registry.notebooks() if managed.state not in ("parked", "ended")]
-        kernels = {managed.spec.kernel_id for managed in notebooks if managed.spec is not None} | self._coming
+        kernels = {managed.spec.kernel_id for managed in notebooks if managed.spec is not None} | self._starting
         if len(alive) + len(kernels - {kernel}) >= self.policy.max_sandboxes:
             raise LimitReached(
                 f"this server has {self.policy.max_sandboxes} sandboxes, which is the maximum; end one "
@@ -72,11 +72,11 @@ class Quotas:
     def waking(self, kernel: str) -> Iterator[None]:
         """Count a kernel that is about to wake as running. Raises LimitReached."""
         self.check(None, kernel=kernel)
-        self._coming.add(kernel)
+        self._starting.add(kernel)
         try:
             yield
         finally:
-            self._coming.discard(kernel)
+            self._starting.discard(kernel)
 
     @asynccontextmanager
     async def room_for_kernel(self) -> AsyncIterator[None]:
@@ -86,13 +86,13 @@ class Quotas:
         @on_link_thread
         async def enter() -> None:
             self.check(None)
-            self._coming.add(name)
+            self._starting.add(name)
 
         await enter()
         try:
             yield
         finally:
-            LinkThread.instance().loop.call_soon_threadsafe(self._coming.discard, name)
+            LinkThread.instance().loop.call_soon_threadsafe(self._starting.discard, name)
 
 
 def _is_alive(managed: ManagedSandbox) -> bool:

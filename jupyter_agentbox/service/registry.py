@@ -178,8 +178,8 @@ class SandboxRegistry:
     async def list(self, filters: SandboxFilters | None = None, *, caller: Caller) -> Infos:
         """Return descriptions of all sandboxes that the caller may see and that match the filters, oldest first."""
         infos = [managed.info() for managed in self.visible(caller)]
-        fitting = infos if filters is None else [info for info in infos if _fits(info, filters)]
-        return sorted(fitting, key=lambda info: info.created)
+        matching = infos if filters is None else [info for info in infos if _matches(info, filters)]
+        return sorted(matching, key=lambda info: info.created)
 
     def visible(self, caller: Caller) -> Found:
         """Return the sandboxes that the caller may see. Only on the link thread. Raises NotAuthorized."""
@@ -234,9 +234,9 @@ class SandboxRegistry:
                     managed.blocked_commands = tuple(self.policy.blocked_commands)
                     managed.attach(sandbox)
                 found[sandbox.id] = managed
-        for slot in SandboxedKernel.all():
-            parked = slot.parked
-            if parked is not None and slot.manager.state_dir == self.policy.state_path:
+        for kernel in SandboxedKernel.all():
+            parked = kernel.parked
+            if parked is not None and kernel.manager.state_dir == self.policy.state_path:
                 managed = self._notebooks.get(parked.sandbox_id)
                 if managed is None:
                     managed = NotebookSandbox(parked.sandbox_id, self.server_owner, self.on_use)
@@ -245,16 +245,16 @@ class SandboxRegistry:
                 if managed.parked is None:
                     managed.mark_parked(parked)
                 found[parked.sandbox_id] = managed
-        for kept in SandboxedKernel.kept.values():
-            sandbox = kept.sandbox
-            if kept.manager.state_dir == self.policy.state_path:
+        for ended_kernel in SandboxedKernel.kept.values():
+            sandbox = ended_kernel.sandbox
+            if ended_kernel.manager.state_dir == self.policy.state_path:
                 managed = self._notebooks.get(sandbox.id)
                 if managed is None:
                     managed = NotebookSandbox(sandbox.id, self.server_owner, self.on_use)
                     managed.created = sandbox.record.created
                     managed.attach(sandbox)
                 managed.ended_at = sandbox.kept_since
-                managed.keep_ended_for = kept.until - managed.ended_at
+                managed.keep_ended_for = ended_kernel.until - managed.ended_at
                 found[sandbox.id] = managed
         for sandbox_id in self._notebooks.keys() - found.keys():
             self._notebooks[sandbox_id].close()
@@ -384,7 +384,7 @@ def _is_visible(managed: ManagedSandbox, caller: Caller) -> bool:
     return managed.kind == "session" and managed.owner == caller.name
 
 
-def _fits(info: SandboxInfo, filters: SandboxFilters) -> bool:
+def _matches(info: SandboxInfo, filters: SandboxFilters) -> bool:
     exact: Mapping[str, str | None] = {
         "state": filters.state,
         "profile": filters.profile,

@@ -34,8 +34,7 @@ from jupyter_agentbox.sandbox.sweep import SESSION_FILE
 from jupyter_agentbox.sandbox.tokens import TokenStore
 from jupyter_agentbox.spec import Cause, End, SandboxSpec, format_size
 
-from .expired import END
-from .expired import tell as tell_lapsed
+from .expired import END, report_expired
 from .grants import Grants
 from .managed_sandbox import ManagedSandbox, check_request
 from .packages import check_names, install_all
@@ -56,7 +55,7 @@ Start = Callable[[], Awaitable[Sandbox]]
 OnProgress = Callable[[str], object]
 
 
-def _nobody(text: str) -> None:
+def _ignore_progress(text: str) -> None:
     """Discard a progress message; the default when the caller passes no callback."""
 
 
@@ -104,13 +103,13 @@ class SandboxService:
         self.start_kernel: Callable[[str, str], Awaitable[None]] | None = None
         self._sandboxes = self.registry.sandboxes
         self._thread = LinkThread.instance()
-        self._keepers: list[asyncio.Task[None]] = []
+        self._watch_tasks: list[asyncio.Task[None]] = []
 
     # -- life cycle ----------------------------------------------------------------------------
 
     @on_link_thread
     async def create(
-        self, request: SandboxRequest, *, caller: Caller, on_progress: OnProgress = _nobody
+        self, request: SandboxRequest, *, caller: Caller, on_progress: OnProgress = _ignore_progress
     ) -> tuple[SandboxInfo, bool]:
         """Start a sandbox, or return the existing one that has the same id and was created by the same request.
 
@@ -153,7 +152,7 @@ class SandboxService:
             max_life=_within(request.max_life, policy.max_life, policy.max_life, "max_life"),
         )
         self._sandboxes[managed.key] = managed
-        self._start_keeping()
+        self._start_watching()
         starting = managed.starting = self._thread.spawn(self._start(managed, on_progress=on_progress))
         try:
             await asyncio.shield(starting)
@@ -184,7 +183,7 @@ class SandboxService:
         )
         managed.max_life = _within(request.max_life, policy.max_life, policy.max_life, "max_life")
         self._sandboxes[managed.key] = managed
-        self._start_keeping()
+        self._start_watching()
         managed.starting = self._thread.spawn(self._start(managed, start))
         await asyncio.shield(managed.starting)
         return managed.info()
@@ -211,7 +210,7 @@ class SandboxService:
             self._thread.spawn(self.grants.save_asks(managed))
 
     async def _start(
-        self, managed: ManagedSandbox, start: Start | None = None, on_progress: OnProgress = _nobody
+        self, managed: ManagedSandbox, start: Start | None = None, on_progress: OnProgress = _ignore_progress
     ) -> None:
         sandbox: Sandbox | None = None
         managed.keep_ended_for = self.policy.keep_ended_for
@@ -364,14 +363,14 @@ class SandboxService:
         if managed.starting is None and managed.state == "ended":
             if managed.kept_until is None:
                 managed.running()  # raises the error that says why
-            self.quotas.check(managed.owner, but=managed)
-            managed.starting = self._thread.spawn(self._start_again(managed, caller))
+            self.quotas.check(managed.owner, excluded=managed)
+            managed.starting = self._thread.spawn(self._restart(managed, caller))
         await self.registry.started(managed, is_own=True)
 
-    async def _start_again(self, managed: ManagedSandbox, caller: Caller) -> None:
+    async def _restart(self, managed: ManagedSandbox, caller: Caller) -> None:
         old, end = managed.sandbox, managed.end
         assert old is not None
-        made: Sandbox | None = None
+        revived: Sandbox | None = None
         managed.sandbox = managed.end = None
         try:
             await self._manager_of(old).keep(old)  # if it has only just ended
@@ -382,23 +381,23 @@ class SandboxService:
             )
             manager = SandboxManager.shared(self.policy.state_path, spec.runtime, config=self.policy.config)
             async with manager.starting:
-                made = await manager.create(spec, inherit=old)
-            managed.attach(made)
+                revived = await manager.create(spec, inherit=old)
+            managed.attach(revived)
             self._restrict(managed)
-            await self._install(managed, _nobody)
+            await self._install(managed, _ignore_progress)
             managed.keep_ended_for = self.policy.keep_ended_for
             await asyncio.to_thread(managed.save)
             detail = {"event": "revived", "before": old.id, **caller.to_detail()}
-            await self.registry.audit().arecord("lifecycle", made.id, detail=detail)
+            await self.registry.audit().arecord("lifecycle", revived.id, detail=detail)
         except BaseException:
-            await asyncio.shield(self._give_back(managed, made or old, end))
+            await asyncio.shield(self._keep_or_remove(managed, revived or old, end))
             raise
         finally:
             managed.starting = None
         managed.touch()
-        self._thread.spawn(self._watch(managed, made))
+        self._thread.spawn(self._watch(managed, revived))
 
-    async def _give_back(self, managed: ManagedSandbox, sandbox: Sandbox, end: End | None) -> None:
+    async def _keep_or_remove(self, managed: ManagedSandbox, sandbox: Sandbox, end: End | None) -> None:
         """Keep the files of a sandbox that could not be revived, or remove it if it was deleted in the meantime."""
         managed.close()
         if managed.end is not None:
@@ -441,7 +440,7 @@ class SandboxService:
             if self.parker is None:
                 raise Conflict(f"sandbox {managed.id!r} is parked, and this server cannot wake parked sandboxes")
             if managed.kind == "session":
-                self.quotas.check(managed.owner, but=managed)
+                self.quotas.check(managed.owner, excluded=managed)
             await self.parker.wake(managed)
             if managed.kind == "session" and managed.sandbox is not None:
                 self._thread.spawn(self._watch(managed, managed.sandbox))
@@ -488,10 +487,10 @@ class SandboxService:
                 end = End(Cause.DISK_FULL, 137, message, "Policy.max_tenant_disk")
                 await asyncio.gather(*(self._end(managed, end) for managed in its))
 
-    def _start_keeping(self) -> None:
-        if not self._keepers:
+    def _start_watching(self) -> None:
+        if not self._watch_tasks:
             work = ((CULL_INTERVAL, self._cull), (TENANT_INTERVAL, self._watch_tenants))
-            self._keepers = [self._thread.spawn(self._thread.repeat(*each)) for each in work]
+            self._watch_tasks = [self._thread.spawn(self._thread.repeat(*job)) for job in work]
 
     async def _cull(self) -> None:
         for managed in list(self._sandboxes.values()):
@@ -572,10 +571,10 @@ class SandboxService:
                     await self.parker.forget(managed)  # the earlier server ended between two steps, and it runs
         await asyncio.to_thread(self.registry.end_duplicates, manager)
         await self._recover_ended(manager)
-        for managed in await tell_lapsed(self.policy.state_path, manager.audit):
+        for managed in await report_expired(self.policy.state_path, manager.audit):
             self._sandboxes.setdefault(managed.key, managed)
         if self._sandboxes:
-            self._start_keeping()
+            self._start_watching()
         return found
 
     async def _recover_ended(self, manager: SandboxManager) -> None:
@@ -627,9 +626,9 @@ class SandboxService:
     @on_link_thread
     async def aclose(self, *, is_ended: bool = True) -> None:
         """End the running sandboxes with the server, or leave them to a later one. Parked ones are always left."""
-        for keeper in self._keepers:
-            keeper.cancel()
-        self._keepers = []
+        for task in self._watch_tasks:
+            task.cancel()
+        self._watch_tasks = []
         closing = list(self._sandboxes.values())
         self._sandboxes.clear()
         for managed in closing:
@@ -637,12 +636,12 @@ class SandboxService:
                 managed.starting.cancel()
         if is_ended:
             end = End(Cause.STOPPED, 137, "the server ended")
-            await asyncio.gather(*(self._let_go(managed, end) for managed in closing), return_exceptions=True)
+            await asyncio.gather(*(self._end_or_leave(managed, end) for managed in closing), return_exceptions=True)
         else:
             for managed in closing:
-                await self._let_go(managed, None)
+                await self._end_or_leave(managed, None)
 
-    async def _let_go(self, managed: ManagedSandbox, end: End | None) -> None:
+    async def _end_or_leave(self, managed: ManagedSandbox, end: End | None) -> None:
         """End a sandbox, or leave it to a later server if `end` is None. Kept files are always left."""
         managed.close()
         if managed.sandbox is None:

@@ -34,7 +34,7 @@ _SETTING = "agentbox_mcp"
 #: Maximum number of bytes of one request; enough for the largest upload in base64.
 MAX_BODY = 8 * 1024 * 1024
 # Maximum number of bytes of a refused body that are read, so that the client can read the error.
-_PATIENCE = 8 * 1024 * 1024
+_MAX_DRAINED = 8 * 1024 * 1024
 #: Headers of the application that concern the connection, or that Tornado sets.
 _HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length", "content-type"})
 
@@ -63,7 +63,7 @@ class MCPHandler(TokenMixin, APIHandler):
     def initialize(self) -> None:
         self._body = bytearray()
         self._received = 0
-        self._gone = asyncio.Event()
+        self._disconnected = asyncio.Event()
         self._refusal: web.HTTPError | None = None
 
     async def prepare(self) -> None:  # type: ignore[override]
@@ -71,11 +71,11 @@ class MCPHandler(TokenMixin, APIHandler):
         if self.request.connection is not None:
             self.request.connection.set_max_body_size(1 << 62)  # type: ignore[attr-defined]
         try:
-            await self._judge()
+            await self._authenticate()
         except web.HTTPError as error:
             self._refusal = error
 
-    async def _judge(self) -> None:
+    async def _authenticate(self) -> None:
         await super().prepare()
         self._track_activity = self.request.method == "POST"
         self._check_token()
@@ -106,7 +106,7 @@ class MCPHandler(TokenMixin, APIHandler):
         self._received += len(chunk)
         if self._refusal is None and self._received <= MAX_BODY:
             self._body += chunk
-        elif self._received > MAX_BODY + _PATIENCE and not self._finished:
+        elif self._received > MAX_BODY + _MAX_DRAINED and not self._finished:
             self._fail(TooLarge(f"the request is larger than the limit of {format_size(MAX_BODY)}"))
 
     async def _serve(self) -> None:
@@ -123,7 +123,7 @@ class MCPHandler(TokenMixin, APIHandler):
             await asyncio.wait([work, watch], return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 # A call ends with the token that it was made with.
-                self._gone.set()
+                self._disconnected.set()
                 work.cancel()
                 await asyncio.wait([work])
                 if self.request.connection is not None:
@@ -131,7 +131,7 @@ class MCPHandler(TokenMixin, APIHandler):
         finally:
             watch.cancel()
             work.cancel()
-        if self._gone.is_set() or self._finished:
+        if self._disconnected.is_set() or self._finished:
             return
         error = work.exception() if not work.cancelled() else None
         if error is not None:
@@ -151,7 +151,7 @@ class MCPHandler(TokenMixin, APIHandler):
             service,
             caller=lambda verb: caller_of(self, verb),
             is_allowed=partial(is_allowed, self),
-            gone=self._gone,
+            disconnected=self._disconnected,
         )
         if self.scope is not None:
             principal = f"token {self.scope.id}"
@@ -186,14 +186,14 @@ class MCPHandler(TokenMixin, APIHandler):
         async def receive() -> dict[str, Any]:
             if parts:
                 return {"type": "http.request", "body": parts.pop(), "more_body": False}
-            await self._gone.wait()
+            await self._disconnected.wait()
             return {"type": "http.disconnect"}
 
         return receive
 
     async def _send(self, message: dict[str, Any]) -> None:
         """Send a message of the application, and return when the client has received it."""
-        if self._gone.is_set() or self._finished:
+        if self._disconnected.is_set() or self._finished:
             return
         if message["type"] == "http.response.start":
             self.set_status(message["status"])
@@ -221,7 +221,7 @@ class MCPHandler(TokenMixin, APIHandler):
     def on_connection_close(self) -> None:
         """End the calls of a client that has disconnected."""
         super().on_connection_close()
-        self._gone.set()
+        self._disconnected.set()
 
     def _fail(self, error: BaseException) -> None:
         status, answer = describe(error)

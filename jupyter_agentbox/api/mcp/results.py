@@ -37,17 +37,17 @@ _BITMAPS: tuple[tuple[str, bytes], ...] = (
 _SVG = "image/svg+xml"
 
 
-def sound(text: str) -> str:
+def to_utf8(text: str) -> str:
     """Return a text with everything replaced that UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()
 
 
-def plain(text: str) -> str:
+def strip_control(text: str) -> str:
     """Return a text without terminal control: colours are removed, other control characters become U+FFFD."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", _ESCAPE.sub("", sound(text)))
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", _ESCAPE.sub("", to_utf8(text)))
 
 
-class Kept:
+class BoundedText:
     """Buffer that keeps the beginning and the end of a text, up to a number of characters."""
 
     def __init__(self, limit: int) -> None:
@@ -70,22 +70,22 @@ class Kept:
     def value(self) -> str:
         """Return the text that is kept, with a note of how much was left out."""
         tail = self._tail[-self._last :]
-        left_out = self.total - len(self._head) - len(tail)
-        if not left_out:
-            return plain(self._head + tail)
-        return f"{plain(self._head)}\n[{left_out:,} of {self.total:,} characters omitted]\n{plain(tail)}"
+        omitted = self.total - len(self._head) - len(tail)
+        if not omitted:
+            return strip_control(self._head + tail)
+        return f"{strip_control(self._head)}\n[{omitted:,} of {self.total:,} characters omitted]\n{strip_control(tail)}"
 
 
-def cut(text: str, limit: int) -> str:
+def shorten(text: str, limit: int) -> str:
     """Shorten a text in the middle, with a note."""
-    kept = Kept(limit)
-    kept.add(text)
-    return kept.value()
+    buffer = BoundedText(limit)
+    buffer.add(text)
+    return buffer.value()
 
 
 def text_block(text: str) -> types.TextContent:
     """Return a block of text."""
-    return types.TextContent(type="text", text=sound(text))
+    return types.TextContent(type="text", text=to_utf8(text))
 
 
 def answer(*parts: str | Block, structured: Any = None, is_error: bool = False) -> Result:
@@ -100,19 +100,19 @@ def answer(*parts: str | Block, structured: Any = None, is_error: bool = False) 
 
 def data(value: msgspec.Struct, *texts: str) -> Result:
     """Return a result with a value. Texts, if given, show it to models instead of its JSON."""
-    built = msgspec.json.decode(sound(msgspec.json.encode(value).decode()))
-    return answer(*(texts or (sound(msgspec.json.encode(value).decode()),)), structured=built)
+    value_json = msgspec.json.decode(to_utf8(msgspec.json.encode(value).decode()))
+    return answer(*(texts or (to_utf8(msgspec.json.encode(value).decode()),)), structured=value_json)
 
 
 def failure(error: ErrorAnswer) -> Result:
     """Return a result for an error: its message, and the setting that controls it."""
     hint = f" (setting: {error.setting})" if error.setting and error.setting not in error.message else ""
-    return answer(plain(error.message) + hint, structured=msgspec.to_builtins(error), is_error=True)
+    return answer(strip_control(error.message) + hint, structured=msgspec.to_builtins(error), is_error=True)
 
 
 def refusals(refused: Iterable[RefusedHost]) -> str:
     """Return a line for each connection that the gate refused."""
-    return "\n".join(f"[refused: {plain(item.message)}]" for item in list(refused)[:20])
+    return "\n".join(f"[refused: {strip_control(item.message)}]" for item in list(refused)[:20])
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def image(content: bytes, mime: str) -> types.ImageContent:
 def resource(path: str, content: bytes) -> types.EmbeddedResource:
     """Return a block with bytes."""
     blob = types.BlobResourceContents(
-        uri=f"file:///workspace/{quote(sound(path))}",
+        uri=f"file:///workspace/{quote(to_utf8(path))}",
         mime_type=bitmap_type(content) or "application/octet-stream",
         blob=base64.b64encode(content).decode(),
     )
@@ -160,21 +160,21 @@ def code(result: CodeResult, limit: int) -> Result:
     images = _Images()
     shown = [images.take(display) for display in result.displays]
     parts = [
-        cut(result.stdout, limit),
-        f"[stderr]\n{cut(result.stderr, limit)}" if result.stderr else "",
-        *(cut(text, limit) for text in shown),
+        shorten(result.stdout, limit),
+        f"[stderr]\n{shorten(result.stderr, limit)}" if result.stderr else "",
+        *(shorten(text, limit) for text in shown),
     ]
     if result.result is not None:
-        parts.append(cut(images.take(result.result), limit))
+        parts.append(shorten(images.take(result.result), limit))
     if result.error is not None:
         lines = result.error.traceback or [f"{result.error.ename}: {result.error.evalue}"]
-        parts.append(cut("\n".join(lines), limit))
+        parts.append(shorten("\n".join(lines), limit))
     if result.status not in ("ok", "error"):
         parts.append(f"[{result.status.replace('_', ' ')}]")
     if result.message:
-        parts.append(f"[{plain(result.message)}]")
+        parts.append(f"[{strip_control(result.message)}]")
     if result.end is not None and result.end.message not in (result.message or ""):
-        parts.append(f"[{plain(result.end.message)}]")
+        parts.append(f"[{strip_control(result.end.message)}]")
     if result.truncated:
         total = result.total_bytes
         parts.append(
@@ -212,14 +212,14 @@ class _Images:
             value = display.data.get(mime)
             if isinstance(value, str):
                 return value
-        kinds = ", ".join(plain(mime) for mime in list(display.data)[:10])
+        kinds = ", ".join(strip_control(mime) for mime in list(display.data)[:10])
         return f"[a display without a text form: {kinds or 'empty'}]"
 
 
 def _bytes_of(value: str, mime: str) -> bytes | None:
     if mime == _SVG:
         head = value[:1000].lstrip().lower()
-        return sound(value).encode() if head.startswith(("<svg", "<?xml", "<!doctype svg", "<!--")) else None
+        return to_utf8(value).encode() if head.startswith(("<svg", "<?xml", "<!doctype svg", "<!--")) else None
     try:
         content = base64.b64decode("".join(value.split()), validate=True)
     except (binascii.Error, ValueError):
@@ -227,7 +227,7 @@ def _bytes_of(value: str, mime: str) -> bytes | None:
     return content if bitmap_type(content) == mime else None
 
 
-def listing(lines: Sequence[str], note: str | None, is_cut: bool) -> str:
+def listing(lines: Sequence[str], note: str | None, is_truncated: bool) -> str:
     """Join lines, with a note if the list is incomplete."""
-    end = f"\n[truncated: {note or 'there are more'}]" if is_cut else ""
-    return ("\n".join(plain(line) for line in lines) or "no results") + end
+    end = f"\n[truncated: {note or 'there are more'}]" if is_truncated else ""
+    return ("\n".join(strip_control(line) for line in lines) or "no results") + end

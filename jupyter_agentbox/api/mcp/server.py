@@ -24,7 +24,7 @@ from jupyter_agentbox.models import ErrorAnswer
 from jupyter_agentbox.sandbox.tokens import VERBS
 
 from . import results
-from .tools import TOOLS, Access, Tool, Turn
+from .tools import TOOLS, Access, Tool, ToolContext
 
 log = logging.getLogger(__name__)
 
@@ -55,19 +55,19 @@ class Progress:
         self._report = report
         self._title = title
         self._began = time.monotonic()
-        self._waiting = ""
-        self._told = 0
-        self._left_out = 0
+        self._pending = ""
+        self._total = 0
+        self._omitted = 0
         self._changed = asyncio.Event()
 
-    def tell(self, text: str) -> None:
+    def add(self, text: str) -> None:
         """Add output."""
-        self._told += len(text)
-        self._waiting += text
-        excess = len(self._waiting) - MAX_PROGRESS
+        self._total += len(text)
+        self._pending += text
+        excess = len(self._pending) - MAX_PROGRESS
         if excess > 0:
-            self._left_out += excess
-            self._waiting = self._waiting[excess:]
+            self._omitted += excess
+            self._pending = self._pending[excess:]
         self._changed.set()
 
     async def run(self) -> None:
@@ -76,17 +76,19 @@ class Progress:
             try:
                 await asyncio.wait_for(self._changed.wait(), QUIET_TIMEOUT)
             except asyncio.TimeoutError:
-                self.tell(f"[{self._title}: {time.monotonic() - self._began:.0f} s so far]\n")
+                self.add(f"[{self._title}: {time.monotonic() - self._began:.0f} s so far]\n")
             await self.flush()
             await asyncio.sleep(PROGRESS_INTERVAL)
 
     async def flush(self) -> None:
         """Report the output that was not reported yet."""
         self._changed.clear()
-        text, self._waiting = results.plain(self._waiting), ""
-        cut, self._left_out = self._left_out, 0
+        text, self._pending = results.strip_control(self._pending), ""
+        omitted, self._omitted = self._omitted, 0
         if text:
-            await self._report(float(self._told), None, f"[{cut:,} characters omitted]\n{text}" if cut else text)
+            await self._report(
+                float(self._total), None, f"[{omitted:,} characters omitted]\n{text}" if omitted else text
+            )
 
 
 def make_server(access_of: Callable[[Any], Access]) -> Server[Any]:
@@ -107,8 +109,8 @@ def make_server(access_of: Callable[[Any], Access]) -> Server[Any]:
             raise MCPError(_INVALID_PARAMS, f"unknown tool {params.name!r:.100}")
         progress = Progress(context.session.report_progress, tool.title)
         if tool.is_long:
-            progress.tell(f"[{tool.title}: started]\n")
-        return await _attend(access_of(context), _call(tool, access_of(context), params.arguments or {}, progress),
+            progress.add(f"[{tool.title}: started]\n")
+        return await _await_call(access_of(context), _call(tool, access_of(context), params.arguments or {}, progress),
                              progress)  # fmt: skip
 
     return Server(
@@ -160,10 +162,10 @@ def _describe(tool: Tool) -> types.Tool:
     )
 
 
-async def _attend(access: Access, call: Awaitable[results.Result], progress: Progress) -> results.Result:
+async def _await_call(access: Access, call: Awaitable[results.Result], progress: Progress) -> results.Result:
     """Wait for a call and report its progress. Cancel it when its client cancels or disconnects."""
     work = asyncio.ensure_future(call)
-    others = [asyncio.ensure_future(progress.run()), asyncio.ensure_future(access.gone.wait())]
+    others = [asyncio.ensure_future(progress.run()), asyncio.ensure_future(access.disconnected.wait())]
     try:
         await asyncio.wait([work, others[1]], return_when=asyncio.FIRST_COMPLETED)
         if work.done() and not work.cancelled():
@@ -172,7 +174,7 @@ async def _attend(access: Access, call: Awaitable[results.Result], progress: Pro
     finally:
         for task in (work, *others):
             if not task.done():
-                task.add_done_callback(_forget)
+                task.add_done_callback(_discard)
                 _ending.add(task)
                 task.cancel()
 
@@ -181,21 +183,21 @@ async def _attend(access: Access, call: Awaitable[results.Result], progress: Pro
 _ending: set[asyncio.Future[Any]] = set()
 
 
-def _forget(task: asyncio.Future[Any]) -> None:
+def _discard(task: asyncio.Future[Any]) -> None:
     _ending.discard(task)
     if not task.cancelled():
         task.exception()  # retrieves the exception, because no one awaits the task
 
 
-async def _call(tool: Tool, access: Access, given: dict[str, Any], progress: Progress) -> results.Result:
+async def _call(tool: Tool, access: Access, raw: dict[str, Any], progress: Progress) -> results.Result:
     try:
         try:
-            arguments = msgspec.convert(given, tool.arguments)
+            arguments = msgspec.convert(raw, tool.arguments)
         except msgspec.MsgspecError as error:
             raise invalid(error, "the arguments") from None
         except (RecursionError, UnicodeError):
             raise InvalidRequest("the arguments are nested too deeply, or are not valid UTF-8") from None
-        result = await tool.work(Turn(access, progress.tell), arguments)
+        result = await tool.work(ToolContext(access, progress.add), arguments)
         await progress.flush()
         return result
     except Exception as error:
@@ -204,5 +206,5 @@ async def _call(tool: Tool, access: Access, given: dict[str, Any], progress: Pro
             log.exception("tool %s failed", tool.name)
         elif not getattr(error, "is_logged", False):
             caller = await access.caller(tool.route.right)
-            refuse(access.service, caller, tool.route.operation.__name__, answer, str(given.get("sandbox") or ""))
+            refuse(access.service, caller, tool.route.operation.__name__, answer, str(raw.get("sandbox") or ""))
         return results.failure(answer)

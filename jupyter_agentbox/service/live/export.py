@@ -25,13 +25,13 @@ from jupyter_agentbox.storage.snapshots import Snapshot, SnapshotMeta
 from .live_snapshots import LiveSnapshots, describe, read_saved
 
 #: Concurrent exports and imports of one caller. Each one takes a snapshot's space on the disk.
-MAX_MOVES = 2
+MAX_TRANSFERS = 2
 #: Bytes of a file in addition to the snapshot's own: names and signatures.
 _EXTRA = 128 * MIB
 _PIECE = MIB
 
 
-class Exchange:
+class SnapshotTransfer:
     """Exporter and importer of the snapshots of one server.
 
     Parameters
@@ -43,7 +43,7 @@ class Exchange:
     def __init__(self, service: SandboxService, snapshots: LiveSnapshots) -> None:
         self._policy = service.policy
         self._snapshots = snapshots
-        self._moves: Counter[str] = Counter()
+        self._transfers: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     async def export(self, snapshot_id: str, *, caller: Caller) -> Iterator[bytes]:
@@ -56,10 +56,10 @@ class Exchange:
             Raised by the generator, before its first bytes.
         """
         found = await self._snapshots.find(snapshot_id, caller)
-        await self._snapshots.note_move("exported", found, caller)  # if this fails, nothing is exported
+        await self._snapshots.record_event("exported", found, caller)  # if this fails, nothing is exported
 
         def chunks() -> Iterator[bytes]:
-            with self._turn(caller):
+            with self._permit(caller):
                 yield from self._snapshots.store.export(found.id, found.meta.owner)
 
         return chunks()
@@ -76,7 +76,7 @@ class Exchange:
             The snapshot contains a notebook's folder, and the caller may not use kernels.
         """
         caller.check_unscoped("import a snapshot")
-        with self._turn(caller):
+        with self._permit(caller):
             store = await asyncio.to_thread(lambda: self._snapshots.store)
             # Receive the whole file first: a slow sender then blocks no thread, and the file is verified in one pass.
             with await asyncio.to_thread(lambda: tempfile.TemporaryFile(dir=self._policy.state_path)) as file:
@@ -99,7 +99,7 @@ class Exchange:
                         await self._delete(work.result())
                     raise
         try:
-            await self._snapshots.note_move("imported", snapshot, caller)
+            await self._snapshots.record_event("imported", snapshot, caller)
         except AgentboxError:
             await self._delete(snapshot)
             raise
@@ -109,17 +109,17 @@ class Exchange:
         await asyncio.to_thread(self._snapshots.store.delete, snapshot.id, snapshot.meta.owner)
 
     @contextlib.contextmanager
-    def _turn(self, caller: Caller) -> Iterator[None]:
+    def _permit(self, caller: Caller) -> Iterator[None]:
         with self._lock:
-            if self._moves[caller.name] >= MAX_MOVES:
-                raise LimitReached(f"you have {MAX_MOVES} exports or imports in progress; wait for one to end")
-            self._moves[caller.name] += 1
+            if self._transfers[caller.name] >= MAX_TRANSFERS:
+                raise LimitReached(f"you have {MAX_TRANSFERS} exports or imports in progress; wait for one to end")
+            self._transfers[caller.name] += 1
         try:
             yield
         finally:
             with self._lock:
-                self._moves[caller.name] -= 1
-                self._moves += Counter()  # drops counters that are zero
+                self._transfers[caller.name] -= 1
+                self._transfers += Counter()  # drops counters that are zero
 
 
 def _read(file: IO[bytes]) -> Iterator[bytes]:

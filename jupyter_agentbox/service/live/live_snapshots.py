@@ -155,10 +155,10 @@ class LiveSnapshots:
 
     async def expire(self, snapshot: Snapshot) -> None:
         """Remove a snapshot that is older than policy allows."""
-        await self.note_move("snapshot_expired", snapshot, Caller("Policy.snapshot_max_age"))
+        await self.record_event("snapshot_expired", snapshot, Caller("Policy.snapshot_max_age"))
         await asyncio.to_thread(self.store.delete, snapshot.id, snapshot.meta.owner)
 
-    async def note_move(self, event: str, snapshot: Snapshot, caller: Caller) -> None:
+    async def record_event(self, event: str, snapshot: Snapshot, caller: Caller) -> None:
         """Write an operation on a snapshot itself to the audit log, with the caller."""
         sandbox = SERVER
         with suppress(RuntimeFailed):  # the snapshot was made by another release
@@ -192,7 +192,7 @@ class LiveSnapshots:
         try:
             found = await self.find(snapshot_id, caller)
             owner = found.meta.owner
-            await self.note_move("snapshot_deleted", found, caller)
+            await self.record_event("snapshot_deleted", found, caller)
         except Damaged:
             owner = caller.name
         await asyncio.to_thread(self.store.delete, snapshot_id, owner)
@@ -253,19 +253,19 @@ class LiveSnapshots:
             spec = await self.renew(managed, snapshot, saved)
             spec = replace(spec, grant=intersect_grants(spec.grant, old.gate.grant))
             async with self.checked_out(snapshot) as files:
-                slot = SandboxedKernel.find(sandbox_id=old.id) if managed.kind == "notebook" else None
-                if slot is not None:
-                    sandbox = await self._thread.run(self._restore_kernel(slot, spec, saved.record, files))
+                kernel = SandboxedKernel.find(sandbox_id=old.id) if managed.kind == "notebook" else None
+                if kernel is not None:
+                    sandbox = await self._thread.run(self._restore_kernel(kernel, spec, saved.record, files))
                 else:
                     manager = self.manager_of(spec)
                     sandbox = await manager.restore(spec, saved.record, files)
                     await self._service.swap(managed, sandbox)
             self._latest[snapshot.meta.owner, snapshot.meta.sandbox] = snapshot.id
             await self.note(sandbox, "restored", snapshot)
-            return await self._service.registry.get(sandbox.id if slot is not None else managed.id, caller=caller)
+            return await self._service.registry.get(sandbox.id if kernel is not None else managed.id, caller=caller)
 
-    async def _restore_kernel(self, slot: SandboxedKernel, spec: SandboxSpec, record: Record, files: Path) -> Sandbox:
-        old = slot.sandbox
+    async def _restore_kernel(self, kernel: SandboxedKernel, spec: SandboxSpec, record: Record, files: Path) -> Sandbox:
+        old = kernel.sandbox
         if old is None:
             raise Conflict("the kernel was parked or shut down in the meantime")
 
@@ -273,10 +273,10 @@ class LiveSnapshots:
             self._service.grants.inherit_grant(sandbox, old)
             self._service.move_kernel(old.id, sandbox)
 
-        await slot.restore(Restoration(replace(spec, kernel_id=old.spec.kernel_id), record, files), moved)
-        assert slot.sandbox is not None
-        await asyncio.to_thread(slot.sandbox.record.save, slot.sandbox.directory)
-        return slot.sandbox
+        await kernel.restore(Restoration(replace(spec, kernel_id=old.spec.kernel_id), record, files), moved)
+        assert kernel.sandbox is not None
+        await asyncio.to_thread(kernel.sandbox.record.save, kernel.sandbox.directory)
+        return kernel.sandbox
 
     async def renew(self, managed: ManagedSandbox, snapshot: Snapshot, saved: Saved) -> SandboxSpec:
         """Return the spec under today's policy for a restored sandbox. Raises Conflict, PolicyRefused."""
@@ -365,9 +365,11 @@ class LiveSnapshots:
 
     async def _fork(self, origin: _Origin, request: ForkRequest, caller: Caller) -> SandboxInfo:
         saved = origin.saved
-        asked = msgspec.structs.replace(saved.request, id=request.id or os.urandom(8).hex(), packages=[], files={})
-        made = ManagedSandbox(asked.id or "", caller.name, asked)
-        spec = await self._renew(made, saved)
+        fork_request = msgspec.structs.replace(
+            saved.request, id=request.id or os.urandom(8).hex(), packages=[], files={}
+        )
+        fork = ManagedSandbox(fork_request.id or "", caller.name, fork_request)
+        spec = await self._renew(fork, saved)
         spec = replace(spec, grant=intersect_grants(spec.grant, origin.now), kernel_id="", kernel_name="", origin="")
         record = saved.record
         if record.main_kernel is not None:
@@ -387,12 +389,12 @@ class LiveSnapshots:
                 raise
             return sandbox
 
-        info = await self._service.add(made, start, caller=caller)
-        assert made.sandbox is not None
-        await self._note_fork(made.sandbox, origin)
+        info = await self._service.add(fork, start, caller=caller)
+        assert fork.sandbox is not None
+        await self._record_fork(fork.sandbox, origin)
         return info
 
-    async def _note_fork(self, sandbox: Sandbox, origin: _Origin) -> None:
+    async def _record_fork(self, sandbox: Sandbox, origin: _Origin) -> None:
         detail = {"event": "forked", "snapshot": "", "name": "", **origin.detail}
         await self._service.registry.audit().arecord("lifecycle", sandbox.id, detail=detail)
 
@@ -400,17 +402,17 @@ class LiveSnapshots:
         saved = origin.saved
         if self.start_kernel is None or saved.record.main_kernel is None:
             raise Conflict("only a notebook's kernel on this server can be forked into a kernel", field="as_kernel")
-        made = ManagedSandbox("", self._service.registry.server_owner, saved.request, kind="notebook")
-        spec = await self._renew(made, saved)
+        fork = ManagedSandbox("", self._service.registry.server_owner, saved.request, kind="notebook")
+        spec = await self._renew(fork, saved)
         spec = replace(spec, grant=intersect_grants(spec.grant, origin.now))
         async with self._service.quotas.room_for_kernel(), origin.files() as files:
             kernel_id = await self.start_kernel(Restoration(spec, saved.record, files))
-        slot = SandboxedKernel.find(kernel_id=kernel_id)
-        if slot is None or slot.sandbox is None:
+        kernel = SandboxedKernel.find(kernel_id=kernel_id)
+        if kernel is None or kernel.sandbox is None:
             raise RuntimeFailed("the kernel ended immediately")
-        await self._note_fork(slot.sandbox, origin)
+        await self._record_fork(kernel.sandbox, origin)
         if not request.keep_seeds:
-            await reseed(slot.sandbox)
+            await reseed(kernel.sandbox)
         return await self._service.registry.get(kernel_id, caller=caller)
 
 

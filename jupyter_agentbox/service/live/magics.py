@@ -30,7 +30,7 @@ from .live_snapshots import LiveSnapshots
 MAX_LISTED = 50
 
 
-class Magics:
+class CellCommandRunner:
     """Runner of cell commands for the kernels of one process that share a state directory.
 
     Parameters
@@ -41,7 +41,7 @@ class Magics:
         Event loop of the server that can start kernels. Without it, ``%fork`` is not available.
     """
 
-    _shared: ClassVar[dict[Path, Magics]] = {}
+    _shared: ClassVar[dict[Path, CellCommandRunner]] = {}
 
     def __init__(
         self, snapshots: LiveSnapshots, service: SandboxService, loop: asyncio.AbstractEventLoop | None = None
@@ -51,12 +51,12 @@ class Magics:
         self._caller = Caller(service.registry.server_owner, has_kernels=True)
 
     @classmethod
-    def share(cls, policy: Policy, magics: Magics) -> None:
+    def share(cls, policy: Policy, magics: CellCommandRunner) -> None:
         """Use a server's instance for all kernels of its state directory."""
         cls._shared[policy.state_path] = magics
 
     @classmethod
-    def of(cls, policy: Policy) -> Magics:
+    def of(cls, policy: Policy) -> CellCommandRunner:
         """Return the instance for a state directory: its server's, or a new one in a program without a server."""
         found = cls._shared.get(policy.state_path)
         if found is None:
@@ -64,14 +64,14 @@ class Magics:
             found = cls._shared[policy.state_path] = cls(LiveSnapshots(service), service)
         return found
 
-    async def run(self, slot: SandboxedKernel, name: str, argument: str) -> str:
+    async def run(self, kernel: SandboxedKernel, name: str, argument: str) -> str:
         """Run a command, and return the text to show. On the link thread.
 
         Raises
         ------
         AgentboxError
         """
-        sandbox = slot.sandbox
+        sandbox = kernel.sandbox
         if sandbox is None:
             raise Conflict("the kernel was shut down")
         kernel_id = sandbox.spec.kernel_id
@@ -87,28 +87,28 @@ class Magics:
         if len(name) > 100 or not name.isprintable():
             raise InvalidRequest("a snapshot's name must have at most 100 printable characters", field="name")
         taken = await self._snapshots.take(kernel_id, SnapshotRequest(name=name), caller=self._caller)
-        kept = "" if taken.is_folder_kept else ", without the files of the notebook's folder"
-        return f"snapshot {_call(taken)}: {format_size(taken.size)}{kept}\n"
+        excluded = "" if taken.is_folder_kept else ", without the files of the notebook's folder"
+        return f"snapshot {_display_name(taken)}: {format_size(taken.size)}{excluded}\n"
 
     async def _restore(self, kernel_id: str, wanted: str) -> str:
         found = await self._snapshots.list(kernel_id, caller=self._caller)
         snapshot = choose(found, wanted)
         await self._snapshots.restore(kernel_id, snapshot.id, caller=self._caller)
-        return f"restored snapshot {_call(snapshot)}, taken {_age(snapshot)} ago\n"
+        return f"restored snapshot {_display_name(snapshot)}, taken {_age(snapshot)} ago\n"
 
     async def _list(self, kernel_id: str, argument: str) -> str:
-        _take_nothing("snapshots", argument)
+        _check_no_argument("snapshots", argument)
         found = await self._snapshots.list(kernel_id, caller=self._caller)
         if not found:
             return "this kernel has no snapshots; take one with %snapshot\n"
         lines = [
             f"{item.id}  {_age(item):>5} ago  {format_size(item.size):>10}  {item.name}".rstrip() for item in found
         ]
-        left = [f"({len(lines) - MAX_LISTED} older ones)"] if len(lines) > MAX_LISTED else []
-        return "\n".join([*left, *lines[-MAX_LISTED:]]) + "\n"
+        omitted = [f"({len(lines) - MAX_LISTED} older ones)"] if len(lines) > MAX_LISTED else []
+        return "\n".join([*omitted, *lines[-MAX_LISTED:]]) + "\n"
 
     async def _fork(self, kernel_id: str, argument: str) -> str:
-        _take_nothing("fork", argument)
+        _check_no_argument("fork", argument)
         if self._loop is None:
             raise Conflict("only kernels of a Jupyter server with this extension can be forked")
         work = self._snapshots.fork(kernel_id, ForkRequest(as_kernel=True), caller=self._caller)
@@ -120,15 +120,15 @@ class Magics:
         )
 
 
-def install(slot: SandboxedKernel, policy: Policy) -> None:
+def install(kernel: SandboxedKernel, policy: Policy) -> None:
     """Let a kernel's front answer cell commands, unless policy turns them off."""
     if policy.magics:
-        slot.on_command = lambda name, argument: _run(policy, slot, name, argument)
+        kernel.on_command = lambda name, argument: _run(policy, kernel, name, argument)
 
 
-async def _run(policy: Policy, slot: SandboxedKernel, name: str, argument: str) -> str:
-    magics = await asyncio.to_thread(Magics.of, policy)
-    return await LinkThread.instance().run(magics.run(slot, name, argument))
+async def _run(policy: Policy, kernel: SandboxedKernel, name: str, argument: str) -> str:
+    magics = await asyncio.to_thread(CellCommandRunner.of, policy)
+    return await LinkThread.instance().run(magics.run(kernel, name, argument))
 
 
 def choose(found: list[SnapshotInfo], wanted: str) -> SnapshotInfo:
@@ -152,15 +152,15 @@ def choose(found: list[SnapshotInfo], wanted: str) -> SnapshotInfo:
     for item in reversed(found):
         if wanted in (item.id, item.name):
             return item
-    begun = [item for item in found if item.id.startswith(wanted)]
-    if len(begun) > 1:
-        raise InvalidRequest(f"{wanted[:100]!r} matches {len(begun)} snapshots; list them with %snapshots")
-    if not begun:
+    matches = [item for item in found if item.id.startswith(wanted)]
+    if len(matches) > 1:
+        raise InvalidRequest(f"{wanted[:100]!r} matches {len(matches)} snapshots; list them with %snapshots")
+    if not matches:
         raise NotFound(f"this kernel has no snapshot {wanted[:100]!r}; list its snapshots with %snapshots")
-    return begun[0]
+    return matches[0]
 
 
-def _call(snapshot: SnapshotInfo) -> str:
+def _display_name(snapshot: SnapshotInfo) -> str:
     return f"{snapshot.id} ({snapshot.name})" if snapshot.name else snapshot.id
 
 
@@ -172,6 +172,6 @@ def _age(snapshot: SnapshotInfo) -> str:
     return f"{seconds} s"
 
 
-def _take_nothing(name: str, argument: str) -> None:
+def _check_no_argument(name: str, argument: str) -> None:
     if argument:
         raise InvalidRequest(f"%{name} does not take an argument")

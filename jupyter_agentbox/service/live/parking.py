@@ -42,7 +42,7 @@ from .retention import keep_removing
 log = logging.getLogger(__name__)
 
 #: Maximum number of seconds between two checks for idle kernels.
-LOOK_INTERVAL = 5.0
+CHECK_INTERVAL = 5.0
 #: Seconds that another server may take to end a sandbox after it saved it to park it, and seconds between two checks.
 PARKING_TIMEOUT, PARKING_INTERVAL = 15.0, 0.1
 
@@ -75,18 +75,18 @@ class Parker:
         self._directory = service.policy.state_path / "parked"
         self._tokens = TokenStore(service.policy.state_path)
         self._locks: dict[str, Lock] = {}
-        self._watching: list[asyncio.Future[None]] = []
+        self._watch_tasks: list[asyncio.Future[None]] = []
         # A caller and the policy may park the same sandbox at the same time.
-        self._turns: WeakKeyDictionary[ManagedSandbox, asyncio.Lock] = WeakKeyDictionary()
+        self._parking_locks: WeakKeyDictionary[ManagedSandbox, asyncio.Lock] = WeakKeyDictionary()
         #: Held while a sandbox is woken. Decompressing more than can start only slows down those that are starting.
-        self.opening = asyncio.Semaphore(MAX_STARTING)
+        self.start_permits = asyncio.Semaphore(MAX_STARTING)
         service.parker = self
 
     # -- sandboxes and kernels --------------------------------------------------------------------
 
     async def park(self, managed: ManagedSandbox) -> None:
         """Save a sandbox to disk and free its resources. Raises Conflict while it is in use."""
-        async with self._turns.setdefault(managed, asyncio.Lock()):
+        async with self._parking_locks.setdefault(managed, asyncio.Lock()):
             if managed.parked is None:
                 await self._park(managed)
 
@@ -94,11 +94,11 @@ class Parker:
         sandbox = managed.running()
         _check_unused(managed)
         if managed.kind == "notebook":
-            slot = SandboxedKernel.find(sandbox_id=sandbox.id)
-            if slot is None:
+            kernel = SandboxedKernel.find(sandbox_id=sandbox.id)
+            if kernel is None:
                 raise Conflict("its kernel does not belong to this server")
-            await slot.park(lambda sandbox: self._save_kernel(managed, sandbox))
-            managed.mark_parked(slot.parked)
+            await kernel.park(lambda sandbox: self._save_kernel(managed, sandbox))
+            managed.mark_parked(kernel.parked)
             self.on_parked(sandbox.spec.kernel_id)
             return
         snapshot = await self._save(managed, sandbox)
@@ -113,13 +113,13 @@ class Parker:
         try:
             if not self._take_lock(snapshot.id):
                 raise Conflict(f"sandbox {managed.id!r} was parked by another server at the same time")
-            await self._carry(sandbox.id, snapshot.id)
+            await self._move_tokens(sandbox.id, snapshot.id)
             # From here until the sandbox is marked as parked, nothing may be awaited. A call that has begun keeps the
             # sandbox running, and so does a call that has already ended, because its effect may not have been saved.
             _check_unused(managed, used)
             managed.running()
         except AgentboxError:
-            await self._carry(snapshot.id, sandbox.id)
+            await self._move_tokens(snapshot.id, sandbox.id)
             await self.remove(snapshot.id, managed.owner)
             raise
         return snapshot
@@ -132,22 +132,22 @@ class Parker:
         """Start a parked sandbox from its saved state. It keeps its ids. If the start fails, it stays parked."""
         assert managed.parked is not None
         if managed.kind == "notebook":
-            slot = SandboxedKernel.find(sandbox_id=managed.id)
-            if slot is None:
+            kernel = SandboxedKernel.find(sandbox_id=managed.id)
+            if kernel is None:
                 raise Conflict("the kernel was shut down")
-            await slot.wake()
+            await kernel.wake()
             managed.running()
             return
         snapshot = await asyncio.to_thread(self.snapshots.store.get, managed.parked, managed.owner)
         saved = read_saved(snapshot)
         spec = await self.snapshots.renew(managed, snapshot, saved)
         manager = self.snapshots.manager_of(spec)
-        async with self.opening, self.snapshots.checked_out(snapshot) as files, manager.starting:
+        async with self.start_permits, self.snapshots.checked_out(snapshot) as files, manager.starting:
             sandbox = await manager.restore(spec, saved.record, files)
         managed.attach(sandbox)
         await asyncio.to_thread(managed.save)
         await self.snapshots.note(sandbox, "woken", snapshot)
-        await self._carry(snapshot.id, sandbox.id)
+        await self._move_tokens(snapshot.id, sandbox.id)
         await self.forget(managed)
         managed.touch()
 
@@ -156,7 +156,7 @@ class Parker:
         snapshot_id, managed.parked = managed.parked, None
         if snapshot_id is not None:
             if managed.sandbox is not None:
-                await self._carry(snapshot_id, managed.sandbox.id)
+                await self._move_tokens(snapshot_id, managed.sandbox.id)
             await self.remove(snapshot_id, managed.owner)
 
     async def remove(self, snapshot_id: str, owner: str) -> None:
@@ -164,7 +164,7 @@ class Parker:
         await asyncio.to_thread(self.snapshots.store.delete, snapshot_id, owner)
         self._drop_lock(snapshot_id)
 
-    async def _carry(self, old: str, new: str) -> None:
+    async def _move_tokens(self, old: str, new: str) -> None:
         await asyncio.to_thread(self._tokens.carry, old, new)
 
     # -- recovery --------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class Parker:
     async def recover(self) -> Found:
         """Return the sandboxes that an earlier server parked, and remove what it left unfinished."""
         found = []
-        for snapshot, saved in await self._find_left():
+        for snapshot, saved in await self._find_unmanaged():
             if saved.session is not None and await self._take(snapshot, saved):
                 managed = ManagedSandbox.of(saved.session)
                 managed.parked = snapshot.id
@@ -183,7 +183,7 @@ class Parker:
     async def recover_kernels(self, origin: str) -> Kernels:
         """Take over the parked kernels of an earlier server with the root directory `origin`. From any event loop."""
         found: dict[str, _SavedKernel] = {}
-        for snapshot, saved in await self._find_left():
+        for snapshot, saved in await self._find_unmanaged():
             record = saved.record
             is_kernel = saved.session is None and record.main_kernel is not None
             if is_kernel and record.spec.origin == origin and await self._take(snapshot, saved):
@@ -193,7 +193,7 @@ class Parker:
                 found[record.spec.kernel_id] = self._parked(snapshot, saved)
         return list(found.values())
 
-    async def _find_left(self) -> list[tuple[Snapshot, Saved]]:
+    async def _find_unmanaged(self) -> list[tuple[Snapshot, Saved]]:
         """Return the parked sandboxes whose lock this server does not hold, oldest first."""
         try:
             await asyncio.to_thread(self.snapshots.store.sweep)
@@ -246,14 +246,14 @@ class Parker:
     async def _start(self) -> None:
         policy = self.service.policy
         if policy.park_kernels_after:
-            self._watching.append(asyncio.ensure_future(self._watch()))
+            self._watch_tasks.append(asyncio.ensure_future(self._watch()))
         if policy.snapshot_max_age:
-            self._watching.append(asyncio.ensure_future(keep_removing(self.snapshots, policy.snapshot_max_age)))
+            self._watch_tasks.append(asyncio.ensure_future(keep_removing(self.snapshots, policy.snapshot_max_age)))
 
     async def _watch(self) -> None:
         after = self.service.policy.park_kernels_after
         while True:
-            await asyncio.sleep(min(LOOK_INTERVAL, after / 4))
+            await asyncio.sleep(min(CHECK_INTERVAL, after / 4))
             for managed in self.service.registry.notebooks():
                 if managed.state != "running" or managed.uses or managed.sandbox is None:
                     continue
@@ -286,7 +286,7 @@ class Parker:
 
     def close(self) -> None:
         """Release the parked sandboxes for a later server to take over. May be called from any thread."""
-        for task in self._watching:
+        for task in self._watch_tasks:
             LinkThread.instance().loop.call_soon_threadsafe(task.cancel)
         locks, self._locks = self._locks, {}
         for lock in locks.values():
@@ -310,11 +310,11 @@ class _SavedKernel:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Restoration]:
-        async with self.parker.opening, self._opened() as found:
+        async with self.parker.start_permits, self._open() as found:
             yield found
 
     @asynccontextmanager
-    async def _opened(self) -> AsyncIterator[Restoration]:
+    async def _open(self) -> AsyncIterator[Restoration]:
         snapshots = self.parker.snapshots
         snapshot = await asyncio.to_thread(snapshots.store.get, self.snapshot_id, self.owner)
         saved = read_saved(snapshot)

@@ -22,7 +22,7 @@ SEEDS = {
     "bash": "RANDOM=${SRANDOM:-$(od -An -N2 -tu2 /dev/urandom)}",
 }
 #: Reseeding tasks that continue after the fork was returned to the caller.
-_late: set[asyncio.Future[None]] = set()
+_background_tasks: set[asyncio.Future[None]] = set()
 
 
 async def reseed(sandbox: Sandbox) -> None:
@@ -39,5 +39,5 @@ async def reseed(sandbox: Sandbox) -> None:
     if seeding:
         _, late = await asyncio.wait(seeding, timeout=WAIT)
         for task in late:
-            _late.add(task)
-            task.add_done_callback(_late.discard)
+            _background_tasks.add(task)
+            task.add_done_callback(_background_tasks.discard)
