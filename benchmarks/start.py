@@ -116,7 +116,7 @@ def run(start: Start) -> float:
 
 def prepare(start: Start) -> None:
     """Fill the page cache, and create what the start needs. Not counted."""
-    starts.MAKING_DELAY = 0.0
+    starts.TEMPLATE_DELAY = 0.0
     WarmStarts.is_keeping = start.kernel == "agentbox"
     run(start)
     if WarmStarts.is_keeping:

@@ -25,7 +25,7 @@ from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.processes import Command as Program
 from jupyter_agentbox.sandbox.processes import Exit, ProcessTable
-from jupyter_agentbox.sandbox.processes.values import MAX_SIDE
+from jupyter_agentbox.sandbox.processes.values import MAX_TERMINAL_SIZE
 from jupyter_agentbox.spec import SandboxSpec
 
 from .base import Command, printable, until_signal, write_out
@@ -189,5 +189,5 @@ def _size() -> tuple[int, int]:
     with contextlib.suppress(OSError):
         columns, rows = os.get_terminal_size(_STDIN)
         if rows and columns:
-            return min(rows, MAX_SIDE), min(columns, MAX_SIDE)
+            return min(rows, MAX_TERMINAL_SIZE), min(columns, MAX_TERMINAL_SIZE)
     return 24, 80

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .loop import Stream
 
 #: Mount point at which the host provides the work folder.
-GIVEN = "/run/agentbox/claim/work"
+SOURCE = "/run/agentbox/claim/work"
 
 
 class Claim:
@@ -65,7 +65,7 @@ class Claim:
         if self._is_made:
             raise ValueError("the sandbox was already claimed")
         self._is_made = True
-        mount(GIVEN, WORKSPACE, MS_BIND)
+        mount(SOURCE, WORKSPACE, MS_BIND)
         cover((path, is_folder) for path, is_folder in self._masks)
         give_up_mounting()
         for name, value in request["rlimits"].items():

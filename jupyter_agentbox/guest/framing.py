@@ -89,7 +89,7 @@ class Connection:
     is_host : bool
         Whether this is the host's end.
     max_streams : int
-        Maximum number of open streams of the peer. Further streams are reset at once.
+        Maximum number of open streams of the peer. Further streams are reset immediately.
     """
 
     def __init__(self, is_host: bool, max_streams: int = 512) -> None:
@@ -165,7 +165,7 @@ class Connection:
             self._drop_if_done(stream, state)
 
     def reset(self, stream: int, reason: str = "") -> None:
-        """Close the stream in both directions at once."""
+        """Close the stream in both directions immediately."""
         if self._streams.get(stream) is not None:
             self._drop(stream)
             self._put(RESET, stream, _clip(reason))

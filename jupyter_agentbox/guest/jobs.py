@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 #: Maximum size of a message's own framing, in bytes.
 _OVERHEAD = 64
 #: Bytes of output that a kept job holds for the next owner, and bytes read from a program ahead of the host.
-KEPT = 1024 * 1024
-AHEAD = 128 * 1024
+KEPT_OUTPUT = 1024 * 1024
+READ_AHEAD = 128 * 1024
 #: Maximum number of bytes left in a pipe when a program ends.
 _PIPE = 1024 * 1024
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
@@ -95,7 +95,7 @@ class Job:
         self._is_kept = bool(header.get("is_kept"))
         self._has_terminal = "size" in header
         self.mark = processes.new_mark()
-        self._outputs = {tag: Output(KEPT if self._is_kept else 0) for tag in (b"1", b"2")}
+        self._outputs = {tag: Output(KEPT_OUTPUT if self._is_kept else 0) for tag in (b"1", b"2")}
         self._fds: dict[int, bytes] = {}
         self._watched: set[int] = set()
         self._stream: Stream | None = None
@@ -232,7 +232,7 @@ class Job:
             self._end()
 
     def _end(self) -> None:
-        """End a job that is no longer wanted. Programs left behind by a command that exited by itself keep running."""
+        """End a job that is no longer wanted. Programs left behind by a command that exited on its own keep running."""
         if self._is_kept or self._exit is None:
             self._processes.kill_marked(self.mark, self._process)
         for fd in list(self._fds):
@@ -255,7 +255,7 @@ class Job:
     def _watch(self) -> None:
         for fd, tag in self._fds.items():
             output = self._outputs[tag]
-            is_wanted = self._stream is None or output.end - output.sent < AHEAD
+            is_wanted = self._stream is None or output.end - output.sent < READ_AHEAD
             if is_wanted != (fd in self._watched):
                 (self._watched.add if is_wanted else self._watched.discard)(fd)
                 self._loop.watch(fd, functools.partial(self._readable, fd) if is_wanted else None)

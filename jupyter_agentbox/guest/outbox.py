@@ -3,7 +3,7 @@
 An :class:`Outbox` outlives the link. When the owner is lost, the outbox goes on collecting messages, and the next owner
 receives every message that the last one had not read completely. An outbox is bounded. At its limit, while an owner is
 connected, it accepts no more and the program waits. Without an owner it drops and counts the oldest messages, because a
-kernel must not block when nobody reads its output, and the newest messages show the current state.
+kernel must not block when no one reads its output, and the newest messages show the current state.
 """
 
 from __future__ import annotations

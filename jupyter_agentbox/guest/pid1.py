@@ -1,6 +1,6 @@
 """Run as PID 1 of a sandbox: find an owner on the link, serve its requests, and exit when the lease expires.
 
-``AGENTBOX_GUEST`` holds the settings as JSON: ``lease`` (seconds without an owner after which the sandbox ends),
+``AGENTBOX_GUEST`` contains the settings as JSON: ``lease`` (seconds without an owner after which the sandbox ends),
 ``uid`` and ``gid`` of user code, and ``is_waiting`` for a sandbox that must be claimed first (:mod:`.claim`).
 """
 

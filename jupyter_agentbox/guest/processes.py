@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 #: Seconds for which to look for processes that fork faster than they are found.
-CHASE_TIMEOUT = 1.0
+SEARCH_TIMEOUT = 1.0
 #: First of the marking groups, far above those that images use.
 _FIRST_MARK = 0x40000000
-_PASSED_ON = (signal.SIGPIPE, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGXFSZ)
+_DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGXFSZ)
 
 
 class StartError(Exception):
@@ -166,7 +166,7 @@ class Processes:
                 os.seteuid(0)
                 self.has_started = True
                 pid = os.posix_spawn(
-                    path, argv, env, file_actions=actions, setsid=True, resetids=True, setsigdef=_PASSED_ON
+                    path, argv, env, file_actions=actions, setsid=True, resetids=True, setsigdef=_DEFAULT_SIGNALS
                 )
             finally:
                 os.setresuid(0, 0, 0)
@@ -227,7 +227,7 @@ class Processes:
         because the Linux kernel continues stopped processes when the exit of another one orphans their process group.
         """
         found: set[int] = set()
-        deadline = time.monotonic() + CHASE_TIMEOUT  # processes that escape the search harm only their own sandbox
+        deadline = time.monotonic() + SEARCH_TIMEOUT  # processes that escape the search harm only their own sandbox
         while (alive := _marked(mark, found)) and time.monotonic() < deadline:
             fresh = alive - found
             for pid in fresh:

@@ -462,9 +462,9 @@ class SandboxedKernel:
 
     @property
     def _wake_handlers(self) -> WakeHandlers:
-        return WakeHandlers(self._wanted, self._shut_down)
+        return WakeHandlers(self._on_wanted, self._shut_down)
 
-    def _wanted(self) -> None:
+    def _on_wanted(self) -> None:
         if self._waking is None and self.parked is not None:
             self._waking = LinkThread.instance().spawn(self._wake_for_clients())
 

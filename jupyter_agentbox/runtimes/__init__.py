@@ -4,7 +4,7 @@ A *runtime* starts sandboxes, reports on them and ends them. A *handle* is every
 report on or end a sandbox that it did not start. The contract's test suite is ``tests/contract``. Runtimes are found
 through the entry points of the group ``jupyter_agentbox.runtimes``.
 
-A runtime holds no asyncio object. Its methods block, each has a hard timeout, and
+A runtime has no asyncio object. Its methods block, each has a hard timeout, and
 :class:`~jupyter_agentbox.sandbox.sandbox.Sandbox` calls them in worker threads. Only :meth:`Runtime.is_alive`,
 :meth:`Runtime.freeze` and :meth:`Runtime.thaw` may be called on an event loop.
 """

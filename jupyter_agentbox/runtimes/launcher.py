@@ -34,7 +34,7 @@ SYS_OPEN_TREE, SYS_MOVE_MOUNT = 428, 429
 OPEN_TREE_CLONE, MOVE_MOUNT_EMPTY_PATHS = 1, 0x04 | 0x40
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 
-#: Limits on covered hidden entries. Each cover is a mount, and the stage holds the bytes of all paths.
+#: Limits on covered hidden entries. Each cover is a mount, and the stage stores the bytes of all paths.
 MAX_COVERS, MAX_COVER_BYTES = 10_000, 4 << 20
 #: Maximum bytes of one path in the work folder, because code inside has to be able to name it.
 MAX_COVER_PATH = 4000
@@ -308,7 +308,7 @@ def mount_workspace(
                 handle = open_without_links(target + "/" + path)
             except OSError as error:
                 if error.errno == errno.ELOOP and "/" not in path:
-                    # A link leads nowhere outside the sandbox, so only its text needs hiding.
+                    # A link cannot be followed outside the sandbox, so only its text needs hiding.
                     covered += cover_link(target + "/" + path, path, stage)
                 continue  # else: removed or replaced by a link since it was listed
             try:

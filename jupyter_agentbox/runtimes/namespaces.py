@@ -37,7 +37,7 @@ NOBODY = 65534
 SERVER_ID = 1001
 
 #: Settings that can forbid user namespaces: a file of /proc/sys, the value that forbids them, and one that allows them.
-_SWITCHES = (
+_SYSCTLS = (
     ("user/max_user_namespaces", "0", "15000"),
     ("kernel/unprivileged_userns_clone", "0", "1"),  # Debian
     ("kernel/apparmor_restrict_unprivileged_userns", "1", "0"),  # Ubuntu: they can be made, but have no rights
@@ -127,7 +127,7 @@ def find_forbidding(uid: int | None = None, proc: Path = Path("/proc")) -> list[
     """Return the commands that change settings which forbid user namespaces to this user (or `uid`)."""
     is_root = (os.geteuid() if uid is None else uid) == 0
     found = []
-    for name, forbidding, allowing in _SWITCHES:
+    for name, forbidding, allowing in _SYSCTLS:
         try:
             value = (proc / "sys" / name).read_text().strip()
         except OSError:

@@ -31,7 +31,7 @@ MAX_BATCH = 32 * 1024
 
 
 def begin(record: Record, directory: Path, lock: Lock) -> None:
-    """Record the claim, so that nobody else can claim the sandbox if this process dies now.
+    """Record the claim, so that no other process can claim the sandbox if this process dies now.
 
     Call it before anything is done to the sandbox.
 
@@ -59,7 +59,7 @@ def begin(record: Record, directory: Path, lock: Lock) -> None:
         raise
 
 
-async def put_in_place(link: Link, claim: Claim, covered: list[tuple[str, bool]], lease: float) -> None:
+async def apply_claim(link: Link, claim: Claim, covered: list[tuple[str, bool]], lease: float) -> None:
     """Have the guest mount the workspace, cover the hidden entries, and give up its right to mount.
 
     Parameters

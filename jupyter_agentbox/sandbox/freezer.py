@@ -76,7 +76,7 @@ class Freezer:
         quiet = time.monotonic() - max(self._link.last_active, self._quiet_since)
         if self._is_busy() or quiet < timeout:
             return False
-        self._quiet_since = time.monotonic()  # asking has a cost, so it is not repeated at once
+        self._quiet_since = time.monotonic()  # asking has a cost, so it is not repeated immediately
         if not await self._is_still():
             return False
         await asyncio.sleep(SETTLE_TIME)

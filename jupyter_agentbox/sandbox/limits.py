@@ -17,12 +17,12 @@ from jupyter_agentbox.spec import GIB, MIB, Cause, End, SandboxSpec, format_size
 from jupyter_agentbox.storage.files.atomic import Room
 
 #: Growth is tracked when less than this multiple of the floor is free.
-NEAR = 8
+TRACKING_MULTIPLE = 8
 #: Seconds after which a size mark is replaced, as long as enough space is free. Older growth no longer counts.
 MARK_INTERVAL = 60.0
 #: A sandbox counts as filling the disk if it grows by more than this fraction of the floor while less than the floor is
 #: free.
-SHARE = 16
+GROWTH_DIVISOR = 16
 #: Most entries and seconds for measuring a workspace; pause between two measurements, as a multiple of the last one's
 #: duration.
 MAX_ENTRIES, MAX_TIME, PAUSE = 1_000_000, 5.0, 10.0
@@ -31,7 +31,7 @@ MIN_CPU = 1.0
 #: Bytes of memory that programs are assumed to allocate per second, at most. It determines how often memory is checked.
 ALLOCATION_RATE = 2 * GIB
 #: Seconds between two checks of a sandbox's memory: minimum, maximum, while nothing runs in it, and while it is frozen.
-MIN_LOOK, MAX_LOOK, IDLE_LOOK, FROZEN_LOOK = 0.02, 2.0, 2.0, 60.0
+MIN_INTERVAL, MAX_INTERVAL, IDLE_INTERVAL, FROZEN_INTERVAL = 0.02, 2.0, 2.0, 60.0
 #: Seconds for which a sandbox counts as running after something was sent to it; and to wait for memory to be freed
 #: after a kill.
 AWAKE_TIME, FREE_TIMEOUT = 1.0, 1.0
@@ -86,10 +86,10 @@ class FreeSpace:
     """A guard that keeps some space free on the file systems that a sandbox writes to.
 
     It stops a sandbox if less than the floor is free *and* the sandbox's data there has grown by more than a 16th of
-    the floor since more was last free (recorded once a minute). A sandbox that has not grown is never stopped, whoever
-    fills the disk. A sandbox's data is the contents of its workspace, so sandboxes that share a folder are stopped
-    together. A folder that is too large to measure counts as growing if the sandbox has used more than a second of CPU
-    time.
+    the floor since more was last free (recorded once a minute). A sandbox that has not grown is never stopped, even if
+    another program fills the disk. A sandbox's data is the contents of its workspace, so sandboxes that share a folder
+    are stopped together. A folder that is too large to measure counts as growing if the sandbox has used more than a
+    second of CPU time.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ class FreeSpace:
         for path in (self._directory, self._workspace):
             left, floor = self._left(path)
             device = os.stat(path).st_dev
-            if left > (NEAR - 1) * floor:
+            if left > (TRACKING_MULTIPLE - 1) * floor:
                 self._marks.pop(device, None)
                 continue
             mark, now = self._marks.get(device), time.monotonic()
@@ -139,7 +139,7 @@ class FreeSpace:
             if mark is None or is_old:
                 self._marks[device] = found
             elif found.is_exact and mark.is_exact:
-                if found.size - mark.size > floor // SHARE:
+                if found.size - mark.size > floor // GROWTH_DIVISOR:
                     return _end(path, left + floor, floor)
             elif found.cpu - mark.cpu > MIN_CPU:
                 return _end(path, left + floor, floor)
@@ -219,22 +219,22 @@ class MemoryWatch:
         self._woken.set()
 
     async def run(self) -> None:
-        """Watch the memory until cancelled. Returns at once if no control group counts it."""
+        """Watch the memory until cancelled. Returns immediately if no control group counts it."""
         last = 0
         while self._paths:
             used = cgroups.read_pressure(self._paths, self._most)
             if used is None:  # not counted by any group, or no file can be opened at the moment
-                await asyncio.sleep(MAX_LOOK)
+                await asyncio.sleep(MAX_INTERVAL)
                 continue
             if used > self._most:
                 freed = await self._relieve(used, used - self._most)
                 await self._wait_freed(used - freed // 2 if freed else self._most)
             elif used > last + IDLE_GROWTH or time.monotonic() < self._awake_until or self._is_busy():
-                await asyncio.sleep(min(MAX_LOOK, max(MIN_LOOK, (self._most - used) / ALLOCATION_RATE)))
+                await asyncio.sleep(min(MAX_INTERVAL, max(MIN_INTERVAL, (self._most - used) / ALLOCATION_RATE)))
             else:
                 self._woken.clear()
                 with suppress(asyncio.TimeoutError):
-                    timeout = FROZEN_LOOK if self._is_frozen() else IDLE_LOOK
+                    timeout = FROZEN_INTERVAL if self._is_frozen() else IDLE_INTERVAL
                     await asyncio.wait_for(self._woken.wait(), timeout)
                     self._awake_until = time.monotonic() + AWAKE_TIME
             last = used
@@ -249,4 +249,4 @@ class MemoryWatch:
         while time.monotonic() < deadline:
             if (cgroups.read_pressure(self._paths, target) or 0) <= target:
                 break
-            await asyncio.sleep(MIN_LOOK)
+            await asyncio.sleep(MIN_INTERVAL)

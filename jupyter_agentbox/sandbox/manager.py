@@ -71,7 +71,7 @@ def load_runtime(name: str, **options: Any) -> Runtime:
 
 @dataclass(frozen=True)
 class Listed:
-    """A sandbox as described by its directory, whoever owns it.
+    """A sandbox as described by its directory, whether or not this process owns it.
 
     Parameters
     ----------
@@ -349,7 +349,7 @@ class SandboxManager:
         PolicyRefused
             The current policy can't be applied to a running sandbox. The caller has to end it.
         NotFound
-            There is no sandbox with that id.
+            The sandbox does not exist.
         RuntimeFailed
             The sandbox has an owner, has ended, or does not answer.
         """

@@ -20,7 +20,7 @@ INIT_TIMEOUT = 300.0
 #: Seconds between two readiness checks of a service, and that one check may take.
 READY_INTERVAL, READY_TIMEOUT = 0.1, 10.0
 #: Bytes of a failed script's output that an error quotes.
-_SHOWN = 600
+_MAX_QUOTED = 600
 
 
 async def prepare(sandbox: Sandbox) -> None:
@@ -61,7 +61,9 @@ async def _serve(sandbox: Sandbox, service: Service) -> None:
         info = processes.get(name)
         if info.exit_code is not None:
             chunks = [await processes.read(name, stream=stream) for stream in ("stderr", "stdout")]
-            output = b" ".join(chunk.data for chunk in chunks).decode("utf-8", "replace").strip()[-_SHOWN:] or "nothing"
+            output = (
+                b" ".join(chunk.data for chunk in chunks).decode("utf-8", "replace").strip()[-_MAX_QUOTED:] or "nothing"
+            )
             raise RuntimeFailed(
                 f"service {service.name!r} exited with status {info.exit_code} before it was ready. Output: {output}",
                 setting=setting,
@@ -79,7 +81,7 @@ async def _serve(sandbox: Sandbox, service: Service) -> None:
 
 def _describe_output(result: ExecResult) -> str:
     text = (result.stderr or result.stdout).decode("utf-8", "replace").strip()
-    return text[-_SHOWN:] or "nothing"
+    return text[-_MAX_QUOTED:] or "nothing"
 
 
 __all__ = ["INIT_TIMEOUT", "prepare"]

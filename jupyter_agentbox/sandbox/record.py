@@ -156,7 +156,7 @@ class Lock:
     """The ownership of a sandbox: a lock on the file ``lock`` in its directory.
 
     The owning process holds it for as long as it lives. The file's modification time is the heartbeat of the lease. A
-    time of 0 means that the sandbox was told to end: no later process adopts it, and the sweeper removes it as soon as
+    time of 0 means that the sandbox is to end: no later process adopts it, and the sweeper removes it as soon as
     it has no owner.
     """
 

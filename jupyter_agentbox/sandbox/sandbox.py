@@ -47,7 +47,7 @@ from jupyter_agentbox.spec import (
 from jupyter_agentbox.storage.audit.log import AuditLog
 from jupyter_agentbox.storage.snapshots import copy_tree
 
-from .claims import begin, in_batches, put_in_place, record_start
+from .claims import apply_claim, begin, in_batches, record_start
 from .drivers import Kernel
 from .drivers.embedded import Claim
 from .freezer import Freezer
@@ -67,7 +67,7 @@ SUSPEND_TIMEOUT = 10.0
 MEASURE_INTERVAL = 2.0
 #: A sandbox can inherit more files than its disk limit allows. INHERITED_ROOM: bytes that it may still write until it
 #: has deleted enough files. MAX_INHERITED: bytes beyond twice its limit that it may inherit; without this allowance
-#: such a sandbox would end at once, every time it is started.
+#: such a sandbox would end immediately, every time it is started.
 INHERITED_ROOM, MAX_INHERITED = 32 * MIB, GIB
 #: Entries that stay in the directory of an ended sandbox whose files are kept.
 _KEPT = frozenset({"work", "tokens", "state.json", "lock", SESSION_FILE, KEPT_MARK})
@@ -127,7 +127,7 @@ class Sandbox:
         self._ended = asyncio.Event()
         self._checkpointing = asyncio.Lock()
         # Serializes keep() and discard(): if they ran at the same time, a directory without an owner could remain.
-        self._emptying = asyncio.Lock()
+        self._removal_lock = asyncio.Lock()
         self._link = Link(directory / "link", self.gate.handle, self._link_lost)
 
     @property
@@ -293,7 +293,7 @@ class Sandbox:
     async def _resume(self, claim: Claim | None = None) -> None:
         """Reconnect to the kernels and processes that already run in the sandbox."""
         if claim is not None:
-            await put_in_place(self._link, claim, self.runtime.read_covered(self.directory), self.spec.lease_timeout)
+            await apply_claim(self._link, claim, self.runtime.read_covered(self.directory), self.spec.lease_timeout)
         for known in self.record.kernels:
             self.kernels[known.name] = kernel = Kernel(self, known.name)
             kernel.resume(known.driver, claim)
@@ -457,7 +457,7 @@ class Sandbox:
         end = cause if isinstance(cause, End) else End(cause, 137, "it was stopped")
         self._is_stopping = self._is_stopping or end.cause
         if not is_kept:
-            with suppress(OSError):  # from here on the sweeper keeps none of its files
+            with suppress(OSError):  # from here on, the sweeper does not keep its files
                 (self.directory / SESSION_FILE).unlink()
         if self.end is None:
             self._note_end(end)
@@ -484,11 +484,11 @@ class Sandbox:
         These stay until :meth:`discard`.
         """
         await self.stop(is_kept=True)
-        async with self._emptying:
+        async with self._removal_lock:
             if self._lock.is_held:  # false if it was discarded meanwhile
-                await asyncio.to_thread(self._strip)
+                await asyncio.to_thread(self._remove_all_but_kept)
 
-    def _strip(self) -> None:
+    def _remove_all_but_kept(self) -> None:
         for path in self.directory.iterdir():
             if path.name not in _KEPT:
                 with suppress(OSError):
@@ -522,7 +522,7 @@ class Sandbox:
 
     async def discard(self) -> None:
         """Remove the directory of an ended sandbox. Does nothing if it was already removed."""
-        async with self._emptying:
+        async with self._removal_lock:
             if self._lock.is_held:
                 with suppress(OSError):  # what resists is left for the sweeper
                     await asyncio.to_thread(remove_tree, self.directory)
@@ -682,7 +682,7 @@ class Sandbox:
         fresh = set(usage.deleted) - self._looked_up
         if moved or (fresh and (not freezer.is_frozen or usage.held >= MIN_HELD)):
             if await self._look_up([*moved, *(path for path, _ in fresh)]):
-                self._looked_up |= fresh  # whatever remains is held open by code inside
+                self._looked_up |= fresh  # code inside keeps the rest open
             else:
                 self._moved += moved
             usage = await self._ask_usage()

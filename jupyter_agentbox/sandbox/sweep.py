@@ -9,7 +9,7 @@ sweep treats each directory as follows:
 - It is a managed sandbox that ended on its own before its lease expired: its files are kept for the time stated in its
   ``session.json``.
 - Otherwise its processes are killed, and its control groups, its registered paths and its directory are removed. If its
-  record is damaged, its workspace is moved to ``<state_dir>/lost``, where it stays until somebody deletes it.
+  record is damaged, its workspace is moved to ``<state_dir>/lost``, where it stays until someone deletes it.
 
 An owner that begins to end a sandbox sets the time of its heartbeat to 0, so that no lease remains.
 
@@ -21,7 +21,7 @@ server's environment for a bounded time, because an engine may hang.
 
 This module uses only the standard library and is light to import, because it also runs on its own:
 :func:`ensure_sweeper` starts one small process for each state directory. The process sweeps every few seconds until
-nothing is left to watch. It ends sandboxes whose owner was killed and whose guest does not end by itself. It shares
+nothing is left to watch. It ends sandboxes whose owner was killed and whose guest does not exit on its own. It shares
 :mod:`jupyter_agentbox.linux` with the package.
 """
 
@@ -55,7 +55,7 @@ from jupyter_agentbox.linux import (
 ROUND_INTERVAL, IDLE_TIMEOUT = 2.0, 30.0
 #: Seconds after which a directory that never got a state file is considered abandoned; and for which a directory is
 #: kept whose control groups can't be removed, because only it records their names.
-UNBORN_TIMEOUT, CGROUP_PATIENCE = 60.0, 600.0
+CREATION_TIMEOUT, CGROUP_PATIENCE = 60.0, 600.0
 #: Seconds between two container sweeps, that one of them may take, and for which the sweeper stays if an engine does
 #: not answer.
 CONTAINER_INTERVAL, CONTAINER_TIMEOUT, CONTAINER_PATIENCE = 60.0, 60.0, 3600.0
@@ -151,10 +151,10 @@ def _inspect(directory: Path, now: float) -> _Due | None:
         heartbeat = (directory / "lock").stat().st_mtime
     except FileNotFoundError:
         heartbeat = directory.stat().st_mtime
-        if now - heartbeat < UNBORN_TIMEOUT:
+        if now - heartbeat < CREATION_TIMEOUT:
             return None  # it is being created, or its owner is removing it
     if state is None:
-        if now - directory.stat().st_mtime < UNBORN_TIMEOUT:
+        if now - directory.stat().st_mtime < CREATION_TIMEOUT:
             return None
         state = {}
     processes, cgroups = _read_processes(state)
@@ -190,7 +190,9 @@ def _sweep_one(directory: Path, now: float) -> bool:
         return False
     gone = directory.with_name(f"{GONE}{os.getpid()}-{directory.name}")
     directory.rename(gone)
-    if due.heartbeat and time.time() - due.heartbeat >= due.lease:  # it may have ended since, but was not told to
+    if (
+        due.heartbeat and time.time() - due.heartbeat >= due.lease
+    ):  # it may have ended since, but its end was not requested
         with contextlib.suppress(OSError):  # it was not a managed sandbox, or no server collects these files
             (gone / SESSION_FILE).replace(directory.parents[1] / "lapsed" / directory.name)
     remove_tree(gone)
@@ -338,7 +340,7 @@ def ensure_sweeper(state_dir: Path) -> bool:
         if not is_free:
             return False
     env = {name: os.environ[name] for name in ("XDG_RUNTIME_DIR",) if name in os.environ}
-    # It forks and exits at once, so that the sweeper is not a child that this process would have to reap.
+    # It forks and exits immediately, so that the sweeper is not a child that this process would have to reap.
     subprocess.run(
         make_bare_command(__file__, str(state_dir), sys.executable),
         stdin=subprocess.DEVNULL,

@@ -1,11 +1,11 @@
-"""Issue and check scoped tokens, so that an agent never holds the server's own token.
+"""Issue and check scoped tokens, so that an agent never has the server's own token.
 
 A scoped token is signed, expires, and is valid for one sandbox and a set of verbs. Its text is
 ``agentbox_<payload>.<signature>``: JSON and its HMAC-SHA256, both in base64url. The signing key is a file in the state
 directory.
 
 Each token has a record in its sandbox's directory, and is valid only while that record exists. Removing the record
-revokes the token, in every process at once. A token also ends with its sandbox, because the directory is removed. When
+immediately revokes the token in all processes. A token also ends with its sandbox, whose directory is removed. When
 a sandbox continues as another one, after a restore or while it is parked, the live record is moved to the other
 directory. It is never restored from a snapshot, so a revoked token stays revoked. Removing the key ends all tokens.
 """
@@ -50,7 +50,7 @@ MAX_LENGTH = 512
 MAX_TOKENS = 100
 _KEY_SIZE = 32
 #: Lookups before a record counts as missing: it may be moved from one directory to another between two lookups.
-_LOOKS = 3
+_READ_ATTEMPTS = 3
 _MAX_RECORD = 16 * 1024
 # The store has a method called `list`.
 Paths = list[Path]
@@ -122,7 +122,7 @@ class TokenStore:
         Raises
         ------
         NotFound
-            There is no such sandbox.
+            The sandbox does not exist.
         LimitReached
             The sandbox already has :data:`MAX_TOKENS` tokens.
         """
@@ -148,7 +148,7 @@ class TokenStore:
         if sandbox is None:
             places = [*base.glob("*/tokens/*.json"), *(self._state_dir / "parked").glob("*/tokens/*.json")]
         else:
-            places = [path for place in self._places(sandbox) for path in place.glob("*.json")]
+            places = [path for place in self._directories(sandbox) for path in place.glob("*.json")]
         for path in places:
             record = _read(path)
             if record is not None and (record := self._at(record, path)).expires > time.time():
@@ -159,7 +159,7 @@ class TokenStore:
 
     def revoke(self, sandbox: str, token_id: str) -> None:
         """Revoke a token. Raises NotFound."""
-        for place in {self._path(sandbox, token_id).parent, *self._places(sandbox)}:
+        for place in {self._path(sandbox, token_id).parent, *self._directories(sandbox)}:
             with contextlib.suppress(OSError):
                 (place / f"{token_id}.json").unlink()
                 return
@@ -170,7 +170,7 @@ class TokenStore:
 
         A token that is revoked meanwhile stays revoked, because records are moved and never rewritten.
         """
-        source, target = self._places(old)[0], self._places(new)[0]
+        source, target = self._directories(old)[0], self._directories(new)[0]
         try:
             source.rename(target)
         except FileNotFoundError:
@@ -196,7 +196,7 @@ class TokenStore:
         payload = msgspec.json.decode(_decode(found[1]), type=_Payload)
         if payload.e <= time.time():
             raise NotAuthenticated("the token has expired", setting="Policy.max_token_life")
-        for _ in range(_LOOKS):  # the record may be moved between two lookups
+        for _ in range(_READ_ATTEMPTS):  # the record may be moved between two lookups
             path = self._find(payload.s, payload.i)
             record = _read(path) if path is not None else None
             if record is not None and (record.id, record.sandbox) == (payload.i, payload.s):
@@ -209,7 +209,7 @@ class TokenStore:
 
     def is_valid(self, scope: Scope) -> bool:
         """Return whether a token's permissions still hold."""
-        is_there = any(self._find(scope.sandbox, scope.id) is not None for _ in range(_LOOKS))
+        is_there = any(self._find(scope.sandbox, scope.id) is not None for _ in range(_READ_ATTEMPTS))
         return is_there and scope.expires > time.time()
 
     def _at(self, record: TokenRecord, path: Path) -> TokenRecord:
@@ -217,7 +217,7 @@ class TokenStore:
         expires = min(record.expires, record.created + self._max_life)
         return msgspec.structs.replace(record, sandbox=path.parent.parent.name, expires=expires)
 
-    def _places(self, sandbox: str) -> Paths:
+    def _directories(self, sandbox: str) -> Paths:
         """Return the directories with the records of a sandbox's tokens.
 
         If it is parked, the parked directory comes first.
@@ -230,7 +230,7 @@ class TokenStore:
     def _find(self, sandbox: str, token_id: str) -> Path | None:
         """Find a token's record: with its sandbox, or wherever that sandbox has continued since."""
         name = f"{token_id}.json"
-        for place in self._places(sandbox):
+        for place in self._directories(sandbox):
             if (place / name).exists():
                 return place / name
         for kind in ("sandboxes", "parked"):

@@ -97,12 +97,12 @@ def reply(name: str, kind: str) -> list[bytes]:
 def test_a_kernel_works_until_every_request_is_answered() -> None:
     cell = RunningCell()
     assert cell.is_working, "nobody knows yet"
-    cell.saw_request(request("1"))
-    cell.saw_request(request("2"))
+    cell.track_request(request("1"))
+    cell.track_request(request("2"))
     states = []
     for name in ("0", "1", "2", "3"):
         for state in ("busy", "idle"):
-            cell.saw_output(status(state, name))
+            cell.track_output(status(state, name))
             states.append(cell.is_working)
     assert states == [True, True, True, True, True, False, True, False]
     cell.clear()
@@ -111,19 +111,19 @@ def test_a_kernel_works_until_every_request_is_answered() -> None:
 
 def test_a_kernel_does_not_work_for_ever_if_the_news_of_an_end_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     def finish(cell: RunningCell, name: str) -> None:
-        cell.saw_output(status("busy", name))
-        cell.saw_output(status("idle", name))
+        cell.track_output(status("busy", name))
+        cell.track_output(status("idle", name))
 
     cell = RunningCell()
-    cell.saw_request(request("1", "execute_request"))
-    cell.saw_output(status("busy"))
-    cell.saw_output(reply("1", "execute"))  # which is none
-    cell.saw_reply(reply("1", "execute"))
+    cell.track_request(request("1", "execute_request"))
+    cell.track_output(status("busy"))
+    cell.track_output(reply("1", "execute"))  # which is none
+    cell.track_reply(reply("1", "execute"))
     assert cell.is_working
     assert cell.is_busy
     monkeypatch.setattr(messages, "LOST_TIME", 0.0)
-    cell.saw_reply(reply("1", "execute"))
-    cell.saw_output(status("busy"))  # by a slow client's leave
+    cell.track_reply(reply("1", "execute"))
+    cell.track_output(status("busy"))  # by a slow client's leave
     assert not cell.is_busy
     assert not cell.is_working
     assert cell.header is None
@@ -134,23 +134,23 @@ def test_a_kernel_does_not_work_for_ever_if_the_news_of_an_end_is_lost(monkeypat
         ("4", "history_request"),
         ("5", "is_complete_request"),
     ):
-        cell.saw_request(request(name, kind))
-    cell.saw_output(status("busy", "2"))
+        cell.track_request(request(name, kind))
+    cell.track_output(status("busy", "2"))
     finish(cell, "3")
     assert cell.is_working
     finish(cell, "5")
     assert not cell.is_working
     # But not what it is at, in another line or in this one.
-    cell.saw_request(request("6", "execute_request"))
-    cell.saw_output(status("busy", "6"))
-    cell.saw_request(request("7"), channel="control")
-    cell.saw_request(request("8"))
+    cell.track_request(request("6", "execute_request"))
+    cell.track_output(status("busy", "6"))
+    cell.track_request(request("7"), channel="control")
+    cell.track_request(request("8"))
     for name in ("7", "8"):
         finish(cell, name)
         assert cell.is_working
     finish(cell, "6")
     # A kernel that answers nothing on control is asked there as well.
-    cell.saw_request(request("9", "interrupt_request"), channel="control")
+    cell.track_request(request("9", "interrupt_request"), channel="control")
     assert not cell.is_working
 
 

@@ -13,7 +13,7 @@ from jupyter_agentbox.sandbox.limits import FreeSpace
 from jupyter_agentbox.spec import MIB, Cause
 
 FLOOR = 160 * MIB
-SHARE = FLOOR // limits.SHARE
+GROWTH_DIVISOR = FLOOR // limits.GROWTH_DIVISOR
 
 
 class Disk:
@@ -48,39 +48,39 @@ def disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Disk:
 
 
 def test_nothing_is_measured_while_there_is_space(disk: Disk) -> None:
-    assert not any(disk.look(limits.NEAR * FLOOR, size) for size in (0, 10 * FLOOR))
+    assert not any(disk.look(limits.TRACKING_MULTIPLE * FLOOR, size) for size in (0, 10 * FLOOR))
     assert disk.measured == 0
 
 
 def test_what_has_grown_is_stopped_below_the_floor_and_not_before(disk: Disk) -> None:
     assert not disk.look(FLOOR, 0)
-    assert not disk.look(0, 100 * SHARE), "as much as the floor is left"
-    assert disk.look(-1, 100 * SHARE)
+    assert not disk.look(0, 100 * GROWTH_DIVISOR), "as much as the floor is left"
+    assert disk.look(-1, 100 * GROWTH_DIVISOR)
 
 
 def test_what_has_not_grown_is_never_stopped(disk: Disk) -> None:
-    assert not disk.look(FLOOR, 5 * SHARE)
+    assert not disk.look(FLOOR, 5 * GROWTH_DIVISOR)
     for _ in range(100):
-        assert not disk.look(-FLOOR, 5 * SHARE + SHARE)
-    assert disk.look(-FLOOR, 6 * SHARE + 1)
+        assert not disk.look(-FLOOR, 5 * GROWTH_DIVISOR + GROWTH_DIVISOR)
+    assert disk.look(-FLOOR, 6 * GROWTH_DIVISOR + 1)
 
 
 def test_one_that_starts_below_the_floor_is_stopped_once_it_grows(disk: Disk) -> None:
-    assert not disk.look(-1, 50 * SHARE)
-    assert not disk.look(-1, 50 * SHARE, after=1000)
-    assert disk.look(-1, 52 * SHARE)
+    assert not disk.look(-1, 50 * GROWTH_DIVISOR)
+    assert not disk.look(-1, 50 * GROWTH_DIVISOR, after=1000)
+    assert disk.look(-1, 52 * GROWTH_DIVISOR)
 
 
 def test_what_grew_long_before_the_disk_was_full_does_not_count(disk: Disk) -> None:
     assert not disk.look(FLOOR, 0)
-    assert not disk.look(FLOOR, 50 * SHARE, after=limits.MARK_INTERVAL + 1)
-    assert not disk.look(-1, 50 * SHARE)
+    assert not disk.look(FLOOR, 50 * GROWTH_DIVISOR, after=limits.MARK_INTERVAL + 1)
+    assert not disk.look(-1, 50 * GROWTH_DIVISOR)
 
 
 def test_a_folder_that_cannot_be_measured_is_judged_by_processor_time(disk: Disk) -> None:
     disk.is_exact = False
     assert not disk.look(FLOOR, 0)
-    assert not disk.look(-1, 100 * SHARE, cpu=limits.MIN_CPU / 2)
+    assert not disk.look(-1, 100 * GROWTH_DIVISOR, cpu=limits.MIN_CPU / 2)
     assert disk.look(-1, 0, cpu=2 * limits.MIN_CPU)
 
 

@@ -291,7 +291,7 @@ class EmbeddedApp(IPKernelApp):
         """Do nothing: the front on the host answers heartbeats."""
 
     def load_connection_info(self, info: Any) -> None:
-        """Load key and signature scheme. ZeroMQ refuses the file's transport, so clients inside do not wait in vain."""
+        """Load key and signature scheme. ZeroMQ refuses the file's transport, so clients inside fail early."""
         info["transport"] = "tcp"
         super().load_connection_info(info)
 

@@ -76,7 +76,7 @@ class Unpacker:
 
     @property
     def is_at_boundary(self) -> bool:
-        """Whether no part of an unfinished message is held."""
+        """Whether no part of an unfinished message is buffered."""
         return not self._buffer and not self._sizes
 
     def feed(self, data: bytes) -> list[list[bytes]]:
@@ -130,7 +130,7 @@ class Sender:
 
     While an owner is connected, :meth:`send` waits for it to read. Data that may still be in the FIFO is kept, because
     it may be lost with the owner. Without an owner everything is kept. Beyond ``limit`` the oldest messages are dropped
-    and counted, because a program must not block when nobody reads its output.
+    and counted, because a program must not block when no one reads its output.
 
     gVisor has no non-blocking write to a host's FIFO, and a blocking write cannot be interrupted. The sender therefore
     writes only as much as the FIFO has room for. The owner reports on a second FIFO how much it has read, and the

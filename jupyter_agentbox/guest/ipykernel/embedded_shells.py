@@ -48,7 +48,7 @@ class Shells:
         return False
 
     def add_callback(self, callback: Callable[..., object], *args: Any) -> None:
-        """Call a function at once, since the thread that it is meant for does not exist.
+        """Call a function immediately, since the thread that it is meant for does not exist.
 
         The function marks the end of the messages to abort. Clients send further messages only after they see the
         error.

@@ -229,7 +229,7 @@ class Publisher(IOPubThread):
 
 
 class Output(OutStream):
-    """Standard output or error. The first line of a cell is sent at once, further output is collected briefly."""
+    """Standard output or error. The first line of a cell is sent immediately, further output is collected briefly."""
 
     _flusher: ClassVar[threading.Thread | None] = None
     _wanted = threading.Event()

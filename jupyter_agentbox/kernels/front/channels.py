@@ -74,17 +74,17 @@ class Channel:
 
     def put(self, identity: bytes, frames: list[bytes]) -> None:
         """Queue a client's message for the kernel."""
-        self._see(identity, frames)
+        self._track(identity, frames)
         self._queue.append([identity, *frames])
         self._queued_bytes += sum(map(len, frames))
         self._wake.set()
         if not self.is_paused and (len(self._queue) > MAX_QUEUED or self._queued_bytes > MAX_QUEUED_BYTES):
             self._pause(True)
 
-    def _see(self, identity: bytes, frames: list[bytes]) -> None:
+    def _track(self, identity: bytes, frames: list[bytes]) -> None:
         if self.name != "stdin" and self._read_host_cell(identity, frames) is None:
-            if self.front.cell.saw_request(frames, identity, self.name) and identity not in self.front.local_peers:
-                self.front.audience.saw_client(identity)
+            if self.front.cell.track_request(frames, identity, self.name) and identity not in self.front.local_peers:
+                self.front.audience.note_client(identity)
             # A console sends a shutdown request and exits, without notifying its kernel manager.
             self.front.is_end_expected |= self.front.cell.is_shutdown_requested
 
@@ -96,10 +96,10 @@ class Channel:
         """The queued messages that no kernel has received, each with its client's identity first."""
         return list(self._queue)
 
-    def see_again(self) -> None:
+    def track_again(self) -> None:
         """Track the queued messages again, because another kernel will receive them."""
         for identity, *frames in self._queue:
-            self._see(identity, frames)
+            self._track(identity, frames)
 
     def _pause(self, is_paused: bool) -> None:
         self.is_paused = is_paused

@@ -194,7 +194,7 @@ class Front:
         self._repeating = {"control", "shell"} if self.epoch else set()
         self.epoch += 1
         for channel in self._channels.values():
-            channel.see_again()
+            channel.track_again()
         kernel.on_message = lambda channel, frames: self._on_message(kernel, channel, frames)
         kernel.is_busy = lambda: kernel is not self._kernel or not self.has_output or self._is_working
         kernel.add_end_callback(lambda *_: self._on_end(kernel))
@@ -298,7 +298,7 @@ class Front:
         self.is_alive = True
         self._wake_handlers = handlers
         for channel in self._channels.values():
-            channel.see_again()
+            channel.track_again()
         if any(channel.waiting for channel in self._channels.values()):
             handlers.on_wanted()
 
@@ -393,7 +393,7 @@ class Front:
             frames = self._renew("control" if channel == "control" else "shell", frames)
         if channel == "iopub":
             self.has_output = True
-            self.cell.saw_output(frames)
+            self.cell.track_output(frames)
             if self.first_notice and self.cell.header is not None:
                 text, self.first_notice = self.first_notice, ""
                 self._show(self.stream_message(text))
@@ -405,13 +405,13 @@ class Front:
                 peer.on_message(channel, frames)
             await self._channels["iopub"].publish(frames)
         elif channel in ("shell", "control", "stdin") and frames[0] in self.local_peers:
-            self.cell.saw_reply(frames)
+            self.cell.track_reply(frames)
             self.local_peers[frames[0]].on_message(channel, frames[1:])
         elif frames[0] == FRONT_IDENTITY:
-            self.cell.saw_reply(frames)
+            self.cell.track_reply(frames)
             self.audience.has_answered.set()
         elif channel in ("shell", "control", "stdin"):
-            is_failure = self.cell.saw_reply(frames) and channel == "shell"
+            is_failure = self.cell.track_reply(frames) and channel == "shell"
             await self._channels[channel].route(frames)
             if is_failure and self._is_host_cell_next:
                 self._channels["shell"].abort_waiting()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_PEERS = 256
 #: Maximum number of frames in one message. A kernel accepts one more, for the client's identity.
 MAX_FRAMES = 4095
-#: Bytes buffered for one client from which they are written at once, and not at the end of the event loop's iteration.
+#: Bytes buffered for one client from which they are written immediately, not at the end of the event loop's iteration.
 FLUSH_SIZE = 64 * 1024
 #: Bytes queued for one client before the kernel has to wait. Only little should be queued when a cell is answered:
 #: nbclient drops everything that it has not read four seconds later.

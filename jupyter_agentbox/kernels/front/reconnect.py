@@ -52,7 +52,7 @@ class Audience:
         self.is_there.clear()
         asyncio.get_running_loop().call_later(TIMEOUT, self.is_there.set)
 
-    def saw_client(self, identity: bytes) -> None:
+    def note_client(self, identity: bytes) -> None:
         """Record which client sent a cell."""
         client = identity.decode("latin-1")
         if client != self._client and len(client) <= MAX_CLIENT and client.isprintable() and client.isascii():

@@ -35,13 +35,13 @@ log = logging.getLogger(__name__)
 #: File in an unclaimed sandbox's directory that contains its key.
 MARK = "pooled"
 #: Seconds between two rounds of a keeper, between two checks of what the kernels depend on, and after a failure.
-LOOK_INTERVAL, INPUTS_INTERVAL, RETRY_INTERVAL = 2.0, 30.0, 60.0
+CHECK_INTERVAL, INPUTS_INTERVAL, RETRY_INTERVAL = 2.0, 30.0, 60.0
 #: Seconds for which a kernel that was just started has the machine to itself before the pool is refilled.
 FILL_DELAY = 3.0
 #: Longest time that a sandbox stays in the pool, and that a kind of kernel is kept without being started, in seconds.
 MAX_AGE, MAX_UNUSED = 3600.0, 24 * 3600.0
 #: Assumed memory usage of a sandbox before any was measured, in bytes.
-FIRST_GUESS = 100 * MIB
+ASSUMED_MEMORY = 100 * MIB
 
 
 class Pool:
@@ -174,7 +174,7 @@ class Keeper:
             except (AgentboxError, OSError) as error:
                 log.warning("cannot maintain the pool: %s", error)
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), LOOK_INTERVAL)
+                await asyncio.wait_for(self._wake.wait(), CHECK_INTERVAL)
             self._wake.clear()
 
     async def _check_pool(self) -> None:
@@ -193,7 +193,7 @@ class Keeper:
                 del self._kinds[key]
             elif now >= kind.pause_until and self._has_room(key, kind):
                 await self._add(key, kind)
-                self._wake.set()  # create the next one at once
+                self._wake.set()  # create the next one immediately
 
     def _still_waits(self, sandbox_id: str) -> bool:
         """Renew a sandbox's lease, because it has no owner to do so. Return False if it was claimed or has ended."""
@@ -220,7 +220,7 @@ class Keeper:
         assert kind.spec.warm is not None
         used = [waiting.memory for waiting in self._waiting.values()]
         own = sum(waiting.key == key for waiting in self._waiting.values())
-        next_one = max(used, default=FIRST_GUESS)
+        next_one = max(used, default=ASSUMED_MEMORY)
         return own < kind.spec.warm.pool_size and sum(used) + next_one <= self._policy.pool_max_memory
 
     async def _add(self, key: str, kind: _Kind) -> None:

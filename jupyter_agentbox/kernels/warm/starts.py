@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 _IPYKERNEL = ("-m", "ipykernel_launcher", "-f", "{connection_file}")
 #: Seconds for which a new kernel has the machine to itself before a template of its kind is made.
-MAKING_DELAY = 10.0
+TEMPLATE_DELAY = 10.0
 #: The code context that an agent's or program's sandbox has from its start.
 DEFAULT_CONTEXT = "default"
 #: With less memory, in bytes, or fewer processes, the context is not created before code is run, because its kernel
@@ -124,7 +124,7 @@ class WarmStarts:
         """Schedule the creation of the import cache for later cold starts, once in this process's life."""
 
         async def gather() -> None:
-            await asyncio.sleep(MAKING_DELAY)
+            await asyncio.sleep(TEMPLATE_DELAY)
             await asyncio.to_thread(import_cache.make, self.manager.state_dir)
 
         if self.is_keeping and self._gathering is None:
@@ -137,7 +137,7 @@ class WarmStarts:
 
         async def make() -> None:
             try:
-                await asyncio.sleep(MAKING_DELAY)
+                await asyncio.sleep(TEMPLATE_DELAY)
                 async with self.manager.starting:
                     made = await self.templates.make(spec, argv)
                 log.info("created a template for profile %s: %s", spec.profile, made.id)
@@ -150,14 +150,14 @@ class WarmStarts:
 
     @classmethod
     async def aclose_all(cls) -> None:
-        """End the unclaimed sandboxes in this process's pools, and make no more. May be awaited on any event loop."""
+        """End the unclaimed sandboxes of this process's pools for good. May be awaited on any event loop."""
         cls.is_keeping = False
         with cls._shared_lock:
             found, cls._shared = list(cls._shared.values()), {}
         await LinkThread.instance().run(_gather(found))
 
     async def aclose(self) -> None:
-        """End the unclaimed sandboxes, and make no more."""
+        """End the unclaimed sandboxes, and stop creating them."""
         tasks = [*self._making.values(), *([self._gathering] if self._gathering is not None else [])]
         for task in tasks:
             task.cancel()

@@ -116,7 +116,7 @@ def find_inputs(spec: SandboxSpec, argv: Sequence[str], fingerprint: Mapping[str
         "limits": vars(spec.warm.limits),
         "preload": spec.warm.preload,
         "profile": spec.profile,
-        "root": [str(spec.root), *(_stat(path) for path in _root_marks(spec.root))],
+        "root": [str(spec.root), *(_stat(path) for path in _find_root_files(spec.root))],
         "mounts": [(item.target, str(item.source)) for item in spec.mounts],
         "packages": _hash_packages(spec),
         "runtime": spec.runtime,
@@ -148,7 +148,7 @@ def _hash_code() -> str:
     return _hash([(str(path), _stat(path)) for path in files])
 
 
-def _root_marks(root: Path | None) -> Iterator[Path]:
+def _find_root_files(root: Path | None) -> Iterator[Path]:
     if root is not None:
         for name in (".", "usr", "usr/bin", "usr/lib", "etc", "usr/lib/python3/dist-packages", "usr/local/lib"):
             yield root / name

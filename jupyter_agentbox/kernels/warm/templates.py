@@ -57,7 +57,7 @@ READY_TIMEOUT = 120.0
 LEASE = 30.0
 _SANDBOX = "template"
 #: Additional fields in a template's fingerprint: which installation created it, and for which command.
-_MAKER, _ARGV = "maker", "command"
+_INSTALLATION, _ARGV = "maker", "command"
 _DESCRIPTIONS = {
     "code": "this package",
     "argv": "the interpreter",
@@ -75,7 +75,7 @@ _DESCRIPTIONS = {
 List = list[str]
 #: Code that prepares a kernel for the snapshot. Packages may be installed for the user, in a folder that Python
 #: searches only if it exists from the start. Unneeded memory is released, so that it need not be read at each start.
-_SETTLE = """exec('''
+_PREPARATION = """exec('''
 import ctypes, gc, os, site, sys
 folder = site.getusersitepackages()
 if site.ENABLE_USER_SITE and folder not in sys.path:
@@ -85,7 +85,7 @@ gc.collect()
 ctypes.CDLL(None).malloc_trim(0)
 ''', {})"""
 #: A cell that changes nothing.
-_REHEARSAL = "None"
+_NOOP_CELL = "None"
 
 
 @dataclass(frozen=True)
@@ -192,9 +192,9 @@ class Templates:
             The template's runtime cannot be queried.
         """
         then = dict(item.meta.fingerprint)
-        maker, argv = then.pop(_MAKER, ""), json.loads(then.pop(_ARGV, "[]"))
-        if maker != str(PACKAGE):
-            return None if maker and Path(maker).is_dir() else ["the environment that created it"]
+        installation, argv = then.pop(_INSTALLATION, ""), json.loads(then.pop(_ARGV, "[]"))
+        if installation != str(PACKAGE):
+            return None if installation and Path(installation).is_dir() else ["the environment that created it"]
         try:
             spec = Record.from_bytes(item.meta.record).spec
             spec = replace(spec, warm=self._policy.profile(spec.profile).warm)
@@ -247,7 +247,7 @@ class Templates:
             try:
                 kernel, known = next(iter(sandbox.kernels.values())), sandbox.record.kernels[0]
                 signer = Signer(known.key.encode(), known.signature_scheme)
-                await asyncio.wait_for(_run(kernel, signer, [_REHEARSAL], is_silent=False), READY_TIMEOUT)
+                await asyncio.wait_for(_run(kernel, signer, [_NOOP_CELL], is_silent=False), READY_TIMEOUT)
             except BaseException as error:
                 await asyncio.shield(self.manager.stop(sandbox))
                 if isinstance(error, asyncio.TimeoutError):
@@ -307,7 +307,7 @@ class Templates:
                 created=time.time(),
                 name=make_key(inputs),
                 note=spec.profile,
-                fingerprint={**inputs, _MAKER: str(PACKAGE), _ARGV: json.dumps(list(argv))},
+                fingerprint={**inputs, _INSTALLATION: str(PACKAGE), _ARGV: json.dumps(list(argv))},
                 record=record,
             )
             made = await asyncio.to_thread(self.store.commit, staged, meta)
@@ -358,7 +358,9 @@ async def _warm_up(kernel: Kernel, signer: Signer, spec: SandboxSpec) -> None:
     """Have the kernel import the preloaded modules, and run the code paths that every cell uses once."""
     assert spec.warm is not None
     modules = spec.warm.preload
-    failed, reply = await _run(kernel, signer, [*(f"exec('import {module}', {{}})" for module in modules), _SETTLE])
+    failed, reply = await _run(
+        kernel, signer, [*(f"exec('import {module}', {{}})" for module in modules), _PREPARATION]
+    )
     if failed is not None:
         raise InvalidConfig(
             f"cannot import the module {[*modules, ''][failed]!r}: {reply.get('ename')}: {reply.get('evalue')}"[:500],

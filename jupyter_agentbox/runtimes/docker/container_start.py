@@ -2,8 +2,8 @@
 
 Docker has no id maps per sandbox. So the container's root, whose rights end in gVisor's own kernel, creates a user
 namespace *inside*, with the maps that ``runtimes.namespaces`` chooses for every runtime: the guest is an id that owns
-nothing, and user code is the owner of the work folder. Nothing stays outside that namespace, and there is no way back
-out of it. Docker has no writable layer over binds, so the program also mounts writable layers, in memory, over
+nothing, and user code is the owner of the work folder. Nothing stays outside that namespace, and no process can leave
+it. Docker has no writable layer over binds, so the program also mounts writable layers, in memory, over
 read-only directories. The program is passed to the interpreter as text (``-c``), so it uses the standard library only.
 Its arguments are the guest's directory and JSON.
 """

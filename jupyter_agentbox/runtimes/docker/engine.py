@@ -333,7 +333,7 @@ class _Transport(UnixHTTPAdapter):
         return pool
 
     def build_response(self, req: Any, resp: Any) -> Any:
-        resp.headers.pop("Content-Encoding", None)  # not decompressed, so an answer is no longer than its bytes
+        resp.headers.pop("Content-Encoding", None)  # not decompressed, so that the limit on bytes bounds the answer
         return super().build_response(req, resp)
 
 

@@ -414,7 +414,7 @@ def _find_in_kernel_log(container: str) -> bool | None:
 def _find_hidden(workspace: Path, spec: SandboxSpec) -> Iterator[tuple[str, bool]]:
     """Yield the hidden entries to cover, and whether each is a folder.
 
-    Symbolic links are skipped: nothing can be mounted on them, and they lead nowhere outside the sandbox. A FIFO is
+    Symbolic links are skipped: nothing can be mounted on them, and they cannot lead outside the sandbox. A FIFO is
     refused, because gVisor would wait forever for its other end.
     """
     try:

@@ -29,7 +29,7 @@ from jupyter_agentbox.spec import GUEST_DIR, LIMIT_NAMES, MIB, Limits, SandboxSp
 if TYPE_CHECKING:
     from .runtime import RunscRuntime
 
-#: Seconds for each step, and seconds after which a probe ends by itself because its caller was killed.
+#: Seconds for each step, and seconds after which a probe exits on its own because its caller was killed.
 PROBE_TIMEOUT, PROBE_LIFE = 20.0, 200.0
 #: Prefix of the probes' directories, which other users may also have.
 PREFIX = "agentbox-check-"

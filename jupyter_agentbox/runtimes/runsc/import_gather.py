@@ -15,7 +15,7 @@ import types
 from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 
 #: Modules imported before the first cell completes, but not by an import statement at the top of a module.
-LATE = (
+LAZY_IMPORTS = (
     "tornado.platform.asyncio",
     "IPython.core.oinspect",
     "IPython.core.completerlib",
@@ -41,7 +41,7 @@ def gather(guest: str) -> bytes:
     sys.modules[package.__name__] = package
     importlib.import_module("_agentbox.embedded")
     embedded = sorted(name.partition(".")[2] for name in sys.modules if name.startswith("_agentbox."))
-    for name in LATE:
+    for name in LAZY_IMPORTS:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     modules: dict[str, tuple[str, int, int]] = {}

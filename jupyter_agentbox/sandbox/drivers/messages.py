@@ -36,7 +36,7 @@ def header_index(frames: Sequence[bytes]) -> int | None:
 
 
 def parse(frame: bytes) -> dict[str, Any]:
-    """Return the object in a small JSON frame, or an empty one if the frame holds anything else."""
+    """Return the object in a small JSON frame, or an empty one if the frame contains anything else."""
     if len(frame) > MAX_HEADER:
         return {}
     try:
@@ -171,7 +171,7 @@ class RunningCell:
         self._forget_lost()
         return list(self._pending.values())
 
-    def saw_request(self, frames: Sequence[bytes], identity: bytes = b"", channel: str = "shell") -> bool:
+    def track_request(self, frames: Sequence[bytes], identity: bytes = b"", channel: str = "shell") -> bool:
         """Track a message that a client sends on shell or control. Return whether it is a cell to run."""
         index = header_index(frames)
         header = parse(frames[index]) if index is not None else {}
@@ -202,7 +202,7 @@ class RunningCell:
             self._open.pop(str(request_id), None)
         return found
 
-    def saw_output(self, frames: Sequence[bytes]) -> None:
+    def track_output(self, frames: Sequence[bytes]) -> None:
         """Track a message that the kernel sends on iopub."""
         index = header_index(frames)
         if index is None or b'"status"' not in frames[index][:MAX_HEADER]:
@@ -258,7 +258,7 @@ class RunningCell:
             self._is_idle |= self._begun in finished
             self._lost.extend(finished)
 
-    def saw_reply(self, frames: Sequence[bytes]) -> bool:
+    def track_reply(self, frames: Sequence[bytes]) -> bool:
         """Track a reply of the kernel on shell or control.
 
         Return whether it is a failure that aborts the queued cells.

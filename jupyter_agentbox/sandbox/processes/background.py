@@ -23,8 +23,8 @@ RING_SIZE = 1 * MIB
 #: Seconds that the guest may take to start a process; and for which a slow reader may delay one.
 START_TIMEOUT = 30.0
 HOLD_TIMEOUT = 10.0
-#: Bytes read from each process per second, at most, so that none keeps the link thread busy with output that nobody
-#: reads.
+#: Bytes read from each process per second, at most, so that none keeps the link thread busy with output that no
+#: one reads.
 DRAIN_RATE = 32 * MIB
 _CHUNK = 64 * KIB
 
@@ -219,7 +219,7 @@ class Follower:
     def __init__(self, process: Process, offsets: Mapping[str, int]) -> None:
         self.is_given_up = False
         self._process = process
-        self._places = {name: offsets.get(name, ring.start) for name, ring in process.rings.items()}
+        self._offsets = {name: offsets.get(name, ring.start) for name, ring in process.rings.items()}
         process.followers.add(self)
 
     @property
@@ -227,7 +227,7 @@ class Follower:
         """Whether the reader is so far behind that the process should wait for it."""
         rings = self._process.rings
         return not self.is_given_up and any(
-            rings[name].end - place > RING_SIZE // 2 for name, place in self._places.items()
+            rings[name].end - place > RING_SIZE // 2 for name, place in self._offsets.items()
         )
 
     async def next(self) -> Output | Exit:
@@ -235,10 +235,10 @@ class Follower:
         process = self._process
         while True:
             for name, ring in process.rings.items():
-                if self._places[name] < ring.end:
-                    offset, data = ring.get(self._places[name], _CHUNK)
-                    self._places[name] = offset + len(data)
-                    self.is_given_up = self.is_given_up and self._places[name] < ring.end
+                if self._offsets[name] < ring.end:
+                    offset, data = ring.get(self._offsets[name], _CHUNK)
+                    self._offsets[name] = offset + len(data)
+                    self.is_given_up = self.is_given_up and self._offsets[name] < ring.end
                     process.moved()
                     return Output(name, offset, data)
             if process.exit is not None:

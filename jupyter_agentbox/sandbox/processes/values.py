@@ -12,9 +12,9 @@ from jupyter_agentbox.errors import InvalidRequest, PolicyRefused
 from jupyter_agentbox.spec import WORKSPACE, SandboxSpec
 
 _VARIABLE = re.compile(r"[^=\0]+")
-_SHOWN = 200
+_MAX_SHOWN = 200
 #: Maximum number of rows or columns of a terminal.
-MAX_SIDE = 1000
+MAX_TERMINAL_SIZE = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Command:
     def shown(self) -> str:
         """The command as one short line for people."""
         text = self.line if self.line is not None else " ".join(self.argv or ("login shell",))
-        return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+        return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
 
     def header(self, spec: SandboxSpec) -> dict[str, Any]:
         """Validate the command and return it as a header for the guest. Raises InvalidRequest, PolicyRefused."""
@@ -204,6 +204,6 @@ class Chunk:
 
 def check_size(rows: int, columns: int) -> tuple[int, int]:
     for field, value in (("rows", rows), ("columns", columns)):
-        if not isinstance(value, int) or not 1 <= value <= MAX_SIDE:
-            raise InvalidRequest(f"{field} must be between 1 and {MAX_SIDE}", field=field)
+        if not isinstance(value, int) or not 1 <= value <= MAX_TERMINAL_SIZE:
+            raise InvalidRequest(f"{field} must be between 1 and {MAX_TERMINAL_SIZE}", field=field)
     return rows, columns

@@ -574,8 +574,8 @@ HOSTILE_FRAMES = st.sampled_from([DELIMITER, b"{}", b'{"msg_type": "status"}', b
 @settings(max_examples=300, deadline=None)
 def test_hostile_messages_are_looked_at_without_harm(frames: list[bytes]) -> None:
     cell = RunningCell()
-    cell.saw_request(frames)
-    cell.saw_output(frames)
+    cell.track_request(frames)
+    cell.track_output(frames)
     assert cell.header is None
     header_index(frames)
 
@@ -611,12 +611,12 @@ def test_the_running_cell_is_the_one_the_kernel_is_busy_with() -> None:
     for _ in range(2):
         request = signer.message(b"id", "execute_request", {"code": ""})
         requests.append(request[3])
-        cell.saw_request(request)
+        cell.track_request(request)
     status = lambda parent, state: signer.message(b"", "status", {"execution_state": state}, parent)  # noqa: E731
-    cell.saw_output(status(requests[0], "busy"))
+    cell.track_output(status(requests[0], "busy"))
     assert cell.header == requests[0]
-    cell.saw_output(status(json.dumps({"msg_id": "forged"}).encode(), "busy"))
-    cell.saw_output(status(requests[1], "idle"))
+    cell.track_output(status(json.dumps({"msg_id": "forged"}).encode(), "busy"))
+    cell.track_output(status(requests[1], "idle"))
     assert cell.header == requests[0]
-    cell.saw_output(status(requests[0], "idle"))
+    cell.track_output(status(requests[0], "idle"))
     assert cell.header is None

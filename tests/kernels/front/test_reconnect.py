@@ -53,7 +53,7 @@ def test_only_a_clients_plain_id_is_kept() -> None:
     listeners = Audience()
     listeners.on_client = found.append
     for identity in (b"page", b"page", b"\x00\xff", b"x" * 1000, b"other"):
-        listeners.saw_client(identity)
+        listeners.note_client(identity)
     assert found == ["page", "other"]
 
 

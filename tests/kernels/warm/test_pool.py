@@ -121,7 +121,7 @@ from support.warm_kernels import ARGV, Kept
 async def stall(*arguments):
     print("claimed", flush=True)
     await asyncio.sleep(600)
-sandbox.put_in_place = stall
+sandbox.apply_claim = stall
 kept = Kept(Path({str(kept.base)!r}))
 spec = kept.spec()
 kept.run(lambda: kept.warm.pool.take(KernelRequest(spec, ARGV, "k", "hmac-sha256"), kept.key(spec)))

@@ -166,7 +166,7 @@ def test_what_a_killed_maker_left_is_removed_and_another_ones_is_not(tmp_path: P
 def test_a_server_makes_it_once_kernels_start(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     from jupyter_agentbox.kernels.warm import starts
 
-    monkeypatch.setattr(starts, "MAKING_DELAY", 0.0)
+    monkeypatch.setattr(starts, "TEMPLATE_DELAY", 0.0)
     monkeypatch.setattr(starts.WarmStarts, "is_keeping", True)
     path = find(place.policy.state_path)
     path.unlink()
