@@ -306,9 +306,9 @@ class AgentboxProvisioner(KernelProvisionerBase):
                 or await self._adopt(self._sandboxed)
                 or await self._take_parked(self._sandboxed)
             )
-            if info is None and (kept := self._sandboxed.take_kept(self._spec.kernel_id)) is not None:
+            if info is None and (retained := self._sandboxed.take_retained(self._spec.kernel_id)) is not None:
                 assert self._policy is not None
-                self._spec = await asyncio.to_thread(keep_hosts, self._policy, self._spec, kept.spec)
+                self._spec = await asyncio.to_thread(keep_hosts, self._policy, self._spec, retained.spec)
         self._sandboxed.first_notice, self._notice = self._notice, ""
         if info is None:
             info = await LinkThread.instance().run(self._sandboxed.start(self._spec, cmd))

@@ -68,8 +68,8 @@ class RetainedWorkspace:
     async def forget(self) -> None:
         """Remove the files, if they are still kept. Call on the link thread."""
         kernel_id = self.sandbox.spec.kernel_id
-        if SandboxedKernel.kept.get(kernel_id) is self:
-            del SandboxedKernel.kept[kernel_id]
+        if SandboxedKernel.retained.get(kernel_id) is self:
+            del SandboxedKernel.retained[kernel_id]
             await self.manager.stop(self.sandbox)
 
 
@@ -100,7 +100,7 @@ class SandboxedKernel:
     #: Kernels that an earlier server parked, by kernel id, until Jupyter starts them.
     waiting: ClassVar[dict[str, ParkedKernel]] = {}
     #: Files of kernels that Jupyter has given up, by kernel id, until the kernel is started again or they expire.
-    kept: ClassVar[dict[str, RetainedWorkspace]] = {}
+    retained: ClassVar[dict[str, RetainedWorkspace]] = {}
     _all: ClassVar[weakref.WeakSet[SandboxedKernel]] = weakref.WeakSet()
     _all_lock: ClassVar[threading.Lock] = threading.Lock()
 
@@ -605,7 +605,7 @@ class SandboxedKernel:
         self.end = self.end or End(Cause.STOPPED, 0, "it was removed")
 
     async def retire(self, seconds: float) -> None:
-        """Release a kernel that Jupyter will not start again, but keep a private workspace for :meth:`take_kept`.
+        """Release a kernel that Jupyter will not start again, but keep a private workspace for :meth:`take_retained`.
 
         Parameters
         ----------
@@ -623,18 +623,18 @@ class SandboxedKernel:
 
     async def _keep(self, sandbox: Sandbox, seconds: float) -> None:
         await self.manager.keep(sandbox)
-        kept = RetainedWorkspace(self.manager, sandbox, time.time() + seconds)
-        self.kept[sandbox.spec.kernel_id] = kept
+        retained = RetainedWorkspace(self.manager, sandbox, time.time() + seconds)
+        self.retained[sandbox.spec.kernel_id] = retained
         self._sandbox = self._kernel = None
-        LinkThread.instance().spawn(kept.expire())
+        LinkThread.instance().spawn(retained.expire())
 
-    def take_kept(self, kernel_id: str) -> Sandbox | None:
+    def take_retained(self, kernel_id: str) -> Sandbox | None:
         """Have the next start inherit the kept files of a kernel id. Return their sandbox, or None if there is none."""
-        kept = self.kept.pop(kernel_id, None)
-        if kept is None:
+        retained = self.retained.pop(kernel_id, None)
+        if retained is None:
             return None
-        self._revived, self._sandbox = kept, kept.sandbox
-        return kept.sandbox
+        self._revived, self._sandbox = retained, retained.sandbox
+        return retained.sandbox
 
     def _ended(self, kernel: Kernel) -> None:
         if kernel is not self._kernel or kernel.end is None or self.end is not None:
@@ -670,12 +670,12 @@ def _release_all() -> None:
 
     async def release() -> None:
         released = [kernel.release() for kernel in kernels] + [
-            kept.forget() for kept in list(SandboxedKernel.kept.values())
+            retained.forget() for retained in list(SandboxedKernel.retained.values())
         ]
         await asyncio.gather(*released, return_exceptions=True)
 
     kernels = [kernel for kernel in SandboxedKernel._all if kernel.is_held]
-    if kernels or SandboxedKernel.kept:
+    if kernels or SandboxedKernel.retained:
         with contextlib.suppress(Exception):
             LinkThread.instance().submit(release()).result(EXIT_TIMEOUT)
 

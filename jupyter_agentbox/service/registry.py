@@ -245,7 +245,7 @@ class SandboxRegistry:
                 if managed.parked is None:
                     managed.mark_parked(parked)
                 found[parked.sandbox_id] = managed
-        for ended_kernel in SandboxedKernel.kept.values():
+        for ended_kernel in SandboxedKernel.retained.values():
             sandbox = ended_kernel.sandbox
             if ended_kernel.manager.state_dir == self.policy.state_path:
                 managed = self._notebooks.get(sandbox.id)

@@ -417,7 +417,7 @@ class SandboxService:
         """End a sandbox and forget it. Raises NotFound, and Conflict for the sandbox of a notebook's kernel."""
         managed = self.registry.find(sandbox_id, caller)
         if managed.kind == "notebook":
-            kept = SandboxedKernel.kept.get(managed.spec.kernel_id) if managed.spec is not None else None
+            kept = SandboxedKernel.retained.get(managed.spec.kernel_id) if managed.spec is not None else None
             if kept is not None and kept.sandbox is managed.sandbox:
                 await kept.forget()
                 return
