@@ -107,7 +107,7 @@ class AgentboxHandler(TokenMixin, APIHandler):
         if self.current_user is None:
             raise web.HTTPError(403)
         if not await is_allowed(self, route.right):
-            raise web.HTTPError(403, f"you have no permission to {route.right} on {RESOURCE}")
+            raise web.HTTPError(403, f"you have no {route.right} permission on {RESOURCE}")
         self._check_scope(route)
 
     def _check_scope(self, route: Route) -> None:

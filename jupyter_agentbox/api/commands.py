@@ -111,7 +111,7 @@ async def list_processes(call: Call) -> ProcessList:
 
 @route("GET", PROCESS, "read", answer=ProcessAnswer, is_poll=True)
 async def get_process(call: Call) -> ProcessAnswer:
-    """Describe a background process."""
+    """Get the state of a background process."""
     managed = await call.sandboxes.registry.look(call.id, "bash", caller=call.caller)
     return _answer(managed.running().processes.get(call.params["process"]))
 

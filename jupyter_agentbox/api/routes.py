@@ -60,7 +60,7 @@ class Route:
     token_verb : str, optional
         The verb of tokens that it requires, if that differs from the action.
     is_owners : bool
-        Whether scoped tokens may not call it, because it changes the sandbox's own terms.
+        Whether scoped tokens may not call it, because it changes permissions or creates sandboxes.
     """
 
     verb: str

@@ -83,7 +83,7 @@ async def delete_sandbox(call: Call) -> None:
 async def revive_sandbox(call: Call) -> SandboxInfo:
     """Restart a sandbox that crashed or ran out of memory or disk, with the files of its workspace.
 
-    It keeps its id, tokens and terms, as far as policy still allows them. Memory and everything outside the
+    It keeps its id, tokens and settings, as far as policy still allows them. Memory and everything outside the
     workspace are lost. Possible until `end.kept_until`. Has no effect on a running sandbox.
     """
     return await call.sandboxes.revive(call.id, caller=call.caller)

@@ -23,7 +23,7 @@ async def create_token(call: Call) -> TokenMade:
     managed = await _managed(call)
     for verb in body.verbs:
         if not await call.is_allowed(verb):
-            raise NotAuthorized(f"you lack the right to {verb}, so you cannot give it", field="verbs")
+            raise NotAuthorized(f"you have no {verb} permission, so you cannot give it", field="verbs")
     life = choose_life(body.life, call.sandboxes.policy.max_token_life)
     sandbox, tokens = managed.running().id, _store(call)
     text, record = await blocking(

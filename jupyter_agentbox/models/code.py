@@ -24,8 +24,10 @@ class CodeRequest(Body, frozen=True):
         If no context is given, each language other than Python has its own, named after its kernel.
     timeout : float, optional
         Seconds after which the code is interrupted; null for no limit.
-    stream_bytes, display_bytes : int
-        Maximum number of bytes kept of stdout and of stderr each, and of all displays together.
+    stream_bytes : int
+        Maximum number of bytes kept of stdout and of stderr each.
+    display_bytes : int
+        Maximum number of bytes kept of all displays together.
     displays : int
         Maximum number of displays kept.
     keep_running : bool

@@ -10,7 +10,7 @@ from .base import Answer, Body, Name
 from .commands import Encoding
 
 #: Linux's own limit. Percent-encoded in a query, the path must also fit in the 64 KiB of a request's head.
-Path = Annotated[str, Meta(min_length=1, max_length=4096, description="Relative to the workspace, or absolute.")]
+Path = Annotated[str, Meta(min_length=1, max_length=4096, description="Path in the workspace, relative or absolute.")]
 Mode = Annotated[int, Meta(ge=0, le=0o777, description="Permission bits.")]
 
 

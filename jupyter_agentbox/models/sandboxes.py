@@ -106,7 +106,7 @@ class SandboxFilters(Body, frozen=True):
     Parameters
     ----------
     state, profile, tenant, kernel_id : str, optional
-        Exact values to match.
+        Exact value to match.
     label : list of str
         `name` or `name=value`.
     owner : str, optional
@@ -170,7 +170,7 @@ class UsageInfo(Answer, frozen=True):
     Parameters
     ----------
     memory, disk : int
-        Bytes.
+        Bytes in use.
     cpu : float
         Seconds of CPU time since its start.
     time : float

@@ -204,8 +204,10 @@ class AuditVerification(Answer, frozen=True):
 
     Parameters
     ----------
-    rows, dropped : int
-        Number of rows that are intact, and of rows that were dropped because the log was full.
+    rows : int
+        Number of intact rows.
+    dropped : int
+        Number of rows that were dropped because the log was full.
     head : str
         Number and hash of the last intact row. Store it elsewhere for a later verification.
     row : int, optional
@@ -243,8 +245,10 @@ class AuditExport(Body, frozen=True):
         Kind of row, such as `egress`, `call` or `lifecycle`.
     is_allowed : bool, optional
         True for rows about what was allowed, false for refusals.
-    since, until : float, optional
-        Range of time in seconds since the epoch: including `since`, excluding `until`.
+    since : float, optional
+        Only rows from this time on, in seconds since the epoch.
+    until : float, optional
+        Only rows before this time, in seconds since the epoch.
     after_id : int, optional
         Only rows after this id.
     """

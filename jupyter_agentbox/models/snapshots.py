@@ -19,8 +19,10 @@ class SnapshotRequest(Body, frozen=True):
 
     Parameters
     ----------
-    name, note : str
-        Name and note for people.
+    name : str
+        Short name for people.
+    note : str
+        Description for people.
     """
 
     name: Title = ""

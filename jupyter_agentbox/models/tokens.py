@@ -35,8 +35,10 @@ class TokenInfo(Answer, frozen=True):
     ----------
     sandbox_id : str
         Id of its sandbox in the audit log and on the host.
-    owner, made_by : str
-        Owner of the sandbox, and creator of the token.
+    owner : str
+        Owner of the sandbox.
+    made_by : str
+        Creator of the token.
     """
 
     id: str

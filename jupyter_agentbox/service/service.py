@@ -328,7 +328,7 @@ class SandboxService:
     async def revive(self, sandbox_id: str, *, caller: Caller) -> SandboxInfo:
         """Start a sandbox again that ended by a fault, with its files. Do nothing if it is running.
 
-        The new sandbox has the terms of the ended one, as far as today's policy allows them. Its tokens stay valid.
+        The new sandbox has the settings of the ended one, as far as today's policy allows them. Its tokens stay valid.
 
         Raises
         ------
@@ -665,7 +665,7 @@ class SandboxService:
         Conflict
             It is a notebook's sandbox, of which only the allowed hosts can be changed.
         """
-        caller.check_unscoped("change a sandbox's own terms")
+        caller.check_unscoped("change a sandbox")
         managed = await self.registry.look(sandbox_id, caller=caller)
         others = (patch.idle_timeout, patch.max_life, patch.labels)
         if managed.kind == "notebook" and any(value is not UNSET for value in others):

@@ -280,7 +280,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Describe a background process */
+        /** Get the state of a background process */
         get: operations["get_process"];
         put?: never;
         post?: never;
@@ -824,7 +824,7 @@ export interface paths {
         put?: never;
         /**
          * Restart a sandbox that crashed or ran out of memory or disk, with the files of its workspace
-         * @description It keeps its id, tokens and terms, as far as policy still allows them. Memory and everything outside the workspace are lost. Possible until `end.kept_until`. Has no effect on a running sandbox.
+         * @description It keeps its id, tokens and settings, as far as policy still allows them. Memory and everything outside the workspace are lost. Possible until `end.kept_until`. Has no effect on a running sandbox.
          */
         post: operations["revive_sandbox"];
         delete?: never;
@@ -1348,9 +1348,9 @@ export interface components {
          */
         AuditVerification: {
             is_ok: boolean;
-            /** @description Number of rows that are intact, and of rows that were dropped because the log was full. */
+            /** @description Number of intact rows. */
             rows: number;
-            /** @description Number of rows that are intact, and of rows that were dropped because the log was full. */
+            /** @description Number of rows that were dropped because the log was full. */
             dropped: number;
             /** @description Number and hash of the last intact row. Store it elsewhere for a later verification. */
             head: string;
@@ -1382,12 +1382,12 @@ export interface components {
              */
             timeout?: number | null;
             /**
-             * @description Maximum number of bytes kept of stdout and of stderr each, and of all displays together.
+             * @description Maximum number of bytes kept of stdout and of stderr each.
              * @default 1048576
              */
             stream_bytes?: number;
             /**
-             * @description Maximum number of bytes kept of stdout and of stderr each, and of all displays together.
+             * @description Maximum number of bytes kept of all displays together.
              * @default 10485760
              */
             display_bytes?: number;
@@ -1891,7 +1891,7 @@ export interface components {
          * @description A file to write, with its whole content as text or bytes.
          */
         WriteRequest: {
-            /** @description Relative to the workspace, or absolute. */
+            /** @description Path in the workspace, relative or absolute. */
             path: string;
             /** @default  */
             text?: string;
@@ -1933,7 +1933,7 @@ export interface components {
          * @description Content to append to a file.
          */
         AppendRequest: {
-            /** @description Relative to the workspace, or absolute. */
+            /** @description Path in the workspace, relative or absolute. */
             path: string;
             /** @default  */
             text?: string;
@@ -1947,7 +1947,7 @@ export interface components {
          * @description A text to replace in a file. It must occur exactly `count` times, or any number of times with `all`.
          */
         EditRequest: {
-            /** @description Relative to the workspace, or absolute. */
+            /** @description Path in the workspace, relative or absolute. */
             path: string;
             old: string;
             new: string;
@@ -2035,7 +2035,7 @@ export interface components {
          * @description A directory to create.
          */
         MakeDirectoryRequest: {
-            /** @description Relative to the workspace, or absolute. */
+            /** @description Path in the workspace, relative or absolute. */
             path: string;
             /** @default true */
             parents?: boolean;
@@ -2047,9 +2047,9 @@ export interface components {
          * @description An entry to move, and its new path.
          */
         MoveRequest: {
-            /** @description Relative to the workspace, or absolute. */
+            /** @description Path in the workspace, relative or absolute. */
             source: string;
-            /** @description Relative to the workspace, or absolute. */
+            /** @description Path in the workspace, relative or absolute. */
             target: string;
             /** @default true */
             parents?: boolean;
@@ -2061,9 +2061,9 @@ export interface components {
          * @description An entry to copy, and the path of the copy.
          */
         CopyRequest: {
-            /** @description Relative to the workspace, or absolute. */
+            /** @description Path in the workspace, relative or absolute. */
             source: string;
-            /** @description Relative to the workspace, or absolute. */
+            /** @description Path in the workspace, relative or absolute. */
             target: string;
             /** @default true */
             recursive?: boolean;
@@ -2102,7 +2102,7 @@ export interface components {
          * @description An entry to delete.
          */
         DeleteRequest: {
-            /** @description Relative to the workspace, or absolute. */
+            /** @description Path in the workspace, relative or absolute. */
             path: string;
             /** @default false */
             recursive?: boolean;
@@ -2121,9 +2121,9 @@ export interface components {
          * @description Files to copy from another sandbox of the caller, or from a host folder that policy allows.
          */
         ImportRequest: {
-            /** @description Relative to the workspace, or absolute. */
+            /** @description Path in the workspace, relative or absolute. */
             source: string;
-            /** @description Relative to the workspace, or absolute. */
+            /** @description Path in the workspace, relative or absolute. */
             target: string;
             /**
              * @description Id of the sandbox to copy from.
@@ -2143,9 +2143,9 @@ export interface components {
          * @description Files to copy to a host folder in `Policy.export_folders`.
          */
         ExportRequest: {
-            /** @description Relative to the workspace, or absolute. */
+            /** @description Path in the workspace, relative or absolute. */
             source: string;
-            /** @description Relative to the workspace, or absolute. */
+            /** @description Path in the workspace, relative or absolute. */
             target: string;
             /** @description Letters, digits, `.`, `_`, `-`. */
             folder: string;
@@ -2423,11 +2423,11 @@ export interface components {
          * @description The last measurement of a sandbox's resource use, made every two seconds while it is not frozen.
          */
         UsageInfo: {
-            /** @description Bytes. */
+            /** @description Bytes in use. */
             memory: number;
             /** @description Seconds of CPU time since its start. */
             cpu: number;
-            /** @description Bytes. */
+            /** @description Bytes in use. */
             disk: number;
             /** @description When it was measured, in seconds since the epoch. */
             time: number;
@@ -2594,12 +2594,12 @@ export interface components {
          */
         SnapshotRequest: {
             /**
-             * @description Name and note for people.
+             * @description Short name for people.
              * @default
              */
             name?: string;
             /**
-             * @description Name and note for people.
+             * @description Description for people.
              * @default
              */
             note?: string;
@@ -2702,12 +2702,12 @@ export interface components {
             name: string;
             /** @description Id of its sandbox in the audit log and on the host. */
             sandbox_id: string;
-            /** @description Owner of the sandbox, and creator of the token. */
+            /** @description Owner of the sandbox. */
             owner: string;
             verbs: ("execute" | "read" | "restore" | "write")[];
             created: number;
             expires: number;
-            /** @description Owner of the sandbox, and creator of the token. */
+            /** @description Creator of the token. */
             made_by: string;
         };
         /**
@@ -2823,9 +2823,9 @@ export interface operations {
                 kind?: string;
                 /** @description True for rows about what was allowed, false for refusals. */
                 is_allowed?: boolean;
-                /** @description Range of time in seconds since the epoch: including `since`, excluding `until`. */
+                /** @description Only rows from this time on, in seconds since the epoch. */
                 since?: number;
-                /** @description Range of time in seconds since the epoch: including `since`, excluding `until`. */
+                /** @description Only rows before this time, in seconds since the epoch. */
                 until?: number;
                 /** @description Only rows after this id. */
                 after_id?: number;
@@ -3438,7 +3438,7 @@ export interface operations {
     read_file: {
         parameters: {
             query: {
-                /** @description Relative to the workspace, or absolute. */
+                /** @description Path in the workspace, relative or absolute. */
                 path: string;
                 offset?: number;
                 length?: number;
@@ -3548,7 +3548,7 @@ export interface operations {
     stat_file: {
         parameters: {
             query: {
-                /** @description Relative to the workspace, or absolute. */
+                /** @description Path in the workspace, relative or absolute. */
                 path: string;
                 follow?: boolean;
             };
@@ -3575,7 +3575,7 @@ export interface operations {
     file_exists: {
         parameters: {
             query: {
-                /** @description Relative to the workspace, or absolute. */
+                /** @description Path in the workspace, relative or absolute. */
                 path: string;
             };
             header?: never;
@@ -3601,7 +3601,7 @@ export interface operations {
     list_files: {
         parameters: {
             query?: {
-                /** @description Relative to the workspace, or absolute. */
+                /** @description Path in the workspace, relative or absolute. */
                 path?: string;
                 recursive?: boolean;
                 depth?: number;
@@ -3631,7 +3631,7 @@ export interface operations {
         parameters: {
             query: {
                 pattern: string;
-                /** @description Relative to the workspace, or absolute. */
+                /** @description Path in the workspace, relative or absolute. */
                 path?: string;
                 limit?: number;
             };
@@ -3659,7 +3659,7 @@ export interface operations {
         parameters: {
             query: {
                 pattern: string;
-                /** @description Relative to the workspace, or absolute. */
+                /** @description Path in the workspace, relative or absolute. */
                 path?: string;
                 glob?: string;
                 is_literal?: boolean;
@@ -3799,7 +3799,7 @@ export interface operations {
     download_file: {
         parameters: {
             query: {
-                /** @description Relative to the workspace, or absolute. */
+                /** @description Path in the workspace, relative or absolute. */
                 path: string;
                 digest?: boolean;
             };
@@ -3837,7 +3837,7 @@ export interface operations {
     upload_file: {
         parameters: {
             query: {
-                /** @description Relative to the workspace, or absolute. */
+                /** @description Path in the workspace, relative or absolute. */
                 path: string;
                 size?: number;
                 sha256?: string;
@@ -3873,7 +3873,7 @@ export interface operations {
     download_archive: {
         parameters: {
             query?: {
-                /** @description Relative to the workspace, or absolute. */
+                /** @description Path in the workspace, relative or absolute. */
                 path?: string;
                 kind?: "tar" | "zip";
             };
@@ -3900,7 +3900,7 @@ export interface operations {
     upload_archive: {
         parameters: {
             query?: {
-                /** @description Relative to the workspace, or absolute. */
+                /** @description Path in the workspace, relative or absolute. */
                 path?: string;
                 size?: number;
                 sha256?: string;
@@ -4045,13 +4045,13 @@ export interface operations {
     list_sandboxes: {
         parameters: {
             query?: {
-                /** @description Exact values to match. */
+                /** @description Exact value to match. */
                 state?: "ended" | "lost" | "parked" | "running" | "starting" | "unknown";
-                /** @description Exact values to match. */
+                /** @description Exact value to match. */
                 profile?: string;
-                /** @description Exact values to match. */
+                /** @description Exact value to match. */
                 tenant?: string;
-                /** @description Exact values to match. */
+                /** @description Exact value to match. */
                 kernel_id?: string;
                 /** @description `name` or `name=value`. */
                 label?: string[];
@@ -4452,9 +4452,9 @@ export interface operations {
                 kind?: string;
                 /** @description True for rows about what was allowed, false for refusals. */
                 is_allowed?: boolean;
-                /** @description Range of time in seconds since the epoch: including `since`, excluding `until`. */
+                /** @description Only rows from this time on, in seconds since the epoch. */
                 since?: number;
-                /** @description Range of time in seconds since the epoch: including `since`, excluding `until`. */
+                /** @description Only rows before this time, in seconds since the epoch. */
                 until?: number;
                 /** @description Only rows after this id. */
                 after_id?: number;

@@ -146,8 +146,8 @@ class Process(Target, frozen=True, kw_only=True):
 class BashOutput(Process, frozen=True, kw_only=True):
     """Which output of a background command to read."""
 
-    stream: Annotated[Literal["stdout", "stderr"], Meta(description="Which output.")] = "stdout"
-    offset: Annotated[int, Meta(ge=0, le=2**62, description="Byte offset to start at; see the last call.")] = 0
+    stream: Annotated[Literal["stdout", "stderr"], Meta(description="Output stream.")] = "stdout"
+    offset: Annotated[int, Meta(ge=0, le=2**62, description="Byte offset to start at, from the last result.")] = 0
     wait: Annotated[float, Meta(ge=0, le=60, description="Seconds to wait for new output.")] = 0.0
     limit: Annotated[int, Meta(ge=100, le=MOST_TEXT, description="Maximum number of bytes.")] = MAX_TEXT
 

@@ -101,10 +101,10 @@ class ToolContext:
         """Return a call of an operation that is not on one sandbox."""
         route = _ROUTES[operation]
         if not await self.access.is_allowed(route.right):
-            raise NotAuthorized(f"you have no permission to {route.right} on sandboxes of this server")
+            raise NotAuthorized(f"you have no {route.right} permission on this server's sandboxes")
         caller, loop = await self.access.caller(route.right), asyncio.get_running_loop()
         if route.is_owners:
-            caller.check_unscoped("change the sandbox's own terms")
+            caller.check_unscoped("fork or change a sandbox")
         return Call(
             route=route,
             params=dict(params),
