@@ -71,12 +71,12 @@ def __dir__() -> list[str]:
 
 
 def _jupyter_server_extension_points() -> list[dict[str, object]]:
-    """Tell Jupyter's server what to load. Nothing is imported before it asks, as kernels' starts import the package.
+    """Return the server extension for Jupyter Server. It is imported here, because kernels also import this module.
 
     Raises
     ------
     SystemExit
-        The extension cannot be imported, and sandboxed kernels are enforced: the server would go on without either.
+        The extension cannot be imported, although sandboxed kernels are enforced. The server would run without both.
     """
     module = "jupyter_agentbox.jupyter.extension"
     try:
@@ -87,7 +87,7 @@ def _jupyter_server_extension_points() -> list[dict[str, object]]:
         if files := find_enforcing_files():
             raise SystemExit(
                 f"jupyter_agentbox: the server does not start: its extension cannot be imported ({error!r}), and "
-                f"AgentboxExtension.enforce in {', '.join(files)} allows sandboxed kernels only. Install the package "
-                "again, or remove that setting"
+                f"AgentboxExtension.enforce in {', '.join(files)} allows only sandboxed kernels. Reinstall the "
+                "package, or remove that setting"
             ) from error
         raise

@@ -45,7 +45,7 @@ def read_start_time(pid: int) -> int | None:
 
 
 def is_running(pid: int, start_time: int) -> bool:
-    """Return whether this process still runs, as opposed to another process that has since got the same pid."""
+    """Return whether this process still runs, as opposed to another process that now has the same pid."""
     return read_start_time(pid) == start_time
 
 
@@ -104,7 +104,7 @@ def kill_processes(processes: Iterable[tuple[int, int]], timeout: float = 10.0) 
 
 
 def send_signal(pid: int, start_time: int, number: int) -> bool:
-    """Send a signal to this process only, never to another that has got its pid; return whether it was sent."""
+    """Send a signal to this process only, never to another process that now has its pid; return whether it was sent."""
     with contextlib.suppress(OSError):
         handle = os.pidfd_open(pid)
         try:
@@ -155,8 +155,8 @@ def remove_tree(directory: Path) -> None:
     """Remove a directory tree that hostile code may have written to.
 
     Links are not followed, names may be any bytes, and unreadable directories are made readable. Any depth works,
-    because nested directories are moved to the top instead of being descended into. No process may run in the tree any
-    more. A tree that does not exist is not an error.
+    because nested directories are moved to the top instead of being descended into. No process may still run in the
+    tree. A tree that does not exist is not an error.
     """
     try:
         top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -306,7 +306,7 @@ def write_atomically(
     is_durable : bool
         Flush the data to the disk before the file gets its name.
     is_new : bool
-        Keep an existing file unchanged. If several processes write at once, the first one creates the file.
+        Keep an existing file unchanged. If several processes write simultaneously, the first one creates the file.
     """
     fresh = path.with_name(f"{NEW}{path.name}-{os.urandom(8).hex()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW

@@ -40,16 +40,16 @@ class Resolver:
     """
 
     def __init__(self, limit: int = 4) -> None:
-        self._slots = asyncio.Semaphore(limit)
+        self._semaphore = asyncio.Semaphore(limit)
 
     async def __call__(self, host: str, port: int) -> list[str]:
         """Return the addresses of a name in the order in which to try them. Raises OSError."""
         loop = asyncio.get_running_loop()
-        await self._slots.acquire()
+        await self._semaphore.acquire()
         answer: asyncio.Future[list[str]] = loop.create_future()
 
         def finish(addresses: list[str], error: OSError | None) -> None:
-            self._slots.release()
+            self._semaphore.release()
             if answer.cancelled():
                 return
             if error is not None:
@@ -59,14 +59,14 @@ class Resolver:
 
         def work() -> None:
             addresses: list[str] = []
-            problem: OSError | None = None
+            failure: OSError | None = None
             try:
                 found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
                 addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
             except (OSError, UnicodeError) as error:
-                problem = error if isinstance(error, OSError) else OSError(str(error))
+                failure = error if isinstance(error, OSError) else OSError(str(error))
             with contextlib.suppress(RuntimeError):  # the event loop has ended in the meantime
-                loop.call_soon_threadsafe(finish, addresses, problem)
+                loop.call_soon_threadsafe(finish, addresses, failure)
 
         threading.Thread(target=work, name="agentbox-lookup", daemon=True).start()
         return await answer
@@ -104,13 +104,13 @@ def refused_answer(
         try:
             kind = classify_address(address)
         except ValueError:
-            return address, f"{name}:{port} is refused, since its lookup answered what is no address"
+            return address, f"{name}:{port} is refused: its lookup returned an invalid address"
         if is_own(address):
             kind = Kind(kind.what if kind is not None else "this machine's own")
         if kind is not None and private_rule(name, port, grant, is_ordinary=kind.is_ordinary) is None:
             return address, (
-                f"{name}:{port} is refused, since the name leads to an address of the kind: {kind.what}; "
-                f"to allow it add {name}:{port} (setting: Policy.private_hosts)"
+                f"{name}:{port} is refused: the name resolves to a non-public address ({kind.what}); "
+                f"to allow it, add {name}:{port} (setting: Policy.private_hosts)"
             )
     return None
 
@@ -141,14 +141,14 @@ async def dial(
     OSError
         No address answered. This is the last error.
     """
-    problem: OSError = OSError("no address")
+    failure: OSError = OSError("no address found")
     for address in list(addresses)[:MAX_ADDRESSES]:
         try:
             reader, writer = await asyncio.wait_for(connect(address, port), timeout)
         except asyncio.TimeoutError:
-            problem = OSError(f"no answer within {timeout:g} s")
+            failure = OSError(f"no response within {timeout:g} s")
         except OSError as error:
-            problem = error
+            failure = error
         else:
             return address, reader, writer
-    raise problem
+    raise failure

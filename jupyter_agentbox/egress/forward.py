@@ -108,7 +108,7 @@ class Source:
                 known = len(self.buffer)
                 if not await self.fill():
                     if self.buffer:
-                        raise WireError("the HTTP head ends too early")
+                        raise WireError("the HTTP head is incomplete")
                     return None
 
         return await asyncio.wait_for(find(), timeout)
@@ -174,7 +174,7 @@ class Upstream:
         self.close()
 
     def close(self) -> None:
-        """Close at once. Idempotent."""
+        """Close immediately. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self.writer.transport.abort()
@@ -216,17 +216,17 @@ async def finish(tasks: Iterable[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def say_and_close(stream: Stream, data: bytes, timeout: float) -> None:
+async def send_and_close(stream: Stream, data: bytes, timeout: float) -> None:
     """Send final data, and give the guest time to read it before closing."""
 
-    async def say() -> None:
+    async def send() -> None:
         await stream.write(data)
         await stream.write_eof()
         while await stream.read():
             pass
 
     with contextlib.suppress(asyncio.TimeoutError, LinkClosed):
-        await asyncio.wait_for(say(), timeout)
+        await asyncio.wait_for(send(), timeout)
     stream.reset()
 
 
@@ -246,7 +246,7 @@ async def check_hello(client: Source, host: str, port: int, timeout: float) -> N
             if not await client.fill():
                 if not client.buffer:
                     return None  # nothing was sent, so there is nothing to check
-                raise WireError("TLS ends within its hello")
+                raise WireError("the TLS hello is incomplete")
 
     try:
         if port == 443:
@@ -268,8 +268,8 @@ async def check_hello(client: Source, host: str, port: int, timeout: float) -> N
         is_same = False
     if not is_same:
         shown = printable(name)
-        why = f"the TLS server name is {shown}" if name else "the TLS hello has no server name"
-        raise Refused(f"{host}:{port} was closed: {why}, not {host}", 403, host, port, {"sni": shown})
+        why = f"the TLS server name is {shown}, not {host}" if name else "the TLS hello has no server name"
+        raise Refused(f"{host}:{port} was closed: {why}", 403, host, port, {"sni": shown})
 
 
 async def relay(

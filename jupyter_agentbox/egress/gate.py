@@ -31,7 +31,7 @@ from .forward import (
     check_hello,
     finish,
     relay,
-    say_and_close,
+    send_and_close,
 )
 from .http_forward import HttpForwarder
 from .rules import Decision, check_grant, decide, normal_name, ports_of, printable
@@ -43,7 +43,7 @@ NAME_NETWORK = ipaddress.ip_network("127.64.0.0/10")
 #: Called with host, port and a sentence when something is refused.
 OnRefusal = Callable[[str, int, str], None]
 
-_PHRASES = {400: "bad request", 403: "refused", 502: "unreachable", 503: "not now", 504: "no answer in time"}
+_PHRASES = {400: "bad request", 403: "refused", 502: "unreachable", 503: "unavailable", 504: "timed out"}
 
 
 class Audit(Protocol):
@@ -190,9 +190,9 @@ class Gate:
         if serve is None:
             return
         if self._connections >= self.limits.connections:
-            sentence = f"the sandbox has {self._connections} connections open, and may have no more"
+            sentence = f"the sandbox has {self._connections} open connections, which is the maximum"
             if via == "http":
-                await say_and_close(stream, http1.refusal(503, "", sentence), 0.1)
+                await send_and_close(stream, http1.refusal(503, "", sentence), 0.1)
             return
         self._connections += 1
         try:
@@ -226,7 +226,7 @@ class Gate:
                 answer = http1.refusal(
                     refused.status, _PHRASES.get(refused.status, ""), refused.sentence, forwarder.method
                 )
-                await say_and_close(stream, answer, self._times.linger)
+                await send_and_close(stream, answer, self._times.linger)
 
     async def _serve_connect(self, stream: Stream, client: Source, host: str, port: int) -> None:
         upstream = await self._open(host, port)
@@ -242,13 +242,13 @@ class Gate:
         async def read(parse: Callable[[bytes], Any]) -> Any:
             while (found := parse(bytes(client.buffer))) is None:
                 if not await client.fill():
-                    raise wire.WireError("SOCKS5 ends too early")
+                    raise wire.WireError("the SOCKS5 request is incomplete")
             return found
 
         size, is_open = await asyncio.wait_for(read(wire.socks_greeting), timeout)
         client.take(size)
         if not is_open:
-            await say_and_close(stream, wire.SOCKS_NO_METHOD, self._times.linger)
+            await send_and_close(stream, wire.SOCKS_NO_METHOD, self._times.linger)
             return
         await stream.write(wire.SOCKS_NO_AUTH)
         request: wire.SocksRequest = await asyncio.wait_for(read(wire.socks_request), timeout)
@@ -256,13 +256,13 @@ class Gate:
         try:
             if request.error == wire.SOCKS_NO_COMMAND:
                 shown = printable(request.host)
-                raise Refused(f"SOCKS5 to {shown}:{request.port}: only CONNECT is served", 403, shown, request.port)
+                raise Refused(f"SOCKS5 to {shown}:{request.port}: only CONNECT is supported", 403, shown, request.port)
             upstream = await self._open(request.host, request.port)
         except Refused as refused:
             await self._log_refusal(refused)
             refusal = request.error or wire.SOCKS_REFUSED
             code = {400: refusal, 403: refusal, 502: wire.SOCKS_UNREACHABLE}.get(refused.status)
-            await say_and_close(stream, wire.socks_reply(code or wire.SOCKS_FAILED), self._times.linger)
+            await send_and_close(stream, wire.socks_reply(code or wire.SOCKS_FAILED), self._times.linger)
             return
         try:
             await stream.write(wire.socks_reply(wire.SOCKS_OK))
@@ -298,7 +298,7 @@ class Gate:
         except Refused as refused:
             await self._log_refusal(refused)
             is_tls = bool(client.buffer) and wire.may_be_tls(bytes(client.buffer[:2]))
-            await say_and_close(stream, TLS_ALERT if is_tls else b"", self._times.linger)
+            await send_and_close(stream, TLS_ALERT if is_tls else b"", self._times.linger)
 
     # -- decisions -----------------------------------------------------------------------------
 
@@ -316,7 +316,7 @@ class Gate:
         try:
             addresses = await asyncio.wait_for(self._resolve(name, port), self._times.lookup)
         except asyncio.TimeoutError:
-            failure = Refused(f"{name}:{port} was not looked up in time", 504, name, port)
+            failure = Refused(f"{name}:{port} is allowed, but the lookup of its name timed out", 504, name, port)
         except OSError:
             pass
         if not addresses:
@@ -330,12 +330,12 @@ class Gate:
             address, reader, writer = await dial(addresses, port, self._connect, self._times.connect)
         except OSError as error:
             why = error.strerror or str(error)
-            raise Refused(f"{name}:{port} is allowed, but did not answer: {why}", 502, name, port) from None
+            raise Refused(f"{name}:{port} is allowed, but the connection failed: {why}", 502, name, port) from None
         upstream = Upstream(name, port, decision.rule, address, reader, writer, self._closed)
         self._upstreams.add(upstream)
         if self._is_closed or not self._is_allowed(name, port):
             upstream.close()  # the grant has changed in the meantime
-            raise Refused(f"{name}:{port} is not allowed any more", 403, name, port)
+            raise Refused(f"{name}:{port} is no longer allowed", 403, name, port)
         return upstream
 
     async def _log_allowed(self, decision: Decision, port: int, addresses: list[str]) -> None:
@@ -351,7 +351,7 @@ class Gate:
             )
         except AgentboxError as error:
             log.error("egress of %s refused: %s", self.sandbox_id, error)
-            why = f"{decision.host}:{port} is refused, since the audit log cannot be written"
+            why = f"{decision.host}:{port} is refused: the audit log cannot be written"
             raise Refused(why, 503, decision.host, port) from None
 
     async def _log_refusal(self, refused: Refused) -> None:
@@ -360,7 +360,7 @@ class Gate:
             try:
                 self.on_refusal(refused.host, refused.port, refused.sentence)
             except Exception:
-                log.exception("a refusal could not be shown")
+                log.exception("could not report a refusal")
         try:
             await self._audit.arecord(
                 "egress" if refused.status in (400, 403) else "egress_failed",
@@ -372,7 +372,7 @@ class Gate:
                 detail=refused.detail,
             )
         except AgentboxError as error:
-            log.error("egress of %s refused, and not logged: %s", self.sandbox_id, error)
+            log.error("refused egress of %s could not be logged: %s", self.sandbox_id, error)
 
     def _closed(self, upstream: Upstream) -> None:
         self._upstreams.discard(upstream)

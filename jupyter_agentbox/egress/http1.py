@@ -29,7 +29,7 @@ _HOP_BY_HOP = frozenset(
     }
 )  # fmt: skip
 #: Headers that determine the target or the framing. Naming them in Connection must not remove them.
-_KEPT = frozenset({"host", "content-length", "transfer-encoding"})
+_ESSENTIAL = frozenset({"host", "content-length", "transfer-encoding"})
 
 Headers = list[tuple[str, str]]
 
@@ -119,9 +119,9 @@ def _lines(head: bytes) -> tuple[str, Headers]:
             raise WireError("an HTTP header is folded")
         name, colon, value = line.partition(":")
         if not colon or not _TOKEN.fullmatch(name):
-            raise WireError("an HTTP header has no valid name")
+            raise WireError("an HTTP header has an invalid name")
         if not _VALUE.fullmatch(value):
-            raise WireError("an HTTP header has control characters")
+            raise WireError("an HTTP header contains control characters")
         headers.append((name, value.strip(" \t")))
     return first, headers
 
@@ -134,14 +134,14 @@ def _framing(headers: Headers, version: str) -> Framing | None:
     lengths = [value for key, value in headers if key.lower() == "content-length"]
     codings = [value.lower() for key, value in headers if key.lower() == "transfer-encoding"]
     if lengths and codings:
-        raise WireError("HTTP with both Content-Length and Transfer-Encoding")
+        raise WireError("an HTTP message has both Content-Length and Transfer-Encoding")
     if codings:
         if codings != ["chunked"] or version != "1.1":
-            raise WireError("HTTP with another transfer encoding than chunked")
+            raise WireError("an HTTP message has a transfer encoding other than chunked")
         return Framing(is_chunked=True)
     if lengths:
         if len(lengths) > 1 or not re.fullmatch(r"[0-9]{1,18}", lengths[0], re.ASCII):
-            raise WireError("HTTP with no valid Content-Length")
+            raise WireError("an HTTP message has an invalid Content-Length")
         return Framing(length=int(lengths[0]))
     return None
 
@@ -151,14 +151,14 @@ def parse_request(head: bytes) -> Request:
     line, headers = _lines(head)
     parts = line.split(" ")
     if len(parts) != 3 or not _TOKEN.fullmatch(parts[0]) or not _TARGET.fullmatch(parts[1]):
-        raise WireError("it is no HTTP request")
+        raise WireError("it is not a valid HTTP request")
     if parts[2] not in ("HTTP/1.1", "HTTP/1.0"):
-        raise WireError("it is another version of HTTP than 1.1")
+        raise WireError("the HTTP version is not supported")
     version = parts[2][5:]
     request = Request(parts[0], parts[1], version, headers, _framing(headers, version) or Framing())
     hosts = request.values("host")
     if len(hosts) > 1 or (not hosts and version == "1.1"):
-        raise WireError("HTTP without exactly one Host header")
+        raise WireError("an HTTP request must have exactly one Host header")
     return request
 
 
@@ -168,7 +168,7 @@ def split_authority(text: str, default_port: int) -> tuple[str, int]:
     port = int(match["port"] or default_port) if match else 0
     # Bytes beyond ASCII were decoded as Latin-1, so the lookup would be for a name other than the client's.
     if match is None or not match["host"] or not match["host"].isascii() or not 0 < port <= 65535:
-        raise WireError("HTTP with no valid host")
+        raise WireError("an HTTP request has an invalid host")
     return match["host"], port
 
 
@@ -185,7 +185,7 @@ def split_url(target: str) -> tuple[str, int, str]:
 
 def forwarded(request: Request, target: str, authority: str) -> bytes:
     """Return the head to send to the server: origin form, a new Host header, no headers meant for the proxy."""
-    named = _tokens(request.headers, "connection") - _KEPT
+    named = _tokens(request.headers, "connection") - _ESSENTIAL
     lines = [f"{request.method} {target} HTTP/1.1", f"Host: {authority}"]
     for name, value in request.headers:
         low = name.lower()
@@ -203,7 +203,7 @@ def parse_response(head: bytes, method: str) -> Response:
     line, headers = _lines(head)
     match = re.fullmatch(r"HTTP/(1\.[01]) ([1-9][0-9][0-9])(?: [\t \x21-\x7e\x80-\xff]*)?", line)
     if not match:
-        raise WireError("the server's answer is not HTTP/1.1")
+        raise WireError("the server's response is not HTTP/1.1")
     version, status = match[1], int(match[2])
     options = _tokens(headers, "connection")
     is_last = "close" in options or (version == "1.0" and "keep-alive" not in options)
@@ -266,12 +266,12 @@ class BodyReader:
         text = line[:-2].decode("latin-1")
         if self._state == "data end":
             if text:
-                raise WireError("an HTTP chunk is longer than it said")
+                raise WireError("an HTTP chunk is longer than its stated size")
             self._state = "size"
         elif self._state == "size":
             match = re.fullmatch(r"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t \x21-\x7e]*)?", text)
             if not match:
-                raise WireError("an HTTP chunk has no valid size")
+                raise WireError("an HTTP chunk has an invalid size")
             self._left = int(match[1], 16)
             self._state = "data" if self._left else "trailer"
         elif not text:

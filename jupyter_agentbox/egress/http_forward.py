@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from . import http1
-from .forward import Refused, Source, Stream, Timeouts, Upstream, finish, relay, say_and_close
+from .forward import Refused, Source, Stream, Timeouts, Upstream, finish, relay, send_and_close
 from .rules import is_malformed, normal_name, printable
 from .wire import WireError
 
@@ -83,7 +83,7 @@ class HttpForwarder:
 
     async def _serve_connect(self, request: http1.Request) -> None:
         if self._connect is None or request.framing != http1.Framing():
-            raise WireError("CONNECT does not belong here")
+            raise WireError("CONNECT is not supported on this connection")
         host, port = http1.split_authority(request.target, 0)
         if self._upstream is not None:
             self._upstream.close()
@@ -94,22 +94,22 @@ class HttpForwarder:
         if self._fixed is not None and (request.target.startswith("/") or request.target == "*"):
             host, port, path = *self._fixed, request.target
         elif request.target.startswith("/"):
-            raise WireError("this is a proxy, it has no pages of its own")
+            raise WireError("this is a proxy: the request needs an absolute URL")
         else:
             host, port, path = http1.split_url(request.target)
         expected = self._fixed or (host, port)
-        claims = [(host, port)]
+        named = [(host, port)]
         if header := http1.host_of(request):
-            claims.append(http1.split_authority(header, 80))
-        for claim in claims:
+            named.append(http1.split_authority(header, 80))
+        for claim in named:
             if is_malformed(claim[0]):
                 raise Refused(f"{printable(claim[0])} is not a host name", 400, printable(claim[0]), claim[1])
             if not _is_same(claim, expected):
                 wanted, got = f"{printable(expected[0])}:{expected[1]}", f"{printable(claim[0])}:{claim[1]}"
-                why = f"{got} is not allowed on a connection to {wanted}: the request names another host"
+                why = f"{got} is not allowed on a connection to {wanted}: the request names a different host"
                 raise Refused(why, 403, printable(claim[0]), claim[1], {"connection": wanted})
         if port == 443:
-            raise Refused(f"{printable(host)}:443 takes TLS only, not plain HTTP", 403, printable(host), port)
+            raise Refused(f"{printable(host)}:443 accepts only TLS, not plain HTTP", 403, printable(host), port)
         return host, port, path
 
     async def _serve(self, request: http1.Request) -> bool:
@@ -130,7 +130,7 @@ class HttpForwarder:
             await relay(self._client, self._stream, upstream, self._timeouts)
             return False
         if response.is_last or request.is_last:
-            await say_and_close(self._stream, b"", self._timeouts.linger)
+            await send_and_close(self._stream, b"", self._timeouts.linger)
             return False
         return True
 
@@ -168,7 +168,7 @@ class HttpForwarder:
             try:
                 head = await upstream.source.head(self._timeouts.idle)
                 if head is None:
-                    raise WireError("the server closed the connection without an answer")
+                    raise WireError("the server closed the connection without a response")
                 response = http1.parse_response(head, request.method)
             except asyncio.TimeoutError:
                 raise
@@ -178,7 +178,7 @@ class HttpForwarder:
             self.has_answered = True
             await self._stream.write(response.raw)
             if response.status == 101 and not request.is_upgrade:
-                raise WireError("the server changes the protocol unasked")
+                raise WireError("the server changed the protocol without a request")
             if response.status >= 200 or response.status == 101:
                 break
         await self._carry(upstream.source, http1.BodyReader(response.framing), self._stream.write)
@@ -189,7 +189,7 @@ class HttpForwarder:
             if not source.buffer and not await source.fill():
                 if body.ends_with_connection:
                     return
-                raise WireError("an HTTP body ends too early")
+                raise WireError("an HTTP body is incomplete")
             if count := body.feed(source.buffer):
                 await write(source.take(count))
 

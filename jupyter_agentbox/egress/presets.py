@@ -53,7 +53,7 @@ class Preset:
     note: str | None = None
 
 
-class _NotThere(Exception):
+class _Unavailable(Exception):
     """A package manager is not installed or its configuration cannot be read; the text gives the reason."""
 
 
@@ -63,7 +63,7 @@ def expand(name: str) -> tuple[str, ...]:
     Raises
     ------
     InvalidRequest
-        There is no preset with this name.
+        No preset has this name.
     """
     preset = lookup(name)
     if preset.note:
@@ -84,13 +84,13 @@ def lookup(name: str) -> Preset:
     source = PRESETS.get(name)
     if source is None:
         raise InvalidRequest(
-            f"there is no egress preset {name!r}; there are: {', '.join(sorted(PRESETS))}", field="hosts"
+            f"egress preset {name!r} does not exist; presets are {', '.join(sorted(PRESETS))}", field="hosts"
         )
     try:
         hosts = tuple(dict.fromkeys(source()))
-    except _NotThere as reason:
+    except _Unavailable as reason:
         return Preset(name, (), str(reason))
-    return Preset(name, hosts, None if hosts else "its configuration names no host")
+    return Preset(name, hosts, None if hosts else "its configuration contains no hosts")
 
 
 def host_pattern(url: str) -> str | None:
@@ -137,14 +137,14 @@ def _pip() -> _Pip:
         configuration: Any = importlib.import_module("pip._internal.configuration").Configuration(isolated=False)
         public: Any = importlib.import_module("pip._internal.models.index").PyPI
     except ImportError:
-        raise _NotThere("pip is not installed in the environment of the Jupyter server") from None
+        raise _Unavailable("pip is not installed in the environment of the Jupyter server") from None
     try:
         configuration.load()
         values: Mapping[str, str] = dict(configuration.items())
         default = (str(public.simple_url), (str(public.netloc), str(public.file_storage_domain)))
     except Exception as error:
         # A newer pip may have moved these modules. In that case nothing is allowed, and the note gives the reason.
-        raise _NotThere(f"the configuration of pip cannot be read ({type(error).__name__})") from None
+        raise _Unavailable(f"the configuration of pip cannot be read ({type(error).__name__})") from None
 
     def value(name: str) -> str:
         # The sections that pip install reads, in ascending precedence. Newer releases keep a dict for each file.
@@ -183,7 +183,7 @@ def _run_npm(npm: str, *arguments: str, env: Mapping[str, str] | None = None) ->
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         # Leave out npm's output: it may contain secrets from the configuration.
-        raise _NotThere(f"npm cannot be asked for its configuration ({type(error).__name__})") from None
+        raise _Unavailable(f"the configuration of npm cannot be read ({type(error).__name__})") from None
 
 
 def _stamp(path: str) -> tuple[str, int, int]:
@@ -214,28 +214,28 @@ class _Npm:
 def _npm() -> _Npm:
     npm = shutil.which("npm")
     if npm is None:
-        raise _NotThere("npm is not installed on the machine of the Jupyter server")
+        raise _Unavailable("npm is not installed on the machine of the Jupyter server")
     settings = sorted((k, v) for k, v in os.environ.items() if k.lower().startswith("npm_config_") or k == "HOME")
     # A digest, because the settings may contain tokens and the answer is stored on disk.
     key = hashlib.sha256(repr((_stamp(npm), settings)).encode()).hexdigest()
     answer = _npm_answers.get(key) or _read_npm_answer(key)
     if answer is None or not answer.is_current:
-        answer = _ask_npm(npm, {name: "" for name, _ in settings if name.lower().endswith("registry")})
+        answer = _query_npm(npm, {name: "" for name, _ in settings if name.lower().endswith("registry")})
         _write_npm_answer(key, answer)
     _npm_answers.clear()
     _npm_answers[key] = answer
     return answer
 
 
-def _ask_npm(npm: str, nothing: dict[str, str]) -> _Npm:
+def _query_npm(npm: str, no_registries: dict[str, str]) -> _Npm:
     try:
         found = json.loads(_run_npm(npm, "config", "list", "--json"))
         urls = {k: without_credentials(str(v)) for k, v in found.items() if k == "registry" or k.endswith(":registry")}
         files = [str(found[k]) for k in ("userconfig", "globalconfig") if found.get(k)]
     except (ValueError, AttributeError):
-        raise _NotThere("npm does not tell its configuration") from None
-    nothing |= {"npm_config_userconfig": "/nonexistent/user", "npm_config_globalconfig": "/nonexistent/global"}
-    default = _run_npm(npm, "config", "get", "registry", env=nothing).strip()
+        raise _Unavailable("the configuration of npm cannot be parsed") from None
+    no_registries |= {"npm_config_userconfig": "/nonexistent/user", "npm_config_globalconfig": "/nonexistent/global"}
+    default = _run_npm(npm, "config", "get", "registry", env=no_registries).strip()
     return _Npm({k: url for k, url in urls.items() if url}, default, [_stamp(file) for file in files])
 
 
@@ -246,11 +246,11 @@ def _npm_file() -> Path:
 def _read_npm_answer(key: str) -> _Npm | None:
     """Return the stored answer of an earlier process. Running npm takes half a second, as long as a whole batch run."""
     try:
-        kept = json.loads(_npm_file().read_text())
-        if kept["key"] != key:
+        stored = json.loads(_npm_file().read_text())
+        if stored["key"] != key:
             return None
-        stamps = [(str(path), int(time), int(size)) for path, time, size in kept["stamps"]]
-        return _Npm({str(k): str(v) for k, v in kept["registries"].items()}, str(kept["default"]), stamps)
+        stamps = [(str(path), int(time), int(size)) for path, time, size in stored["stamps"]]
+        return _Npm({str(k): str(v) for k, v in stored["registries"].items()}, str(stored["default"]), stamps)
     except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError):
         return None
 
@@ -312,7 +312,7 @@ def _apt(distribution: str) -> Callable[[], list[str]]:
         release = dict(re.findall(r"(?m)^(ID|ID_LIKE)=\"?([^\"\n]*)", _read(_OS_RELEASE)))
         kinds = f"{release.get('ID', '')} {release.get('ID_LIKE', '')}".split()
         if distribution not in kinds or not _APT.is_dir():
-            raise _NotThere(f"the machine of the Jupyter server does not run {distribution}")
+            raise _Unavailable(f"the machine of the Jupyter server does not run {distribution}")
         urls = []
         for url in _apt_urls(_APT):
             scheme, _, rest = url.partition(":")
@@ -340,7 +340,7 @@ def _github() -> list[str]:
 def _crates() -> list[str]:
     home = Path(os.environ.get("CARGO_HOME") or Path.home() / ".cargo")
     if shutil.which("cargo") is None and not home.is_dir():
-        raise _NotThere("cargo is not installed on the machine of the Jupyter server")
+        raise _Unavailable("cargo is not installed on the machine of the Jupyter server")
     text = next((_read(home / name) for name in ("config.toml", "config") if (home / name).is_file()), "")
     # Only URLs are needed, so a regular expression is enough. Python 3.10 has no TOML parser.
     text = re.sub(r"(?m)^\s*#.*$", "", text)
@@ -380,14 +380,14 @@ def pip_environment() -> dict[str, str]:
             found["PIP_INDEX_URL"] = index
         if extra := " ".join(url for text in pip.extra if (url := without_credentials(text))):
             found["PIP_EXTRA_INDEX_URL"] = extra
-    except _NotThere:
+    except _Unavailable:
         pass
     try:
         npm = _npm()
         registry = npm.registries.get("registry", "")
         if registry and registry.rstrip("/") != npm.default.rstrip("/"):
             found["npm_config_registry"] = registry
-    except _NotThere:
+    except _Unavailable:
         pass
     return found
 

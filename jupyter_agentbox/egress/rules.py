@@ -155,7 +155,7 @@ def normal_name(text: str) -> str:
         raise ValueError("is too long for a host name")
     if not text.isascii():
         if any(c in text for c in _AMBIGUOUS):
-            raise ValueError("has a letter that programs encode differently: write its xn-- form")
+            raise ValueError("contains a character that programs encode differently: use its xn-- form")
         try:
             text = text.encode("idna").decode("ascii")
         except UnicodeError:
@@ -210,7 +210,7 @@ def parse_pattern(text: str, *, setting: str = "Policy.allowed_hosts", field: st
         if ":" in digits or host.startswith("["):
             raise bad("is a URL or an IP address: only names are allowed")
         if not re.fullmatch(r"[0-9]{1,5}", digits, re.ASCII) or not 1 <= int(digits) <= 65535:
-            raise bad("has no valid port after its colon")
+            raise bad("has an invalid port")
         port = int(digits)
     if host == "*":
         return Pattern(text, "", True, port)
@@ -229,7 +229,7 @@ def parse_patterns(texts: tuple[str, ...], setting: str, field: str = "hosts") -
 
 
 def check_grant(grant: Grant) -> None:
-    """Raise :class:`~jupyter_agentbox.errors.InvalidRequest` if a grant holds a malformed pattern."""
+    """Raise :class:`~jupyter_agentbox.errors.InvalidRequest` if a grant contains a malformed pattern."""
     parse_patterns(grant.hosts, grant.setting)
     parse_patterns(grant.private_hosts, "Policy.private_hosts", "private_hosts")
 
@@ -393,7 +393,7 @@ def classify_address(address: str | IPAddress) -> Kind | None:
     carried = carried_address(ip)
     if carried is not None:
         inner = classify_address(carried)
-        return Kind(f"{form or 'ISATAP'}, which carries {'a public' if inner is None else 'another'} address")
+        return Kind(f"{form or 'ISATAP'} with an embedded {'public' if inner is None else 'non-public'} address")
     if form is not None:
         return Kind(form)
     ordinary = _find(ip, _ORDINARY)
@@ -441,7 +441,7 @@ _SHARED_NAMES = re.compile(
       | api\.telegram\.org )""",
     re.VERBOSE | re.ASCII,
 )
-#: Zones in which anybody may register a name.
+#: Zones in which anyone may register a name.
 _SHARED_BELOW = """
     s3.amazonaws.com amazonaws.com cloudfront.net googleapis.com appspot.com run.app web.app firebaseio.com
     windows.net azureedge.net azurewebsites.net githubusercontent.com github.io gitlab.io workers.dev pages.dev r2.dev
@@ -465,7 +465,7 @@ def shared_host_note(pattern: str) -> str | None:
     """
     parsed = parse_pattern(pattern)
     if parsed.is_below and not parsed.name:
-        return "* allows every public host: code inside can send data to anybody"
+        return "* allows every public host: code inside can send data to anyone"
     if parsed.is_below:
         reach = [zone for zone in _SHARED_BELOW if zone == parsed.name or zone.endswith("." + parsed.name)]
         is_shared = bool(reach)
@@ -474,6 +474,6 @@ def shared_host_note(pattern: str) -> str | None:
     if not is_shared:
         return None
     return (
-        f"{pattern} is shared by many owners and a name cannot narrow it to one of them: "
-        "code inside can fetch anybody's files there, and send data to an account of its own"
+        f"{pattern} is shared by many owners, and a host name cannot restrict access to one of them: "
+        "code inside can fetch anyone's files there, and send data to an account of its own"
     )

@@ -33,7 +33,7 @@ class _Cursor:
     def take(self, count: int) -> bytes:
         end = self.position + count
         if end > len(self.data):
-            raise WireError("a length in the TLS hello leads beyond it")
+            raise WireError("a length in the TLS hello exceeds the message")
         piece = self.data[self.position : end]
         self.position = end
         return piece
@@ -80,10 +80,10 @@ def client_hello_name(data: bytes) -> str | None:
             return None
         length = int.from_bytes(data[position + 3 : position + 5], "big")
         if not 0 < length <= 1 << 14:
-            raise WireError("a TLS record has no valid length")
+            raise WireError("a TLS record has an invalid length")
         message += data[position + 5 : position + 5 + length]
         if message[:1] not in (b"", bytes((_CLIENT_HELLO,))):
-            raise WireError("TLS starts with something else than a ClientHello")
+            raise WireError("the first TLS message is not a ClientHello")
         if len(message) >= 4:
             size = 4 + int.from_bytes(message[1:4], "big")
             if size > MAX_HELLO:
@@ -91,7 +91,7 @@ def client_hello_name(data: bytes) -> str | None:
             if len(message) >= size:
                 return _name_in_hello(bytes(message[4:size]))
         position += 5 + length
-    raise WireError("the TLS hello comes in too many records")
+    raise WireError("the TLS hello spans too many records")
 
 
 def _name_in_hello(body: bytes) -> str:
@@ -119,7 +119,7 @@ def _name_in_hello(body: bytes) -> str:
                 names.append(name.decode("latin-1"))
     # With two names, this parser and the server might each use a different one.
     if len(names) > 1:
-        raise WireError("the TLS hello holds several server names")
+        raise WireError("the TLS hello contains several server names")
     return names[0] if names else ""
 
 
@@ -167,7 +167,7 @@ def socks_request(data: bytes) -> SocksRequest | None:
     elif kind in (1, 4):
         start, length = 4, 4 if kind == 1 else 16
     else:
-        raise WireError("SOCKS5 with an unknown type of address")
+        raise WireError("the SOCKS5 request has an unknown address type")
     size = start + length + 2
     if len(data) < size:
         return None
@@ -284,7 +284,7 @@ def query_frame(data: bytes | bytearray) -> tuple[int, bytes, int] | None:
         return None
     length = int.from_bytes(data[:2], "big")
     if not 4 <= length <= 4 + MAX_QUERY:
-        raise WireError("a DNS frame has no valid length")
+        raise WireError("a DNS frame has an invalid length")
     if len(data) < 2 + length:
         return None
     return _NUMBER.unpack_from(data, 2)[0], bytes(data[6 : 2 + length]), 2 + length
@@ -292,6 +292,6 @@ def query_frame(data: bytes | bytearray) -> tuple[int, bytes, int] | None:
 
 def answer_frame(number: int, listen: list[tuple[str, int]], answer: bytes) -> bytes:
     """Return one frame to the guest."""
-    places = b"".join(ipaddress.IPv4Address(host).packed + struct.pack(">H", port) for host, port in listen)
-    body = _NUMBER.pack(number) + bytes((len(listen),)) + places + answer
+    listeners = b"".join(ipaddress.IPv4Address(host).packed + struct.pack(">H", port) for host, port in listen)
+    body = _NUMBER.pack(number) + bytes((len(listen),)) + listeners + answer
     return len(body).to_bytes(2, "big") + body

@@ -104,10 +104,12 @@ def _read_file(loader: type[FileConfigLoader], path: str) -> Config | InvalidCon
         return Config()  # the file has just been removed
     except Exception as error:
         return _unreadable(path, repr(error))
-    if slips := [name for name in difflib.get_close_matches("Policy", loaded, 3, 0.8) if name != "Policy"]:
-        return InvalidConfig(f"the configuration file {path} has settings of {slips[0]}; Policy is meant")
+    if misspelled := [name for name in difflib.get_close_matches("Policy", loaded, 3, 0.8) if name != "Policy"]:
+        return InvalidConfig(
+            f"the configuration file {path} configures {misspelled[0]}, which does not exist; use Policy"
+        )
     return loaded
 
 
 def _unreadable(path: str, reason: str) -> InvalidConfig:
-    return InvalidConfig(f"the configuration file {path} can't be read: {reason}")
+    return InvalidConfig(f"Cannot read the configuration file {path}: {reason}")

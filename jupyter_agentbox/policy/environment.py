@@ -132,7 +132,7 @@ def kernel_environment(
         env["JPY_SESSION_NAME"] = f"{WORKSPACE}/{os.path.basename(notebook)}"  # the path inside
     for name, template in (templates or {}).items():
         if not isinstance(template, str) or not _NAME.fullmatch(name) or "\0" in template:
-            raise InvalidRequest(f"the kernelspec's env has {name!r}, and that or its value is no text", field="env")
+            raise InvalidRequest(f"{name!r} in the kernelspec's env has an invalid name or value", field="env")
         env[name] = string.Template(template).safe_substitute(env)
     env.update(profile or {})
     env.update(egress or {})
@@ -181,7 +181,7 @@ def environment_mounts(
     """
     found = shutil.which(executable or sys.executable)
     if found is None:
-        raise InvalidRequest(f"the kernel's program {executable!r} is not on this machine; install it", field="argv")
+        raise InvalidRequest(f"the kernel's program {executable!r} is not installed on this machine", field="argv")
     base = str(getattr(sys, "_base_executable", None) or sys.executable)
     needed = set(_needs(os.path.abspath(found)))
     paths = {*needed, *_needs(base), sys.base_prefix}
@@ -266,8 +266,8 @@ def _check_environment(prefix: str) -> None:
         )
     if names:
         raise PolicyRefused(
-            f"Cannot show the Python environment {prefix} in the sandbox: it also contains {names[0]}, so it is not "
-            f"only an environment. Create the environment in a folder of its own, such as {prefix}/venv.",
+            f"Cannot mount the Python environment {prefix} in the sandbox: it also contains {names[0]}, which may be "
+            f"private. Create the environment in a folder of its own, such as {prefix}/venv.",
             field="argv",
         )
 

@@ -79,14 +79,14 @@ def check_mount(source: Path, private: Sequence[Path] = ()) -> None:
     real = os.path.realpath(source)
     if is_too_broad(real):
         raise PolicyRefused(
-            f"{source} can't be shown in a sandbox, as it is a system or home directory; use a folder of its own",
+            f"Cannot mount {source} in a sandbox: it is a system or home directory. Use a more specific folder",
             setting="Policy.mounts",
         )
     for directory in private:
         own = os.path.realpath(directory)
         if is_beneath(own, [real]) or is_beneath(real, [own]):
             raise PolicyRefused(
-                f"{source} can't be shown in a sandbox, as {directory} holds private state; move one of them",
+                f"Cannot mount {source} in a sandbox: {directory} contains private state. Move one of them",
                 setting="Policy.state_dir",
             )
 
@@ -127,7 +127,7 @@ def check_workspace(
     roots = [os.path.realpath(os.path.expanduser(root)) for root in allowed]
     if roots and not is_beneath(real, roots):
         raise PolicyRefused(
-            f"the work folder {folder} is outside of {setting} ({', '.join(allowed)})",
+            f"Cannot use the work folder {folder}: it is not in {setting} ({', '.join(allowed)})",
             field="workspace",
             setting=setting,
         )
@@ -135,16 +135,16 @@ def check_workspace(
         raise InvalidRequest(f"the work folder {folder} does not exist", field="workspace")
     if real == "/" or is_beneath(real, (*SYSTEM_DIRS, *_NOT_FILES, "/etc")):
         raise PolicyRefused(
-            f"the work folder {folder} is a system directory; keep notebooks elsewhere",
+            f"Cannot use the work folder {folder}: it is a system directory. Keep notebooks elsewhere",
             field="workspace",
         )
     is_home = real in homes() or os.path.dirname(real) == "/home"
     if real in _TOO_BROAD or (real not in roots and (is_home or os.stat(real).st_mode & stat.S_IWOTH)):
-        what = "a home directory itself" if is_home else "a directory that others use too"
-        listed = "" if real in _TOO_BROAD else f", or name {real} in {setting}"
+        kind = "a home directory" if is_home else "a shared directory"
+        listed = "" if real in _TOO_BROAD else f", or add {real} to {setting}"
         raise PolicyRefused(
-            f"the work folder {folder} is {what}: a sandbox that writes there can plant what runs outside, such as "
-            f".bash_profile; move the notebook into a folder of its own{listed}",
+            f"Cannot use the work folder {folder}: it is {kind}, where code in a sandbox could write files that run "
+            f"outside, such as .bash_profile. Move the notebook to a folder of its own{listed}",
             field="workspace",
             setting=setting,
         )
@@ -152,7 +152,9 @@ def check_workspace(
     for directory in (*private, *program_directories()):
         own = os.path.realpath(directory)
         if directory in private and is_beneath(real, [own]):
-            raise PolicyRefused(f"the work folder {folder} lies in {directory}, which is private", field="workspace")
+            raise PolicyRefused(
+                f"Cannot use the work folder {folder}: it is in {directory}, which is private", field="workspace"
+            )
         if not is_beneath(own, [real]):
             continue
         first, *deeper = os.path.relpath(own, real).split("/")
@@ -160,8 +162,8 @@ def check_workspace(
             continue
         if first == "." or deeper:
             raise PolicyRefused(
-                f"the work folder {folder} holds {directory}, which the Jupyter server itself uses: a sandbox that "
-                "writes there would escape; move the notebook into a folder of its own",
+                f"Cannot use the work folder {folder}: it contains {directory}, which the Jupyter server uses, so code "
+                "in a sandbox could escape. Move the notebook to a folder of its own",
                 field="workspace",
             )
         names.append(glob.escape(first))

@@ -34,7 +34,7 @@ def use_image(profile: Profile, reference: str, store: ImageStore, allowed: Sequ
             raise
         # Do not reveal whether the image exists to a caller who may not use it.
         raise PolicyRefused(
-            f"image {reference!r} is not among those that may be used",
+            f"image {reference!r} is not in Policy.allowed_images",
             field="image",
             setting="Policy.allowed_images",
         ) from None
@@ -57,16 +57,16 @@ def use_image(profile: Profile, reference: str, store: ImageStore, allowed: Sequ
 def check_python(path: str) -> None:
     """Check that a sandbox can use a Python environment of the host. Blocks briefly. Raises InvalidRequest."""
     if shutil.which(path) is None:
-        raise InvalidRequest(f"{path} is no Python interpreter on this machine", field="python")
+        raise InvalidRequest(f"{path} is not a Python interpreter on this machine", field="python")
     environment = os.path.dirname(os.path.dirname(path))
     shown = [os.path.realpath(environment), *SYSTEM_DIRS]
     if any(not is_beneath(os.path.realpath(file), shown) for file in find_module(environment, "ipykernel")):
         raise InvalidRequest(
-            f"the packages of {environment} are links to files outside of it, which a sandbox is not shown: install "
-            "them as copies or hard links (uv: --link-mode=copy)",
+            f"Cannot use the environment {environment}: its packages are links to files outside it, which are not "
+            "visible in a sandbox. Install them as copies or hard links (uv: --link-mode=copy)",
             field="python",
         )
     if not has_module(path, "ipykernel"):
         raise InvalidRequest(
-            f"the environment {environment} has no ipykernel, which its kernels need: install it there", field="python"
+            f"Cannot use the environment {environment}: it has no ipykernel. Install ipykernel there", field="python"
         )

@@ -66,34 +66,34 @@ class Policy(LoggingConfigurable):
         If given, it is the complete configuration, and no file is read.
     """
 
-    max_memory = ByteSize(4 * GIB, help="Most memory of one sandbox, such as ``'8 GiB'``.").tag(config=True)
-    max_cpus = Float(4.0, help="Most processors' worth of time of one sandbox.").tag(config=True)
-    max_processes = Int(512, help="Most processes and threads in one sandbox.").tag(config=True)
+    max_memory = ByteSize(4 * GIB, help="Maximum memory of one sandbox, such as ``'8 GiB'``.").tag(config=True)
+    max_cpus = Float(4.0, help="Maximum processor time of one sandbox, in processors.").tag(config=True)
+    max_processes = Int(512, help="Maximum number of processes and threads in one sandbox.").tag(config=True)
     max_disk = ByteSize(
         2 * GIB,
-        help="""Most disk space of one sandbox: what it writes outside of the notebook's folder, and to a private
-        workspace. The notebook's own folder has no such limit; see ``min_free_disk``.""",
+        help="""Maximum disk space of one sandbox: what it writes outside the notebook's folder, and the contents of a
+        private workspace. The notebook's own folder has no such limit; see ``min_free_disk``.""",
     ).tag(config=True)
     min_free_disk = ByteSize(
         None,
         allow_none=True,
         least=0,
-        help="""Disk space that stays free. Where less is left on the file system of a sandbox's work folder, or of the
-        state directory, a sandbox that fills it is stopped, and writes to sandboxes by REST and MCP are refused. The
-        default, ``None``, is 1 GiB or 2 % of the file system, whichever is less. 0 turns it off.""",
+        help="""Disk space that must stay free. If less is free on the file system of a sandbox's work folder, or of
+        the state directory, a sandbox that fills it is stopped, and writes to sandboxes over REST and MCP are refused.
+        The default, ``None``, is 1 GiB or 2 % of the file system, whichever is less. 0 disables the check.""",
     ).tag(config=True)
 
     allowed_hosts = HostPatterns(
         ("pypi", "npm", "debian", "github", "crates"),
-        help="""Hosts that sandboxes may reach: presets by name, and patterns such as ``example.org``,
-        ``*.example.org`` (what is below it, not itself), ``example.org:8443``. Without a port, 80 and 443.
+        help="""Hosts that sandboxes may reach: names of presets, and patterns such as ``example.org``,
+        ``*.example.org`` (all subdomains, not the name itself), ``example.org:8443``. The default ports are 80 and 443.
         To add to the default: ``c.Policy.allowed_hosts.append('example.org')``.""",
     ).tag(config=True)
     private_hosts = HostPatterns(
         has_presets=False,
-        help="""Patterns of those allowed hosts whose names may lead to private addresses, such as a database in the
-        company's own network. Name it with its port: ``db.example.org:5432``. A wildcard opens ordinary private
-        ranges only, never this machine, metadata services or other special addresses.""",
+        help="""Patterns of allowed hosts whose names may resolve to private addresses, such as a database in the
+        company's network. Include the port: ``db.example.org:5432``. A wildcard allows only ordinary private ranges,
+        never this machine, metadata services or other special addresses.""",
     ).tag(config=True)
 
     profiles = Dict(
@@ -103,173 +103,174 @@ class Policy(LoggingConfigurable):
         ``lease_timeout``, ``freeze_after``, ``allowed_hosts`` (within ``Policy.allowed_hosts``), ``private_hosts``,
         ``hidden_files`` (``[]`` shows all), ``workspace`` (``'folder'`` or ``'private'``), ``env``, ``mounts``,
         ``root`` (an image directory), ``is_root``, ``runtime``, ``image`` (a name),
-        ``python`` (an environment of the host's, read-only), ``init`` (lines for the shell that run first),
-        ``services`` (name: line, or ``{"line": ..., "ready": ...}``), ``preload`` (modules that templates have
-        imported), ``pool_size``. What a profile leaves out it has from Policy.
-        Whoever may start a kernel may choose any profile. Example::
+        ``python`` (a Python environment of the host, read-only), ``init`` (shell commands that run first),
+        ``services`` (name: command, or ``{"line": ..., "ready": ...}``), ``preload`` (modules that templates import in
+        advance), ``pool_size``. A profile inherits all other values from Policy.
+        Everyone who can start a kernel can choose any profile. Example::
 
             c.Policy.profiles = {
                 "default": {"memory": "2 GiB"},
                 "offline": {"allowed_hosts": [], "workspace": "private"},
             }""",
     ).tag(config=True)
-    default_profile = Unicode("default", help="Profile of a request that names none.").tag(config=True)
+    default_profile = Unicode("default", help="Profile of requests that do not name one.").tag(config=True)
 
     allow_root = Bool(
-        False, help="Profiles may have ``is_root``: code is uid 0 inside, so that ``apt-get install`` works there."
+        False, help="Whether profiles may set ``is_root``: code is uid 0 inside, so that ``apt-get install`` works."
     ).tag(config=True)
     hidden_files = List(
         Unicode(), [".*"], help="Shell patterns of names that are hidden inside, at any depth of the notebook's folder."
     ).tag(config=True)
     allowed_workspaces = List(
         Unicode(),
-        help="""Folders that notebooks may lie in, or beneath, to be shown inside. Empty: any folder but system
-        directories, homes themselves and folders that other users write; one of the latter two is shown if it is
-        listed here exactly.""",
+        help="""Folders that may be mounted as work folders, including their subfolders. Empty: any folder except system
+        directories, home directories themselves, and folders that other users can write to. The latter two are allowed
+        if they are listed here exactly.""",
     ).tag(config=True)
     mounts = Dict(
         key_trait=Unicode(),
         value_trait=Unicode(),
-        help="More host files or folders to show inside, read-only: ``{'/data': '/srv/datasets'}`` (inside: host).",
+        help="Additional host files or folders to mount read-only: ``{'/data': '/srv/datasets'}`` (inside: host).",
     ).tag(config=True)
     env = Dict(
-        key_trait=Unicode(), value_trait=Unicode(), help="Variables for every sandbox; a profile's own ``env`` wins."
+        key_trait=Unicode(),
+        value_trait=Unicode(),
+        help="Variables for all sandboxes; a profile's ``env`` overrides them.",
     ).tag(config=True)
     env_passthrough = List(
         Unicode(),
-        help="Names of variables that go inside from the server's environment. None of them is secret from then on.",
+        help="Names of variables to pass on from the server's environment. Code inside can read their values.",
     ).tag(config=True)
 
-    runtime = Unicode("runsc", help="What isolates sandboxes. There is no fall-back to another one.").tag(config=True)
-    allowed_runtimes = List(
-        Unicode(), ["runsc"], help="Runtimes that this machine's policy accepts, for ``runtime`` and for profiles."
-    ).tag(config=True)
+    runtime = Unicode("runsc", help="Runtime that isolates sandboxes. There is no fallback.").tag(config=True)
+    allowed_runtimes = List(Unicode(), ["runsc"], help="Runtimes that ``runtime`` and profiles may select.").tag(
+        config=True
+    )
     accept_unenforced = List(
         Enum(LIMIT_NAMES),
-        help="""Limits that may go unenforced where the machine cannot enforce them, such as ``['cpus']``. Without it
-        such a machine refuses to start sandboxes and says which limit it is.""",
+        help="""Limits that may stay unenforced on a machine that cannot enforce them, such as ``['cpus']``. Without
+        this setting, no sandbox starts on such a machine, and the error names the limit.""",
     ).tag(config=True)
     lease_timeout = Float(
-        60.0, help="Seconds that a sandbox outlives the Jupyter process that owns it, to be adopted by the next."
+        60.0,
+        help="Seconds that a sandbox outlives the Jupyter process that owns it, so that the next process can adopt it.",
     ).tag(config=True)
     freeze_after = Float(
         60.0,
-        help="""Seconds after which a sandbox in which nothing runs is frozen: it costs no processor, and goes on when
-        it is used. Nothing runs if no cell, no command and no process but the kernel is there, nothing was
-        printed, no connection is open and no processor time was used; a thread in the kernel's background that only
-        waits stands still, too. 0 never freezes.""",
+        help="""Seconds of inactivity after which a sandbox is frozen: it uses no processor time, and resumes when it
+        is used. A sandbox is inactive if no cell, no command and no process except the kernel runs, nothing is printed,
+        no connection is open and no processor time is used. A background thread of the kernel that only waits is frozen
+        too. 0 never freezes.""",
     ).tag(config=True)
     park_kernels_after = Float(
         0.0,
-        help="""Seconds after which a notebook's kernel in which nothing runs, as for ``freeze_after``, is parked: saved
-        to the disk, its memory freed. Whatever is sent to it wakes it. 0 parks only by hand.""",
+        help="""Seconds of inactivity, as for ``freeze_after``, after which a notebook's kernel is parked: it is saved
+        to disk, and its memory is freed. The next message to it wakes it. 0 parks only on request.""",
     ).tag(config=True)
     magics = Bool(
         True,
-        help="A cell may be ``%snapshot``, ``%restore``, ``%snapshots`` or ``%fork`` alone, which acts on its kernel.",
+        help="Whether cells can use ``%snapshot``, ``%restore``, ``%snapshots`` and ``%fork``, each alone in its cell.",
     ).tag(config=True)
     kernel_driver = Enum(
         ("auto", "relay"),
         "auto",
-        help="""How kernels are reached. With ``auto`` ipykernel speaks to the host itself, which is several times
-        faster, and all other kernels by a relay in the sandbox; with ``relay`` ipykernel too, as it does outside of
-        sandboxes: for programs that need its ZeroMQ sockets.""",
+        help="""How kernels are reached. With ``auto``, ipykernel communicates with the host directly, which is several
+        times faster, and other kernels through a relay in the sandbox. With ``relay``, ipykernel uses the relay too,
+        for programs that need its ZeroMQ sockets.""",
     ).tag(config=True)
 
     idle_timeout = Float(
         1800.0,
-        help="""Seconds without use after which a sandbox that an agent or program made ends, unless it asks for
-        another time. Calls on it count as use, from their begin to their end; looking at its state does not, and
-        neither does a process that runs in its background. Notebooks' kernels are culled by Jupyter's own settings.""",
+        help="""Seconds without use after which a sandbox that an agent or program created ends, unless it requests
+        another value. A call counts as use from its start to its end. Reading the sandbox's state does not count, and
+        neither does a background process. Notebooks' kernels are culled by Jupyter's own settings.""",
     ).tag(config=True)
-    max_idle_timeout = Float(86_400.0, help="Most that a request may set as ``idle_timeout``, in seconds.").tag(
-        config=True
-    )
+    max_idle_timeout = Float(86_400.0, help="Maximum ``idle_timeout`` of a request, in seconds.").tag(config=True)
     max_life = Float(
-        604_800.0, help="Seconds that a sandbox which an agent or program made may live; a request may ask for less."
+        604_800.0, help="Maximum seconds that a sandbox of an agent or program may live; a request may set less."
     ).tag(config=True)
     keep_ended_for = Float(
         3600.0,
         help="""Seconds for which the files of a sandbox that ran out of memory or disk, or crashed, are kept, so that
-        it can be revived with them. A sandbox whose files are kept counts toward its owner's
-        ``max_sandboxes_per_owner``. 0 keeps nothing.""",
+        it can be revived with them. Such a sandbox counts toward its owner's ``max_sandboxes_per_owner``. 0 keeps
+        nothing.""",
     ).tag(config=True)
     max_sandboxes = Int(
-        50, help="Sandboxes of one server at a time, notebooks' kernels included; only requests over REST are refused."
+        50, help="Maximum number of sandboxes of one server, including notebooks. Only REST requests are refused."
     ).tag(config=True)
-    max_sandboxes_per_owner = Int(20, help="Sandboxes that one owner may have made at a time.").tag(config=True)
+    max_sandboxes_per_owner = Int(20, help="Maximum number of sandboxes of one owner at a time.").tag(config=True)
     max_ports = Int(
         16,
-        help="""TCP ports of one sandbox that a request may name, to be reached through this server by whoever may use
-        the sandbox; 0 for none.""",
+        help="""Maximum number of TCP ports of one sandbox that are reachable through this server, for everyone who may
+        use the sandbox; 0 for none.""",
     ).tag(config=True)
     max_tenant_disk = ByteSize(
-        10 * GIB, help="Most disk space of one tenant's kept files; a sandbox that exceeds it ends."
+        10 * GIB, help="Maximum disk space of one tenant's files. A sandbox that exceeds it ends."
     ).tag(config=True)
     blocked_commands = List(
         Unicode(),
-        help="""Shell patterns of commands that are not run for agents, such as ``'git push*'``. A guard rail against
-        accidents, and no boundary: code can do the same in other ways.""",
+        help="""Shell patterns of commands that agents may not run, such as ``'git push*'``. This is a guardrail
+        against accidents, not a security boundary: code can do the same in other ways.""",
     ).tag(config=True)
     import_folders = Dict(
         key_trait=Unicode(),
         value_trait=Unicode(),
-        help="""Folders of the host that whoever may use sandboxes can copy files from, by name:
-        ``{'datasets': '/srv/datasets'}``. None unless set.""",
+        help="""Host folders from which users of sandboxes can copy files, by name:
+        ``{'datasets': '/srv/datasets'}``. None by default.""",
     ).tag(config=True)
     export_folders = Dict(
         key_trait=Unicode(),
         value_trait=Unicode(),
-        help="Folders of the host that files can be copied to, by name. None unless set.",
+        help="Host folders to which users of sandboxes can copy files, by name. None by default.",
     ).tag(config=True)
     admins = List(
-        Unicode(), help="Names of users who see and manage the sandboxes of all owners, and the whole audit log."
+        Unicode(), help="Names of users who can see and manage the sandboxes of all owners, and the whole audit log."
     ).tag(config=True)
 
     max_token_life = Float(
-        86_400.0, help="Seconds that a token for one sandbox may live; a request gets an hour unless it asks otherwise."
+        86_400.0, help="Maximum lifetime in seconds of a token for one sandbox. The default of a request is one hour."
     ).tag(config=True)
 
     allowed_images = List(
         Unicode(),
         ["*"],
-        help="""Shell patterns of the names of images that profiles and requests may choose: of those that were built or
-        imported here, see `jupyter agentbox image list`. ``[]`` for none.""",
+        help="""Shell patterns of the names of images that profiles and requests may choose. Images must be built or
+        imported on this machine: see `jupyter agentbox image list`. ``[]`` allows none.""",
     ).tag(config=True)
 
-    max_snapshots = Int(100, help="Snapshots that one owner may keep.").tag(config=True)
-    max_snapshot_bytes = ByteSize(20 * GIB, help="Most disk space of one owner's snapshots.").tag(config=True)
+    max_snapshots = Int(100, help="Maximum number of snapshots of one owner.").tag(config=True)
+    max_snapshot_bytes = ByteSize(20 * GIB, help="Maximum disk space of one owner's snapshots.").tag(config=True)
     snapshot_max_age = Float(
         0.0,
         min=0,
-        help="""Seconds after which a server removes a snapshot; 0 keeps all until they are deleted. What is parked, and
-        templates, are none of those.""",
+        help="""Seconds after which a server removes a snapshot; 0 keeps all until they are deleted. Parked kernels and
+        templates are not removed.""",
     ).tag(config=True)
     snapshot_key_file = Unicode(
-        help="""File that holds a key, 32 bytes or more, for snapshots to be encrypted with; only this user may read it.
-        Without it they are authenticated, and readable by this user."""
+        help="""File with a key of 32 bytes or more that encrypts snapshots. Only this user may have access to the file.
+        Without it, snapshots are authenticated, but readable by this user."""
     ).tag(config=True)
 
     templates = Bool(
         True,
-        help="""Start Python kernels off templates where there are any: saved right after their start, one for each
-        environment and profile, before any code ran in them. `jupyter agentbox warm` makes them, and so does a server
-        in the background, after the first start that had none.""",
+        help="""Whether to start Python kernels from templates. A template is a kernel of one environment and profile,
+        saved right after its start, before any code runs in it. `jupyter agentbox warm` creates templates, and so does
+        a server in the background, after the first start without one.""",
     ).tag(config=True)
     pool_size = Int(
         0,
         min=0,
         max=100,
-        help="""Python kernels of each profile in use that a server has waiting, for the next starts to take; profiles
-        may set their own number. Each takes the memory of an idle kernel, and no processor.""",
+        help="""Number of Python kernels of each profile in use that a server keeps ready for the next starts; profiles
+        may set their own number. Each uses the memory of an idle kernel, and no processor time.""",
     ).tag(config=True)
     pool_max_memory = ByteSize(
-        1 * GIB, help="Most memory of all that wait in one server's pool; none is added beyond it."
+        1 * GIB, help="Maximum memory of all kernels in one server's pool. No kernel is added beyond it."
     ).tag(config=True)
 
     state_dir = Unicode(
-        help="""Where sandboxes, the audit log and downloaded programs are kept; ``agentbox`` in Jupyter's data
-        directory unless set. Only this user can enter it, and no sandbox ever sees it."""
+        help="""Directory for sandboxes, the audit log and downloaded programs; by default ``agentbox`` in Jupyter's
+        data directory. Only this user can enter it, and no sandbox can see it."""
     ).tag(config=True)
 
     def __init__(self, **kwargs: Any) -> None:
@@ -282,7 +283,7 @@ class Policy(LoggingConfigurable):
         try:
             super().__init__(**kwargs)
         except TraitError as error:
-            raise InvalidConfig(f"configuration of Policy: {error}", setting="Policy") from None
+            raise InvalidConfig(f"the configuration of Policy is invalid: {error}", setting="Policy") from None
         self._check()
 
     def _load_config(self, cfg: Config, section_names: Any = None, traits: Any = None) -> None:
@@ -291,7 +292,7 @@ class Policy(LoggingConfigurable):
             # traitlets only warns about unknown settings. A misspelled limit would then not be applied.
             if name not in names and not name[:1].isupper():
                 raise InvalidConfig(
-                    f"there is no setting Policy.{name}{did_you_mean(name, names)}", setting=f"Policy.{name}"
+                    f"unknown setting Policy.{name}{did_you_mean(name, names)}", setting=f"Policy.{name}"
                 )
         super()._load_config(cfg, section_names, traits)
 
@@ -309,7 +310,8 @@ class Policy(LoggingConfigurable):
             self.profile(name)
         if self.default_profile not in self.profile_names():
             raise InvalidConfig(
-                f"Policy.default_profile is {self.default_profile!r}; profiles are {', '.join(self.profile_names())}",
+                f"Policy.default_profile {self.default_profile!r} does not exist; profiles are "
+                f"{', '.join(self.profile_names())}",
                 setting="Policy.default_profile",
             )
 
@@ -325,10 +327,10 @@ class Policy(LoggingConfigurable):
         try:
             found = Path(self.snapshot_key_file).expanduser()
             if found.stat().st_mode & 0o077:
-                raise ValueError("others than this user may read it")
+                raise ValueError("other users can read it; run chmod 600 on it")
             secret = found.read_bytes().strip()
             if len(secret) < 32:
-                raise ValueError("it has less than 32 bytes")
+                raise ValueError("it contains fewer than 32 bytes")
         except (OSError, ValueError) as error:
             raise InvalidConfig(f"Policy.snapshot_key_file: {error}", setting="Policy.snapshot_key_file") from None
         return secret
@@ -350,7 +352,7 @@ class Policy(LoggingConfigurable):
         if name not in self.profile_names():
             names = self.profile_names()
             raise InvalidRequest(
-                f"there is no profile {name!r}{did_you_mean(name, names)}; profiles are {', '.join(names)} "
+                f"profile {name!r} does not exist{did_you_mean(name, names)}; profiles are {', '.join(names)} "
                 "(setting: Policy.profiles)",
                 field="profile",
                 setting="Policy.profiles",
@@ -362,17 +364,18 @@ class Policy(LoggingConfigurable):
         for key in LIMIT_NAMES:
             if limits[key] > maxima[key]:
                 raise InvalidConfig(
-                    f"{setting}[{key!r}] is {show(key, limits[key])}, above Policy.max_{key}, {show(key, maxima[key])}",
+                    f"{setting}[{key!r}] is {show(key, limits[key])}, more than Policy.max_{key} "
+                    f"({show(key, maxima[key])})",
                     setting=f"Policy.max_{key}",
                 )
         runtime = values.get("runtime", self.runtime)
         if runtime not in self.allowed_runtimes:
             named = f"{setting}['runtime']" if "runtime" in values else "Policy.runtime"
             raise InvalidConfig(
-                f"{named} is {runtime!r}, which Policy.allowed_runtimes lacks", setting="Policy.allowed_runtimes"
+                f"{named} is {runtime!r}, which is not in Policy.allowed_runtimes", setting="Policy.allowed_runtimes"
             )
         if values.get("is_root") and not self.allow_root:
-            raise InvalidConfig(f"{setting}['is_root'] needs Policy.allow_root", setting="Policy.allow_root")
+            raise InvalidConfig(f"{setting}['is_root'] requires Policy.allow_root", setting="Policy.allow_root")
         return Profile(
             name=name,
             limits=Limits(**limits),
@@ -398,17 +401,17 @@ class Policy(LoggingConfigurable):
         entries: tuple[str, ...] = values.get(key, ceiling)
         if (entry := find_uncovered(entries, ceiling)) is not None:
             raise InvalidConfig(
-                f"{setting}[{key!r}] has {entry!r}, which Policy.{key} does not cover", setting=f"Policy.{key}"
+                f"{setting}[{key!r}] contains {entry!r}, which Policy.{key} does not allow", setting=f"Policy.{key}"
             )
         return entries
 
-    def choose(self, profile: Profile, asked: Mapping[str, Any]) -> Profile:
+    def choose(self, profile: Profile, requested: Mapping[str, Any]) -> Profile:
         """Return a profile completed with its root, Python, kernels, environment, init lines and services.
 
         Parameters
         ----------
         profile : Profile
-        asked : mapping
+        requested : mapping
             The request.
 
         Raises
@@ -420,19 +423,19 @@ class Policy(LoggingConfigurable):
         """
         setting = f"Policy.profiles[{profile.name!r}]"
         if profile.image is not None and profile.root is not None:
-            raise InvalidConfig(f"{setting} has both 'image' and 'root'; leave one out", setting=setting)
-        image = asked.get("image", profile.image)
+            raise InvalidConfig(f"{setting} has both 'image' and 'root'; remove one", setting=setting)
+        image = requested.get("image", profile.image)
         if image not in (None, profile.image) and (profile.root is not None or profile.image is not None):
             raise PolicyRefused(
-                f"profile {profile.name!r} has a root of its own, so image {image!r} can't be chosen",
+                f"Cannot use image {image!r}: profile {profile.name!r} has its own root. Choose another profile",
                 field="image",
                 setting=f"{setting}['image']",
             )
-        python = asked.get("python", profile.python)
+        python = requested.get("python", profile.python)
         if python is not None and (image is not None or profile.root is not None):
-            error: type[InvalidRequest | InvalidConfig] = InvalidRequest if "python" in asked else InvalidConfig
+            error: type[InvalidRequest | InvalidConfig] = InvalidRequest if "python" in requested else InvalidConfig
             raise error(
-                "'python' is an environment of the host's, and an image has its own: choose one", field="python"
+                "'python' selects an environment of the host, but the image has its own. Choose one", field="python"
             )
         if image is not None:
             return use_image(profile, image, ImageStore(self.state_path), self.allowed_images)
@@ -488,24 +491,24 @@ class Policy(LoggingConfigurable):
         PolicyRefused
             The request exceeds policy. The error names the field and the setting.
         """
-        asked = read(request or {}, REQUEST_KEYS, "the request for a sandbox", InvalidRequest)
-        profile = self.choose(self.profile(asked.get("profile", self.default_profile)), asked)
+        requested = read(request or {}, REQUEST_KEYS, "the request for a sandbox", InvalidRequest)
+        profile = self.choose(self.profile(requested.get("profile", self.default_profile)), requested)
         if profile.python != sys.executable and executable in (None, sys.executable):
             executable = str(profile.python)
-        limits = self._narrow_limits(profile, asked)
-        hidden = tuple(dict.fromkeys((*profile.hidden, *asked.get("hidden_files", ()))))
-        kept_private = (*private_directories(), self.state_path, *private)
+        limits = self._narrow_limits(profile, requested)
+        hidden = tuple(dict.fromkeys((*profile.hidden, *requested.get("hidden_files", ()))))
+        private_dirs = (*private_directories(), self.state_path, *private)
         folder = None
-        if workspace is not None and not (profile.is_private or asked.get("workspace", False)):
+        if workspace is not None and not (profile.is_private or requested.get("workspace", False)):
             folder, hidden = check_workspace(
-                Path(workspace), hidden, allowed=self.allowed_workspaces, private=kept_private
+                Path(workspace), hidden, allowed=self.allowed_workspaces, private=private_dirs
             )
         packages = user_packages(executable) if profile.root is None else None
-        mounts = self._mounts(profile, executable, resource_dir, kept_private)
+        mounts = self._mounts(profile, executable, resource_dir, private_dirs)
         return SandboxSpec(
             profile=profile.name,
             limits=limits,
-            grant=self._narrow_hosts(profile, asked),
+            grant=self._narrow_hosts(profile, requested),
             root=profile.root,
             mounts=mounts,
             workspace=folder,
@@ -523,7 +526,7 @@ class Policy(LoggingConfigurable):
             ),
             is_root=profile.is_root,
             accept_unenforced=frozenset(self.accept_unenforced),
-            lease_timeout=self._narrow(profile, "lease_timeout", profile.lease_timeout, asked),
+            lease_timeout=self._narrow(profile, "lease_timeout", profile.lease_timeout, requested),
             freeze_after=profile.freeze_after,
             min_free_disk=self.min_free_disk,
             driver=self.kernel_driver,
@@ -538,12 +541,12 @@ class Policy(LoggingConfigurable):
             services=profile.services,
         )
 
-    def _narrow_limits(self, profile: Profile, asked: Mapping[str, Any]) -> Limits:
-        changes = {key: self._narrow(profile, key, getattr(profile.limits, key), asked) for key in LIMIT_NAMES}
+    def _narrow_limits(self, profile: Profile, requested: Mapping[str, Any]) -> Limits:
+        changes = {key: self._narrow(profile, key, getattr(profile.limits, key), requested) for key in LIMIT_NAMES}
         return replace(profile.limits, **changes)
 
-    def _narrow(self, profile: Profile, key: str, ceiling: float, asked: Mapping[str, Any]) -> Any:
-        value = asked.get(key, ceiling)
+    def _narrow(self, profile: Profile, key: str, ceiling: float, requested: Mapping[str, Any]) -> Any:
+        value = requested.get(key, ceiling)
         if value > ceiling:
             own = f"max_{key}" if key in LIMIT_NAMES else key
             is_own = ceiling == getattr(self, own) and key not in self.profiles.get(profile.name, {})
@@ -556,16 +559,15 @@ class Policy(LoggingConfigurable):
             )
         return value
 
-    def _narrow_hosts(self, profile: Profile, asked: Mapping[str, Any]) -> Grant:
-        hosts: tuple[str, ...] = asked.get("allowed_hosts", profile.hosts)
+    def _narrow_hosts(self, profile: Profile, requested: Mapping[str, Any]) -> Grant:
+        hosts: tuple[str, ...] = requested.get("allowed_hosts", profile.hosts)
         if (entry := find_uncovered(hosts, profile.hosts)) is not None:
             raise PolicyRefused(
-                f"host {entry!r} is not among those that profile {profile.name!r} allows "
-                f"(setting: {profile.hosts_setting})",
+                f"host {entry!r} is not allowed by profile {profile.name!r} (setting: {profile.hosts_setting})",
                 field="allowed_hosts",
                 setting=profile.hosts_setting,
             )
-        setting = OWN_HOSTS if "allowed_hosts" in asked else profile.hosts_setting
+        setting = OWN_HOSTS if "allowed_hosts" in requested else profile.hosts_setting
         return Grant(hosts=expand(hosts), private_hosts=profile.private_hosts, setting=setting)
 
     def narrow_grant(self, profile: str, hosts: Sequence[str]) -> Grant:
@@ -580,8 +582,8 @@ class Policy(LoggingConfigurable):
         PolicyRefused
             The profile does not allow a host.
         """
-        asked = read({"allowed_hosts": list(hosts)}, REQUEST_KEYS, "the request", InvalidRequest)
-        return self._narrow_hosts(self.profile(profile), asked)
+        requested = read({"allowed_hosts": list(hosts)}, REQUEST_KEYS, "the request", InvalidRequest)
+        return self._narrow_hosts(self.profile(profile), requested)
 
     def _mounts(
         self, profile: Profile, executable: str | None, resource_dir: str | Path | None, private: Sequence[Path]

@@ -117,7 +117,7 @@ def _read_plain_hosts(value: object) -> tuple[str, ...]:
     texts = _read_texts(value)
     for text in texts:
         if text in presets.PRESETS:
-            raise ValueError(f"{text!r} is a preset; write the names of its hosts")
+            raise ValueError(f"{text!r} is a preset, which is not allowed here. List its hosts")
         rules.parse_pattern(text)
     return texts
 
@@ -132,13 +132,13 @@ def _read_hidden(value: object) -> tuple[str, ...]:
     patterns = _read_texts(value)
     for pattern in patterns:
         if "/" in pattern:
-            raise ValueError(f"{pattern!r} has a slash; write a pattern for the names of entries, such as '.*'")
+            raise ValueError(f"{pattern!r} contains a slash: use a pattern for names, such as '.*'")
     return patterns
 
 
 def _read_number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-        raise ValueError(f"{value!r} is no number above 0")
+        raise ValueError(f"{value!r} must be a number above 0")
     return float(value)
 
 
@@ -148,13 +148,13 @@ def _read_seconds(value: object) -> float:
 
 def _read_count(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise ValueError(f"{value!r} is no whole number above 0")
+        raise ValueError(f"{value!r} must be a whole number above 0")
     return value
 
 
 def _read_pool_size(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 100:
-        raise ValueError(f"{value!r} is no whole number from 0 to 100")
+        raise ValueError(f"{value!r} must be a whole number from 0 to 100")
     return value
 
 
@@ -162,32 +162,32 @@ def _read_modules(value: object) -> tuple[str, ...]:
     names = _read_texts(value)
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError(f"{name!r} is no module's name")
+            raise ValueError(f"{name!r} is not a valid module name")
     return names
 
 
 def _read_flag(value: object) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"{value!r} is neither true nor false")
+        raise ValueError(f"{value!r} must be true or false")
     return value
 
 
 def _read_text(value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{value!r} is no text")
+        raise ValueError(f"{value!r} must be a non-empty string")
     return value
 
 
 def _read_workspace(value: object) -> bool:
     if value not in ("folder", "private"):
-        raise ValueError(f"{value!r} is neither 'folder' (the notebook's own) nor 'private'")
+        raise ValueError(f"{value!r} must be 'folder' (the notebook's own) or 'private'")
     return value == "private"
 
 
 def _read_root(value: object) -> Path:
     path = Path(_read_text(value)).expanduser()
     if not path.is_absolute() or path == Path("/"):
-        raise ValueError(f"{value!r} is no absolute path of an image directory")
+        raise ValueError(f"{value!r} must be an absolute path, and not /")
     return path
 
 
@@ -200,20 +200,20 @@ def _read_python(value: object) -> Path:
 def _read_lines(value: object) -> tuple[str, ...]:
     lines = _read_texts(value)
     if any("\0" in line for line in lines):
-        raise ValueError("a line holds a NUL character")
+        raise ValueError("a line contains a NUL character")
     return lines
 
 
 def _read_services(value: object) -> tuple[Service, ...]:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{value!r} maps no names to services")
+        raise ValueError(f"{value!r} must map names to services")
     found = []
     for name, item in value.items():
         values = {"line": item} if isinstance(item, str) else item
         try:
             service = Service(name=name, **values)
         except TypeError:
-            raise ValueError(f"service {name!r} is a line, or has line, ready and timeout") from None
+            raise ValueError(f"service {name!r} must be a command, or have line, ready and timeout") from None
         _read_lines([service.line, service.ready or "-"])
         found.append(replace(service, timeout=_read_number(service.timeout)))
     return tuple(found)
@@ -221,17 +221,17 @@ def _read_services(value: object) -> tuple[Service, ...]:
 
 def _read_env(value: object) -> dict[str, str]:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{value!r} maps no names to texts")
+        raise ValueError(f"{value!r} must map names to strings")
     for name, text in value.items():
         if not isinstance(name, str) or not isinstance(text, str) or not name or "=" in name or "\0" in name + text:
-            raise ValueError(f"{name!r} and its value must be texts that an environment can hold")
+            raise ValueError(f"{name!r} or its value is not valid in an environment")
     return dict(value)
 
 
 def read_mounts(value: object) -> tuple[Mount, ...]:
     """Read a mapping from paths inside to host paths. All mounts are read-only."""
     if not isinstance(value, Mapping):
-        raise ValueError(f"{value!r} maps no paths inside to host paths")
+        raise ValueError(f"{value!r} must map paths inside to host paths")
     return tuple(Mount(_read_root(source), _read_target(target), is_policys=True) for target, source in value.items())
 
 
@@ -239,9 +239,9 @@ def _read_target(value: object) -> str:
     text = _read_text(value)
     is_plain = text.startswith("/") and Path(text).as_posix() == text and ".." not in text.split("/") and text != "/"
     if not is_plain:
-        raise ValueError(f"{text!r} is no plain absolute path inside")
+        raise ValueError(f"{text!r} must be a plain absolute path inside")
     if any(text == own or text.startswith(own + "/") for own in _OWN_TARGETS):
-        raise ValueError(f"{text!r} is taken: it belongs to every sandbox")
+        raise ValueError(f"{text!r} is reserved: every sandbox uses it")
     return text
 
 
@@ -294,18 +294,18 @@ def read(
         Type of the error to raise. Its ``field`` is the key.
     """
     if not isinstance(values, Mapping):
-        raise error(f"{where} must map keys to values, and is {values!r}")
+        raise error(f"{where} must map keys to values, but is {values!r}")
     found = {}
     for key, value in values.items():
         if key not in keys:
             raise error(
-                f"{where} has no key {key!r}{did_you_mean(str(key), keys)}; its keys are {', '.join(keys)}",
+                f"{where} has an unknown key {key!r}{did_you_mean(str(key), keys)}; valid keys are {', '.join(keys)}",
                 field=str(key),
             )
         try:
             found[key] = keys[key](value)
             if key in LIMIT_NAMES and found[key] < getattr(MINIMUM, key):
-                raise ValueError(f"{value!r} is too little, the least is {show(key, getattr(MINIMUM, key))}")
+                raise ValueError(f"{value!r} is too low: the minimum is {show(key, getattr(MINIMUM, key))}")
         except (ValueError, AgentboxError) as cause:
             raise error(f"{where}, key {key!r}: {cause}", field=key) from None
     return found

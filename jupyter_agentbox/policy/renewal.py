@@ -53,13 +53,13 @@ def reapply_policy(
         if not is_allowed:
             value = getattr(then, name)
             raise PolicyRefused(
-                f"the sandbox has {name} = {value!r:.200}, which its profile no longer has",
+                f"the sandbox has {name} = {value!r:.200}, which its profile no longer allows",
                 setting=f"{setting}[{name!r}]",
             )
     if then.workspace is not None and not is_tenants:
         if profile.is_private:
             raise PolicyRefused(
-                f"the sandbox shows the folder {then.workspace}, and its profile now has private ones only",
+                f"the sandbox mounts the folder {then.workspace}, but its profile now allows only private folders",
                 setting=f"{setting}['workspace']",
             )
         if shown := [pattern for pattern in profile.hidden if pattern not in then.hidden]:
@@ -73,7 +73,7 @@ def reapply_policy(
         is_policys = mount.is_policys or str(mount.source) != mount.target
         if is_policys and mount not in profile.mounts:
             raise PolicyRefused(
-                f"the sandbox shows {mount.target}, which policy no longer allows", setting="Policy.mounts"
+                f"the sandbox mounts {mount.target}, which policy no longer allows", setting="Policy.mounts"
             )
         check_mount(mount.source, private)
     if then.workspace is not None and not is_tenants:
@@ -114,8 +114,8 @@ def intersect_grants(then: Grant, now: Grant) -> Grant:
     """Return a grant limited to what `now` also allows, so that a restore does not undo a later narrowing of it."""
     hosts = _common(then.hosts, now.hosts)
     private = _common(then.private_hosts, now.private_hosts)
-    kept = then if set(hosts) == set(then.hosts) and set(hosts) != set(now.hosts) else now
-    return replace(then, hosts=hosts, private_hosts=private, setting=kept.setting)
+    narrower = then if set(hosts) == set(then.hosts) and set(hosts) != set(now.hosts) else now
+    return replace(then, hosts=hosts, private_hosts=private, setting=narrower.setting)
 
 
 def _common(one: Sequence[str], other: Sequence[str]) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ def parse_size(value: object, least: int = 1) -> int:
     elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         size = value
     if size is None or not least <= size <= _MAX_SIZE:
-        raise ValueError(f"{value!r} is no size; write bytes, or a number with a unit such as '512 MiB' or '4g'")
+        raise ValueError(f"{value!r} is not a size: use bytes, or a number with a unit such as '512 MiB' or '4g'")
     return int(size)
 
 
@@ -93,10 +93,10 @@ class HostPatterns(List[str]):
         patterns = list(super().validate(obj, list(value) if isinstance(value, tuple) else value) or ())
         for pattern in patterns:
             if not isinstance(pattern, str):
-                raise TraitError(f"{setting}: {pattern!r} is no text")
+                raise TraitError(f"{setting}: {pattern!r} must be a string")
             if pattern in presets.PRESETS:
                 if not self.has_presets:
-                    raise TraitError(f"{setting}: {pattern!r} is a preset; write the names of its hosts")
+                    raise TraitError(f"{setting}: {pattern!r} is a preset, which is not allowed here. List its hosts")
             else:
                 try:
                     rules.parse_pattern(pattern, setting=setting)

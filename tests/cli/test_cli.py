@@ -86,7 +86,7 @@ def test_setup_is_quick_where_all_is_there(shell: Shell, has_runsc: None) -> Non
 
 def test_doctor_tells_a_wrong_setting_by_status_text_and_json(shell: Shell) -> None:
     text = shell("doctor", "--Policy.max_memroy=1", status=1)
-    assert "FAIL   settings: there is no setting Policy.max_memroy (did you mean 'max_memory'?)" in text
+    assert "FAIL   settings: unknown setting Policy.max_memroy (did you mean 'max_memory'?)" in text
     found = json.loads(shell("doctor", "--json", "--Policy.max_memroy=1", status=1))
     assert [(check["name"], check["is_ok"]) for check in found] == [("settings", False)]
 
@@ -151,7 +151,7 @@ def test_a_signal_ends_what_a_command_waits_for() -> None:
 def test_kernelspec_makes_a_sandboxed_twin(shell: Shell) -> None:
     assert "kernelspec 'nope' is not installed" in shell("kernelspec", "nope", status=1)
     assert "name one installed kernelspec" in shell("kernelspec", status=2)
-    assert "there is no profile 'nope'" in shell("kernelspec", "python3", "--profile=nope", status=1)
+    assert "profile 'nope' does not exist" in shell("kernelspec", "python3", "--profile=nope", status=1)
     shell("kernelspec", "python3", "--name=boxed", "--profile=default")
     spec = json.loads((shell.folder / "data/kernels/boxed/kernel.json").read_text())
     stanza = {"provisioner_name": "agentbox-provisioner", "config": {"profile": "default"}}

@@ -153,7 +153,7 @@ def test_snapshots_are_taken_listed_restored_moved_and_deleted(serving: Serving,
     imported = serving.run("snapshot", "import", str(file)).out.strip()
     assert {item["id"] for item in json.loads(serving.run("snapshots", "--json").out)} == {saved, imported}
     file.write_bytes(file.read_bytes()[:-1])
-    assert "cut off" in serving.run("snapshot", "import", str(file)).err
+    assert "is truncated" in serving.run("snapshot", "import", str(file)).err
     assert serving.run("delete-snapshot", imported).out == f"deleted {imported}\n"
     assert serving.run("delete-snapshot", saved).out == f"deleted {saved}\n"
 

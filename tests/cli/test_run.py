@@ -94,7 +94,7 @@ def test_what_is_wrong_is_one_line_and_a_status(env: Env) -> None:
     wrong = (
         (("run", "missing.py"), "cannot be read"),
         (("run", "book.ipynb"), "jupyter execute --kernel_name=agentbox book.ipynb"),
-        (("run", "--profile=nope", "-c", "1"), "there is no profile 'nope'"),
+        (("run", "--profile=nope", "-c", "1"), "profile 'nope' does not exist"),
         (("run", "--allow=not-listed.example", "-c", "1"), "not-listed.example"),
         (("run", "--package=--index-url", "-c", "1"), "is not a valid package name"),
         (("run", f"--mount={env.home}", "-c", "1"), str(env.home)),

@@ -174,11 +174,11 @@ def test_with_a_damaged_audit_log_nothing_is_made_and_health_says_why(env: Env, 
     assert list(failing) == ["audit log"], failing
     message = failing["audit log"]
     assert "not a database" in message
-    assert "move it away" in message
+    assert "Move it elsewhere" in message
     assert [item["state"] for item in api.ok("GET", "/sandboxes")["sandboxes"]] == ["running"]
     status, answer = api("POST", "/sandboxes", {})
     assert (status, answer["reason"]) == (503, "unavailable")
-    assert "move it away" in answer["message"]
+    assert "Move it elsewhere" in answer["message"]
     assert api("GET", "/audit")[0] == 503
     api.ok("DELETE", "/sandboxes/old")
     for path in env.state_dir.glob("audit.sqlite*"):

@@ -101,7 +101,7 @@ def test_a_killed_owner_leaves_nothing_for_long(env: Env, shell: Open) -> None:
 
 def test_a_folder_that_policy_refuses_is_an_error_or_a_private_one(env: Env, shell: Open) -> None:
     text, status = shell(str(env.home)).finish()
-    assert ("is a home directory itself" in text, status) == (True, 1)
+    assert ("it is a home directory" in text, status) == (True, 1)
     inside = shell(cwd=env.home)
     inside.process.expect("Using a private work folder, which is deleted when the shell ends: ")
     assert inside.run("ls -A") == ""
@@ -112,7 +112,7 @@ def test_a_folder_that_policy_refuses_is_an_error_or_a_private_one(env: Env, she
 
 def test_what_can_not_be_is_told(env: Env, shell: Open) -> None:
     text, status = shell("--profile=nope").finish()
-    assert ("there is no profile 'nope'" in text, status) == (True, 1)
+    assert ("profile 'nope' does not exist" in text, status) == (True, 1)
     held = shell("--profile=nope", "--from-server")
     held.process.expect("Press any key to close this terminal")
     held.process.send(" ")

@@ -567,7 +567,7 @@ def test_too_many_connections_are_refused_and_the_rest_live_on(make_box: MakeBox
     box.world.add("a.example", 80, web.server_address)
     silent = [box.dial() for _ in range(4)]
     until(lambda: box.gate._connections == 4)
-    assert box.say(b"").startswith(b"HTTP/1.1 503 agentbox: the sandbox has 4 connections open")
+    assert box.say(b"").startswith(b"HTTP/1.1 503 agentbox: the sandbox has 4 open connections")
     silent.pop().close()
     until(lambda: box.gate._connections == 3)
     assert b" 200 " in box.say(GET.format("a.example", "/")[:-2].encode() + b"Connection: close\r\n\r\n")
@@ -618,7 +618,7 @@ def test_slow_lookups_end_and_say_so(make_box: MakeBox) -> None:
 def test_a_name_without_server_or_address_says_so(make_box: MakeBox) -> None:
     box = make_box("*")
     box.world.names["down.example"] = [PUBLIC]
-    for host, words in (("down.example", b"did not answer"), ("missing.example", b"was not found")):
+    for host, words in (("down.example", b"the connection failed"), ("missing.example", b"was not found")):
         answer = box.say(f"CONNECT {host}:443 HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
         assert answer.startswith(b"HTTP/1.1 502 agentbox: ")
         assert words in answer
@@ -633,7 +633,7 @@ def test_nothing_leaves_that_cannot_be_logged(make_box: MakeBox, web: HttpServer
     log.unlink()
     log.mkdir()
     assert box.say(GET.format("a.example", "/").encode()).startswith(
-        b"HTTP/1.1 503 agentbox: a.example:80 is refused, since the audit log"
+        b"HTTP/1.1 503 agentbox: a.example:80 is refused: the audit log"
     )
     assert web.seen == []
     log.rmdir()

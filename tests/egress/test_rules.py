@@ -232,7 +232,7 @@ def test_a_carried_address_is_found(address: str) -> None:
     assert rules.carried_address(address) == METADATA
     kind = rules.classify_address(address)
     assert kind
-    assert kind.what.endswith("which carries another address")
+    assert kind.what.endswith("with an embedded non-public address")
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "10.0.0.1", "2606:4700::1", "fd00:ec2::254", "::1:0:0:0"])

@@ -589,7 +589,7 @@ async def test_a_restart_keeps_the_hosts_that_were_decided_as_far_as_policy_allo
         ({"allowed_host": ["x.test"]}, "did you mean 'allowed_hosts'"),
         ({"memory": "1 TiB"}, "memory"),
         ({"allowed_hosts": ["*.test"]}, "allowed_hosts|allows"),
-        ({"profile": "wide"}, "no profile 'wide'"),
+        ({"profile": "wide"}, "profile 'wide' does not exist"),
         ({"is_root": True}, "is_root"),
         ({"mounts": {"/host": "/"}}, "mounts"),
         ({"env": {"LD_PRELOAD": "x"}}, "env"),

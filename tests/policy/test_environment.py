@@ -207,7 +207,7 @@ def test_a_script_shows_no_file_or_folder_that_is_no_program(tmp_path: Path, bas
 def test_a_circle_of_links_ends(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    with pytest.raises(InvalidRequest, match="not on this machine"):
+    with pytest.raises(InvalidRequest, match="not installed on this machine"):
         targets(str(tmp_path / "a"))
 
 
@@ -240,5 +240,5 @@ def test_a_kernelspecs_own_folder_is_shown_unless_it_is_too_much(tmp_path: Path)
 
 
 def test_a_program_that_is_not_there_is_named() -> None:
-    with pytest.raises(InvalidRequest, match="'no-such-kernel' is not on this machine"):
+    with pytest.raises(InvalidRequest, match="'no-such-kernel' is not installed on this machine"):
         targets("no-such-kernel")

@@ -32,7 +32,7 @@ def test_beneath_goes_by_whole_names(path: str, directory: str, is_inside: bool)
     "path", ["/", "/etc", "/root", "/home", "/home/somebody", "/var", "/tmp", "/proc/1", "/dev", "/run"]
 )
 def test_system_directories_and_homes_are_never_mounted(path: str) -> None:
-    with pytest.raises(PolicyRefused, match="can't be shown"):
+    with pytest.raises(PolicyRefused, match="Cannot mount"):
         check_mount(Path(path))
 
 
@@ -56,7 +56,7 @@ def test_a_notebooks_own_folder_is_fine(tmp_path: Path) -> None:
 
 
 def test_a_home_itself_is_refused_unless_it_is_named(home: Path) -> None:
-    with pytest.raises(PolicyRefused, match=r"home directory itself.*bash_profile") as caught:
+    with pytest.raises(PolicyRefused, match=r"home directory.*bash_profile") as caught:
         check_workspace(home, (".*",))
     assert caught.value.setting == "Policy.allowed_workspaces"
     assert check_workspace(home, (".*",), allowed=[str(home)])[0] == home
@@ -72,7 +72,7 @@ def test_a_folder_that_everybody_writes_is_refused_unless_it_is_named(tmp_path: 
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
-    with pytest.raises(PolicyRefused, match="others use too"):
+    with pytest.raises(PolicyRefused, match="a shared directory"):
         check_workspace(shared, ())
     assert check_workspace(shared, (), allowed=[str(shared)])[0] == shared
 
@@ -84,7 +84,7 @@ def test_allowed_workspaces_holds_against_links_and_dots(tmp_path: Path) -> None
     allowed = [str(tmp_path / "in")]
     assert check_workspace(tmp_path / "in" / "deep", (), allowed=allowed)[0] == tmp_path / "in" / "deep"
     for path in (tmp_path / "in" / "link", tmp_path / "in" / ".." / "out", tmp_path):
-        with pytest.raises(PolicyRefused, match=r"outside of Policy\.allowed_workspaces"):
+        with pytest.raises(PolicyRefused, match=r"not in Policy\.allowed_workspaces"):
             check_workspace(path, (), allowed=allowed)
 
 
@@ -103,10 +103,10 @@ def test_the_servers_own_python_cannot_be_written(tmp_path: Path, monkeypatch: p
     (tmp_path / "venv[1]").mkdir()
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv[1]"))
     assert check_workspace(tmp_path, (".*",))[1] == (".*", "venv[[]1]")
-    with pytest.raises(PolicyRefused, match="would escape"):
+    with pytest.raises(PolicyRefused, match="could escape"):
         check_workspace(tmp_path / "venv[1]", (".*",))
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "tools" / "venv"))
-    with pytest.raises(PolicyRefused, match="would escape"):
+    with pytest.raises(PolicyRefused, match="could escape"):
         check_workspace(tmp_path, (".*",))
 
 

@@ -71,14 +71,14 @@ def test_hosts_and_limits_are_what_both_times_allow(
 @pytest.mark.parametrize(
     ("settings", "changes", "error", "words", "setting"),
     [
-        ({"profiles": {}}, {}, InvalidRequest, "no profile 'big'", "Policy.profiles"),
+        ({"profiles": {}}, {}, InvalidRequest, "profile 'big' does not exist", "Policy.profiles"),
         ({}, {"root": Path("/srv/image")}, PolicyRefused, "root = ", "Policy.profiles['big']['root']"),
         ({}, {"is_root": True}, PolicyRefused, "is_root = True", "Policy.profiles['big']['is_root']"),
         ({}, {"runtime": "docker"}, PolicyRefused, "runtime = 'docker'", "Policy.profiles['big']['runtime']"),
         ({}, {"mounts": (Mount(Path("/usr"), "/data"),)}, PolicyRefused, "/data", "Policy.mounts"),
         ({}, {"mounts": (Mount(Path("/usr/share"), "/usr/share", is_policys=True),)}, PolicyRefused, "/usr/share",
          "Policy.mounts"),
-        ({"profiles": {"big": {"workspace": "private"}}}, {}, PolicyRefused, "private ones only",
+        ({"profiles": {"big": {"workspace": "private"}}}, {}, PolicyRefused, "only private folders",
          "Policy.profiles['big']['workspace']"),
         ({"hidden_files": [".*", "*.pem"]}, {}, PolicyRefused, "now hides", "Policy.hidden_files"),
         ({"allowed_workspaces": ["/nowhere"]}, {}, PolicyRefused, "books", "Policy.allowed_workspaces"),

@@ -39,7 +39,7 @@ def test_sizes_are_read_as_docker_reads_them(text: object, size: int) -> None:
     ["", "much", "-1", "1 PB", "4 g b", "0", 0, -5, True, None, float("inf"), float("nan"), [], "9" * 400, "٤g"],
 )
 def test_what_is_no_size_is_refused_in_words(value: object) -> None:
-    with pytest.raises(ValueError, match="is no size"):
+    with pytest.raises(ValueError, match="is not a size"):
         parse_size(value)
 
 
@@ -52,7 +52,7 @@ def test_a_size_written_for_a_person_reads_back_nearly_the_same(size: int) -> No
 
 def test_the_trait_names_itself_in_its_error() -> None:
     assert Holder(size="2 KiB").size == 2048
-    with pytest.raises(TraitError, match=r"Holder\.size: 'lots' is no size"):
+    with pytest.raises(TraitError, match=r"Holder\.size: 'lots' is not a size"):
         Holder(size="lots")
 
 

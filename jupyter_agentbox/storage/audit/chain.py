@@ -46,7 +46,7 @@ _CREATE = (
     "CREATE TABLE gaps (first INTEGER PRIMARY KEY, last INTEGER NOT NULL, hash BLOB NOT NULL)",
 )
 _ENCODER = msgspec.json.Encoder()
-_MADE_UP = "rows are missing that were not dropped by the log itself"
+_FORGED_GAPS = "rows are missing that the log itself did not drop"
 #: First id, last id, and hash of the last row.
 Gap = tuple[int, int, bytes]
 
@@ -71,7 +71,7 @@ def create(connection: sqlite3.Connection) -> None:
         gaps.append((expected, last, previous))
     if last:
         connection.executemany("INSERT INTO gaps VALUES (?, ?, ?)", gaps)
-        append_own(connection, "the log was chained; what was written before is as it was found", gaps, event="chained")
+        append_own(connection, "the hash chain starts here; earlier rows are unverified", gaps, event="chained")
 
 
 def hash_row(previous: bytes, number: int, values: Sequence[Any]) -> bytes:
@@ -164,14 +164,14 @@ def close_gaps(connection: sqlite3.Connection, fresh: Iterable[Gap]) -> None:
 def check_gaps(connection: sqlite3.Connection) -> None:
     """Record an alarm if the gaps are not those that the log has left. Call this before :func:`drop`."""
     gaps = _gaps(connection)
-    told = connection.execute(
+    recorded = connection.execute(
         "SELECT detail FROM audit WHERE sandbox = '' AND kind = ? AND detail LIKE '%\"gaps\"%' "
         "ORDER BY id DESC LIMIT 1",
         (OWN_KIND,),
     ).fetchone()
-    expected = json.loads(told[0])["gaps"] if told is not None else digest_gaps(())
+    expected = json.loads(recorded[0])["gaps"] if recorded is not None else digest_gaps(())
     if digest_gaps(gaps) != expected:
-        append_own(connection, _MADE_UP, gaps, is_alarm=True, event="damaged")
+        append_own(connection, _FORGED_GAPS, gaps, is_alarm=True, event="damaged")
 
 
 def digest_gaps(gaps: Iterable[Gap]) -> str:
@@ -220,8 +220,8 @@ class _BrokenError(Exception):
 class _Check:
     """One pass over the chain."""
 
-    def __init__(self, kept: tuple[int, bytes] | None) -> None:
-        self.kept = kept
+    def __init__(self, trusted: tuple[int, bytes] | None) -> None:
+        self.trusted = trusted
         self.previous, self.expected = GENESIS, 1
         self.rows = self.dropped = 0
         self.head = ""
@@ -243,19 +243,19 @@ class _Check:
         if last is not None and last[0] >= self.expected:
             raise _BrokenError(self.expected, f"{_rows(self.expected, last[0])} missing at the end")
         if by_first:
-            raise _BrokenError(min(by_first), "rows are said to be dropped that were not")
+            raise _BrokenError(min(by_first), "the log lists rows as dropped that it did not drop")
         if gaps and digest_gaps(gaps) != self.gaps_digest:
-            raise _BrokenError(self.gaps_row or gaps[0][0], _MADE_UP)
-        if self.kept is not None and self.kept[0] >= self.expected:
-            raise _BrokenError(self.expected, f"row {self.kept[0]}, whose hash was kept, is missing")
+            raise _BrokenError(self.gaps_row or gaps[0][0], _FORGED_GAPS)
+        if self.trusted is not None and self.trusted[0] >= self.expected:
+            raise _BrokenError(self.expected, f"row {self.trusted[0]} of the given head is missing")
 
     def _pass_gap(self, gap: Gap, until: int) -> None:
         first, last, hashed = gap
         if not first <= last < until:
-            raise _BrokenError(first, "rows are said to be dropped that were not")
-        if self.kept is not None and first <= self.kept[0] < last:
+            raise _BrokenError(first, "the log lists rows as dropped that it did not drop")
+        if self.trusted is not None and first <= self.trusted[0] < last:
             raise _BrokenError(
-                self.kept[0], f"row {self.kept[0]}, whose hash was kept, has been dropped since; keep a newer one"
+                self.trusted[0], f"row {self.trusted[0]} of the given head was dropped since; use a newer head"
             )
         self.dropped += last - first + 1
         self._pass(last, hashed)
@@ -264,7 +264,7 @@ class _Check:
         # A value of a type that the log never writes could have the same encoding as another value.
         is_known = all(value is None or isinstance(value, (str, int, float)) for value in values)
         if not is_known or hash_row(self.previous, number, values) != hashed:
-            raise _BrokenError(number, f"row {number} is not what was written, or not in its place")
+            raise _BrokenError(number, f"row {number} was changed or moved")
         self._pass(number, hashed)
         self.rows += 1
         self.head = f"{number}:{hashed.hex()}"
@@ -276,22 +276,22 @@ class _Check:
                 self.gaps_digest, self.gaps_row = detail["gaps"], number
 
     def _pass(self, number: int, hashed: bytes) -> None:
-        if self.kept is not None and number == self.kept[0] and hashed != self.kept[1]:
-            raise _BrokenError(number, f"row {number} is not the one whose hash was kept: the log was written anew")
+        if self.trusted is not None and number == self.trusted[0] and hashed != self.trusted[1]:
+            raise _BrokenError(number, f"row {number} does not match the given head: the log was rewritten")
         self.previous, self.expected = hashed, number + 1
 
 
-def verify(connection: sqlite3.Connection, kept: tuple[int, bytes] | None = None) -> Verification:
+def verify(connection: sqlite3.Connection, trusted: tuple[int, bytes] | None = None) -> Verification:
     """Check the chain up to its end or to the first invalid row.
 
     Parameters
     ----------
     connection : sqlite3.Connection
         A connection within a transaction, so that all rows are from the same moment.
-    kept : int and bytes, optional
+    trusted : int and bytes, optional
         Id and hash of a row, as kept elsewhere.
     """
-    check = _Check(kept)
+    check = _Check(trusted)
     try:
         check.walk(connection)
     except _BrokenError as broken:

@@ -142,12 +142,12 @@ class AuditLog:
         AgentboxError
             The row could not be written.
         """
-        told = json.loads(redact(json.dumps(dict(detail or {}), default=str)))
+        redacted = json.loads(redact(json.dumps(dict(detail or {}), default=str)))
         host, reason = _text(host), _text(reason)
         row = (
             time.time(), _text(sandbox), _text(kind), None if is_allowed is None else int(is_allowed), host,
             port, _text(rule), reason, bytes_up, bytes_down, None if duration is None else float(duration),
-            json.dumps(told),
+            json.dumps(redacted),
         )  # fmt: skip
         with self._lock:
             try:
@@ -157,7 +157,7 @@ class AuditLog:
                 raise self._unwritable(error) from error
         columns = {
             "is_allowed": is_allowed, "host": host, "port": port, "reason": reason, "duration": duration,
-            "detail": told,
+            "detail": redacted,
         }  # fmt: skip
         for observer in tuple(self.observers):
             try:
@@ -169,13 +169,13 @@ class AuditLog:
     def _unwritable(self, error: Exception) -> AgentboxError:
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "disk is full" in str(error):
             return DiskFull(
-                f"the audit log {self.path} cannot be written: the disk is full. Free some space on it, or set "
+                f"the audit log {self.path} cannot be written: the disk is full. Free some space, or move "
                 "Policy.state_dir to another disk",
                 setting="Policy.state_dir",
             )
         remedy = ""
         if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
-            remedy = ". Keep it for `jupyter agentbox audit verify`, and move it away: a new one is made"
+            remedy = ". Move it elsewhere and check it with `jupyter agentbox audit verify`; a new log is created"
         return AgentboxError(
             f"the audit log {self.path} cannot be written: {error}{remedy}", setting="Policy.state_dir"
         )
@@ -207,7 +207,7 @@ class AuditLog:
     def note(self, kind: str, sandbox: str, **columns: Any) -> None:
         """Write one row without waiting for it. If that fails, the server's log reports it."""
         with contextlib.suppress(RuntimeError):  # the log is closed already
-            self.submit(kind, sandbox, **columns).add_done_callback(_say_missing)
+            self.submit(kind, sandbox, **columns).add_done_callback(_log_missing_row)
 
     async def arecord(self, kind: str, sandbox: str, **columns: Any) -> int:
         """Write one row without blocking the caller's event loop; see :meth:`record`."""
@@ -331,20 +331,20 @@ class AuditLog:
         AgentboxError
             The log does not exist, or cannot be read.
         """
-        kept = None
+        trusted = None
         if head is not None:
             match = _HEAD.fullmatch(head)
             if match is None:
-                raise InvalidRequest("a head is the number of a row and its hash: NUMBER:HASH", field="head")
-            kept = int(match[1]), bytes.fromhex(match[2])
+                raise InvalidRequest("a head must be a row number and its hash, as NUMBER:HASH", field="head")
+            trusted = int(match[1]), bytes.fromhex(match[2])
         with self._reading() as connection:
-            return chain.verify(connection, kept)
+            return chain.verify(connection, trusted)
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         """Yield a separate connection whose reads all see the same moment."""
         if not self.path.exists():
-            raise AgentboxError(f"there is no audit log {self.path} yet")
+            raise AgentboxError(f"the audit log {self.path} does not exist yet")
         try:
             with self._lock:
                 self._connected()  # upgrades a log of an earlier release to the current format
@@ -367,13 +367,13 @@ class AuditLog:
 
     def _connected(self) -> sqlite3.Connection:
         if self._is_closed:
-            raise OSError("it is closed")
+            raise OSError("the log is closed")
         is_lost = False
         if self._connection is not None:
             if self._inode == self._file_id():
                 return self._connection
-            # SQLite would continue to write to a file that has no name any more.
-            log.error("the audit log %s was removed or replaced while in use; it begins anew", self.path)
+            # SQLite would continue to write to a file that no longer has a name.
+            log.error("the audit log %s was removed or replaced while in use; starting a new one", self.path)
             self._disconnect()
             is_lost = True
         else:
@@ -390,7 +390,7 @@ class AuditLog:
             connection.execute("PRAGMA synchronous = NORMAL")
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version > _SCHEMA:
-                raise OSError(f"it was made by a newer release (format {version})")
+                raise OSError(f"it was created by a newer release (format {version})")
             if version < _SCHEMA:
                 self._upgrade(connection)
         except BaseException:
@@ -430,13 +430,13 @@ class AuditLog:
         self._connection = self._closer = None
 
 
-def _say_missing(row: Future[int]) -> None:
+def _log_missing_row(row: Future[int]) -> None:
     if not row.cancelled() and (error := row.exception()) is not None:
-        log.error("something that happened is not in the audit log: %s", error)
+        log.error("a row could not be written to the audit log: %s", error)
 
 
 def _retried(action: Any, timeout: float) -> None:
-    """Retry an action. Changing to WAL fails at once, without the busy timeout, while another process does the same."""
+    """Retry an action. Changing to WAL fails without a wait while another process does the same."""
     end = time.monotonic() + timeout
     while True:
         try:

@@ -33,7 +33,7 @@ from .trees import Builder, Item, Skipped, make_plan
 
 MAX_READ = 16 * 1024 * 1024
 _ZIP_TIMES = 315532800, 4354819198  # 1980 to 2107
-_UNSOUND = (
+_INVALID_ARCHIVE = (
     tarfile.TarError,
     zipfile.BadZipFile,
     zlib.error,
@@ -81,12 +81,12 @@ class Packed:
             if what in ("fifo", "socket", "device"):
                 self.skipped.add(write_path(item.parts), f"it is {KIND_NAMES[what]}")
             elif what == "link" and kind == "zip":
-                self.skipped.add(write_path(item.parts), "it is a link, which zip can't hold everywhere; tar can")
+                self.skipped.add(write_path(item.parts), "it is a link, which not all zip programs support; use tar")
             else:
                 self._plan.append(item)
                 self.bytes += item.status.st_size if what == "file" else 0
                 if self.bytes > max_bytes:
-                    raise TooLarge(f"the directory's files have more than the {max_bytes} bytes of one archive")
+                    raise TooLarge(f"the directory's files are larger than the {max_bytes} bytes allowed in an archive")
         self.entries = len(self._plan)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -155,7 +155,9 @@ class Packed:
             except OSError:
                 data = b""
             if not data:
-                self.skipped.add(write_path(item.parts), f"all but {position} bytes, as it became shorter meanwhile")
+                self.skipped.add(
+                    write_path(item.parts), f"the part after {position} bytes, because the file was shortened"
+                )
                 while position < end:
                     data = bytes(min(CHUNK, end - position))
                     position += len(data)
@@ -255,18 +257,18 @@ def unpack(archive: io.BufferedIOBase, builder: Builder, budget: Budget, max_byt
     """
     try:
         # The first pass validates everything, the second one creates the entries.
-        _judge(archive, builder, budget, max_bytes)
+        _validate(archive, builder, budget, max_bytes)
         _build(archive, builder, budget)
     except AgentboxError:
         raise
-    except _UNSOUND as error:
+    except _INVALID_ARCHIVE as error:
         raise InvalidRequest(
-            f"this is no sound archive (tar, tar.gz or zip): {show(str(error))}", field="archive"
+            f"this is not a valid archive (tar, tar.gz or zip): {show(str(error))}", field="archive"
         ) from None
     return builder.result(digest)
 
 
-def _judge(archive: io.BufferedIOBase, builder: Builder, budget: Budget, max_bytes: int) -> None:
+def _validate(archive: io.BufferedIOBase, builder: Builder, budget: Budget, max_bytes: int) -> None:
     total = 0
     for member in _members(archive, budget):
         budget.require(1)
@@ -279,7 +281,7 @@ def _judge(archive: io.BufferedIOBase, builder: Builder, budget: Budget, max_byt
 
 
 def _build(archive: io.BufferedIOBase, builder: Builder, budget: Budget) -> None:
-    made: set[Parts] = set()
+    created: set[Parts] = set()
     for member in _members(archive, budget):
         budget.require()
         parts, path = member.parts, builder.path(member.parts)
@@ -291,13 +293,13 @@ def _build(archive: io.BufferedIOBase, builder: Builder, budget: Budget) -> None
             builder.directory(parts, member.mode)
         elif member.kind == "link":
             builder.link(parts, member.target)
-            made.discard(parts)  # what stays inside from this directory may lead outside from another one
+            created.discard(parts)  # what stays inside from this directory may lead outside from another one
         elif member.kind == "file":
             _unpack_file(member, builder, budget)
-            made.add(parts)
-        elif member.kind == "hard link" and (source := _parse(member.target)) in made:
+            created.add(parts)
+        elif member.kind == "hard link" and (source := _parse(member.target)) in created:
             builder.hard_link(parts, source)
-            made.add(parts)
+            created.add(parts)
         else:
             builder.skipped.add(path, f"it is a {member.kind}")
 
@@ -313,7 +315,7 @@ def _unpack_file(member: _Member, builder: Builder, budget: Budget) -> None:
                 budget.require()
                 data = stream.read(min(CHUNK, left))
                 if not data:
-                    raise EOFError(f"{show(builder.path(member.parts))} is cut short")
+                    raise EOFError(f"{show(builder.path(member.parts))} is truncated")
                 file.write(data)
                 left -= len(data)
             stream.read(1)  # at the end, zipfile verifies the member's checksum
@@ -339,7 +341,7 @@ def _members(archive: io.BufferedIOBase, budget: Budget) -> Iterator[_Member]:
         # tarfile treats a damaged header like the end of the archive. The actual end is a block of zeros.
         bounded.seek(tar.offset)
         if bounded.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-            raise EOFError("it is cut short or damaged")
+            raise EOFError("it is truncated or damaged")
 
 
 def _tar_member(tar: tarfile.TarFile, info: tarfile.TarInfo) -> _Member:
@@ -362,7 +364,7 @@ def _tar_member(tar: tarfile.TarFile, info: tarfile.TarInfo) -> _Member:
 def _zip_member(bundle: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Member:
     mode, target = info.external_attr >> 16, ""
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f"its compression method {info.compress_type} is not taken, only deflate is")
+        raise ValueError(f"compression method {info.compress_type} is not supported; use deflate")
     kind = "directory" if info.is_dir() else kind_of(mode) if stat.S_IFMT(mode) else "file"
     if kind == "link":
         if info.file_size > MAX_PATH:
@@ -377,5 +379,5 @@ def _zip_member(bundle: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Member:
 def _parse(name: str) -> Parts:
     """Validate a member's name. It is raw, so nothing in it is treated as an escape."""
     if name.startswith("/"):
-        raise InvalidRequest(f"the archive holds the absolute name {show(name)}", field="archive")
+        raise InvalidRequest(f"the archive contains the absolute name {show(name)}", field="archive")
     return parse_path(write_name(name), field="archive")

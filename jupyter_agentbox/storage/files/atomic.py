@@ -59,7 +59,7 @@ class Room:
     def check(self, size: int, path: str) -> None:
         """Refuse `size` bytes if there is not enough space for them."""
         if self.left is not None and size > self.left:
-            raise self.error(f"{show(path)} can't be written: {self.reason}", field="path", setting=self.setting)
+            raise self.error(f"{show(path)} cannot be written: {self.reason}", field="path", setting=self.setting)
 
 
 class NewFile:
@@ -147,7 +147,7 @@ class NewFile:
                 old = look(self.directory, self.name)
                 check_replaceable(old, self.path, overwrite)
                 if expect is not None and (old is None or not is_same(old, expect)):
-                    raise Conflict(f"{show(self.path)} was changed meanwhile; read it again", field="path")
+                    raise Conflict(f"{show(self.path)} was changed in the meantime; read it again", field="path")
                 if mode is None and old is not None:
                     mode = old.st_mode
                 if mode is not None:
@@ -217,10 +217,10 @@ def check_replaceable(status: os.stat_result | None, path: str, overwrite: bool 
         return
     kind = kind_of(status.st_mode)
     if kind != "file":
-        also = "; links are never written through, delete it first" if kind == "link" else ""
-        raise Conflict(f"{show(path)} is {KIND_NAMES[kind]}, no regular file{also}", field="path")
+        also = "; writes never follow links, so delete it first" if kind == "link" else ""
+        raise Conflict(f"{show(path)} is {KIND_NAMES[kind]}, not a regular file{also}", field="path")
     if not overwrite:
-        raise Conflict(f"{show(path)} exists already", field="path")
+        raise Conflict(f"{show(path)} already exists", field="path")
 
 
 def copy_data(source: int, target: NewFile, check: Callable[[], None] = lambda: None) -> None:

@@ -123,7 +123,9 @@ class Folder(FolderView):
                 status = os.fstat(found)
                 check_replaceable(status, write_path(parts))
                 if status.st_nlink > 1:
-                    raise Conflict(f"{show(write_path(parts))} has other names, too (hard links); write it whole")
+                    raise Conflict(
+                        f"{show(write_path(parts))} has other names (hard links); write the whole file instead"
+                    )
                 self._room().take(len(data), write_path(parts))
                 flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
                 with closing(os.open(f"/proc/self/fd/{found}", flags)) as fd:
@@ -190,11 +192,11 @@ class Folder(FolderView):
             data = read_at(fd, 0, status.st_size)
         times = data.count(before)
         if not times:
-            raise Conflict(f"the text is not in {name}", field="old")
+            raise Conflict(f"the text does not occur in {name}", field="old")
         if count is not None and times != count:
             wanted = "once" if count == 1 else f"{count} times"
             raise Conflict(
-                f"the text is in {name} {times} times, not {wanted}; give more of what is around it, or the count",
+                f"the text occurs in {name} {times} times, not {wanted}; include more context, or set the count",
                 field="old",
             )
         if len(data) + times * (len(after) - len(before)) > MAX_READ:
@@ -213,8 +215,8 @@ class Folder(FolderView):
             try:
                 os.mkdir(parts[-1], dir_fd=directory)
             except FileExistsError:
-                there = look(directory, parts[-1])
-                if not exist_ok or there is None or not stat.S_ISDIR(there.st_mode):
+                existing = look(directory, parts[-1])
+                if not exist_ok or existing is None or not stat.S_ISDIR(existing.st_mode):
                     raise
             return make_entry(write_path(parts), os.stat(parts[-1], dir_fd=directory, follow_symlinks=False))
 
@@ -228,7 +230,7 @@ class Folder(FolderView):
             with translate_os_errors(write_path(old)):
                 os.stat(old[-1], dir_fd=from_dir, follow_symlinks=False)
             if new[: len(old)] == old and new != old:
-                raise InvalidRequest("a directory can't be moved into itself", field="target")
+                raise InvalidRequest("a directory cannot be moved into itself", field="target")
             with translate_os_errors(write_path(new)):
                 if overwrite:
                     os.replace(old[-1], new[-1], src_dir_fd=from_dir, dst_dir_fd=to_dir)
@@ -277,7 +279,7 @@ class Folder(FolderView):
         with closing(origin._tree.open(old, follow=True)) as fd:
             if stat.S_ISDIR(os.fstat(fd).st_mode):
                 if not recursive:
-                    raise Conflict(f"{show(write_path(old))} is a directory; say recursive to copy it", field="source")
+                    raise Conflict(f"{show(write_path(old))} is a directory; set recursive to copy it", field="source")
                 tree = Tree(os.dup(fd), origin._tree.hidden)
                 try:
                     return self._copy_tree(tree, new, budget, parents=parents, overwrite=overwrite)
@@ -296,9 +298,9 @@ class Folder(FolderView):
 
     def _copy_tree(self, source: Tree, new: Parts, budget: Budget, *, parents: bool, overwrite: bool) -> Copied:
         with closing(self._tree.open_parent(new, make=parents)) as directory, translate_os_errors(write_path(new)):
-            there = look(directory, new[-1])
-            if there is not None and not (overwrite and stat.S_ISDIR(there.st_mode)):
-                raise Conflict(f"{show(write_path(new))} exists already", field="target")
+            existing = look(directory, new[-1])
+            if existing is not None and not (overwrite and stat.S_ISDIR(existing.st_mode)):
+                raise Conflict(f"{show(write_path(new))} already exists", field="target")
         # The list is complete before anything is created, so that a copy of a directory into itself ends.
         plan = trees.make_plan(source, budget)
         with closing(self._tree.make_directories(new)) as top:
@@ -386,7 +388,7 @@ class Folder(FolderView):
         check_announced(size, sha256)
         room = self._room()
         if max_size is not None and (room.left is None or max_size < room.left):
-            room = Room(max_size, f"one upload may have {max_size} bytes")
+            room = Room(max_size, f"one upload may have at most {max_size} bytes")
         room.check(size or 0, write_path(parts))
         return room
 
@@ -408,7 +410,7 @@ class Folder(FolderView):
                 # A large folder must not be walked for every small write.
                 self._used_until = time.monotonic() + max(_USED_INTERVAL, 10 * (time.monotonic() - began))
             left = max(0, self.quota - self._used.bytes - self._held())
-        reason = f"the folder may hold {self.quota} bytes ({self._quota_setting}); delete something"
+        reason = f"the folder is limited to {self.quota} bytes ({self._quota_setting}); delete some files"
         return Room(left, reason, self._quota_setting)
 
     def _add_used(self, size: int) -> None:
@@ -420,4 +422,4 @@ def _encode(text: str, field: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise InvalidRequest("the text holds a character that is no UTF-8", field=field) from None
+        raise InvalidRequest("the text contains a character that is not valid in UTF-8", field=field) from None

@@ -51,7 +51,7 @@ class GuardedPaths:
     private : sequence of str
         Folders that are hidden from sandboxes regardless of their names, as paths without links.
     setting : str
-        The setting that holds `linked`, for errors.
+        The setting that contains `linked`, for errors.
     """
 
     bases: Sequence[str]
@@ -81,7 +81,7 @@ class GuardedPaths:
         path = os.path.normpath(path)
         base = max((base for base in self.bases if _parts(path, base) is not None), key=len, default=None)
         if base is None:
-            raise InvalidRequest(f"Cannot open {show(path)}: it is outside of {' and '.join(self.bases)}.")
+            raise InvalidRequest(f"Cannot open {show(path)}: it is outside {' and '.join(self.bases)}.")
         parts, links = _parts(path, base) or [], 0
         directory = os.open(base, _DIRECTORY)
         try:
@@ -92,7 +92,7 @@ class GuardedPaths:
                     links += 1
                     if links > _MAX_LINKS:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-                    inner, folder = self._judge(os.path.relpath(path, base), directory, name, target)
+                    inner, folder = self._resolve_link(os.path.relpath(path, base), directory, name, target)
                     parts[:0] = inner
                     child = os.open(folder or ".", _DIRECTORY, dir_fd=None if folder else directory)
                 elif not parts:
@@ -115,7 +115,7 @@ class GuardedPaths:
                 raise InvalidRequest("The root directory cannot be moved or deleted.")
             yield directory, name
 
-    def _judge(self, path: str, directory: int, name: str, target: str) -> tuple[list[str], str | None]:
+    def _resolve_link(self, path: str, directory: int, name: str, target: str) -> tuple[list[str], str | None]:
         """Return where a link leads: names, and the folder they are relative to, or None for the link's own directory.
 
         The path resolution here only determines which names are tried. Each of them is then opened in turn.
@@ -126,14 +126,14 @@ class GuardedPaths:
             if (parts := _parts(real, folder)) is not None:
                 return parts, folder
         parts = _parts(real, here)
-        reason = f"leads out of the folder that it is in, to {show(real)}"
+        reason = f"leads out of its folder, to {show(real)}"
         if parts is not None:
             if not any(map(self.is_hidden, parts)) and all(_parts(real, folder) is None for folder in self.private):
                 return parts, None
             reason = f"leads to {show(real)}, which is hidden from sandboxes"
         raise PolicyRefused(
-            f"Cannot open {show(path)}: the link {show(name)} {reason}. Code in a sandbox can make such"
-            f" links. Delete the link, or name the folder that it leads to in {self.setting}.",
+            f"Cannot open {show(path)}: the link {show(name)} {reason}. Code in a sandbox can create such"
+            f" links. Delete the link, or add its target folder to {self.setting}.",
             setting=self.setting,
         )
 
@@ -198,7 +198,9 @@ class GuardedPaths:
         flags = os.O_WRONLY | os.O_CREAT
         with closing(self.open(source, os.O_RDONLY)) as old, closing(self.open(target, flags)) as new:
             if os.path.samestat(os.fstat(old), os.fstat(new)):
-                raise Conflict(f"Cannot copy {show(source)}: {show(target)} is the same file, by a link. Delete one.")
+                raise Conflict(
+                    f"Cannot copy {show(source)}: {show(target)} is another name of the same file. Delete one."
+                )
             os.ftruncate(new, 0)
             _copy(old, new)
 
@@ -277,24 +279,26 @@ class GuardedPaths:
                 date = time.strftime("%Y-%m-%dT%H:%M:%S")
                 text = f"[Trash Info]\nPath={quote(os.fsencode(recorded))}\nDeletionDate={date}\n"
                 for number in range(1, 10_000):
-                    kept = name if number == 1 else f"{stem} {number}{extension}"
+                    trash_name = name if number == 1 else f"{stem} {number}{extension}"
                     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
                     try:
-                        fd = os.open(f"{kept}.trashinfo", flags, 0o600, dir_fd=info)
+                        fd = os.open(f"{trash_name}.trashinfo", flags, 0o600, dir_fd=info)
                     except FileExistsError:
                         continue
                     with closing(fd):
                         os.write(fd, text.encode())
                     try:
-                        _move(directory, name, files, kept)
+                        _move(directory, name, files, trash_name)
                     except FileExistsError:
-                        os.unlink(f"{kept}.trashinfo", dir_fd=info)
+                        os.unlink(f"{trash_name}.trashinfo", dir_fd=info)
                         continue
                     except BaseException:
-                        os.unlink(f"{kept}.trashinfo", dir_fd=info)
+                        os.unlink(f"{trash_name}.trashinfo", dir_fd=info)
                         raise
                     return
-            raise Conflict(f"Cannot move {show(name)} to the trash: it holds too many entries of that name. Empty it.")
+            raise Conflict(
+                f"Cannot move {show(name)} to the trash: it contains too many entries of that name. Empty it."
+            )
 
 
 def open_regular(directory: int, name: str, flags: int, mode: int = 0o666) -> int:
@@ -321,7 +325,7 @@ def open_regular(directory: int, name: str, flags: int, mode: int = 0o666) -> in
             # Through the descriptor, which refers to the checked file. O_CREAT and O_NOFOLLOW do not apply to it.
             flags &= ~(os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
             return os.open(f"/proc/self/fd/{found}", flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    raise Conflict(f"Cannot open {show(name)}: it is replaced all the time.")
+    raise Conflict(f"Cannot open {show(name)}: it keeps being replaced.")
 
 
 def _parts(path: str, folder: str) -> list[str] | None:
@@ -371,7 +375,7 @@ def _back_up(directory: int, name: str, fd: int) -> str | None:
                 os.unlink(backup, dir_fd=directory)
                 raise
         return backup
-    raise Conflict(f"Cannot save {show(name)}: {show(backup)} is replaced all the time.")
+    raise Conflict(f"Cannot save {show(name)}: {show(backup)} keeps being replaced.")
 
 
 def _copy(source: int, target: int) -> None:
@@ -422,7 +426,7 @@ def _move_across(old_dir: int, old: str, new_dir: int, new: str) -> None:
                 finally:
                     file.discard()
     if skipped:
-        raise Conflict(f"{show(old)} was copied and not removed, as not all of it could be copied: {skipped[0]}")
+        raise Conflict(f"{show(old)} was copied but not removed, because some of it could not be copied: {skipped[0]}")
     _delete(old_dir, old, recursive=True)
 
 

@@ -73,23 +73,24 @@ def parse_path(text: str, *, mount: str = "/workspace", field: str = "path") -> 
         size = len(os.fsencode(name))
     except UnicodeEncodeError:
         raise InvalidRequest(
-            rf"the path {show(text)} holds a character that no file name can hold; write odd bytes as \xNN", field=field
+            rf"the path {show(text)} contains an invalid character; write bytes that are not UTF-8 as \xNN", field=field
         ) from None
     if "\0" in name:
-        raise InvalidRequest("the path holds a NUL character", field=field)
+        raise InvalidRequest("the path contains a NUL character", field=field)
     if name.startswith("/"):
         top = mount.rstrip("/")
         if name != top and not name.startswith(top + "/"):
             raise InvalidRequest(
-                f"the path {show(text)} is outside of {mount}; give one beneath it, or a relative one", field=field
+                f"the path {show(text)} is outside {mount}; use a path in it, or a relative path", field=field
             )
         name = name[len(top) :]
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     if ".." in parts:
-        raise InvalidRequest(f"the path {show(text)} holds '..', which is not followed", field=field)
+        raise InvalidRequest(f"the path {show(text)} contains '..', which is not allowed", field=field)
     if size > MAX_PATH or any(len(os.fsencode(part)) > MAX_NAME for part in parts):
         raise InvalidRequest(
-            f"the path {show(text)} is too long: at most {MAX_PATH} bytes, and {MAX_NAME} in one name", field=field
+            f"the path {show(text)} is too long: the maximum is {MAX_PATH} bytes, and {MAX_NAME} for each name",
+            field=field,
         )
     return parts
 

@@ -47,7 +47,9 @@ class Glob:
         try:
             names = [name for name in read_name(pattern).split("/") if name not in ("", ".")]
         except UnicodeEncodeError:
-            raise InvalidRequest("the pattern holds a character that no file name can hold", field=field) from None
+            raise InvalidRequest(
+                "the pattern contains a character that no file name can contain", field=field
+            ) from None
         if pattern.startswith("/") or ".." in names or not names:
             raise InvalidRequest(f"the glob pattern {show(pattern)} must be relative and without '..'", field=field)
         self._parts = [None if name == "**" else re.compile(fnmatch.translate(name)) for name in names]
@@ -113,7 +115,7 @@ class _Worker:
         except (EOFError, OSError):
             raise InvalidRequest("the pattern is too complex to be compiled in time", field="pattern") from None
         if error:
-            raise InvalidRequest(f"the pattern is no regular expression: {show(str(error))}", field="pattern")
+            raise InvalidRequest(f"the pattern is not a valid regular expression: {show(str(error))}", field="pattern")
 
     def search(self, fd: int, timeout: float) -> dict[str, object]:
         """Search one open file. Raises TimeoutError."""
@@ -124,7 +126,7 @@ class _Worker:
     def _receive(self) -> dict[str, object]:
         (size,) = struct.unpack("!I", self._read(4))
         if size > _MAX_ANSWER:
-            raise RuntimeFailed("the search process answered too much")
+            raise RuntimeFailed("the search process returned too much data")
         answer: dict[str, object] = json.loads(self._read(size))
         return answer
 
@@ -227,11 +229,11 @@ class _Search:
             answer = self._worker.search(fd, self._budget.remaining_seconds())
         except TimeoutError:
             self.is_done = True
-            self._budget.cut(f"stopped at {show(path)}, as the time for the search was over")
+            self._budget.cut(f"stopped at {show(path)}: the search timed out")
             return
         except (EOFError, OSError):
             self.is_done = True
-            self._budget.cut(f"stopped at {show(path)}, as the pattern took too much time or memory there")
+            self._budget.cut(f"stopped at {show(path)}: the pattern took too much time or memory")
             return
         if answer.get("is_binary"):
             self.skipped += 1

@@ -71,7 +71,7 @@ class Upload(Generic[Result]):
         with self._lock:
             if self._size is not None and self.size + sum(map(len, parts)) > self._size:
                 self.abort()
-                raise InvalidRequest(f"more than the {self._size} bytes that were announced came", field="size")
+                raise InvalidRequest(f"received more than the announced {self._size} bytes", field="size")
             # Hashing takes most of an upload's time. Large parts are hashed while they and the next parts are written.
             self._hashed.result()
             if sum(map(len, parts)) >= LARGE:
@@ -96,11 +96,13 @@ class Upload(Generic[Result]):
         with self._lock:
             try:
                 if self._size is not None and self.size != self._size:
-                    raise InvalidRequest(f"{self.size} bytes came, {self._size} were announced", field="size")
+                    raise InvalidRequest(f"received {self.size} bytes, but {self._size} were announced", field="size")
                 self._hashed.result()
                 found = self._hash.hexdigest()
                 if self._expected is not None and found != self._expected:
-                    raise InvalidRequest(f"the SHA-256 of what came is {found}, not {self._expected}", field="sha256")
+                    raise InvalidRequest(
+                        f"the SHA-256 of the received data is {found}, not {self._expected}", field="sha256"
+                    )
                 return self._deliver(self._file, found)
             finally:
                 self.abort()

@@ -118,31 +118,31 @@ def translate_os_error(error: OSError, path: str) -> AgentboxError:
     """Return the package's error for an error of the kernel about `path`."""
     code, name = error.errno or 0, show(path)
     if code == errno.ENOENT:
-        return NotFound(f"there is no {name}", field="path")
+        return NotFound(f"{name} does not exist", field="path")
     if code == errno.ENOTDIR:
-        return Conflict(f"{name}, or what leads to it, is no directory", field="path")
+        return Conflict(f"{name}, or one of its parents, is not a directory", field="path")
     if code == errno.EISDIR:
         return Conflict(f"{name} is a directory", field="path")
     if code == errno.EEXIST:
-        return Conflict(f"{name} exists already", field="path")
+        return Conflict(f"{name} already exists", field="path")
     if code == errno.ENOTEMPTY:
         return Conflict(f"{name} is a directory that is not empty", field="path")
     if code == errno.ELOOP:
         return Conflict(f"{name} goes through a link, which is not followed here", field="path")
     if code in (errno.EACCES, errno.EPERM):
-        return Conflict(f"{name}: the server has no permission; change owner or mode inside the sandbox", field="path")
+        return Conflict(f"{name}: permission denied; change its owner or mode inside the sandbox", field="path")
     if code in (errno.ENAMETOOLONG, errno.EINVAL):
         return InvalidRequest(f"{name}: {os.strerror(code)}", field="path")
     if code in (errno.EBUSY, errno.EXDEV, errno.ETXTBSY, errno.ESTALE):
         return Conflict(f"{name}: {os.strerror(code)}", field="path")
     if code in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(
-            f"{name} cannot be written: the server's disk is full. Free some space on it, or delete files",
+            f"{name} cannot be written: the server's disk is full. Free some space, or delete files",
             field="path",
             setting="Policy.state_dir",
         )
     if code == errno.EFBIG:
-        return TooLarge(f"{name} can't be written: the host allows no file of that size", field="path")
+        return TooLarge(f"{name} cannot be written: the file is too large for the host", field="path")
     return RuntimeFailed(f"{name}: {error.strerror or error}", field="path")
 
 
@@ -209,8 +209,8 @@ class Found:
 class Held:
     """A descriptor that other threads may still use when it is released.
 
-    If its number became free at once, the next file opened anywhere in the process could get it. A thread that is still
-    working with this object would then read or change that file, which may belong to another sandbox.
+    If its number became free immediately, the next file opened anywhere in the process could get it. A thread that
+    still works with this object would then read or change that file, which may belong to another sandbox.
     """
 
     fd = -1
@@ -222,7 +222,7 @@ class Held:
             os.close(fd)
 
     def retire(self) -> None:
-        """Make the descriptor useless now, and free its number only when no one can use it any more. Idempotent."""
+        """Make the descriptor useless now, and free its number only when no one can use it. Idempotent."""
         if self.fd >= 0:
             with closing(os.open("/dev/null", os.O_PATH | os.O_CLOEXEC)) as nothing:
                 os.dup2(nothing, self.fd, inheritable=False)
@@ -254,8 +254,8 @@ class Tree(Held):
                 reason = f"names like {show(part)} are hidden in this sandbox"
                 setting = "Policy.hidden_files"
                 if is_new:
-                    raise PolicyRefused(f"{show('/'.join(parts))} can't be made: {reason}", setting=setting)
-                raise NotFound(f"there is no {show('/'.join(parts))}: {reason}", field="path", setting=setting)
+                    raise PolicyRefused(f"{show('/'.join(parts))} cannot be created: {reason}", setting=setting)
+                raise NotFound(f"{show('/'.join(parts))} does not exist: {reason}", field="path", setting=setting)
 
     def open(self, parts: Parts, *, follow: bool = False, follow_last: bool | None = None) -> int:
         """Open an entry of any kind with ``O_PATH``.
@@ -288,7 +288,7 @@ class Tree(Held):
             return self._walk(parts, follow, follow_last)
 
     def _walk(self, parts: Parts, follow: bool, follow_last: bool) -> int:
-        asked, links = write_path(parts), 0
+        original, links = write_path(parts), 0
         while True:
             index, target = 0, ""
             fd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd)
@@ -320,18 +320,18 @@ class Tree(Held):
             front = parts[:index] if target else parts[: index - 1] if index else None
             if front is None or target.startswith("/"):
                 raise Conflict(
-                    f"{show(asked)} leads through a link out of the folder"
+                    f"{show(original)} goes through a link that leads out of the folder"
                     + (f" ({show(target)}); only relative links that stay inside are followed" if target else ""),
                     field="path",
                 )
             parts = front + inner + parts[index + 1 :]
             if links > _MAX_LINKS or sum(map(len, parts)) > MAX_PATH:
-                raise Conflict(f"{show(asked)} leads through too many links", field="path")
+                raise Conflict(f"{show(original)} goes through too many links", field="path")
 
     def open_parent(self, parts: Parts, *, make: bool = False) -> int:
         """Open the directory that contains ``parts[-1]``, through no link; with `make`, create it if it is missing."""
         if not parts:
-            raise InvalidRequest("the folder itself can't be changed", field="path")
+            raise InvalidRequest("the folder itself cannot be changed", field="path")
         self.check_name(parts, is_new=True)
         try:
             fd = self.open(parts[:-1])
@@ -341,7 +341,7 @@ class Tree(Held):
             return self.make_directories(parts[:-1])
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             os.close(fd)
-            raise Conflict(f"{show(write_path(parts[:-1]))} is no directory", field="path")
+            raise Conflict(f"{show(write_path(parts[:-1]))} is not a directory", field="path")
         return fd
 
     def make_directories(self, parts: Parts, mode: int = 0o777) -> int:
@@ -457,7 +457,7 @@ def open_found(fd: int, path: str) -> int:
     """
     kind = kind_of(os.fstat(fd).st_mode)
     if kind != "file":
-        raise Conflict(f"{show(path)} is {KIND_NAMES[kind]}, no regular file", field="path")
+        raise Conflict(f"{show(path)} is {KIND_NAMES[kind]}, not a regular file", field="path")
     with translate_os_errors(path):
         # Through the descriptor instead of by name: this is the file that was checked.
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)

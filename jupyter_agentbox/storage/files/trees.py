@@ -114,7 +114,7 @@ class Builder:
     def link(self, parts: Parts, target: str) -> None:
         """Create a link, or leave it out if it would lead out of the tree."""
         if not is_inner_link(len(parts) - 1, target):
-            self.skipped.add(self.path(parts), f"a link to {show(target)}, which is outside")
+            self.skipped.add(self.path(parts), f"it links to {show(target)}, which is outside")
             return
         self._place(parts, lambda name, directory: os.symlink(target, name, dir_fd=directory))
 
@@ -133,9 +133,9 @@ class Builder:
             try:
                 make(parts[-1], directory)
             except FileExistsError:
-                there = look(directory, parts[-1])
-                if there is None or not stat.S_ISLNK(there.st_mode) or not self._overwrite:
-                    check_replaceable(there, path, self._overwrite)
+                existing = look(directory, parts[-1])
+                if existing is None or not stat.S_ISLNK(existing.st_mode) or not self._overwrite:
+                    check_replaceable(existing, path, self._overwrite)
                 name = make_name()
                 make(name, directory)
                 os.replace(name, parts[-1], src_dir_fd=directory, dst_dir_fd=directory)
@@ -194,11 +194,11 @@ def delete_tree(directory: int, name: str, path: str, hidden: tuple[str, ...], b
     visible, tree = Tree(top, hidden), Tree(os.dup(top))
     try:
         if hidden:
-            looking = copy(budget)  # a copy, so that the check uses up none of the budget
-            for found in visible.walk((), looking, see_hidden=True):
+            check_budget = copy(budget)  # a copy, so that the check uses up none of the budget
+            for found in visible.walk((), check_budget, see_hidden=True):
                 if visible.is_hidden(found.name):
-                    raise _holds_hidden(path)
-            looking.refuse()
+                    raise _hidden_entries_error(path)
+            check_budget.refuse()
         with translate_os_errors(path):
             return _empty(tree, visible, path, budget) + _remove(directory, name)
     finally:
@@ -213,8 +213,8 @@ def _empty(tree: Tree, visible: Tree, path: str, budget: Budget) -> int:
     def take() -> None:
         if not budget.take():
             raise TooLarge(
-                f"{count} entries of {show(path)} were deleted, and it {budget.reason}, which is its limit; delete it "
-                "again to go on",
+                f"the deletion of {show(path)} {budget.reason}, which is its limit, with {count} entries deleted; "
+                "delete it again to continue",
                 field="path",
             )
 
@@ -235,7 +235,7 @@ def _empty(tree: Tree, visible: Tree, path: str, budget: Budget) -> int:
             for name, is_directory in entries:
                 take()
                 if visible.is_hidden(name):
-                    raise _holds_hidden(path)
+                    raise _hidden_entries_error(path)
                 if not is_directory:
                     count += _unlink(base, name)
                 elif removed := _remove(base, name, quietly=True):
@@ -283,8 +283,8 @@ def _remove(directory: int, name: str, *, quietly: bool = False) -> int:
     return 1
 
 
-def _holds_hidden(path: str) -> Conflict:
+def _hidden_entries_error(path: str) -> Conflict:
     return Conflict(
-        f"{show(path)} holds entries that are hidden in this sandbox, so it is not deleted; delete what you see in it",
+        f"{show(path)} cannot be deleted: it contains entries that are hidden in this sandbox; delete the others in it",
         field="path",
     )

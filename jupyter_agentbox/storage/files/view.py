@@ -32,7 +32,7 @@ MAX_TREE = 100_000
 class FolderView:
     """The files beneath one directory, for listing and reading. The package's docstring describes the rules.
 
-    All methods block; call them in worker threads. Any number of threads may use an object at once. Paths have the
+    All methods block; call them in worker threads. Any number of threads may share an object. Paths have the
     form that ``storage.files.paths`` describes; ``.`` or the mount point is the folder itself.
 
     Every method raises :class:`~jupyter_agentbox.errors.InvalidRequest` for an invalid value,
@@ -236,8 +236,8 @@ class FolderView:
             end = status.st_size if length is None else min(status.st_size, start + length)
             if end - start > max_size:
                 raise TooLarge(
-                    f"{show(write_path(parts))} has {end - start} bytes, more than the {max_size} of one download; "
-                    "ask for a part of it",
+                    f"{show(write_path(parts))} has {end - start} bytes, more than the {max_size} allowed in one "
+                    "download; request a part of it",
                     field="path",
                 )
             return Download(fd, make_entry(write_path(parts), status), start, end)
@@ -264,7 +264,7 @@ class FolderView:
         parts = self._parse(path)
         with closing(self._tree.open(parts, follow=True)) as fd:
             if not stat.S_ISDIR(os.fstat(fd).st_mode):
-                raise Conflict(f"{show(write_path(parts))} is no directory", field="path")
+                raise Conflict(f"{show(write_path(parts))} is not a directory", field="path")
             tree = Tree(os.dup(fd), self._tree.hidden)
         try:
             return archives.Packed(tree, kind, Budget(max_entries, 60.0), max_bytes)
@@ -281,7 +281,7 @@ class FolderView:
         with closing(self._tree.open(parts, follow=True)) as fd:
             if not stat.S_ISDIR(mode := os.fstat(fd).st_mode):
                 kind = KIND_NAMES[kind_of(mode)]
-                raise Conflict(f"{show(write_path(parts))} is {kind}, no directory", field="path")
+                raise Conflict(f"{show(write_path(parts))} is {kind}, not a directory", field="path")
             tree = Tree(os.dup(fd), self._tree.hidden)
         try:
             yield tree, parts

@@ -34,7 +34,9 @@ def export_image(store: ImageStore, image: Image, target: Path) -> None:
     try:
         handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
-        raise Conflict(f"Cannot write {target}: it exists. Choose another name, or remove it", field="file") from None
+        raise Conflict(
+            f"Cannot write {target}: it already exists. Choose another name, or remove it", field="file"
+        ) from None
     try:
         with open(handle, "wb") as file:
             mode = "w|gz" if target.name.endswith(".gz") else "w|"

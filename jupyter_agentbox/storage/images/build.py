@@ -20,7 +20,7 @@ from pathlib import Path
 from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
 
 from . import customize, tree
-from .commands import Tell, find_program, make_environment, piped
+from .commands import OnProgress, find_program, make_environment, piped
 from .kernelspecs import add_kernels
 from .store import ImageStore, describe
 from .values import Image, Recipe
@@ -52,7 +52,7 @@ def default_cache() -> Path:
 def build(
     store: ImageStore,
     recipe: Recipe,
-    tell: Tell,
+    on_progress: OnProgress,
     *,
     pip_environment: Mapping[str, str],
     cache: Path | None = None,
@@ -64,7 +64,7 @@ def build(
     ----------
     store : ImageStore
     recipe : Recipe
-    tell : callable
+    on_progress : callable
         Called with each line of progress.
     pip_environment : mapping of str to str
         Variables that select pip's package index; see :func:`jupyter_agentbox.egress.presets.pip_environment`.
@@ -89,21 +89,22 @@ def build(
         os.chmod(scratch, 0o755)  # for ordinary users, mmdebstrap works under another id
         sources = Path(scratch, "sources.list")
         sources.write_text("".join(f"{line}\n" for line in find_sources(release)))
-        tell(f"{recipe.name}: {len(recipe.debian)} packages of {release}, and what they need")
+        on_progress(f"{recipe.name}: {len(recipe.debian)} packages of {release}, and their dependencies")
         root = folder / "rootfs"
         root.mkdir()
         unpacker = tree.Unpacker(root)
         command = make_command(program, recipe, release, sources, archives)
-        with piped(command, lambda line: _pass_on(line, tell), timeout=timeout, what="mmdebstrap") as (archive, _):
+        output = piped(command, lambda line: _pass_on(line, on_progress), timeout=timeout, what="mmdebstrap")
+        with output as (archive, _):
             unpacker.add(archive)
             archive.read()  # data after the end of the archive
         unpacker.finish()
         settle(root, release)
         packages = read_packages(root)
-        customize.customize(root, recipe, tell, pip_environment=pip_environment, cache=cache, timeout=timeout)
-        tell("hashing")
+        customize.customize(root, recipe, on_progress, pip_environment=pip_environment, cache=cache, timeout=timeout)
+        on_progress("hashing")
         image = store.add(folder, add_kernels(recipe, root), origin=describe(recipe), packages=packages)
-    tell(f"image {image.short}")
+    on_progress(f"image {image.short}")
     return image
 
 
@@ -133,10 +134,10 @@ def make_command(program: str, recipe: Recipe, release: str, sources: Path, arch
     ]
 
 
-def _pass_on(line: str, tell: Tell) -> None:
+def _pass_on(line: str, on_progress: OnProgress) -> None:
     """Report steps and errors, but not what each package prints during its setup."""
     if re.match(r"[IWE]: ", line) and "hook" not in line and "skipping" not in line:
-        tell(line[3:] if line.startswith("I: ") else line)
+        on_progress(line[3:] if line.startswith("I: ") else line)
 
 
 def find_release() -> str:
@@ -173,7 +174,7 @@ def find_sources(release: str) -> list[str]:
             env=make_environment(),
         )
     except subprocess.TimeoutExpired:
-        raise RuntimeFailed(f"apt-get did not tell its sources within {_APT_TIMEOUT:g} s") from None
+        raise RuntimeFailed(f"apt-get did not list its package sources within {_APT_TIMEOUT:g} s") from None
     rows = [line.split("|", 2) for line in answer.stdout.splitlines() if line.count("|") >= 2]
     found = {
         line
@@ -181,7 +182,7 @@ def find_sources(release: str) -> list[str]:
         if origin in _VENDORS and (name == release or name.startswith(f"{release}-"))
     }
     if not found:
-        raise RuntimeUnavailable(f"apt knows no packages of {release} yet: run `apt-get update`")
+        raise RuntimeUnavailable(f"apt has no package lists of {release}: run `apt-get update`")
     return sorted(found)
 
 

@@ -1,7 +1,7 @@
-"""Run a program in a root of its own: started as ``unshare ... python chroot_exec.py ROOT LENT PROGRAM...``.
+"""Run a program in a root of its own: started as ``unshare ... python chroot_exec.py ROOT SHARED PROGRAM...``.
 
 ``unshare`` has created the namespaces. The tree becomes the root and the host's root is unmounted, so that the program
-sees only the tree, five devices, its own /proc and the lent folder. Standard library only.
+sees only the tree, five devices, its own /proc and the shared folder. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 PR_SET_NO_NEW_PRIVS = 38
 DEVICES = ("null", "zero", "full", "random", "urandom")
-LENT = "/tmp/lent"
+SHARED = "/tmp/lent"
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -36,7 +36,7 @@ def mount(source: str, target: str, kind: str | None, flags: int) -> None:
 
 def main() -> None:
     """Enter the tree and execute the program. The tree's ``dev``, ``proc`` and ``tmp`` must be empty folders."""
-    root, lent, *program = sys.argv[1:]
+    root, shared, *program = sys.argv[1:]
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     mount(root, root, None, MS_BIND | MS_REC)
     for name in DEVICES:
@@ -44,8 +44,8 @@ def main() -> None:
         mount(f"/dev/{name}", f"{root}/dev/{name}", None, MS_BIND)
     with contextlib.suppress(OSError):  # cannot be mounted where the host's own /proc is masked
         mount("proc", f"{root}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    os.mkdir(root + LENT)
-    mount(lent, root + LENT, None, MS_BIND)
+    os.mkdir(root + SHARED)
+    mount(shared, root + SHARED, None, MS_BIND)
     os.chdir(root)
     # The old root is stacked above the new one, then unmounted.
     check(libc.syscall(PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")

@@ -16,7 +16,7 @@ from typing import IO
 from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
 
 #: Callback that receives progress, one line at a time.
-Tell = Callable[[str], object]
+OnProgress = Callable[[str], object]
 #: Environment variables passed to programs that build images: paths, and network settings.
 _PASSED_ON = (
     "PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy",
@@ -47,19 +47,19 @@ def find_program(name: str, remedy: str) -> str:
     """Return the path of a program. Raises RuntimeUnavailable with the command that installs it."""
     found = shutil.which(name, path=make_environment()["PATH"])
     if found is None:
-        raise RuntimeUnavailable(f"{name} is needed to build this image, and is not installed: {remedy}")
+        raise RuntimeUnavailable(f"Cannot build this image: {name} is not installed ({remedy})")
     return found
 
 
 def run(
     command: Sequence[str],
-    tell: Tell,
+    on_progress: OnProgress,
     *,
     timeout: float,
     env: Mapping[str, str] | None = None,
     what: str = "",
 ) -> list[str]:
-    """Run a program to its end, and pass each line that it prints to `tell`.
+    """Run a program to its end, and pass each line that it prints to `on_progress`.
 
     Returns
     -------
@@ -71,7 +71,7 @@ def run(
     RuntimeFailed
         It failed or timed out; the message contains the last lines of output.
     """
-    with piped(command, tell, timeout=timeout, env=env, what=what, is_heard=True) as (_, lines):
+    with piped(command, on_progress, timeout=timeout, env=env, what=what, merge_output=True) as (_, lines):
         pass
     return lines
 
@@ -79,19 +79,19 @@ def run(
 @contextlib.contextmanager
 def piped(
     command: Sequence[str],
-    tell: Tell,
+    on_progress: OnProgress,
     *,
     timeout: float,
     env: Mapping[str, str] | None = None,
     what: str = "",
-    is_heard: bool = False,
+    merge_output: bool = False,
 ) -> Iterator[tuple[IO[bytes], list[str]]]:
-    """Run a program and give its standard output to the block. Its standard error goes to `tell`.
+    """Run a program and give its standard output to the block. Its standard error goes to `on_progress`.
 
     Parameters
     ----------
-    is_heard : bool
-        Pass its standard output to `tell` as well, instead of giving it to the block.
+    merge_output : bool
+        Pass its standard output to `on_progress` as well, instead of giving it to the block.
 
     Raises
     ------
@@ -99,41 +99,41 @@ def piped(
         As for :func:`run`, at the end of the block.
     """
     lines: deque[str] = deque(maxlen=50)
-    kept: list[str] = []
+    last_lines: list[str] = []
     what = what or os.path.basename(command[0])
     process = subprocess.Popen(
         list(command),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT if is_heard else subprocess.PIPE,
+        stderr=subprocess.STDOUT if merge_output else subprocess.PIPE,
         env=dict(env if env is not None else make_environment()),
         start_new_session=True,
     )
     assert process.stdout is not None
-    is_late = threading.Event()
+    has_timed_out = threading.Event()
 
     def end() -> None:
-        is_late.set()
+        has_timed_out.set()
         _kill(process)
 
     timer = threading.Timer(timeout, end)
     timer.daemon = True
-    said = process.stdout if is_heard else process.stderr
-    assert said is not None
+    output = process.stdout if merge_output else process.stderr
+    assert output is not None
 
     def listen() -> None:
-        for line in iter(lambda: said.readline(10_000), b""):
+        for line in iter(lambda: output.readline(10_000), b""):
             text = line.decode("utf-8", "replace").rstrip()
             if text:
                 lines.append(text)
-                tell(text)
+                on_progress(text)
 
     listener = threading.Thread(target=listen, daemon=True)
     is_done = False
     try:
         timer.start()
         listener.start()
-        yield process.stdout, kept
+        yield process.stdout, last_lines
         is_done = True
     finally:
         if not is_done:
@@ -150,15 +150,15 @@ def piped(
             process.stdout.close()
             if process.stderr is not None:
                 process.stderr.close()
-    kept += lines
-    if is_late.is_set():
-        raise RuntimeFailed(f"{what} did not end within {timeout:g} s; the last that it said: {_end_of(kept)}")
+    last_lines += lines
+    if has_timed_out.is_set():
+        raise RuntimeFailed(f"{what} did not finish within {timeout:g} s; its last output: {_end_of(last_lines)}")
     if process.returncode:
-        raise RuntimeFailed(f"{what} failed with status {process.returncode}: {_end_of(kept)}")
+        raise RuntimeFailed(f"{what} failed with status {process.returncode}: {_end_of(last_lines)}")
 
 
 def _end_of(lines: Sequence[str]) -> str:
-    return " | ".join(lines[-5:])[-1000:] or "nothing"
+    return " | ".join(lines[-5:])[-1000:] or "no output"
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

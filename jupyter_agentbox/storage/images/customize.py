@@ -19,8 +19,8 @@ from jupyter_agentbox.errors import InvalidRequest, RuntimeFailed
 from jupyter_agentbox.linux import remove_tree
 
 from . import tree
-from .chroot_exec import LENT
-from .commands import Tell, find_program, make_environment, run
+from .chroot_exec import SHARED
+from .commands import OnProgress, find_program, make_environment, run
 from .values import Recipe
 
 _ENTER = Path(__file__).with_name("chroot_exec.py")
@@ -28,7 +28,13 @@ _PYTHON = "/usr/bin/python3"
 
 
 def customize(
-    root: Path, recipe: Recipe, tell: Tell, *, pip_environment: Mapping[str, str], cache: Path, timeout: float
+    root: Path,
+    recipe: Recipe,
+    on_progress: OnProgress,
+    *,
+    pip_environment: Mapping[str, str],
+    cache: Path,
+    timeout: float,
 ) -> None:
     """Add to a tree everything in a recipe except the distribution's packages.
 
@@ -42,30 +48,35 @@ def customize(
         A file or link of the recipe cannot be created.
     """
     if recipe.pip:
-        _install_pip(root, recipe.pip, tell, pip_environment, cache / "pip", timeout)
+        _install_pip(root, recipe.pip, on_progress, pip_environment, cache / "pip", timeout)
     if recipe.npm:
-        _install_npm(root, recipe.npm, tell, cache / "npm", timeout)
+        _install_npm(root, recipe.npm, on_progress, cache / "npm", timeout)
     for name, text in recipe.files.items():
         write_file(root, name, text)
     for name, target in recipe.links.items():
         make_link(root, name, target)
     if recipe.pip or any(package.split("=")[0] == "python3" for package in recipe.debian):
-        _compile(root, tell, cache, timeout)
+        _compile(root, on_progress, cache, timeout)
 
 
 def _install_pip(
-    root: Path, pins: Sequence[str], tell: Tell, pip_environment: Mapping[str, str], cache: Path, timeout: float
+    root: Path,
+    pins: Sequence[str],
+    on_progress: OnProgress,
+    pip_environment: Mapping[str, str],
+    cache: Path,
+    timeout: float,
 ) -> None:
-    tell(f"pip: {', '.join(pins)}")
+    on_progress(f"pip: {', '.join(pins)}")
     # The tree's Python belongs to the image, and the distribution's tools do not upgrade it.
     for path in root.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
         if tree.is_inner_folder(root, path.parent):
             path.unlink()
-    lent = cache / "lent"
-    (lent / "cache").mkdir(parents=True, exist_ok=True)
+    shared = cache / "lent"
+    (shared / "cache").mkdir(parents=True, exist_ok=True)
     env = {
-        "HOME": LENT,
-        "PIP_CACHE_DIR": f"{LENT}/cache",
+        "HOME": SHARED,
+        "PIP_CACHE_DIR": f"{SHARED}/cache",
         "PIP_ROOT_USER_ACTION": "ignore",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         **pip_environment,
@@ -74,8 +85,8 @@ def _install_pip(
     env.update((name, value) for name, value in make_environment().items() if name.lower().endswith("_proxy"))
     bundle = next((path for path in _bundles() if os.path.isfile(path)), None)
     if bundle is not None:
-        shutil.copyfile(bundle, lent / "certificates.pem")
-        env["PIP_CERT"] = f"{LENT}/certificates.pem"
+        shutil.copyfile(bundle, shared / "certificates.pem")
+        env["PIP_CERT"] = f"{SHARED}/certificates.pem"
     for name in ("/etc/resolv.conf", "/etc/hosts"):
         write_file(root, name, Path(name).read_text())
     command = [
@@ -88,13 +99,13 @@ def _install_pip(
         "--only-binary=:all:",
         "--no-warn-conflicts",
     ]
-    enter(root, [*command, "--progress-bar=off", *pins], lambda line: _pass_on(line, tell), lent=lent, env=env,
-          timeout=timeout, has_network=True)  # fmt: skip
+    enter(root, [*command, "--progress-bar=off", *pins], lambda line: _pass_on(line, on_progress), shared=shared,
+          env=env, timeout=timeout, has_network=True)  # fmt: skip
 
 
-def _pass_on(line: str, tell: Tell) -> None:
+def _pass_on(line: str, on_progress: OnProgress) -> None:
     if line.startswith(("Downloading ", "Successfully installed ", "ERROR", "error")):
-        tell(re.sub(r"https?://\S+/", "", line)[:300])
+        on_progress(re.sub(r"https?://\S+/", "", line)[:300])
 
 
 def _bundles() -> list[str]:
@@ -103,41 +114,41 @@ def _bundles() -> list[str]:
             "/etc/pki/tls/certs/ca-bundle.crt"]  # fmt: skip
 
 
-def _install_npm(root: Path, pins: Sequence[str], tell: Tell, cache: Path, timeout: float) -> None:
+def _install_npm(root: Path, pins: Sequence[str], on_progress: OnProgress, cache: Path, timeout: float) -> None:
     """Install in a folder beside the tree, because npm would follow the tree's own links, and move the result in."""
-    tell(f"npm: {', '.join(pins)}")
+    on_progress(f"npm: {', '.join(pins)}")
     npm = find_program("npm", "apt-get install npm")
-    made = root.with_name("npm")
+    npm_root = root.with_name("npm")
     command = [
         npm,
         "install",
         "--global",
-        f"--prefix={made}",
+        f"--prefix={npm_root}",
         f"--cache={cache}",
         "--ignore-scripts",
         "--install-links",
     ]
     options = ["--install-links", "--no-audit", "--no-fund", "--no-progress", "--no-update-notifier"]
-    run([*command, *options, "--", *pins], tell, timeout=timeout, what="npm")
-    for path in (made / "lib/node_modules").rglob(".package-lock.json"):
+    run([*command, *options, "--", *pins], on_progress, timeout=timeout, what="npm")
+    for path in (npm_root / "lib/node_modules").rglob(".package-lock.json"):
         path.unlink()  # records where each package came from
-    found = [path for path in sorted((made / "lib/node_modules").iterdir()) if not path.name.startswith(".")]
-    for path in (*found, *sorted((made / "bin").iterdir())):
-        place = _place(root, f"/usr/local/{path.relative_to(made)}")
+    found = [path for path in sorted((npm_root / "lib/node_modules").iterdir()) if not path.name.startswith(".")]
+    for path in (*found, *sorted((npm_root / "bin").iterdir())):
+        place = _place(root, f"/usr/local/{path.relative_to(npm_root)}")
         remove(place)
         path.rename(place)
-    remove(made)
+    remove(npm_root)
 
 
-def _compile(root: Path, tell: Tell, cache: Path, timeout: float) -> None:
+def _compile(root: Path, on_progress: OnProgress, cache: Path, timeout: float) -> None:
     """Compile all Python modules, identically in every build, so that sandboxes do not compile them at each start."""
-    tell("compiling Python's modules")
+    on_progress("compiling Python modules")
     for folder in ("usr/lib", "usr/local/lib", "usr/share"):
         for path, info in list(tree.walk(root / folder)) if tree.is_inner_folder(root, root / folder) else ():
             if stat.S_ISDIR(info.st_mode) and path.name == "__pycache__":
                 remove(path)
-    lent = cache / "empty"
-    lent.mkdir(parents=True, exist_ok=True)
+    shared = cache / "empty"
+    shared.mkdir(parents=True, exist_ok=True)
     folders = sorted(str(PurePosixPath("/", path.relative_to(root))) for path in root.glob("usr/lib/python3*"))
     folders += sorted(str(PurePosixPath("/", path.relative_to(root))) for path in root.glob("usr/local/lib/python3*"))
     # Some packages contain templates or modules for another Python. These stay uncompiled.
@@ -148,15 +159,22 @@ def _compile(root: Path, tell: Tell, cache: Path, timeout: float) -> None:
         "        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)\n"
     )
     env = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
-    enter(root, [_PYTHON, "-I", "-W", "ignore", "-c", code, *folders], tell, lent=lent, env=env, timeout=timeout)
+    enter(
+        root,
+        [_PYTHON, "-I", "-W", "ignore", "-c", code, *folders],
+        on_progress,
+        shared=shared,
+        env=env,
+        timeout=timeout,
+    )
 
 
 def enter(
     root: Path,
     command: Sequence[str],
-    tell: Tell,
+    on_progress: OnProgress,
     *,
-    lent: Path,
+    shared: Path,
     env: Mapping[str, str],
     timeout: float,
     has_network: bool = False,
@@ -170,8 +188,8 @@ def enter(
     inner = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8", **env}
     run(
         [unshare, *kinds, *(() if has_network else ("--net",)), sys.executable, "-I", "-S", "-B", str(_ENTER),
-         str(root), str(lent), *command],
-        tell,
+         str(root), str(shared), *command],
+        on_progress,
         env=inner,
         timeout=timeout,
         what=" ".join(command[:3]),
@@ -182,12 +200,12 @@ def _place(root: Path, name: str) -> Path:
     """Return the host path for a file of a recipe, after creating its folder. Raises InvalidRequest."""
     parts = PurePosixPath(name).parts[1:]
     if ".." in parts or not parts:
-        raise InvalidRequest(f"{name!r} is no path of an image", field="files")
+        raise InvalidRequest(f"{name!r} is not a valid path in an image", field="files")
     place = root
     for part in parts[:-1]:
         inner = tree.find_inside(root, str(PurePosixPath("/", place.relative_to(root), part)))
         if inner is None and os.path.lexists(place / part):
-            raise InvalidRequest(f"{name!r} leads through a link that leads nowhere in the image", field="files")
+            raise InvalidRequest(f"{name!r} goes through a broken link in the image", field="files")
         place = inner if inner is not None else place / part
         place.mkdir(mode=0o755, exist_ok=True)
     return place / parts[-1]
@@ -209,7 +227,7 @@ def make_link(root: Path, name: str, target: str) -> None:
         paths = [] if folder is None else [f"/{path.relative_to(root)}" for path, _ in tree.walk(folder)]
         found = fnmatch.filter(paths, target)
         if len(found) != 1:
-            raise RuntimeFailed(f"{len(found)} files fit the target {target} of {name}, and not one")
+            raise RuntimeFailed(f"the target {target} of {name} must match one file, but matches {len(found)}")
         target = found[0]
     place = _place(root, name)
     remove(place)

@@ -14,7 +14,7 @@ from jupyter_agentbox.errors import RuntimeFailed
 
 from . import tree
 from .build import TIMEOUT, read_packages
-from .commands import Tell, find_program, piped, run
+from .commands import OnProgress, find_program, piped, run
 from .kernelspecs import add_kernels
 from .store import ImageStore
 from .values import Image, Recipe, read_environment
@@ -27,7 +27,9 @@ _BUILD = "jupyter-agentbox.build"
 _OWN_VARIABLES = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=")
 
 
-def build_file(store: ImageStore, file: Path, recipe: Recipe, tell: Tell, *, timeout: float = TIMEOUT) -> Image:
+def build_file(
+    store: ImageStore, file: Path, recipe: Recipe, on_progress: OnProgress, *, timeout: float = TIMEOUT
+) -> Image:
     """Build an image from a Dockerfile, with its folder as the context, and add it to the store.
 
     Parameters
@@ -36,7 +38,7 @@ def build_file(store: ImageStore, file: Path, recipe: Recipe, tell: Tell, *, tim
     file : Path
     recipe : Recipe
         The image's name, and settings that a Dockerfile cannot express. Its packages are not installed.
-    tell : callable
+    on_progress : callable
         Called with each line of progress.
     timeout : float
         Seconds for each step.
@@ -49,57 +51,57 @@ def build_file(store: ImageStore, file: Path, recipe: Recipe, tell: Tell, *, tim
         As for :func:`.build.build`.
     """
     with store.staging() as folder:
-        tell(f"{recipe.name}: docker build --file {file}")
-        root, variables = _build(folder, recipe.name, file, tell, timeout)
+        on_progress(f"{recipe.name}: docker build --file {file}")
+        root, variables = _build(folder, recipe.name, file, on_progress, timeout)
         recipe = add_kernels(msgspec.structs.replace(recipe, env={**variables, **recipe.env}), root)
-        tell("hashing")
+        on_progress("hashing")
         origin = {"dockerfile": file.name, "built": "docker"}
         image = store.add(folder, recipe, origin=origin, packages=read_packages(root))
-    tell(f"image {image.short}")
+    on_progress(f"image {image.short}")
     return image
 
 
-def _build(folder: Path, name: str, file: Path, tell: Tell, timeout: float) -> tuple[Path, dict[str, str]]:
+def _build(folder: Path, name: str, file: Path, on_progress: OnProgress, timeout: float) -> tuple[Path, dict[str, str]]:
     """Build with Docker and unpack the result. Return the tree and the variables that the image sets."""
     docker = find_program("docker", "apt-get install docker.io")
     tag = f"jupyter-agentbox/build:{name}"
     command = [docker, "build", "--network=host", "--tag", tag, "--file", str(file), str(file.parent)]
-    run(command, tell, timeout=timeout, what="docker build")
+    run(command, on_progress, timeout=timeout, what="docker build")
     root = folder / "rootfs"
     root.mkdir()
     unpacker = tree.Unpacker(root)
     with (
-        _container(docker, tag, folder, tell) as container,
-        piped([docker, "export", container], tell, timeout=timeout, what="docker export") as (data, _),
+        _container(docker, tag, folder, on_progress) as container,
+        piped([docker, "export", container], on_progress, timeout=timeout, what="docker export") as (data, _),
     ):
         unpacker.add(data)
         data.read()
     unpacker.finish()
-    found = _ask(docker, "image", "inspect", "--format={{json .Config.Env}}", tag, tell=tell)
+    found = _query(docker, "image", "inspect", "--format={{json .Config.Env}}", tag, on_progress=on_progress)
     variables = [item for item in found or () if not item.startswith(_OWN_VARIABLES)]
     return root, read_environment(variables)
 
 
 @contextlib.contextmanager
-def _container(docker: str, tag: str, folder: Path, tell: Tell) -> Iterator[str]:
+def _container(docker: str, tag: str, folder: Path, on_progress: OnProgress) -> Iterator[str]:
     """Create a container that never runs, and yield its name. Also remove the containers of killed builds."""
 
-    def call(*words: str, tell: Tell = lambda line: None) -> list[str]:
-        return run([docker, *words], tell, timeout=_SHORT_TIMEOUT, what=f"docker {words[0]}")
+    def call(*words: str, on_progress: OnProgress = lambda line: None) -> list[str]:
+        return run([docker, *words], on_progress, timeout=_SHORT_TIMEOUT, what=f"docker {words[0]}")
 
     filters = f"--filter=label={_BUILD}"
     for left in call("ps", "--all", filters, f'--format={{{{.ID}}}} {{{{.Label "{_BUILD}"}}}}'):
         if not Path(left.partition(" ")[2]).is_dir():
             call("rm", "--force", left.partition(" ")[0])
-    name = call("create", f"--label={_BUILD}={folder}", tag, "/bin/true", tell=tell)[-1]
+    name = call("create", f"--label={_BUILD}={folder}", tag, "/bin/true", on_progress=on_progress)[-1]
     try:
         yield name
     finally:
         call("rm", "--force", name)
 
 
-def _ask(*command: str, tell: Tell) -> Any:
-    with piped(command, tell, timeout=_SHORT_TIMEOUT) as (data, _):
+def _query(*command: str, on_progress: OnProgress) -> Any:
+    with piped(command, on_progress, timeout=_SHORT_TIMEOUT) as (data, _):
         output = data.read(1 << 20)
     try:
         return json.loads(output)

@@ -53,7 +53,7 @@ def _find(root: Path) -> Sequence[KernelEntry]:
 def _read(spec: Any, name: str, place: str) -> KernelEntry:
     argv = [argument.replace("{resource_dir}", place) for argument in spec["argv"]]
     if not any("{connection_file}" in argument for argument in argv):
-        raise ValueError("it would not be told where to listen")
+        raise ValueError("argv does not contain {connection_file}")
     if variables := [f"{key}={value}" for key, value in (spec.get("env") or {}).items()]:
         argv = ["/usr/bin/env", *variables, *argv]
     language = spec["language"]

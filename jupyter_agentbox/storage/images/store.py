@@ -63,7 +63,7 @@ class ImageStore:
         """
         parsed = _REFERENCE.fullmatch(reference)
         if not parsed:
-            raise InvalidRequest(f"{reference[:100]!r} is no name of an image", field="image")
+            raise InvalidRequest(f"{reference[:100]!r} is not a valid image name", field="image")
         name, address = parsed["name"], parsed["address"]
         shown = [image for image in self.list() if is_shown(image)]
         for image in shown:
@@ -73,7 +73,7 @@ class ImageStore:
                 return image
         known = ", ".join(sorted({image.name for image in shown})) or "none"
         raise NotFound(
-            f"there is no image {reference!r}; images are: {known}. `jupyter agentbox image build` makes one",
+            f"image {reference!r} does not exist; images are: {known}. Build one with `jupyter agentbox image build`",
             field="image",
         )
 
@@ -86,14 +86,14 @@ class ImageStore:
         with (folder / "image.json").open("rb") as file:
             image = Image.from_bytes(file.read(MAX_TEXT))
         if image.address != address or (folder / "rootfs").is_symlink() or not (folder / "rootfs").is_dir():
-            raise Damaged(f"the image in {folder} is not the one that its description tells of", field="image")
+            raise Damaged(f"the image in {folder} does not match its description", field="image")
         return image
 
     def verify(self, image: Image) -> None:
         """Hash the whole tree. Raises Damaged if the hash does not match the image's address."""
         if tree.hash_tree(self.root(image), image.setup) != image.address:
             raise Damaged(
-                f"image {image.short} was changed since it was made; remove it and build it again", field="image"
+                f"image {image.short} was changed after it was built; remove it and build it again", field="image"
             )
 
     @contextlib.contextmanager
@@ -157,8 +157,7 @@ class ImageStore:
         image = msgspec.structs.replace(image, address=tree.hash_tree(root, image.setup))
         if address is not None and image.address != address:
             raise Damaged(
-                f"the image is not what its description says: its address is {image.address[:12]}, and should be "
-                f"{address[:12]}",
+                f"the image does not match its description: its address is {image.address[:12]}, not {address[:12]}",
                 field="image",
             )
         (folder / "image.json").write_bytes(image.to_bytes())
@@ -188,7 +187,7 @@ class ImageStore:
         for path in (self.state_dir / "sandboxes").glob("*/state.json"):
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
                 if json.loads(path.read_bytes())["spec"]["root"] == root:
-                    raise Conflict(f"sandbox {path.parent.name} runs on image {image.short}; end it first")
+                    raise Conflict(f"sandbox {path.parent.name} uses image {image.short}; end the sandbox first")
         gone = self.directory / f"{GONE}{image.address[:16]}-{os.getpid()}"
         with _held(self.directory / image.address):
             (self.directory / image.address).rename(gone)

@@ -64,7 +64,7 @@ class Member(tarfile.TarInfo):
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
             raise
         except tarfile.HeaderError as error:
-            raise Damaged(f"the archive is cut off or damaged: {error}", field="image") from None
+            raise Damaged(f"the archive is truncated or damaged: {error}", field="image") from None
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
         if self.type in _HEADERS and self.size > MAX_HEADER:
@@ -113,7 +113,7 @@ class Unpacker:
                     if not prefix or member.name.startswith(prefix + "/"):
                         self._add(tar, member, prefix)
         except (tarfile.TarError, EOFError, UnicodeError, ValueError, RecursionError) as error:
-            raise Damaged(f"the archive can't be read: {error}", field="image") from None
+            raise Damaged(f"the archive cannot be read: {error}", field="image") from None
 
     def finish(self) -> None:
         """Create the recorded links."""
@@ -126,7 +126,7 @@ class Unpacker:
     def _add(self, tar: tarfile.TarFile, member: tarfile.TarInfo, prefix: str) -> None:
         self._entries += 1
         if self._entries > MAX_ENTRIES:
-            raise TooLarge(f"an image has {MAX_ENTRIES} files at most", field="image")
+            raise TooLarge(f"the image has more than {MAX_ENTRIES} files", field="image")
         parts = _split(member.name[len(prefix) :])
         if not parts:
             return
@@ -140,7 +140,7 @@ class Unpacker:
             self._remove(path)
             self._make_folder(parent)
             if len(os.fsencode(member.linkname)) > 4095 or "\0" in member.linkname or not member.linkname:
-                raise Damaged(f"{path!r:.200} is a link to nowhere", field="image")
+                raise Damaged(f"{path!r:.200} is a link with an invalid target", field="image")
             self._links[path] = member.linkname
         elif member.islnk():
             source = "/".join(_split(member.linkname[len(prefix) :]))
@@ -152,7 +152,7 @@ class Unpacker:
                 self._links[path] = self._links[real]
                 return
             if not stat.S_ISREG(_mode(self.top / real)):
-                raise Damaged(f"{path!r:.200} is a second name of {source!r:.200}, which is not there", field="image")
+                raise Damaged(f"{path!r:.200} is a hard link to {source!r:.200}, which does not exist", field="image")
             os.link(self.top / real, self.top / path)
         elif member.isreg():
             self._left -= member.size
@@ -185,12 +185,12 @@ class Unpacker:
                 continue
             hops += 1
             if hops > _MAX_HOPS:
-                raise Damaged(f"{path!r:.200} leads through links in a circle", field="image")
+                raise Damaged(f"{path!r:.200} goes through a circle of links", field="image")
             if target.startswith("/"):
                 done = []
             todo += [part for part in target.split("/") if part][::-1]
         if len(done) > MAX_DEPTH:
-            raise Damaged(f"{path!r:.200} is too deep", field="image")
+            raise Damaged(f"{path!r:.200} is nested too deeply", field="image")
         return "/".join(done)
 
     def _make_folder(self, path: str) -> None:
@@ -218,7 +218,7 @@ def _split(name: str) -> list[str]:
     """Split a member's name, which must stay within the tree. Raises Damaged."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in name or len(parts) > MAX_DEPTH or any(len(os.fsencode(part)) > 255 for part in parts):
-        raise Damaged(f"the archive holds {name!r:.200}, which is no path of an image", field="image")
+        raise Damaged(f"the archive contains {name!r:.200}, which is not a valid path in an image", field="image")
     return parts
 
 
@@ -325,7 +325,7 @@ def hash_tree(top: Path, extra: bytes) -> str:
         elif stat.S_ISREG(info.st_mode):
             kind, content = b"x" if info.st_mode & 0o111 else b"f", _hash_file(path)
         else:
-            raise Damaged(f"{path} is neither file nor folder nor link", field="image")
+            raise Damaged(f"{path} is not a file, a folder or a link", field="image")
         for part in (kind, name, content):
             digest.update(len(part).to_bytes(8, "big") + part)
     return digest.hexdigest()
@@ -378,7 +378,7 @@ def check_tree(top: Path) -> None:
     python = find_inside(top, "/usr/bin/python3")
     if python is None or not python.is_file() or not os.access(python, os.X_OK):
         raise InvalidRequest(
-            "the image has no /usr/bin/python3, which each needs for the program that is PID 1 in its sandboxes",
+            "the image has no /usr/bin/python3, which runs the init process of its sandboxes; install python3 in it",
             field="image",
         )
     if find_inside(top, "/bin/sh") is None:

@@ -199,9 +199,9 @@ def find_recipe(name: str) -> Path:
     elif _NAME.fullmatch(name):
         path = recipe_directory() / f"{name}.toml"
     else:
-        raise InvalidRequest(f"{name[:100]!r} is no name of a recipe", field="recipe")
+        raise InvalidRequest(f"{name[:100]!r} is not a valid recipe name", field="recipe")
     if not path.is_file():
-        raise NotFound(f"there is no recipe {name!r}; there are: {', '.join(list_recipes())}, or name a .toml file")
+        raise NotFound(f"recipe {name!r} does not exist; use the path of a .toml file, or {', '.join(list_recipes())}")
     return path
 
 
@@ -220,7 +220,7 @@ def read_recipe(path: Path) -> Recipe:
 def _read_whole(path: Path, below: tuple[Path, ...]) -> Recipe:
     recipe = _read(path)
     if path.resolve() in below or len(below) >= MAX_PARENTS:
-        raise InvalidRequest(f"recipe {recipe.name!r} is made from itself, or from too many others", field="from")
+        raise InvalidRequest(f"recipe {recipe.name!r} is based on itself, or on too many others", field="from")
     names = [recipe.parents] if isinstance(recipe.parents, str) else recipe.parents
     below = (*below, path.resolve())
     whole: Recipe | None = None
@@ -238,10 +238,10 @@ def _read(path: Path) -> Recipe:
         with path.open("rb") as file:
             data = file.read(MAX_TEXT + 1)
         if len(data) > MAX_TEXT:
-            raise InvalidRequest(f"{path} is larger than a recipe may be", field="recipe")
+            raise InvalidRequest(f"{path} is larger than the maximum size of a recipe", field="recipe")
         return msgspec.toml.decode(data, type=Recipe)
     except OSError as error:
-        raise NotFound(f"{path} can't be read: {error.strerror}") from None
+        raise NotFound(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise InvalidRequest(f"recipe {path}: {error}", field="recipe") from None
 
@@ -277,5 +277,7 @@ def read_environment(lines: Iterable[str]) -> Environment:
 def make_recipe(name: str) -> Recipe:
     """Return an empty recipe with this name. Raises InvalidRequest."""
     if not _NAME.fullmatch(name):
-        raise InvalidRequest(f"{name[:100]!r} is no name of an image: small letters, digits, and . _ -", field="name")
+        raise InvalidRequest(
+            f"{name[:100]!r} is not a valid image name: use lower-case letters, digits, and . _ -", field="name"
+        )
     return Recipe(name=name)

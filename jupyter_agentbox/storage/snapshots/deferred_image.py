@@ -20,7 +20,7 @@ GATE = "pages_meta.img"
 _INTERVAL = 0.002
 
 
-class LateImage:
+class DeferredImage:
     """A thread that restores an image and then unblocks the image's reader.
 
     Parameters
@@ -29,7 +29,7 @@ class LateImage:
         Directory in which the FIFO is created.
     handles : dict of str to int
         Open files of the image by name, owned by this object. The file of :data:`GATE` is not in the directory.
-    lay_out : callable
+    restore : callable
         Writes and verifies all files.
 
     Attributes
@@ -38,19 +38,19 @@ class LateImage:
         The error, if any, after the thread has ended.
     """
 
-    def __init__(self, image: Path, handles: dict[str, int], lay_out: Callable[[], None]) -> None:
+    def __init__(self, image: Path, handles: dict[str, int], restore: Callable[[], None]) -> None:
         self.error: BaseException | None = None
         self._gate = image / GATE
         self._handles = handles
-        self._lay_out = lay_out
-        self._is_over = threading.Event()
+        self._restore = restore
+        self._is_closed = threading.Event()
         os.mkfifo(self._gate, 0o600)
         self._thread = threading.Thread(target=self._run, name="agentbox-image", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop serving the image, because no more readers are expected, and wait for the thread to end."""
-        self._is_over.set()
+        self._is_closed.set()
         self._thread.join()
 
     def finish(self) -> None:
@@ -62,19 +62,19 @@ class LateImage:
     def _run(self) -> None:
         try:
             try:
-                self._lay_out()
+                self._restore()
             except BaseException as error:
                 self.error = error
                 for handle in self._handles.values():
                     os.ftruncate(handle, 0)
-            self._let_go_on()
+            self._unblock_reader()
         except BaseException as error:
             self.error = self.error or error
         finally:
             for handle in self._handles.values():
                 os.close(handle)
 
-    def _let_go_on(self) -> None:
+    def _unblock_reader(self) -> None:
         pipe = self._open()
         if pipe < 0:
             return
@@ -83,7 +83,7 @@ class LateImage:
             at, size = 0, os.fstat(gate).st_size
             poll = select.poll()
             poll.register(pipe, select.POLLOUT)
-            while at < size and not self._is_over.is_set():
+            while at < size and not self._is_closed.is_set():
                 if poll.poll(50):
                     try:
                         at += os.write(pipe, os.pread(gate, 65536, at))
@@ -96,11 +96,11 @@ class LateImage:
 
     def _open(self) -> int:
         """Open the FIFO once it has a reader; return -1 if the image is closed before that."""
-        while not self._is_over.is_set():
+        while not self._is_closed.is_set():
             try:
                 return os.open(self._gate, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
             except OSError as error:
                 if error.errno != errno.ENXIO:
                     raise
-            self._is_over.wait(_INTERVAL)
+            self._is_closed.wait(_INTERVAL)
         return -1

@@ -61,7 +61,7 @@ class Keys:
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         except ImportError:
             raise InvalidConfig(
-                "encrypted snapshots need cryptography: pip install 'jupyter-agentbox[encryption]'",
+                "encrypted snapshots require cryptography: run pip install 'jupyter-agentbox[encryption]'",
                 setting=SECRET_SETTING,
             ) from None
         return AESGCM(self.derive("cipher", *purpose))
@@ -84,7 +84,7 @@ class Keys:
         """
         head = len(_MAGIC) + _ID_SIZE
         if data[:head] != _MAGIC + self.id and data.startswith(_MAGIC) and len(data) >= head + MAC_SIZE:
-            raise Damaged("the snapshot was made under another key, or its description was changed on disk")
+            raise Damaged("the snapshot was created with another key, or its description was changed on disk")
         payload, mac = data[:-MAC_SIZE], data[-MAC_SIZE:]
         if len(data) < head + MAC_SIZE or not hmac.compare_digest(mac, self._sign(payload, kind, owner, snapshot_id)):
             raise Damaged("the snapshot's description was changed on disk")
@@ -109,7 +109,7 @@ def load_keys(state_dir: Path, secret: bytes | None) -> Keys:
     if secret is not None:
         if len(secret) < MIN_SECRET:
             raise InvalidConfig(
-                f"the secret of snapshots has {len(secret)} bytes and needs {MIN_SECRET} or more",
+                f"the snapshot key has {len(secret)} bytes, but must have at least {MIN_SECRET}",
                 setting=SECRET_SETTING,
             )
         return Keys(hashlib.blake2b(secret, digest_size=KEY_SIZE, person=b"agentbox-snap").digest(), is_sealed=True)
@@ -119,7 +119,7 @@ def load_keys(state_dir: Path, secret: bytes | None) -> Keys:
         write_atomically(path, secrets.token_bytes(KEY_SIZE), is_durable=True, is_new=True)
         key = _read_key(path)
     if key is None:
-        raise AgentboxError("the key of snapshots was removed while it was made")
+        raise AgentboxError("the snapshot key was removed while it was created")
     return Keys(key, is_sealed=False)
 
 
@@ -130,10 +130,10 @@ def _read_key(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise InvalidConfig(f"the key of snapshots can't be read: {error}", setting="Policy.state_dir") from None
+        raise InvalidConfig(f"the snapshot key cannot be read: {error}", setting="Policy.state_dir") from None
     if facts.st_uid != os.geteuid() or facts.st_mode & 0o077 or len(key) != KEY_SIZE:
         raise InvalidConfig(
-            f"{path} is no key that only this user can read; remove it, after which no snapshot made so far opens",
+            f"{path} must be a key that only this user can read. Remove it; existing snapshots then become unreadable",
             setting="Policy.state_dir",
         )
     return key
@@ -153,11 +153,11 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise Damaged(f"the snapshot's description can't be read: {error.strerror}") from None
+        raise Damaged(f"the snapshot's description cannot be read: {error.strerror}") from None
     try:
         facts = os.fstat(handle)
         if not stat.S_ISREG(facts.st_mode) or facts.st_size > max_bytes:
-            raise Damaged("the snapshot's description is no file of a length that it can have")
+            raise Damaged("the snapshot's description is not a regular file, or is too long")
         with open(handle, "rb", closefd=False) as file:
             return file.read(max_bytes)
     finally:

@@ -56,7 +56,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     dropped: dict[str, int]
 
 
-class Known(NamedTuple):
+class CachedHead(NamedTuple):
     """Cached facts about a snapshot: identity of its head file, the head, and the bytes that its directory uses."""
 
     file: tuple[int, int, int, int]
@@ -65,7 +65,7 @@ class Known(NamedTuple):
 
 
 #: Cache by snapshot id, for one owner. Snapshots never change, and there may be thousands.
-Cache = dict[str, Known]
+Cache = dict[str, CachedHead]
 
 
 def folder_name(owner: str) -> str:
@@ -78,7 +78,7 @@ def locked(path: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
     """Hold a file lock inside the block. Raises Conflict after `timeout` seconds."""
     with try_lock(path, timeout=timeout) as is_held:
         if not is_held:
-            raise Conflict("another snapshot of this owner's is being made or removed; try again")
+            raise Conflict("another operation on this owner's snapshots is in progress; try again later")
         yield
 
 
@@ -130,7 +130,7 @@ class OwnerFolder:
         except ValueError as error:
             raise Damaged(f"the snapshot's description is malformed: {error}") from None
         if head.id != snapshot_id or head.meta.owner != self.owner:
-            raise Damaged("the snapshot's description belongs to another one")
+            raise Damaged("the snapshot's description belongs to another snapshot")
         return head
 
     def table(self, snapshot_id: str) -> Table:
@@ -145,11 +145,11 @@ class OwnerFolder:
             data = read_regular(folder / part, max_bytes)
         except FileNotFoundError:
             if folder.is_dir():
-                raise Damaged(f"the snapshot's {part} is gone from the disk") from None
-            raise NotFound(f"there is no snapshot {snapshot_id!r}") from None
+                raise Damaged(f"the snapshot's {part} is missing on disk") from None
+            raise NotFound(f"snapshot {snapshot_id!r} does not exist") from None
         return self.keys.open(part, self.owner, snapshot_id, data)
 
-    def _know(self, snapshot_id: str) -> Known:
+    def _load_head(self, snapshot_id: str) -> CachedHead:
         """Return a snapshot's head and disk usage for listings, from the cache if possible.
 
         A restore reads the head again. An attacker who can change a file and reset its time can change this process as
@@ -162,7 +162,7 @@ class OwnerFolder:
         except OSError:
             file = (0, 0, 0, 0)
         if known is None or known.file != file:
-            known = Known(file, self.head(snapshot_id), disk_usage(self.snapshots / snapshot_id))
+            known = CachedHead(file, self.head(snapshot_id), disk_usage(self.snapshots / snapshot_id))
             if time.time_ns() - file[3] > _SETTLED:
                 self._cache[snapshot_id] = known
         return known
@@ -172,7 +172,7 @@ class OwnerFolder:
         heads, damaged, ids = [], {}, self.ids()
         for snapshot_id in ids:
             try:
-                heads.append(self._know(snapshot_id).head)
+                heads.append(self._load_head(snapshot_id).head)
             except Damaged as error:
                 damaged[snapshot_id] = str(error)
             except NotFound as error:
@@ -195,7 +195,7 @@ class OwnerFolder:
         found = []
         for head in self.heads()[0]:
             with suppress(NotFound, Damaged):  # removed in the meantime
-                found.append(self._describe(head, self._know(head.id).usage, charged))
+                found.append(self._describe(head, self._load_head(head.id).usage, charged))
             charged.update(head.packs)
         return found
 
@@ -227,7 +227,7 @@ class OwnerFolder:
             try:
                 (self.snapshots / check_id(snapshot_id)).rename(self.snapshots / f"{GONE}{snapshot_id}")
             except FileNotFoundError:
-                raise NotFound(f"there is no snapshot {snapshot_id!r}") from None
+                raise NotFound(f"snapshot {snapshot_id!r} does not exist") from None
         self.tidy()
 
     def tidy(self) -> bool:
@@ -283,13 +283,13 @@ class OwnerFolder:
         autos = [head.id for head in heads if head.meta.kind == "auto" and not head.meta.name]
         count = sum(head.meta.kind in ("user", "auto") for head in heads) + len(damaged)
         over = max(0, count + 1 - max_count)
-        hint = f"; {len(damaged)} of them can't be read any more" if damaged else ""
+        hint = f", {len(damaged)} of them unreadable" if damaged else ""
         if over > len(autos):
             raise LimitReached(
-                f"there are {count} snapshots, and may be {max_count}{hint}: delete one",
+                f"the owner has {count} snapshots{hint}, and the maximum is {max_count}; delete one",
                 setting="Policy.max_snapshots",
             )
-        taken = {head.id: self._know(head.id).usage for head in heads}
+        taken = {head.id: self._load_head(head.id).usage for head in heads}
         taken |= {name: disk_usage(self.snapshots / name) for name in damaged}
         if disk_usage(self.packs, new) + sum(taken.values()) <= max_bytes and not over:
             return []
@@ -306,7 +306,7 @@ class OwnerFolder:
         count = bisect_left(range(over, len(autos) + 1), True, key=is_room) + over if not damaged else len(autos) + 1
         if count > len(autos):
             raise LimitReached(
-                f"snapshots may take {max_bytes} bytes on the disk, and with this one take more{hint}: delete one",
+                f"with this snapshot, the owner's snapshots{hint} would exceed {max_bytes} bytes on disk; delete one",
                 setting="Policy.max_snapshot_bytes",
             )
         return autos[:count]

@@ -114,7 +114,7 @@ class Table(msgspec.Struct):
             == HASH_SIZE * len(table.pack_column)
             or max(table.refs, default=0) > count
         ):
-            raise Damaged("the snapshot's table does not fit together")
+            raise Damaged("the snapshot's table is inconsistent")
         return table
 
 
@@ -214,7 +214,7 @@ class PackWriter:
         self.size += size
         if self.size > self._max_bytes:
             raise LimitReached(
-                f"the snapshot has more than the {self._max_bytes} bytes that all of an owner's may have",
+                f"the snapshot exceeds the {self._max_bytes} bytes allowed for all snapshots of one owner",
                 setting="Policy.max_snapshot_bytes",
             )
 
@@ -293,11 +293,11 @@ class PackReader:
         """
         table, grain, size, first = self._table, file.grain, file.entry.size, self._next
         if grain not in _ZERO or not 0 <= size <= MAX_FILE:
-            raise Damaged(f"{part} is described in a way that can't be")
+            raise Damaged(f"the description of {part} is invalid")
         for start, count in file.runs:
             refs = table.refs[first : first + count]
             if len(refs) != count or start < 0 or (start + count - 1) * grain >= size:
-                raise Damaged(f"{part} is described in a way that can't be")
+                raise Damaged(f"the description of {part} is invalid")
             first += count
             self._write_run(refs, start * grain, file, handle, part)
         self._next = first
@@ -402,10 +402,10 @@ def open_regular(path: Path, part: str) -> int:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        raise Damaged(f"{part} can't be read: {error.strerror}") from None
+        raise Damaged(f"{part} cannot be read: {error.strerror}") from None
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise Damaged(f"{part} is no file on disk")
+        raise Damaged(f"{part} is not a regular file")
     return handle
 
 

@@ -25,7 +25,7 @@ from jupyter_agentbox.linux import open_locked, remove_tree, remove_unowned
 from . import transfer
 from .compression import pack as pack_file
 from .compression import unpack as unpack_file
-from .deferred_image import GATE, LateImage
+from .deferred_image import GATE, DeferredImage
 from .keys import load_keys
 from .owner import Cache, Head, OwnerFolder, folder_name, locked
 from .pages import BLOCK, PAGE, Kept, PackReader, PackWriter, Table, changed, hash_big, open_regular
@@ -128,9 +128,9 @@ class SnapshotStore:
         """
         check_meta(meta)
         if staged not in self._locks:
-            raise NotFound("there is no such staged snapshot")
+            raise NotFound("the staged snapshot does not exist")
         folder = self._folder(meta.owner)
-        with disk_errors("the snapshot could not be kept"):
+        with disk_errors("the snapshot could not be stored"):
             folder.make()
             with folder.locked():
                 folder.tidy()
@@ -148,9 +148,9 @@ class SnapshotStore:
                 folder.publish(snapshot_id, is_durable=meta.kind in DURABLE)
                 if dropped:
                     folder.remove(dropped)
-                made = folder.snapshot(snapshot_id)
+                snapshot = folder.snapshot(snapshot_id)
         self.discard(staged)
-        return made
+        return snapshot
 
     def _write(self, folder: OwnerFolder, snapshot_id: str, new: Path, staged: Path, meta: SnapshotMeta) -> list[str]:
         """Write a snapshot's parts; return the ids of other snapshots that must be deleted to make room."""
@@ -203,7 +203,7 @@ class SnapshotStore:
         """Delete a snapshot, readable or not, and free data that no other one needs. Raises NotFound and Conflict."""
         folder = self._folder(owner)
         if not folder.has(snapshot_id):
-            raise NotFound(f"there is no snapshot {check_id(snapshot_id)!r}")
+            raise NotFound(f"snapshot {check_id(snapshot_id)!r} does not exist")
         with folder.locked():
             folder.remove([snapshot_id])
 
@@ -257,27 +257,27 @@ class SnapshotStore:
             A part of the snapshot differs from what was written. No part of it was handed out.
         """
         path = self.stage()
-        late: LateImage | None = None
+        deferred: DeferredImage | None = None
         try:
             folder = self._folder(owner)
-            with _laying_out(folder, snapshot_id):
+            with _restoring(folder, snapshot_id):
                 table = self._read(folder, snapshot_id)
-                self._lay_out_work(folder, table, path)
+                self._restore_work(folder, table, path)
                 for kept in table.kept:
                     source = folder.snapshots / snapshot_id / "image" / kept.name
-                    self._lay_out_kept(folder, source, kept, path, verify == "once")
-                late = self._lay_out_image(folder, snapshot_id, table, path / "image", is_early)
+                    self._restore_kept(folder, source, kept, path, verify == "once")
+                deferred = self._restore_image(folder, snapshot_id, table, path / "image", is_early)
             try:
                 yield path
             except Exception:
-                if late is not None:
-                    late.finish()  # a damaged image is the reason for the other failure
+                if deferred is not None:
+                    deferred.finish()  # a damaged image is the reason for the other failure
                 raise
-            if late is not None:
-                late.finish()
+            if deferred is not None:
+                deferred.finish()
         finally:
-            if late is not None:
-                late.close()
+            if deferred is not None:
+                deferred.close()
             self.discard(path)
 
     def _read(self, folder: OwnerFolder, snapshot_id: str) -> Table:
@@ -286,7 +286,7 @@ class SnapshotStore:
             raise Damaged("the snapshot's description was changed on disk")
         return table
 
-    def _lay_out_work(self, folder: OwnerFolder, table: Table, path: Path) -> None:
+    def _restore_work(self, folder: OwnerFolder, table: Table, path: Path) -> None:
         part = "the snapshot's files"
         with (
             PackReader(table, folder.packs, self._keys, folder.hash_key) as reader,
@@ -304,20 +304,20 @@ class SnapshotStore:
                     raise
                 writer.finish(file.entry, handle)
 
-    def _lay_out_image(
+    def _restore_image(
         self, folder: OwnerFolder, snapshot_id: str, table: Table, image: Path, is_early: bool
-    ) -> LateImage | None:
+    ) -> DeferredImage | None:
         """Restore the files of an image that are not stored as they were written; return the deferred image, if any."""
         sizes = {item.name: item.size for item in table.packed}
         sizes |= {os.fsdecode(file.entry.path): file.entry.size for file in table.image}
         if not all(map(_IMAGE_NAME.fullmatch, sizes)):
-            raise Damaged("the snapshot's memory is described in a way that can't be")
-        is_late = is_early and GATE in sizes and sum(sizes.values()) <= EARLY_SIZE
+            raise Damaged("the description of the snapshot's memory is invalid")
+        is_deferred = is_early and GATE in sizes and sum(sizes.values()) <= EARLY_SIZE
         handles: dict[str, int] = {}
-        late: LateImage | None = None
+        deferred: DeferredImage | None = None
 
-        def lay_out() -> None:
-            with _laying_out(folder, snapshot_id):
+        def restore() -> None:
+            with _restoring(folder, snapshot_id):
                 for item in table.packed:
                     source = folder.snapshots / snapshot_id / "packed" / item.name
                     unpack_file(item, source, handles[item.name], folder.hash_key, _part(item.name))
@@ -329,20 +329,20 @@ class SnapshotStore:
 
         try:
             for name in sizes:
-                target = image.parent / GATE if is_late and name == GATE else image / name
+                target = image.parent / GATE if is_deferred and name == GATE else image / name
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
                 handles[name] = os.open(target, flags, 0o600)
-            if is_late:
-                late = LateImage(image, handles, lay_out)
+            if is_deferred:
+                deferred = DeferredImage(image, handles, restore)
             else:
-                lay_out()
+                restore()
         finally:
-            if late is None:
+            if deferred is None:
                 for handle in handles.values():
                     os.close(handle)
-        return late
+        return deferred
 
-    def _lay_out_kept(self, folder: OwnerFolder, source: Path, kept: Kept, path: Path, is_once: bool) -> None:
+    def _restore_kept(self, folder: OwnerFolder, source: Path, kept: Kept, path: Path, is_once: bool) -> None:
         part, target = _part(kept.name), path / "image" / kept.name
         try:
             # A hard link, so that deleting the snapshot in the meantime does not remove the file.
@@ -425,7 +425,7 @@ class SnapshotStore:
 
     def _folder(self, owner: str) -> OwnerFolder:
         if not 0 < len(owner) <= MAX_OWNER or not owner.isprintable():
-            raise InvalidRequest("an owner's name is malformed", field="owner")
+            raise InvalidRequest("the owner's name is malformed", field="owner")
         cache = self._caches.setdefault(owner, {})
         return OwnerFolder(self._owners / folder_name(owner), owner, self._keys, cache)
 
@@ -438,14 +438,14 @@ class SnapshotStore:
 
 
 @contextmanager
-def _laying_out(folder: OwnerFolder, snapshot_id: str) -> Iterator[None]:
+def _restoring(folder: OwnerFolder, snapshot_id: str) -> Iterator[None]:
     """Translate errors inside the block, and report a snapshot that was deleted meanwhile as not found."""
     try:
-        with disk_errors("the snapshot could not be laid out"):
+        with disk_errors("the snapshot could not be restored"):
             yield
     except Damaged:
         if not folder.has(snapshot_id):  # deleted in the meantime
-            raise NotFound(f"there is no snapshot {snapshot_id!r}") from None
+            raise NotFound(f"snapshot {snapshot_id!r} does not exist") from None
         raise
 
 
@@ -453,7 +453,7 @@ def _image_files(image: Path) -> Iterator[tuple[str, int]]:
     """Yield the name and an open descriptor of each file. Pages come first, aligned to whole blocks of a pack."""
     names = sorted(os.listdir(image), key=lambda name: (name != PAGES, name))
     if not names or len(names) > MAX_IMAGE_FILES or not all(map(_IMAGE_NAME.fullmatch, names)):
-        raise InvalidRequest("the image holds no files, too many, or such as no runtime writes", field="image")
+        raise InvalidRequest("the image has no files, too many files, or files that no runtime writes", field="image")
     for name in names:
         handle = open_regular(image / name, "the image")
         try:

@@ -55,8 +55,8 @@ class _Frames:
         number = self._number
         if not compare_digest(mac, self._sign(frame)):
             raise Damaged(
-                "the file is no snapshot that this store has exported, or was changed; one of another machine's needs "
-                "the same Policy.snapshot_key_file on both",
+                "the file was changed, or exported with a different key. To move snapshots between machines, use the "
+                "same Policy.snapshot_key_file on both",
                 setting="Policy.snapshot_key_file",
             )
         kind, body = frame[4], frame[5:]
@@ -97,7 +97,7 @@ def read(chunks: Iterable[bytes], staged: Path, keys: Keys, max_bytes: int) -> S
     """
     source = _Source(chunks)
     if source.take(len(_MAGIC)) != _MAGIC:
-        raise Damaged("the file is no exported snapshot")
+        raise Damaged("the file is not an exported snapshot")
     frames = _Frames(keys, source.take(_SALT_SIZE))
     meta: SnapshotMeta | None = None
     entry, handle, left = None, None, max_bytes
@@ -107,20 +107,20 @@ def read(chunks: Iterable[bytes], staged: Path, keys: Keys, max_bytes: int) -> S
                 length = source.take(4)
                 size = int.from_bytes(length, "little")
                 if size > _MAX_FRAME:
-                    raise Damaged("the file is no exported snapshot, or was changed")
+                    raise Damaged("the file is not an exported snapshot, or was changed")
                 kind, body = frames.read(length + source.take(1 + size), source.take(MAC_SIZE))
                 if (kind == _META) is not (meta is None):
-                    raise Damaged("the exported snapshot's parts are not in order")
+                    raise Damaged("the exported snapshot's parts are out of order")
                 if kind == _META:
                     meta = _decode(body, SnapshotMeta)
                 elif kind == _DATA:
                     at, piece = int.from_bytes(body[:8], "little"), body[8:]
                     if entry is None or handle is None or at + len(piece) > entry.size:
-                        raise Damaged("the exported snapshot's parts are not in order")
+                        raise Damaged("the exported snapshot's parts are out of order")
                     left -= len(piece)
                     if left < 0:
                         raise LimitReached(
-                            f"the snapshot has more than the {max_bytes} bytes that all of an owner's may have",
+                            f"the snapshot exceeds the {max_bytes} bytes allowed for all snapshots of one owner",
                             setting="Policy.max_snapshot_bytes",
                         )
                     if os.pwrite(handle, piece, at) != len(piece):
@@ -133,13 +133,13 @@ def read(chunks: Iterable[bytes], staged: Path, keys: Keys, max_bytes: int) -> S
                         break
                     entry = _decode(body, Entry)
                     if kind == _IMAGE and (entry.kind != "f" or b"/" in entry.path):
-                        raise Damaged("the exported snapshot's image holds what no image does")
+                        raise Damaged("the exported snapshot's image contains an invalid entry")
                     handle = (image if kind == _IMAGE else work).add(entry)
         finally:
             if handle is not None:
                 os.close(handle)
     if kind != _END or meta is None or source.has_more():
-        raise Damaged("the exported snapshot's end is not where it should be")
+        raise Damaged("the exported snapshot has no valid end")
     return meta
 
 
@@ -160,7 +160,7 @@ class _Source:
         while len(self._rest) < count:
             chunk = next(self._chunks, None)
             if chunk is None:
-                raise Damaged("the exported snapshot was cut off")
+                raise Damaged("the exported snapshot is truncated")
             self._rest += chunk
         taken = bytes(self._rest[:count])
         del self._rest[:count]

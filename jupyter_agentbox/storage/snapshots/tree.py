@@ -68,7 +68,7 @@ def disk_errors(what: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(
-                f"{what}: the server's disk is full. Free some space on it, or delete a snapshot",
+                f"{what}: the server's disk is full. Free some space, or delete a snapshot",
                 setting="Policy.state_dir",
             ) from error
         raise AgentboxError(f"{what}: {error.strerror}") from error
@@ -106,8 +106,8 @@ class Walk:
                 path = prefix + name
                 if count > MAX_ENTRIES or len(stack) > MAX_DEPTH or len(path) > MAX_PATH:
                     raise TooLarge(
-                        f"a snapshot's workspace may hold {MAX_ENTRIES} names, {MAX_DEPTH} deep and of "
-                        f"{MAX_PATH} bytes, and this one has more"
+                        f"the workspace exceeds the limits of a snapshot: {MAX_ENTRIES} entries, {MAX_DEPTH} levels, "
+                        f"and {MAX_PATH} bytes for each path"
                     )
                 try:
                     facts = os.stat(name, dir_fd=parent, follow_symlinks=False)
@@ -177,7 +177,7 @@ def _names(handle: int) -> list[bytes]:
         for entry in entries:
             names.append(os.fsencode(entry.name))
             if len(names) > MAX_ENTRIES:
-                raise TooLarge(f"a snapshot's workspace may hold {MAX_ENTRIES} names")
+                raise TooLarge(f"the workspace exceeds the limit of a snapshot: {MAX_ENTRIES} entries")
     return sorted(names)
 
 
@@ -267,7 +267,7 @@ class Writer:
             or not abs(entry.mtime) < 1 << 62
             or len(entry.target) > MAX_PATH
         ):
-            raise Damaged("the snapshot's files have a name, size or time that no file can have")
+            raise Damaged("the snapshot's files have an invalid name, size or time")
         prefix, _, name = entry.path.rpartition(b"/")
         try:
             with self._folder(prefix) as parent:
@@ -285,7 +285,7 @@ class Writer:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE):  # lack of room does not mean forged data
                 raise
-            raise Damaged(f"the snapshot's files can't be laid out: {error.strerror}") from None
+            raise Damaged(f"the snapshot's files cannot be restored: {error.strerror}") from None
         return None
 
     def finish(self, entry: Entry, handle: int) -> None:
@@ -302,7 +302,7 @@ class Writer:
         other = self._descend(prefix)
         try:
             if not stat.S_ISREG(os.stat(old, dir_fd=other, follow_symlinks=False).st_mode):
-                raise Damaged("the snapshot's files have a second name of what is no file")
+                raise Damaged("the snapshot's files contain a hard link to a non-file")
             os.link(old, name, src_dir_fd=other, dst_dir_fd=parent, follow_symlinks=False)
         finally:
             os.close(other)
@@ -320,7 +320,7 @@ class Writer:
         for part in prefix.split(b"/") if prefix else ():
             if part in (b"", b".", b".."):
                 os.close(handle)
-                raise Damaged("the snapshot's files have a path that leads elsewhere")
+                raise Damaged("the snapshot's files contain a path that leads outside")
             try:
                 below = os.open(part, _DIRECTORY, dir_fd=handle)
             finally:
@@ -367,7 +367,7 @@ def copy_tree(source: Path, target: Path, *, max_bytes: int) -> dict[str, int]:
                     left -= end - start
                     if left < 0:
                         raise TooLarge(
-                            f"the workspace holds more than the {max_bytes} bytes that a snapshot may have",
+                            f"the workspace contains more than the {max_bytes} bytes allowed in a snapshot",
                             setting="Policy.max_snapshot_bytes",
                         )
                     _copy_range(handle, copy, start, end)

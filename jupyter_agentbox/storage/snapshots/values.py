@@ -80,7 +80,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 def check_id(snapshot_id: str) -> str:
     """Return an id after checking that it is well-formed and safe as a file name. Raises NotFound otherwise."""
     if not _ID.fullmatch(snapshot_id):
-        raise NotFound(f"there is no snapshot {snapshot_id[:64]!r}")
+        raise NotFound(f"snapshot {snapshot_id[:64]!r} does not exist")
     return snapshot_id
 
 

@@ -434,7 +434,7 @@ class TestSetup:
         assert find_runtimes(Policy(config=Config({"Policy": {}})), ("docker",)) == ["runsc", "docker"]
 
     def test_plain_containers_need_policys_word(self) -> None:
-        with pytest.raises(InvalidConfig, match=r"'docker-runc', which Policy\.allowed_runtimes lacks"):
+        with pytest.raises(InvalidConfig, match=r"'docker-runc', which is not in Policy\.allowed_runtimes"):
             Policy(config=Config({"Policy": {"runtime": "docker-runc"}}))
 
     def test_settings_that_cannot_be_read_are_left_alone(self, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_two_uploads_of_one_new_file(folder: Folder) -> None:
         one.write(b"1")
         two.write(b"2")
         two.finish()
-        with pytest.raises(Conflict, match="exists already"):
+        with pytest.raises(Conflict, match="already exists"):
             one.finish()
     assert folder.read("f").data == b"2"
 

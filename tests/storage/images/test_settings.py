@@ -29,7 +29,7 @@ def test_an_image_that_may_not_be_used_is_as_one_that_is_not_there(tmp_path: Pat
         refuse(state, asked, "known", "k*")
         for asked in ("secret", "nothing", secret.short, f"secret@{'0' * 12}", secret.address, "0" * 64)
     }
-    assert answers == {(PolicyRefused, "image 'ASKED' is not among those that may be used")}
+    assert answers == {(PolicyRefused, "image 'ASKED' is not in Policy.allowed_images")}
     kind, words = refuse(state, "kept", "k*")
     assert kind is NotFound
     assert "images are: known." in words, "without those that may not be used"

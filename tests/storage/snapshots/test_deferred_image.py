@@ -30,8 +30,8 @@ def test_who_opens_it_waits_until_it_is_verified(
     tmp_path: Path, kind: str, secret: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on = threading.Event()
-    run = deferred_image.LateImage._run
-    monkeypatch.setattr(deferred_image.LateImage, "_run", lambda self: (goes_on.wait(60), run(self)))
+    run = deferred_image.DeferredImage._run
+    monkeypatch.setattr(deferred_image.DeferredImage, "_run", lambda self: (goes_on.wait(60), run(self)))
     at = make_store(tmp_path / "state", secret=secret)
     made = put(at, PAGES, kind=kind, files={"kept.txt": b"kept"})
     loaded: dict[str, bytes] = {}

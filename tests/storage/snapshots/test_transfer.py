@@ -67,7 +67,7 @@ def test_another_machines_is_refused_without_the_same_secret(tmp_path: Path) -> 
         store = make_store(tmp_path / f"a{number}", secret=one)
         data = b"".join(store.export(put(store, make_pages(2)).id, "ada"))
         other = make_store(tmp_path / f"b{number}", secret=two)
-        with pytest.raises(Damaged, match=r"another machine's needs the same Policy\.snapshot_key_file") as caught:
+        with pytest.raises(Damaged, match=r"use the same Policy\.snapshot_key_file") as caught:
             other.import_([data], "ada")
         assert caught.value.setting == "Policy.snapshot_key_file"
         assert other.list() == []
