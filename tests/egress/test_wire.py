@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import ssl
 import struct
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -25,7 +27,25 @@ def hello(name: str | None, **options: object) -> bytes:
     return outgoing.read()
 
 
-HELLO = hello("a.example.org")
+NAME = b"a.example.org"
+HELLO = hello(NAME.decode())
+
+
+def outcome(reader: Callable[[bytes], object], data: bytes) -> object:
+    """Return what a reader returns, or the class of its error."""
+    try:
+        return reader(data)
+    except WireError:
+        return WireError
+
+
+def read_in_pieces(reader: Callable[[bytes], object], data: bytes) -> object:
+    """Return the outcome for all bytes, after checking that each shorter piece gives the same one, or None."""
+    whole = outcome(reader, data)
+    decided = [found for size in range(len(data)) if (found := outcome(reader, data[:size])) is not None]
+    assert all(found == whole for found in decided)
+    assert whole is not None or not decided
+    return whole
 
 
 # -- TLS
@@ -60,12 +80,21 @@ def test_a_hello_in_a_thousand_records_is_refused_soon() -> None:
 
 
 @given(st.binary(max_size=200), st.integers(0, len(HELLO)), st.integers(0, 255))
-def test_no_bytes_make_the_tls_reader_fail_otherwise(junk: bytes, position: int, value: int) -> None:
+def test_any_bytes_are_a_name_an_error_or_too_few(junk: bytes, position: int, value: int) -> None:
     changed = bytearray(HELLO)
     changed[position : position + 1] = bytes((value,))
     for data in (junk, b"\x16\x03\x01" + junk, HELLO[:position] + junk, bytes(changed)):
-        with contextlib.suppress(WireError):
-            assert wire.client_hello_name(data) is None or isinstance(wire.client_hello_name(data), str)
+        found = read_in_pieces(wire.client_hello_name, data)
+        assert found is None or found is WireError or isinstance(found, str)
+    if not wire.may_be_tls(junk):
+        assert outcome(wire.client_hello_name, junk) is (WireError if junk else None)
+
+
+@given(st.integers(0, len(NAME) - 1), st.integers(0, 255))
+def test_the_name_is_what_the_hello_has_byte_for_byte(position: int, value: int) -> None:
+    name = NAME[:position] + bytes((value,)) + NAME[position + 1 :]
+    assert HELLO.count(NAME) == 1
+    assert wire.client_hello_name(HELLO.replace(NAME, name)) == name.decode("latin-1")
 
 
 def test_two_names_in_one_hello_are_refused() -> None:
@@ -122,12 +151,40 @@ def test_socks_requests() -> None:
             wire.socks_request(bad)
 
 
+@given(st.binary(max_size=255), st.integers(0, 65535), st.integers(0, 255), st.binary(max_size=20))
+def test_a_socks_request_is_read_back(host: bytes, port: int, command: int, rest: bytes) -> None:
+    request = bytes((5, command, 0, 3, len(host))) + host + port.to_bytes(2, "big")
+    error = wire.SOCKS_OK if command == 1 else wire.SOCKS_NO_COMMAND
+    found = wire.SocksRequest(host.decode("latin-1"), port, len(request), error)
+    assert read_in_pieces(wire.socks_request, request + rest) == found
+    assert wire.socks_request(request[:-1]) is None
+
+
+@given(st.ip_addresses(), st.integers(0, 65535), st.sampled_from([1, 2, 3]))
+def test_a_socks_request_for_an_address_is_read_back_and_gets_an_error(
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int, command: int
+) -> None:
+    kind = 1 if address.version == 4 else 4
+    request = bytes((5, command, 0, kind)) + address.packed + port.to_bytes(2, "big")
+    error = wire.SOCKS_NO_ADDRESS_TYPE if command == 1 else wire.SOCKS_NO_COMMAND
+    assert read_in_pieces(wire.socks_request, request) == wire.SocksRequest(str(address), port, len(request), error)
+
+
+@given(st.binary(max_size=255), st.binary(max_size=20))
+def test_a_socks_greeting_is_read_back(methods: bytes, rest: bytes) -> None:
+    greeting = bytes((5, len(methods))) + methods
+    assert read_in_pieces(wire.socks_greeting, greeting + rest) == (len(greeting), 0 in methods)
+
+
 @given(st.binary(max_size=300))
-def test_no_bytes_make_the_socks_reader_fail_otherwise(data: bytes) -> None:
-    for reader in (wire.socks_greeting, wire.socks_request):
-        with contextlib.suppress(WireError):
-            reader(data)
-            reader(b"\x05\x01\x00" + data)
+def test_any_bytes_are_a_socks_message_an_error_or_too_few(data: bytes) -> None:
+    for prefix in (b"", b"\x05\x01\x00"):
+        greeting = read_in_pieces(wire.socks_greeting, prefix + data)
+        assert greeting in (None, WireError) or isinstance(greeting, tuple)
+        request = read_in_pieces(wire.socks_request, prefix + data)
+        assert request in (None, WireError) or isinstance(request, wire.SocksRequest)
+    if data[:1] not in (b"", b"\x05"):
+        assert outcome(wire.socks_greeting, data) is outcome(wire.socks_request, data) is WireError
 
 
 # -- DNS
@@ -173,12 +230,34 @@ def test_a_dot_in_a_label_is_no_label_boundary() -> None:
     assert "." not in query.name
 
 
+LABELS = st.lists(
+    st.text(st.characters(max_codepoint=255, exclude_characters="."), min_size=1, max_size=40), max_size=6
+)
+
+
+@given(LABELS, st.integers(0, 65535), st.integers(0, 65535))
+def test_a_dns_query_is_read_back(labels: list[str], kind: int, klass: int) -> None:
+    packet = dns(".".join(labels), kind, klass)
+    error = wire.NOERROR if klass == 1 else wire.REFUSED
+    assert wire.dns_query(packet) == wire.DnsQuery(0x1234, 0x0100, ".".join(labels), kind, packet[12:], error)
+
+
 @given(st.binary(max_size=600))
-def test_no_bytes_make_the_dns_reader_fail(data: bytes) -> None:
+def test_any_packet_gets_its_answer_or_none(data: bytes) -> None:
     for packet in (data, dns("example.org")[:12] + data):
         query = wire.dns_query(packet)
-        if query is not None:
-            assert len(wire.dns_answer(query, wire.NXDOMAIN)) < 600
+        if len(packet) < 12 or packet[2] & 0x80:
+            assert query is None
+            continue
+        assert query is not None
+        assert query.error in (wire.NOERROR, wire.FORMERR, wire.NOTIMP, wire.REFUSED)
+        answer = wire.dns_answer(query, query.error or wire.NXDOMAIN)
+        assert answer[:2] == packet[:2]
+        assert answer[2] & 0x80, "it is marked as an answer"
+        assert answer[3] & 15 == query.error or (query.error, answer[3] & 15) == (wire.NOERROR, wire.NXDOMAIN)
+        assert answer[12:] == query.question
+        assert packet[12:].startswith(query.question)
+        assert wire.dns_query(answer) is None
 
 
 @given(st.integers(0, 2**32 - 1), st.binary(max_size=300))
@@ -349,20 +428,69 @@ def test_loose_chunks_are_refused(body: bytes) -> None:
         reader.feed(body[taken:] + b"\r\n")
 
 
+TOKENS = st.text("!#$%&'*+-.^_`|~09AZaz", min_size=1, max_size=12)
+VALUES = st.text(st.characters(min_codepoint=0x21, max_codepoint=0xFF, exclude_categories=["Cc"]), max_size=30)
+#: Headers that have no effect on framing or target, and are meant for the server.
+HEADERS = st.lists(st.tuples(TOKENS.map("X-{}".format), VALUES), max_size=6)
+FRAMINGS = st.sampled_from(
+    [
+        ([], http1.Framing()),
+        ([("Transfer-Encoding", "Chunked")], http1.Framing(is_chunked=True)),
+        ([("content-length", "17")], http1.Framing(length=17)),
+    ]
+)
+
+
+@given(TOKENS, HEADERS, FRAMINGS)
+def test_a_request_is_read_back_and_is_the_same_when_it_was_passed_on(
+    method: str, headers: list[tuple[str, str]], framing: tuple[list[tuple[str, str]], http1.Framing]
+) -> None:
+    lines = [("Host", "a"), *headers, *framing[0]]
+    head = f"{method} /x HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines)
+    parsed = request(head + "\r\n")
+    assert parsed == http1.Request(method, "/x", "1.1", lines, framing[1])
+    again = http1.parse_request(http1.forwarded(parsed, "/y", "b.example"))
+    assert again == http1.Request(method, "/y", "1.1", [("Host", "b.example"), *lines[1:]], framing[1])
+
+
 @given(st.binary(max_size=400))
-def test_no_bytes_make_the_http_readers_fail_otherwise(data: bytes) -> None:
-    for text in (data, b"GET / HTTP/1.1\r\nHost: a\r\n" + data, b"HTTP/1.1 200 OK\r\n" + data):
-        with contextlib.suppress(WireError):
-            size = http1.find_head(text + b"\r\n\r\n")
-            if size is not None:
-                http1.parse_request((text + b"\r\n\r\n")[:size])
-        with contextlib.suppress(WireError):
-            size = http1.find_head(text + b"\r\n\r\n")
-            if size is not None:
-                http1.parse_response((text + b"\r\n\r\n")[:size], "GET")
-    with contextlib.suppress(WireError):
-        reader = http1.BodyReader(CHUNKED)
-        assert reader.feed(data) <= len(data)
+def test_any_bytes_are_one_request_for_the_gate_and_the_server_or_an_error(data: bytes) -> None:
+    for start in (b"", b"GET / HTTP/1.1\r\nHost: a\r\n", b"HTTP/1.1 200 OK\r\n"):
+        text = start + data + b"\r\n\r\n"
+        size = outcome(http1.find_head, text)
+        if size is WireError:
+            continue
+        assert isinstance(size, int)
+        assert text.index(b"\r\n\r\n") + 4 == size
+        parsed = outcome(http1.parse_request, text[:size])
+        if parsed is not WireError:
+            assert isinstance(parsed, http1.Request)
+            again = http1.parse_request(http1.forwarded(parsed, "/", "b.example"))
+            assert (again.method, again.target, again.values("host")) == (parsed.method, "/", ["b.example"])
+            assert again.framing == parsed.framing
+        answered = outcome(lambda head: http1.parse_response(head, "GET"), text[:size])
+        if answered is not WireError:
+            assert isinstance(answered, http1.Response)
+            assert answered.raw == text[:size]
+            assert parsed is WireError, "no head is both"
+
+
+@given(st.lists(st.sampled_from([b"3", b"0", b"a", b";x", b"\r\n", b"\n", b"abc", b"X: y"]), max_size=20))
+def test_a_chunked_body_is_judged_alike_in_pieces_and_at_once(words: list[bytes]) -> None:
+    data = b"".join(words)
+
+    def read(step: int) -> object:
+        reader, taken = http1.BodyReader(CHUNKED), 0
+        try:
+            while taken < len(data) and not reader.is_done:
+                count = reader.feed(data[taken : taken + step])
+                assert 0 < count <= step
+                taken += count
+        except WireError:
+            return WireError
+        return taken if reader.is_done else None
+
+    assert read(1) == read(3) == read(len(data) or 1)
 
 
 def test_how_a_response_ends() -> None:

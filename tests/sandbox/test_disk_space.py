@@ -16,6 +16,7 @@ from support.harness import Env
 from support.serving import Serving
 
 from jupyter_agentbox.client import ApiError, Client
+from jupyter_agentbox.errors import SandboxEnded
 from jupyter_agentbox.linux import measure_tree
 from jupyter_agentbox.runtimes.runsc import open_files
 from jupyter_agentbox.sandbox.link.link import LinkThread
@@ -137,7 +138,7 @@ def test_deleted_files_that_code_inside_keeps_open_count_towards_the_limit(manag
             assert box.sandbox.measured is not None
             assert box.sandbox.measured[1].disk >= 40 * MIB
             assert box.sandbox.end is None
-            with pytest.raises(Exception):  # noqa: B017  # closed in the middle
+            with pytest.raises(SandboxEnded, match=r"disk full \(limit 64 MiB"):
                 await box.run("head -c 40000000 /dev/zero > more; sleep 100")
             end = await asyncio.wait_for(LinkThread.instance().run(box.sandbox.wait_ended()), 60)
             assert end.cause is Cause.DISK_FULL
@@ -163,8 +164,8 @@ def test_what_fills_a_disk_is_stopped_and_its_neighbours_are_not(
         try:
             loop, quiet = await make(folders[0]), await make(folders[1])
             await quiet.text("head -c 1000000 /dev/zero > own")
-            with pytest.raises(Exception):  # noqa: B017  # closed in the middle
-                line = f"while [ $n -lt 200 ]; do n=$((n+1)); head -c {MIB} /dev/zero > $n; sleep .2; done"
+            line = f"while [ $n -lt 200 ]; do n=$((n+1)); head -c {MIB} /dev/zero > $n; sleep .2; done"
+            with pytest.raises(SandboxEnded, match="32 MiB must stay free"):
                 await loop.run(f"n=0; {line}", timeout=200)
             end = await asyncio.wait_for(LinkThread.instance().run(loop.sandbox.wait_ended()), 60)
             assert (end.cause, end.setting) == (Cause.DISK_FULL, "Policy.min_free_disk")

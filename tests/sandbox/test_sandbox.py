@@ -166,7 +166,7 @@ def test_memory_of_no_program_ends_its_sandbox_which_says_why(
 ) -> None:
     async def test(manager: SandboxManager) -> None:
         async with boxed(manager, limits=Limits(memory=300 * MIB)) as box:
-            with pytest.raises(Exception):  # noqa: B017  # closed in the middle
+            with pytest.raises(SandboxEnded, match=r"out of memory \(limit 300 MiB"):
                 await box.run(FILL_MEMORY)
             end = await asyncio.wait_for(LinkThread.instance().run(box.sandbox.wait_ended()), 60)
             assert (end.cause, end.exit_code) == (Cause.OUT_OF_MEMORY, 137)
@@ -187,7 +187,7 @@ def test_a_full_disk_ends_its_sandbox_which_says_why(manager: SandboxManager) ->
         async with boxed(manager, limits=Limits(disk=64 * MIB)) as box:
             one_file = await box.run("head -c 100000000 /dev/zero > /tmp/big")
             assert one_file.exit_code != 0
-            with pytest.raises(Exception):  # noqa: B017
+            with pytest.raises(SandboxEnded, match=r"disk full \(limit 64 MiB"):
                 await box.run("for i in 1 2 3 4 5; do head -c 30000000 /dev/zero > /tmp/f$i; done; sleep 50")
             end = await asyncio.wait_for(LinkThread.instance().run(box.sandbox.wait_ended()), 60)
             assert end.cause is Cause.DISK_FULL
@@ -225,7 +225,7 @@ def test_a_failed_start_leaves_nothing(manager: SandboxManager, tmp_path: Path) 
     manager.runtime.guest_dir = str(broken)  # type: ignore[attr-defined]
 
     async def test(manager: SandboxManager) -> None:
-        with pytest.raises(Exception, match="this guest is broken"):
+        with pytest.raises(RuntimeFailed, match="this guest is broken"):
             await manager.create(SandboxSpec())
         assert not list((manager.state_dir / "sandboxes").iterdir())
         assert not manager.sandboxes
@@ -431,7 +431,7 @@ def test_a_successor_that_fails_to_start_leaves_the_work_where_it_was(manager: S
         await manager.stop(first, is_kept=True)
         working = manager.runtime.guest_dir  # type: ignore[attr-defined]
         manager.runtime.guest_dir = "/nonexistent"  # type: ignore[attr-defined]
-        with pytest.raises(Exception):  # noqa: B017
+        with pytest.raises(RuntimeFailed, match=r"FileNotFoundError: .*agentbox/guest"):
             await manager.create(SandboxSpec(), inherit=first)
         manager.runtime.guest_dir = working  # type: ignore[attr-defined]
         second = await manager.create(SandboxSpec(), inherit=first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import queue
 import signal
 import socket
 import tempfile
@@ -146,7 +147,7 @@ def test_input_finds_the_client_that_runs_the_cell(
         other.wait_for_ready(timeout=60)
         _, seen = run(client, "print(input('?').upper())", allow_stdin=True, stdin_hook=lambda m: client.input("abc"))
         assert text_of(seen) == "ABC\n"
-        with pytest.raises(Exception):  # noqa: B017 - queue.Empty of two kinds
+        with pytest.raises(queue.Empty):
             other.get_stdin_msg(timeout=0.2)
     finally:
         other.stop_channels()

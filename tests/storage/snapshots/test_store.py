@@ -8,13 +8,22 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from support.snapshot_images import describe_tree, make_pages, make_store, meta, pages_of, put, store_files
 
-from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, LimitReached, NotFound, TooLarge
+from jupyter_agentbox.errors import (
+    AgentboxError,
+    Damaged,
+    InvalidConfig,
+    InvalidRequest,
+    LimitReached,
+    NotFound,
+    TooLarge,
+)
 from jupyter_agentbox.sandbox.sweep import sweep_directories
 from jupyter_agentbox.storage.snapshots import SnapshotStore, tree
 
@@ -172,18 +181,21 @@ def test_too_large_is_refused_and_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_an_image_that_is_none_is_refused(store: SnapshotStore, tmp_path: Path) -> None:
-    for make in (
-        lambda image: None,
-        lambda image: (image / "folder").mkdir(),
-        lambda image: (image / "-odd").write_bytes(b"x"),
-        lambda image: (image / "pages.img").symlink_to("/etc/passwd"),
-        lambda image: os.mkfifo(image / "pages.img"),
-        lambda image: [(image / f"f{number}").touch() for number in range(17)],
-    ):
+    cases: list[tuple[type[AgentboxError], Callable[[Path], object]]] = [
+        (InvalidRequest, lambda image: None),
+        (InvalidRequest, lambda image: (image / "-odd").write_bytes(b"x")),
+        (InvalidRequest, lambda image: [(image / f"f{number}").touch() for number in range(17)]),
+        (Damaged, lambda image: (image / "folder").mkdir()),
+        (Damaged, lambda image: (image / "pages.img").symlink_to("/etc/passwd")),
+        (Damaged, lambda image: os.mkfifo(image / "pages.img")),
+    ]
+    for kind, make in cases:
         staged = store.stage()
         make(staged / "image")
-        with pytest.raises(Exception, match="image"):
+        with pytest.raises(kind, match="the image") as caught:
             store.commit(staged, meta())
+        assert type(caught.value) is kind
+        assert caught.value.field == ("image" if kind is InvalidRequest else None)
         store.discard(staged)
     assert store.list() == []
     assert not list((tmp_path / "state" / "snapshots" / "owners").glob("*/packs/*"))
