@@ -1,4 +1,4 @@
-"""Generators that are seeded anew, by what their kernel runs."""
+"""Code that reseeds random generators. tests/storage/images runs it in kernels of Python, R and Bash."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ def test_bash_draws_other_numbers_than_it_would_have() -> None:
     assert len({draw(old) for _ in range(3)} | {draw(":")}) >= 3, "where bash is older than SRANDOM"
 
 
-def test_each_language_gets_its_own_code() -> None:
-    assert set(SEEDS) == {"python", "r", "bash"}
+def test_python_draws_other_numbers_than_it_would_have() -> None:
     random.seed(1)
     exec(SEEDS["python"], {})
     drawn = random.random()
     random.seed(1)
     assert drawn != random.random()
-    assert "set.seed(NULL)" in SEEDS["r"]

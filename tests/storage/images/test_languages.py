@@ -57,6 +57,32 @@ def test_code_of_each_language_has_a_kernel_that_persists(api: Api, box: str) ->
     assert run(api, box, "echo [$x]", context="second")["stdout"] == "[]\n"
 
 
+#: For each language: code that seeds its generator, and code that draws from it.
+DRAWS = {
+    "R": ("set.seed(1); invisible(runif(1))", "cat(runif(3))"),
+    "bash": ("RANDOM=1; : $RANDOM", "echo $RANDOM $RANDOM $RANDOM"),
+    "python": ("import random; random.seed(1); _ = random.random()", "print([random.random() for _ in range(3)])"),
+}
+
+
+def test_forks_of_a_kernel_draw_different_random_numbers(api: Api) -> None:
+    path = f"/sandboxes/{api.ok('POST', '/sandboxes', {'image': 'languages'})['id']}"
+    paths = [path]
+    try:
+        for language, (seed, _) in DRAWS.items():
+            run(api, path, seed, language=language)
+        paths += [f"/sandboxes/{api.ok('POST', f'{path}/fork', {})['id']}" for _ in range(2)]
+        for language, (seed, draw) in DRAWS.items():
+            drawn = [run(api, each, draw, language=language)["stdout"] for each in paths]
+            assert len(set(drawn)) == 3, (language, drawn)
+            assert run(api, path, f"{seed}\n{draw}", language=language)["stdout"] == drawn[0], "the seed has no effect"
+            # Once seeded, a fork draws the same numbers as the original.
+            assert run(api, paths[1], f"{seed}\n{draw}", language=language)["stdout"] == drawn[0]
+    finally:
+        for each in paths:
+            api.ok("DELETE", each)
+
+
 def test_a_language_that_is_not_there_and_a_context_of_another(api: Api, box: str) -> None:
     error = api.fails(400, "POST", f"{box}/code", {"code": "1", "language": "cobol"})
     assert "available languages: python, bash" in error["message"]
