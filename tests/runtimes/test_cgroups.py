@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
 from jupyter_agentbox.runtimes import cgroups
 from jupyter_agentbox.spec import MIB, Limits
 
@@ -99,16 +97,18 @@ def test_counters_of_version_2(tmp_path: Path) -> None:
     assert cgroups.read_oom_kills(["/nonexistent"]) == 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="makes control groups in the real tree")
 def test_the_real_tree() -> None:
     found = cgroups.detect()
-    assert found.enforceable() == dict.fromkeys(("memory", "cpus", "processes", "disk"))
+    reasons = {limit: reason for limit, reason in found.enforceable().items() if reason is not None}
+    assert not reasons or os.geteuid() != 0, "root can enforce every limit"
+    assert reasons.keys() <= {"memory", "cpus"}
+    has_memory = "memory" not in reasons
     paths = found.create(f"test-{os.getpid()}", Limits(memory=64 * MIB, cpus=0.5, processes=10))
     try:
         texts = [file.read_text().split() for path in paths for file in Path(path).glob("memory.*max*")]
         texts += [file.read_text().split() for path in paths for file in Path(path).glob("memory.limit_in_bytes")]
-        assert [str(64 * MIB)] in texts
-        assert cgroups.read_memory(paths) is not None
+        assert ([str(64 * MIB)] in texts) == has_memory
+        assert (cgroups.read_memory(paths) is not None) == has_memory
     finally:
         assert cgroups.remove_cgroups(paths) == []
     assert not [path for path in paths if Path(path).exists()]

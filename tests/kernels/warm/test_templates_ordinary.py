@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support import ROOT
+from support.users import ordinary_user
 
 
 def copy_packages(target: Path) -> None:
@@ -62,38 +62,18 @@ def public_dir(has_runsc: None) -> Iterator[Path]:
         shutil.rmtree(base)
 
 
-def run_as(uid: int, public_dir: Path) -> dict[str, object]:
-    """Run ``ordinary_templates.py`` as an ordinary user, and return what it found."""
-    home = public_dir / f"home-{uid}"
-    home.mkdir()
-    os.chown(home, uid, uid)
-    home.chmod(stat.S_IRWXU)
-    user = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
-    program = ["/usr/bin/python3", str(public_dir / "ordinary_templates.py"), str(public_dir / "lib")]
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(public_dir / "lib"), "HOME": str(home)}
-    ran = subprocess.run([*user, *program], env=env, cwd=home, capture_output=True, text=True, timeout=250)
-    assert ran.returncode == 0, ran.stderr
-    found: dict[str, object] = json.loads(ran.stdout.splitlines()[-1])
-    return found
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")
-class TestOrdinaryUser:
-    """Without root, without delegated control groups."""
-
-    def test_without_subordinate_ids_kernels_start_cold_and_it_is_said_why(self, public_dir: Path) -> None:
-        found = run_as(12346, public_dir)
-        assert "no subordinate ids" in str(found["refusal"])
-        assert (found["layout"], found["said"], found["left"]) == ("plain", "0 /workspace\n", [])
-
-    def test_with_subordinate_ids_they_start_off_a_template_and_out_of_a_pool(self, public_dir: Path) -> None:
-        name = f"agenttpl{os.getpid()}"
-        subprocess.run(["useradd", "--no-create-home", "--user-group", name], check=True, timeout=60)
-        try:
-            uid = int(subprocess.run(["id", "-u", name], capture_output=True, text=True, check=True, timeout=60).stdout)
-            found = run_as(uid, public_dir)
-        finally:
-            subprocess.run(["userdel", "--force", name], check=True, timeout=60)
+@pytest.mark.parametrize("has_ids", [False, True], ids=["without subordinate ids", "with subordinate ids"])
+def test_an_ordinary_user_starts_kernels_from_templates_only_with_subordinate_ids(
+    public_dir: Path, has_ids: bool
+) -> None:
+    with ordinary_user(has_ids=has_ids) as user:
+        program = ["/usr/bin/python3", str(public_dir / "ordinary_templates.py"), str(public_dir / "lib")]
+        output = user.run(program, public_dir / f"home-{has_ids:d}", str(public_dir / "lib"), 250)
+    found = json.loads(output.splitlines()[-1])
+    if user.has_ids:
         said = "1000 /workspace\n"
         warm = {"made": 1, "layout": "claimed", "said": said, "is_pooled": True, "said_by_pooled": said}
         assert found == {**warm, "left": []}
+    else:
+        assert "no subordinate ids" in str(found["refusal"])
+        assert (found["layout"], found["said"], found["left"]) == ("plain", "0 /workspace\n", [])

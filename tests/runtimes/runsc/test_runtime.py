@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import stat
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from contract.box import STANDIN, Box
 from contract.escapes import EscapeContract
 from contract.runtime import MakeBox, RuntimeContract
 from support import ROOT
+from support.users import ordinary_user
 
 from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
 from jupyter_agentbox.linux import find_processes, is_running
@@ -130,53 +130,23 @@ def public_dir() -> Iterator[Path]:
     shutil.rmtree(base)
 
 
-def run_as(uid: int, public_dir: Path) -> dict[str, object]:
-    """Run ``ordinary_user.py`` as an ordinary user, and return what it found."""
-    home = public_dir / "home"
-    home.mkdir()
-    os.chown(home, uid, uid)
-    home.chmod(stat.S_IRWXU)
-    command = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "/usr/bin/python3", "-m"]
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{public_dir}/lib:{public_dir}/lib/tests", "HOME": str(home)}
-    result = subprocess.run(
-        [*command, "support.ordinary_user"], env=env, cwd=home, capture_output=True, text=True, timeout=200
-    )
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout.splitlines()[-1])
-    assert isinstance(found, dict)
-    return found
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")
-class TestOrdinaryUser:
-    """Without root, without delegated control groups."""
-
-    def check(self, found: dict[str, object]) -> None:
-        assert "'memory'" in str(found["refusal"])
-        assert "Policy.accept_unenforced" in str(found["refusal"])
-        assert found["owner"] == found["uid"]
-        assert found["data"] == "a,b\n"
-        assert found["canary"] == ""
-        assert found["left"] == ["link", "log", "work"]
-        assert found["is_alive_after"] is False
-        usage = found["usage"]
-        assert isinstance(usage, dict)
-        assert usage["memory"] > 10 * MIB
-        assert usage["disk"] > 4 * MIB
-        assert found["processors"] == 1
-
-    def test_without_subordinate_ids(self, public_dir: Path) -> None:
-        found = run_as(12345, public_dir)
-        self.check(found)
-        assert found["inner"] == "0"
-
-    def test_with_subordinate_ids(self, public_dir: Path) -> None:
-        name = f"agentbox{os.getpid()}"
-        subprocess.run(["useradd", "--no-create-home", "--user-group", name], check=True, timeout=20)
-        try:
-            uid = int(subprocess.run(["id", "-u", name], capture_output=True, text=True, check=True).stdout)
-            found = run_as(uid, public_dir)
-        finally:
-            subprocess.run(["userdel", name], check=True, timeout=20)
-        self.check(found)
-        assert found["inner"] == "1000"
+@pytest.mark.parametrize("has_ids", [False, True], ids=["without subordinate ids", "with subordinate ids"])
+def test_an_ordinary_user_without_root_and_delegated_control_groups(public_dir: Path, has_ids: bool) -> None:
+    with ordinary_user(has_ids=has_ids) as user:
+        command = ["/usr/bin/python3", "-m", "support.ordinary_user"]
+        output = user.run(command, public_dir / "home", f"{public_dir}/lib:{public_dir}/lib/tests", 200)
+    found = json.loads(output.splitlines()[-1])
+    if user.unenforced:
+        assert any(repr(limit) in found["refusal"] for limit in user.unenforced)
+        assert "Policy.accept_unenforced" in found["refusal"]
+    else:
+        assert "refusal" not in found
+    assert found["owner"] == found["uid"] == user.uid
+    assert found["data"] == "a,b\n"
+    assert found["canary"] == ""
+    assert found["left"] == ["link", "log", "work"]
+    assert found["is_alive_after"] is False
+    assert found["usage"]["memory"] > 10 * MIB
+    assert found["usage"]["disk"] > 4 * MIB
+    assert found["processors"] == (1 if "cpus" in user.unenforced else len(os.sched_getaffinity(0)))
+    assert found["inner"] == ("1000" if user.has_ids else "0")
