@@ -371,7 +371,7 @@ class DockerRuncRuntime(DockerRuntime):
             if found.name == wanted:
                 return found
         raise RuntimeUnavailable(
-            f"Docker's engine has no runtime {wanted!r}. Set one that it has",
+            f"Docker's engine has no runtime {wanted!r}. Choose one that is registered there",
             setting=f"{type(self).__name__}.engine_runtime",
         )
 
