@@ -121,7 +121,7 @@ def test_a_restart_in_a_folder_that_was_renamed_is_refused_and_says_so(env: Env,
         result = client.execute("open('lost.csv', 'w').write('1')")
         assert result.reply["status"] == "error"
         assert sentence in result.reply["evalue"]
-        assert "shut the kernel down" in result.reply["evalue"]
+        assert "shut down the kernel" in result.reply["evalue"]
         # Once the folder is back, so is the kernel.
         (env.work / "renamed").rename(env.work / "study")
         client.restart()
