@@ -23,7 +23,7 @@ import msgspec
 from jupyter_agentbox.errors import Conflict, InvalidRequest, LinkClosed, NotFound, SandboxEnded, TooLarge
 from jupyter_agentbox.models.outputs import CodeResult, ContextInfo, DoneEvent, Event, OutputLimits
 from jupyter_agentbox.policy.languages import PYTHON, find_language, list_languages
-from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.sandbox.link.thread import LinkThread, on_link_thread
 from jupyter_agentbox.sandbox.record import KernelRecord
 from jupyter_agentbox.sandbox.sandbox import Sandbox
 from jupyter_agentbox.spec import MIB, WORKSPACE, End, format_size
@@ -218,9 +218,8 @@ class Runner:
             No kernel is available. If a kernel ends while it runs the code, the result reports that.
         """
         self._check(code, timeout, limits)
-        return await self._thread.run(
-            self._run(place, code, context, language, timeout, limits or OutputLimits(), keep_running, None, is_silent)
-        )
+        limits = limits or OutputLimits()
+        return await self._run(place, code, context, language, timeout, limits, keep_running, None, is_silent)
 
     async def stream(
         self,
@@ -239,11 +238,8 @@ class Runner:
         """
         self._check(code, timeout, limits)
         feed = Feed()
-        task = asyncio.ensure_future(
-            self._thread.run(
-                self._run(place, code, context, language, timeout, limits or OutputLimits(), keep_running, feed)
-            )
-        )
+        limits = limits or OutputLimits()
+        task = asyncio.ensure_future(self._run(place, code, context, language, timeout, limits, keep_running, feed))
         try:
             while events := await self._thread.run(feed.read()):
                 for event in events:
@@ -252,6 +248,7 @@ class Runner:
         finally:
             task.cancel()
 
+    @on_link_thread
     async def _run(
         self,
         place: Place,
@@ -289,30 +286,27 @@ class Runner:
         except msgspec.ValidationError as error:
             raise InvalidRequest(f"limits: {error}", field="limits") from None
 
+    @on_link_thread
     async def interrupt(self, place: Place, context: str = DEFAULT) -> None:
         """Interrupt the code that the context runs, regardless of who sent it. Raises NotFound."""
-        await self._thread.run(self._interrupt(place, context))
-
-    async def _interrupt(self, place: Place, name: str) -> None:
         notebook = _notebook_of(place)
-        if notebook is not None and name == DEFAULT:
+        if notebook is not None and context == DEFAULT:
             await notebook.signal(signal.SIGINT)
         else:
-            context = self._find(place, name)
-            if context.front is not None and context.front.has_output:  # before that, the signal would kill the kernel
-                await context.signal(signal.SIGINT)
+            found = self._find(place, context)
+            if found.front is not None and found.front.has_output:  # before that, the signal would kill the kernel
+                await found.signal(signal.SIGINT)
 
     # -- contexts ----------------------------------------------------------------------------
 
+    @on_link_thread
     async def contexts(self, place: Place) -> list[ContextInfo]:
         """Return the contexts, with the notebook's kernel first."""
-        return await self._thread.run(self._list(place))
-
-    async def _list(self, place: Place) -> list[ContextInfo]:
         notebook = _notebook_of(place)
         found = [] if notebook is None else [_describe(DEFAULT, notebook.language, notebook.front, is_notebook=True)]
         return found + [context.info() for context in self._of(_sandbox_of(place)).values()]
 
+    @on_link_thread
     async def create_context(self, place: Place, name: str = DEFAULT, language: str | None = None) -> ContextInfo:
         """Start a context's kernel, so that the first run need not wait for it.
 
@@ -324,43 +318,33 @@ class Runner:
             The name is invalid, the language is unknown, or there are too many contexts.
         SandboxEnded, LinkClosed
         """
-        return await self._thread.run(self._create(place, name, language))
-
-    async def _create(self, place: Place, name: str, language: str | None) -> ContextInfo:
         name = self._name(place, name, language)
         await self._client(place, name, language)
-        return next(info for info in await self._list(place) if info.name == name)
+        return next(info for info in await self.contexts(place) if info.name == name)
 
+    @on_link_thread
     async def delete_context(self, place: Place, name: str) -> None:
         """Kill a context's kernel and forget the context. Raises NotFound, Conflict."""
-        await self._thread.run(self._delete(place, name))
-
-    async def _delete(self, place: Place, name: str) -> None:
         context = self._find(place, name)
         await context.kill()
         self._contexts.get(_sandbox_of(place), {}).pop(name, None)
         context.close()
 
+    @on_link_thread
     async def restart_context(self, place: Place, name: str = DEFAULT) -> ContextInfo:
         """Give a context a new kernel. The addresses stay, the variables are lost. Raises NotFound, Conflict."""
-        return await self._thread.run(self._restart(place, name))
-
-    async def _restart(self, place: Place, name: str) -> ContextInfo:
         context = self._find(place, name)
         await context.kill()
         await context.ready()
         return context.info()
 
+    @on_link_thread
     async def connection_info(self, place: Place, context: str = DEFAULT) -> dict[str, Any]:
         """Return the connection information for a Jupyter client on this machine, including the key.
 
         Raises NotFound.
         """
-
-        async def get() -> dict[str, Any]:
-            return self._find(place, context).connection_info()
-
-        return await self._thread.run(get())
+        return self._find(place, context).connection_info()
 
     def _find(self, place: Place, name: str) -> _Context:
         context = self._of(_sandbox_of(place)).get(name)
@@ -452,11 +436,9 @@ class Runner:
             self._thread.spawn(self._clear_up(sandbox))
         return contexts
 
+    @on_link_thread
     async def aclose(self) -> None:
         """Release all contexts, because the process is about to exit. Their kernels end with their sandboxes."""
-        await self._thread.run(self._close())
-
-    async def _close(self) -> None:
         found, self._contexts = self._contexts, {}
         for contexts in found.values():
             for context in contexts.values():

@@ -34,7 +34,7 @@ from jupyter_agentbox.spec import MIB, Cause, End, SandboxSpec, format_size
 from jupyter_agentbox.storage.audit.log import AuditLog
 
 from .drivers.embedded import Claim
-from .link.link import LinkThread
+from .link.thread import on_link_thread
 from .preparation import prepare
 from .record import KernelRecord, Lock, Record, is_owned, was_told_to_end
 from .sandbox import Sandbox
@@ -127,7 +127,6 @@ class SandboxManager:
         self.sandboxes: dict[str, Sandbox] = {}
         self.starting = asyncio.Semaphore(MAX_STARTING)
         self._is_ending = False
-        self._thread = LinkThread.instance()
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.chmod(state_dir, 0o700)
         self.audit = AuditLog(state_dir / "audit.sqlite")
@@ -165,6 +164,7 @@ class SandboxManager:
         if self._is_ending:
             sandbox.end_lease()
 
+    @on_link_thread
     async def create(
         self,
         spec: SandboxSpec,
@@ -187,9 +187,6 @@ class SandboxManager:
         ------
         RuntimeUnavailable, RuntimeFailed, InvalidRequest
         """
-        return await self._thread.run(self._create(spec, inherit, on_refusal))
-
-    async def _create(self, spec: SandboxSpec, inherit: Sandbox | None, on_refusal: OnRefusal | None) -> Sandbox:
         sandbox = await self._start(self._make_record(spec), inherit, on_refusal)
         try:
             await prepare(sandbox)
@@ -231,6 +228,7 @@ class SandboxManager:
         await asyncio.to_thread(ensure_sweeper, self.state_dir)  # the previous sweeper may have exited just then
         return sandbox
 
+    @on_link_thread
     async def restore(
         self,
         spec: SandboxSpec,
@@ -261,18 +259,7 @@ class SandboxManager:
         ------
         RuntimeUnavailable, RuntimeFailed, InvalidRequest
         """
-        return await self._thread.run(self._restore(spec, record, saved, on_refusal, inherit, claim))
-
-    async def _restore(
-        self,
-        spec: SandboxSpec,
-        then: Record,
-        saved: Path,
-        on_refusal: OnRefusal | None,
-        inherit: Sandbox | None,
-        claim: Claim | None,
-    ) -> Sandbox:
-        record = self._make_record(spec)
+        then, record = record, self._make_record(spec)
         record.kernels, record.processes, record.link = list(then.kernels), list(then.processes), then.link
         record.started_kernels = then.started_kernels
         if spec.kernel_id and spec.kernel_id == then.spec.kernel_id:
@@ -330,6 +317,7 @@ class SandboxManager:
             await inherit.discard()
         return sandbox
 
+    @on_link_thread
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec | None = None, *, on_refusal: OnRefusal | None = None
     ) -> Sandbox:
@@ -353,9 +341,6 @@ class SandboxManager:
         RuntimeFailed
             The sandbox has an owner, has ended, or does not answer.
         """
-        return await self._thread.run(self._adopt(sandbox_id, spec, on_refusal))
-
-    async def _adopt(self, sandbox_id: str, spec: SandboxSpec | None, on_refusal: OnRefusal | None) -> Sandbox:
         record = Record.load(self._directory(sandbox_id))
         before = record.spec.limits
         if spec is not None:
@@ -366,10 +351,11 @@ class SandboxManager:
         self._add(sandbox)
         return sandbox
 
+    @on_link_thread
     async def leave(self, sandbox: Sandbox) -> None:
         """Give up ownership of a sandbox and let it live, so that another process can adopt it within its lease."""
         self.sandboxes.pop(sandbox.id, None)
-        await self._thread.run(sandbox.leave())
+        await sandbox.leave()
 
     def orphans(self) -> list[Record]:
         """Return the records of running sandboxes that have no owner and were not told to end."""
@@ -432,20 +418,20 @@ class SandboxManager:
     def _directory(self, sandbox_id: str) -> Path:
         return self.state_dir / "sandboxes" / sandbox_id
 
+    @on_link_thread
     async def stop(self, sandbox: Sandbox, cause: Cause | End = Cause.STOPPED, *, is_kept: bool = False) -> None:
         """End a sandbox of this process; see :meth:`Sandbox.stop`."""
-        await self._thread.run(self._stop(sandbox, cause, is_kept))
-
-    async def _stop(self, sandbox: Sandbox, cause: Cause | End, is_kept: bool) -> None:
         await sandbox.stop(cause, is_kept=is_kept)
         if not is_kept:
             self.sandboxes.pop(sandbox.id, None)
 
+    @on_link_thread
     async def keep(self, sandbox: Sandbox) -> None:
         """Keep the files of an ended sandbox of this process until it is stopped; see :meth:`Sandbox.keep`."""
         self.sandboxes.pop(sandbox.id, None)
-        await self._thread.run(sandbox.keep())
+        await sandbox.keep()
 
+    @on_link_thread
     async def take_ended(self, sandbox_id: str) -> Sandbox | None:
         """Become the owner of a sandbox that ended without one. Return None if it has no files to keep.
 
@@ -453,7 +439,7 @@ class SandboxManager:
         """
         record = Record.load(self._directory(sandbox_id))
         sandbox = Sandbox(record, self._directory(sandbox_id), self._runtime_of(record), self.audit)
-        return sandbox if await self._thread.run(sandbox.take_ended()) else None
+        return sandbox if await sandbox.take_ended() else None
 
     def list(self) -> list[Listed]:
         """Return every sandbox of the state directory, oldest first."""

@@ -20,7 +20,8 @@ from urllib.parse import urljoin, urlsplit
 import h11
 
 from jupyter_agentbox.errors import InvalidRequest, LimitReached, LinkClosed
-from jupyter_agentbox.sandbox.link.link import LinkThread, Stream
+from jupyter_agentbox.sandbox.link.link import Stream
+from jupyter_agentbox.sandbox.link.thread import on_link_thread
 from jupyter_agentbox.sandbox.sandbox import Sandbox
 
 from .managed_sandbox import ManagedSandbox
@@ -66,25 +67,20 @@ class Connection:
     def __init__(self, sandbox: Sandbox, port: int) -> None:
         self.port = port
         self._sandbox = sandbox
-        self._thread = LinkThread.instance()
         self._stream: Stream | None = None
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
         self._leading = b""
 
+    @on_link_thread
     async def __aenter__(self) -> Connection:
-        await self._thread.run(self._open())
-        return self
-
-    async def _open(self) -> None:
         if _connections[self._sandbox.id] >= MAX_CONNECTIONS:
             raise LimitReached(f"this sandbox's ports have {MAX_CONNECTIONS} open connections, the maximum; close some")
         self._stream = self._sandbox.open_stream({"kind": "connect", "port": self.port})
         _connections[self._sandbox.id] += 1
+        return self
 
+    @on_link_thread
     async def __aexit__(self, *_: object) -> None:
-        await self._thread.run(self._close())
-
-    async def _close(self) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.reset()
@@ -92,16 +88,18 @@ class Connection:
             if not _connections[self._sandbox.id]:
                 del _connections[self._sandbox.id]
 
+    @on_link_thread
     async def send(self, data: h11.Request | h11.Data | h11.EndOfMessage | bytes) -> None:
         """Send a part of the request, or bytes once upgraded, at the program's own pace. Raises LinkClosed."""
         assert self._stream is not None
-        await self._thread.run(self._stream.write(data if isinstance(data, bytes) else self._http.send(data) or b""))
+        await self._stream.write(data if isinstance(data, bytes) else self._http.send(data) or b"")
 
+    @on_link_thread
     async def read(self) -> bytes:
         """Return the next bytes of an upgraded connection, or ``b""`` at the end. Raises LinkClosed."""
         data, self._leading = self._leading, b""
         assert self._stream is not None
-        return data or await self._thread.run(self._stream.read())
+        return data or await self._stream.read()
 
     async def read_head(self) -> Answer:
         """Read the head of the response, which switches protocols if its status is 101.

@@ -332,7 +332,7 @@ async def talk_to_kernel(sandbox: Sandbox) -> Talk:
 
 def test_another_owner_goes_on_with_the_kernel_and_misses_nothing(manager: SandboxManager) -> None:
     async def before() -> tuple[str, str]:
-        sandbox = await manager._create(kernel_spec(), None, None)
+        sandbox = await manager.create(kernel_spec())
         talk = await talk_to_kernel(sandbox)
         code = "import os, time\nfor i in range(40):\n    print(i, flush=True)\n"
         wait = "    while i == 19 and not os.path.exists('/tmp/next'): time.sleep(0.02)"
@@ -345,7 +345,7 @@ def test_another_owner_goes_on_with_the_kernel_and_misses_nothing(manager: Sandb
     async def after(sandbox_id: str, request: str) -> None:
         second = SandboxManager(manager.state_dir, RunscRuntime(state_dir=str(manager.state_dir)))
         assert [item.state for item in second.list()] == ["orphaned"]
-        sandbox = await second._adopt(sandbox_id, None, None)
+        sandbox = await second.adopt(sandbox_id)
         assert [item.state for item in second.list()] == ["running"]
         (kernel,) = sandbox.kernels.values()
         talk = Talk(kernel)
@@ -355,7 +355,7 @@ def test_another_owner_goes_on_with_the_kernel_and_misses_nothing(manager: Sandb
         assert rest == [str(number) for number in range(40 - len(rest), 40)]
         assert len(rest) >= 20
         assert await talk.stream_until_idle(await talk.execute("print(x + 1)")) == "42\n"
-        await second._stop(sandbox, Cause.STOPPED, False)
+        await second.stop(sandbox)
         assert not list((manager.state_dir / "sandboxes").iterdir())
 
     thread = LinkThread.instance()
@@ -367,7 +367,7 @@ def test_another_owner_goes_on_with_the_kernel_and_misses_nothing(manager: Sandb
 @pytest.mark.parametrize("whose", ["guest", "kernel"])
 def test_a_guest_that_waits_for_a_dead_owners_files_is_found_by_the_next(manager: SandboxManager, whose: str) -> None:
     async def before() -> str:
-        sandbox = await manager._create(kernel_spec(), None, None)
+        sandbox = await manager.create(kernel_spec())
         talk = await talk_to_kernel(sandbox)
         # As they are left by an owner that is killed before the guest has opened them: gVisor has it wait in that.
         link = sandbox.directory / "link"
@@ -384,12 +384,12 @@ def test_a_guest_that_waits_for_a_dead_owners_files_is_found_by_the_next(manager
 
     async def after(sandbox_id: str) -> None:
         second = SandboxManager(manager.state_dir, RunscRuntime(state_dir=str(manager.state_dir)))
-        sandbox = await second._adopt(sandbox_id, None, None)
+        sandbox = await second.adopt(sandbox_id)
         (kernel,) = sandbox.kernels.values()
         talk = Talk(kernel)
         assert await talk.stream_until_idle(await talk.execute("print(x + 1)")) == "42\n"
         assert (await sandbox.run(["/bin/echo", "here"], {})).stdout == b"here\n"
-        await second._stop(sandbox, Cause.STOPPED, False)
+        await second.stop(sandbox)
 
     thread = LinkThread.instance()
     sandbox_id = thread.submit(before()).result(200)

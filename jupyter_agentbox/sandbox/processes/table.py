@@ -6,11 +6,11 @@ import dataclasses
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from jupyter_agentbox.errors import InvalidRequest, NotFound, PolicyRefused
-from jupyter_agentbox.sandbox.link.link import LinkThread
+from jupyter_agentbox.sandbox.link.thread import LinkThread, on_link_thread
 from jupyter_agentbox.sandbox.record import ProcessRecord
 from jupyter_agentbox.spec import MIB
 
@@ -52,12 +52,10 @@ class Events:
         self._is_done = isinstance(event, Exit)
         return event
 
+    @on_link_thread
     async def aclose(self) -> None:
         """Stop reading."""
         self._is_done = True
-        await self._thread.run(self._close())
-
-    async def _close(self) -> None:
         self._source.close()
 
     async def __aenter__(self) -> Events:
@@ -93,7 +91,6 @@ class ProcessTable:
         self.used = time.time()
         self._box = box
         self._on_change = on_change
-        self._thread = LinkThread.instance()
         self._processes: dict[str, Process] = {}
         self._commands = 0
 
@@ -104,6 +101,7 @@ class ProcessTable:
 
     # -- commands ----------------------------------------------------------------------------
 
+    @on_link_thread
     async def run(
         self, command: Command, *, stdin: bytes = b"", timeout: float = 30.0, max_output: int = DEFAULT_OUTPUT
     ) -> ExecResult:
@@ -129,9 +127,6 @@ class ProcessTable:
         """
         if not 0 <= max_output <= MAX_OUTPUT:
             raise InvalidRequest(f"max_output must be between 0 and {MAX_OUTPUT} bytes", field="max_output")
-        return await self._thread.run(self._run(command, stdin, timeout, max_output))
-
-    async def _run(self, command: Command, stdin: bytes, timeout: float, max_output: int) -> ExecResult:
         began = time.monotonic()
         running = self._command(command, stdin, timeout)
         outputs = {"stdout": bytearray(), "stderr": bytearray()}
@@ -154,14 +149,12 @@ class ProcessTable:
             duration=time.monotonic() - began,
         )
 
+    @on_link_thread
     async def stream(self, command: Command, *, stdin: bytes = b"", timeout: float | None = None) -> Events:
         """Run a command and return its events as they happen. It ends with its reader, and waits for a slow one.
 
         To run a process without a reader, use :meth:`start` and :meth:`follow`.
         """
-        return await self._thread.run(self._stream(command, stdin, timeout))
-
-    async def _stream(self, command: Command, stdin: bytes, timeout: float | None) -> Events:
         return Events(self._command(command, stdin, timeout))
 
     def _command(self, command: Command, stdin: bytes, timeout: float | None) -> Foreground:
@@ -181,6 +174,7 @@ class ProcessTable:
 
     # -- background processes and terminals --------------------------------------------------
 
+    @on_link_thread
     async def start(self, command: Command) -> ProcessInfo:
         """Start a background process. It outlives its owner for as long as the sandbox does.
 
@@ -188,8 +182,9 @@ class ProcessTable:
         ------
         InvalidRequest, PolicyRefused, SandboxEnded, LinkClosed
         """
-        return await self._thread.run(self._start(command, None))
+        return await self._start(command, None)
 
+    @on_link_thread
     async def open_terminal(
         self, command: Command | None = None, *, rows: int = 24, columns: int = 80, term: str = "xterm-256color"
     ) -> ProcessInfo:
@@ -208,7 +203,7 @@ class ProcessTable:
         """
         command = command or Command()
         command = dataclasses.replace(command, env={**command.env, "TERM": check_text(term, "term")})
-        return await self._thread.run(self._start(command, check_size(rows, columns)))
+        return await self._start(command, check_size(rows, columns))
 
     async def _start(self, command: Command, size: tuple[int, int] | None) -> ProcessInfo:
         header: dict[str, Any] = {**command.header(self._box.spec), "has_stdin": True}
@@ -249,6 +244,7 @@ class ProcessTable:
         """Return one background process. Raises NotFound."""
         return self._find(name).info
 
+    @on_link_thread
     async def read(
         self, name: str, *, stream: str = "stdout", offset: int = 0, count: int = MIB, wait: float = 0
     ) -> Chunk:
@@ -265,9 +261,6 @@ class ProcessTable:
         wait : float
             Seconds to wait for output if there is none yet.
         """
-        return await self._thread.run(self._read(name, stream, offset, count, wait))
-
-    async def _read(self, name: str, stream: str, offset: int, count: int, wait: float) -> Chunk:
         process = self._find(name)
         if stream not in process.rings:
             raise InvalidRequest("stream must be 'stdout' or 'stderr'", field="stream")
@@ -282,28 +275,29 @@ class ProcessTable:
         after = place + len(data)
         return Chunk(data, place, after, place - offset, process.is_over and after == ring.end)
 
+    @on_link_thread
     async def follow(self, name: str, *, stdout_offset: int | None = None, stderr_offset: int | None = None) -> Events:
         """Return the events of a background process, from the oldest output that is kept or from the given offsets."""
         offsets = {"stdout": stdout_offset, "stderr": stderr_offset}
         for field, offset in offsets.items():
             if offset is not None and offset < 0:
                 raise InvalidRequest("an offset must be 0 or more", field=f"{field}_offset")
-        return await self._thread.run(self._follow(name, {k: v for k, v in offsets.items() if v is not None}))
+        return Events(Follower(self._find(name), {key: n for key, n in offsets.items() if n is not None}))
 
-    async def _follow(self, name: str, offsets: Mapping[str, int]) -> Events:
-        return Events(Follower(self._find(name), offsets))
-
+    @on_link_thread
     async def write(self, name: str, data: bytes, *, timeout: float = 30.0) -> None:
         """Write to a process's input, and wait until the data is on its way.
 
         Raises TimeoutError, InvalidRequest, NotFound.
         """
-        await self._thread.run(self._used(name).write(data, timeout))
+        await self._used(name).write(data, timeout)
 
+    @on_link_thread
     async def close_stdin(self, name: str) -> None:
         """Close a process's input. On a terminal, type an end of file."""
-        await self._thread.run(self._used(name).close_input())
+        await self._used(name).close_input()
 
+    @on_link_thread
     async def signal(self, name: str, number: int | str) -> None:
         """Send a signal, such as 15, ``TERM`` or ``SIGTERM``, to the process group."""
         try:
@@ -311,25 +305,22 @@ class ProcessTable:
             known = signal.Signals(int(number)) if text.isdigit() else signal.Signals["SIG" + text.removeprefix("SIG")]
         except (ValueError, KeyError):
             raise InvalidRequest(f"{number!r:.50} is not a signal", field="signal") from None
-        await self._thread.run(self._used(name).ask(signal=int(known)))
+        await self._used(name).ask(signal=int(known))
 
+    @on_link_thread
     async def resize(self, name: str, rows: int, columns: int) -> None:
         """Set the size of the terminal."""
-        await self._thread.run(self._used(name).ask(size=check_size(rows, columns)))
+        await self._used(name).ask(size=check_size(rows, columns))
 
+    @on_link_thread
     async def kill(self, name: str) -> ProcessInfo:
         """Kill a process and everything it started, in whatever session, and wait for its end."""
-        return await self._thread.run(self._kill(name))
-
-    async def _kill(self, name: str) -> ProcessInfo:
         await self._used(name).ask(kill=True)
-        return await self._wait(name, KILL_TIMEOUT)
+        return await self.wait(name, KILL_TIMEOUT)
 
+    @on_link_thread
     async def wait(self, name: str, timeout: float | None = None) -> ProcessInfo:
         """Wait for a process's end. After `timeout` seconds, return its current state."""
-        return await self._thread.run(self._wait(name, timeout))
-
-    async def _wait(self, name: str, timeout: float | None) -> ProcessInfo:
         process = self._find(name)
         deadline = None if timeout is None else time.monotonic() + timeout
         while not process.is_over:
@@ -337,10 +328,11 @@ class ProcessTable:
                 break
         return process.info
 
+    @on_link_thread
     async def remove(self, name: str) -> None:
         """Kill a process and everything it started, and forget it and its output."""
         self._find(name)
-        await self._thread.run(self._remove(name))
+        await self._remove(name)
 
     async def _remove(self, name: str) -> None:
         process = self._processes.pop(name, None)
