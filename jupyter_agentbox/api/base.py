@@ -458,10 +458,10 @@ def make_handlers(table: Iterable[Route], root: str) -> list[tuple[str, type[Age
     paths: dict[str, list[Route]] = {}
     for route in table:
         paths.setdefault(route.path, []).append(route)
-    made = []
+    handlers = []
     for path, routes in paths.items():
         pattern = re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path)
         names: dict[str, Any] = {route.verb: _verb(route) for route in routes}
         names["routes"] = {route.verb: route for route in routes}
-        made.append((re.escape(root) + pattern, type("AgentboxHandler", (AgentboxHandler,), names)))
-    return made
+        handlers.append((re.escape(root) + pattern, type("AgentboxHandler", (AgentboxHandler,), names)))
+    return handlers

@@ -101,7 +101,7 @@ async def _stream(call: Call) -> EventStream:
 @route("GET", "/sandboxes/{id}/contexts", "read", answer=ContextList, is_poll=True)
 async def list_contexts(call: Call) -> ContextList:
     """List the kernels of a sandbox."""
-    managed = await call.sandboxes.registry.look(call.id, "run_code", caller=call.caller)
+    managed = await call.sandboxes.registry.peek(call.id, "run_code", caller=call.caller)
     return ContextList(await Runner.shared().contexts(_place(managed)))
 
 

@@ -105,14 +105,14 @@ async def start_process(call: Call) -> ProcessAnswer:
 @route("GET", "/sandboxes/{id}/processes", "read", answer=ProcessList, is_poll=True)
 async def list_processes(call: Call) -> ProcessList:
     """List background processes and terminals."""
-    managed = await call.sandboxes.registry.look(call.id, "bash", caller=call.caller)
+    managed = await call.sandboxes.registry.peek(call.id, "bash", caller=call.caller)
     return ProcessList([_answer(item) for item in managed.running().processes.list()])
 
 
 @route("GET", PROCESS, "read", answer=ProcessAnswer, is_poll=True)
 async def get_process(call: Call) -> ProcessAnswer:
     """Get the state of a background process."""
-    managed = await call.sandboxes.registry.look(call.id, "bash", caller=call.caller)
+    managed = await call.sandboxes.registry.peek(call.id, "bash", caller=call.caller)
     return _answer(managed.running().processes.get(call.params["process"]))
 
 
@@ -261,8 +261,8 @@ class _Writer:
         if self._encoding == "base64":
             return event.stream, OutputEvent(base64.b64encode(event.data).decode(), event.offset)
         decoder = self._decoders[event.stream]
-        held = len(decoder.getstate()[0])  # bytes of an incomplete character from the previous part
-        return event.stream, OutputEvent(decoder.decode(event.data), event.offset - held)
+        incomplete = len(decoder.getstate()[0])  # bytes of an incomplete character from the previous part
+        return event.stream, OutputEvent(decoder.decode(event.data), event.offset - incomplete)
 
 
 def _command(call: Call, managed: ManagedSandbox, body: ExecRequest | ProcessRequest | TerminalRequest) -> Command:

@@ -215,23 +215,23 @@ async def download_file(call: Call) -> Bytes:
         return await blocking(_open_download, managed.folder, call.query, call.headers.get("Range"))
 
 
-def _open_download(folder: Callable[[], Folder], query: DownloadQuery, asked: str | None) -> Bytes:
+def _open_download(folder: Callable[[], Folder], query: DownloadQuery, range_header: str | None) -> Bytes:
     view, path = folder(), query.path
     offset, length = 0, None
     size = view.stat(path).size
-    wanted = _RANGE.fullmatch(asked.strip()) if asked else None
-    if wanted is not None and (wanted[1] or wanted[2]):
-        first = int(wanted[1]) if wanted[1] else max(0, size - int(wanted[2]))
-        last = min(int(wanted[2]), size - 1) if wanted[1] and wanted[2] else size - 1
+    match = _RANGE.fullmatch(range_header.strip()) if range_header else None
+    if match is not None and (match[1] or match[2]):
+        first = int(match[1]) if match[1] else max(0, size - int(match[2]))
+        last = min(int(match[2]), size - 1) if match[1] and match[2] else size - 1
         if first >= size or last < first:
-            wanted = None  # unsatisfiable: the whole file is sent, as HTTP allows
+            match = None  # unsatisfiable: the whole file is sent, as HTTP allows
         else:
             offset, length = first, last - first + 1
     else:
-        wanted = None
+        match = None
     download = view.download(path, offset=offset, length=length)
     headers = {"Accept-Ranges": "bytes"}
-    if wanted is not None:
+    if match is not None:
         headers["Content-Range"] = f"bytes {offset}-{offset + download.size - 1}/{size}"
     if query.digest:
         try:
@@ -241,7 +241,7 @@ def _open_download(folder: Callable[[], Folder], query: DownloadQuery, asked: st
             raise
         headers["Content-Digest"] = f"sha-256=:{base64.b64encode(found).decode()}:"
     name = download.entry.path.rpartition("/")[2]
-    return Bytes(iter(download), name, download.size, headers, 206 if wanted is not None else 200, close=download.close)
+    return Bytes(iter(download), name, download.size, headers, 206 if match is not None else 200, close=download.close)
 
 
 @route("PUT", FILES + "/upload", "write", query=UploadQuery, answer=Entry, kind="upload", tool="write", errors=(409,))

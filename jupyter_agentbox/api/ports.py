@@ -157,7 +157,7 @@ class PortHandler(TokenMixin, JupyterHandler):
         """Return the sandbox for an authenticated caller, or None after redirecting a browser."""
         service: Service = self.settings["agentbox"]
         name, port = self.path_kwargs["id"], int(self.path_kwargs["port"])
-        managed = await service.sandboxes.registry.look(name, None, caller=caller)
+        managed = await service.sandboxes.registry.peek(name, None, caller=caller)
         if port not in managed.request.ports:
             known = ", ".join(map(str, managed.request.ports)) or "none"
             raise PolicyRefused(

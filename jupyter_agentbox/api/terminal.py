@@ -70,7 +70,7 @@ class TerminalSocket(TokenMixin, WebSocketMixin, WebSocketHandler, JupyterHandle
         service: Service = self.settings["agentbox"]
         try:
             caller = await caller_of(self, "execute")
-            self._managed = await service.sandboxes.registry.look(kwargs["id"], "terminal", caller=caller)
+            self._managed = await service.sandboxes.registry.peek(kwargs["id"], "terminal", caller=caller)
             self._name = kwargs["process"]
             info = self._managed.running().processes.get(self._name)
             if not info.is_terminal:

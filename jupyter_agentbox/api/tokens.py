@@ -65,7 +65,7 @@ async def revoke_token(call: Call) -> None:
 
 async def _managed(call: Call) -> ManagedSandbox:
     call.caller.check_unscoped("manage tokens")
-    return await call.sandboxes.registry.look(call.id, caller=call.caller)
+    return await call.sandboxes.registry.peek(call.id, caller=call.caller)
 
 
 def _store(call: Call) -> TokenStore:

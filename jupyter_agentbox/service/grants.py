@@ -63,7 +63,7 @@ class Grants:
     @on_link_thread
     async def get(self, sandbox_id: str, host: str | None = None, *, caller: Caller) -> GrantInfo:
         """Return a sandbox's grant, the hosts that it could be given, and whether the caller may allow `host`."""
-        managed = await self._registry.look(sandbox_id, caller=caller)
+        managed = await self._registry.peek(sandbox_id, caller=caller)
         sandbox = managed.running()
         grant = sandbox.gate.grant
         ceiling = self.policy.profile(sandbox.spec.profile).hosts
@@ -86,7 +86,7 @@ class Grants:
         PolicyRefused
             The profile does not cover the host, so no one can allow it.
         """
-        managed = await self._registry.look(sandbox_id, "ask_host", caller=caller)
+        managed = await self._registry.peek(sandbox_id, "ask_host", caller=caller)
         sandbox = managed.running()
         try:
             await asyncio.to_thread(self.policy.narrow_grant, sandbox.spec.profile, [host])
@@ -99,19 +99,19 @@ class Grants:
         if host in sandbox.gate.grant.hosts:
             now = time.time()
             return AskInfo("", managed.id, host, why, "allowed", now, now, None, "it is already allowed")
-        asked = managed.ask(host, why)
+        host_request = managed.ask(host, why)
         await self.save_asks(managed)
         await self._registry.audit().arecord("ask", sandbox.id, host=host, detail=caller.to_detail())
-        return asked
+        return host_request
 
     @on_link_thread
     async def asks(self, sandbox_id: str | None = None, *, caller: Caller, state: str | None = None) -> list[AskInfo]:
         """List the host requests of one sandbox, or of all sandboxes that the caller may see."""
         if sandbox_id is not None:
-            asked = [self._registry.find(sandbox_id, caller)]
+            sandboxes = [self._registry.find(sandbox_id, caller)]
         else:
-            asked = [managed for managed in self._registry.visible(caller) if managed.state != "ended"]
-        found = [item for managed in asked for item in managed.asks.values() if state in (None, item.state)]
+            sandboxes = [managed for managed in self._registry.visible(caller) if managed.state != "ended"]
+        found = [item for managed in sandboxes for item in managed.asks.values() if state in (None, item.state)]
         return sorted(found, key=lambda item: item.asked)
 
     @on_link_thread
@@ -135,7 +135,7 @@ class Grants:
             Policy has changed and no longer covers the host.
         """
         caller.check_unscoped("decide what a sandbox may reach")
-        managed = await self._registry.look(sandbox_id, caller=caller)
+        managed = await self._registry.peek(sandbox_id, caller=caller)
         sandbox = managed.running()
         item = managed.pending(ask_id)
         if is_allowed:

@@ -38,14 +38,14 @@ class Throttle:
     def admit(self, key: Hashable) -> int | None:
         """Return how many events were omitted before this one, or None if this one is to be omitted as well."""
         now = time.monotonic()
-        begun, count = self._seen.get(key, (now, 0))
+        since, count = self._seen.get(key, (now, 0))
         left_out = 0
-        if now - begun >= self._interval:
-            left_out, begun, count = max(0, count - self._most), now, 0
+        if now - since >= self._interval:
+            left_out, since, count = max(0, count - self._most), now, 0
             self._seen.pop(key, None)
         while len(self._seen) >= MAX_KEYS and key not in self._seen:
             del self._seen[next(iter(self._seen))]
-        self._seen[key] = begun, count + 1
+        self._seen[key] = since, count + 1
         return left_out if count < self._most else None
 
 

@@ -288,9 +288,9 @@ class SandboxRegistry:
         """End duplicates left by an interrupted restore or park, so that each managed sandbox has one sandbox."""
         for record in manager.orphans():
             with contextlib.suppress(NotFound):
-                twin = ManagedSandbox.load(manager.state_dir / "sandboxes" / record.id)
-                known = self.sandboxes.get(twin.key)
-                if known is not None and known.created == twin.created:
+                duplicate = ManagedSandbox.load(manager.state_dir / "sandboxes" / record.id)
+                known = self.sandboxes.get(duplicate.key)
+                if known is not None and known.created == duplicate.created:
                     manager.end_duplicate(record, known.sandbox.id if known.sandbox is not None else known.parked)
 
     # -- use -----------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ class SandboxRegistry:
             self._note(managed, tool, caller, is_allowed, time.monotonic() - began, reason)
 
     @on_link_thread
-    async def look(self, sandbox_id: str, tool: str | None = None, *, caller: Caller) -> ManagedSandbox:
+    async def peek(self, sandbox_id: str, tool: str | None = None, *, caller: Caller) -> ManagedSandbox:
         """Return a running sandbox for a call that does not count as use. Raises the same errors as :meth:`use`."""
         managed = await self.started(self.find(sandbox_id, caller))
         managed.running()

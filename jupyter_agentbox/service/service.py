@@ -252,7 +252,7 @@ class SandboxService:
                 setting="Policy.max_ports",
             )
         limits = request.limits
-        asked: dict[str, Any] = {
+        requested: dict[str, Any] = {
             "profile": request.profile,
             "image": request.image,
             "allowed_hosts": request.allowed_hosts,
@@ -262,7 +262,7 @@ class SandboxService:
             "disk": limits.disk,
         }
         spec = self.policy.resolve(
-            {key: value for key, value in asked.items() if value is not None},
+            {key: value for key, value in requested.items() if value is not None},
             executable=sys.executable,
             # The requester does not know about kernelspec templates, so a dollar sign is literal.
             kernelspec_env={name: value.replace("$", "$$") for name, value in request.env.items()},
@@ -374,10 +374,10 @@ class SandboxService:
         managed.sandbox = managed.end = None
         try:
             await self._manager_of(old).keep(old)  # if it has only just ended
-            then = replace(old.spec, grant=old.gate.grant, layout="plain", warm=None)
+            previous_spec = replace(old.spec, grant=old.gate.grant, layout="plain", warm=None)
             is_tenants = managed.request.tenant is not None
             spec = await asyncio.to_thread(
-                reapply_policy, self.policy, then, owner=managed.owner, is_tenants=is_tenants
+                reapply_policy, self.policy, previous_spec, owner=managed.owner, is_tenants=is_tenants
             )
             manager = SandboxManager.shared(self.policy.state_path, spec.runtime, config=self.policy.config)
             async with manager.starting:
@@ -417,9 +417,9 @@ class SandboxService:
         """End a sandbox and forget it. Raises NotFound, and Conflict for the sandbox of a notebook's kernel."""
         managed = self.registry.find(sandbox_id, caller)
         if managed.kind == "notebook":
-            kept = SandboxedKernel.retained.get(managed.spec.kernel_id) if managed.spec is not None else None
-            if kept is not None and kept.sandbox is managed.sandbox:
-                await kept.forget()
+            retained_kernel = SandboxedKernel.retained.get(managed.spec.kernel_id) if managed.spec is not None else None
+            if retained_kernel is not None and retained_kernel.sandbox is managed.sandbox:
+                await retained_kernel.forget()
                 return
             raise Conflict(
                 f"sandbox {managed.id} belongs to a Jupyter kernel, and ends with it; shut down the kernel instead"
@@ -479,13 +479,13 @@ class SandboxService:
         for managed in self._sandboxes.values():
             if managed.state == "running" and managed.request.tenant is not None:
                 tenants.setdefault((managed.owner, managed.request.tenant), []).append(managed)
-        for (owner, name), its in tenants.items():
+        for (owner, name), members in tenants.items():
             tenant = await asyncio.to_thread(Tenant.open, self.policy.state_path, owner, name)
             used = await asyncio.to_thread(tenant.used)
             if used > limit:
                 message = f"the tenant exceeded its disk quota (limit {format_size(limit)}, used {format_size(used)})"
                 end = End(Cause.DISK_FULL, 137, message, "Policy.max_tenant_disk")
-                await asyncio.gather(*(self._end(managed, end) for managed in its))
+                await asyncio.gather(*(self._end(managed, end) for managed in members))
 
     def _start_watching(self) -> None:
         if not self._watch_tasks:
@@ -496,14 +496,14 @@ class SandboxService:
         for managed in list(self._sandboxes.values()):
             if managed.kept_until is not None and managed.kept_until < time.time():
                 self._thread.spawn(self._end(managed, managed.end or END))
-            if managed.state not in ("running", "parked") or managed.starting or (over := managed.overdue()) is None:
+            if managed.state not in ("running", "parked") or managed.starting or (expired := managed.overdue()) is None:
                 continue
-            if over == "idle_timeout" and managed.request.idle_policy == "park" and self.parker is not None:
+            if expired == "idle_timeout" and managed.request.idle_policy == "park" and self.parker is not None:
                 if managed.state == "running":
                     self._thread.spawn(self._park_idle(managed))
                 continue
-            seconds = getattr(managed, over)
-            if over == "idle_timeout":
+            seconds = getattr(managed, expired)
+            if expired == "idle_timeout":
                 end = End(Cause.IDLE, 137, f"it was not used for {seconds:g} s", "Policy.idle_timeout")
             else:
                 end = End(Cause.LIFE_OVER, 137, f"it reached its maximum lifetime of {seconds:g} s", "Policy.max_life")
@@ -538,13 +538,13 @@ class SandboxService:
             if managed.key in self._sandboxes:
                 continue
             try:
-                its = SandboxManager.shared(self.policy.state_path, listed.runtime, config=self.policy.config)
+                own_manager = SandboxManager.shared(self.policy.state_path, listed.runtime, config=self.policy.config)
                 record = await asyncio.to_thread(Record.load, directory)
                 try:
                     spec = await asyncio.to_thread(self._renew, managed, record)
-                    sandbox = await its.adopt(listed.id, spec)
+                    sandbox = await own_manager.adopt(listed.id, spec)
                 except (PolicyRefused, InvalidRequest) as error:
-                    managed.end, managed.ended_at = await its.refuse(record, error), time.time()
+                    managed.end, managed.ended_at = await own_manager.refuse(record, error), time.time()
                     self._sandboxes[managed.key] = managed
                     continue
             except (AgentboxError, OSError) as error:
@@ -585,8 +585,8 @@ class SandboxService:
                 continue
             try:
                 managed = await asyncio.to_thread(ManagedSandbox.load, directory)
-                its = SandboxManager.shared(self.policy.state_path, listed.runtime, config=self.policy.config)
-                sandbox = await its.take_ended(listed.id)
+                own_manager = SandboxManager.shared(self.policy.state_path, listed.runtime, config=self.policy.config)
+                sandbox = await own_manager.take_ended(listed.id)
                 if sandbox is None:
                     continue
                 managed.keep_ended_for = min(managed.keep_ended_for, self.policy.keep_ended_for)
@@ -666,7 +666,7 @@ class SandboxService:
             It is a notebook's sandbox, of which only the allowed hosts can be changed.
         """
         caller.check_unscoped("change a sandbox")
-        managed = await self.registry.look(sandbox_id, caller=caller)
+        managed = await self.registry.peek(sandbox_id, caller=caller)
         others = (patch.idle_timeout, patch.max_life, patch.labels)
         if managed.kind == "notebook" and any(value is not UNSET for value in others):
             raise Conflict("Jupyter manages the life of a notebook's sandbox; only allowed_hosts can be changed")
@@ -692,14 +692,14 @@ class SandboxService:
         return managed.info()
 
 
-def _within(asked: float | None, default: float, ceiling: float, field: str) -> float:
-    if asked is None:
+def _within(requested: float | None, default: float, ceiling: float, field: str) -> float:
+    if requested is None:
         return min(default, ceiling)
-    if asked > ceiling:
+    if requested > ceiling:
         setting = f"Policy.max_{field.removeprefix('max_')}"
         raise PolicyRefused(
-            f"{field} of {asked:g} s exceeds the maximum of {ceiling:g} s (setting: {setting})",
+            f"{field} of {requested:g} s exceeds the maximum of {ceiling:g} s (setting: {setting})",
             field=field,
             setting=setting,
         )
-    return asked
+    return requested

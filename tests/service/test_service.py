@@ -79,7 +79,7 @@ def test_another_owners_is_not_found_by_any_call(policy: Policy) -> None:
                     lambda name: service.grants.asks(name, caller=BOB),
                     lambda name: service.grants.get_ask(name, "a", caller=BOB),
                     lambda name: service.grants.decide(name, "a", is_allowed=True, caller=BOB),
-                    lambda name: service.registry.look(name, caller=BOB),
+                    lambda name: service.registry.peek(name, caller=BOB),
                     use,
                 ]
                 for call in calls:

@@ -158,11 +158,11 @@ def whole_text(content: bytes, is_end: bool) -> str | None:
 def code(result: CodeResult, limit: int) -> Result:
     """Return a result for a run of code: its text, then its images."""
     images = _Images()
-    shown = [images.take(display) for display in result.displays]
+    display_texts = [images.take(display) for display in result.displays]
     parts = [
         shorten(result.stdout, limit),
         f"[stderr]\n{shorten(result.stderr, limit)}" if result.stderr else "",
-        *(shorten(text, limit) for text in shown),
+        *(shorten(text, limit) for text in display_texts),
     ]
     if result.result is not None:
         parts.append(shorten(images.take(result.result), limit))

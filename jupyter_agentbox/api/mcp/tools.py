@@ -187,8 +187,8 @@ class Tool:
     @cached_property
     def schema(self) -> dict[str, Any]:
         """JSON Schema of its arguments, with an object at the top level."""
-        made = msgspec.json.schema(self.arguments)
-        others = made["$defs"]
+        generated = msgspec.json.schema(self.arguments)
+        others = generated["$defs"]
         schema: dict[str, Any] = others.pop(self.arguments.__name__)
         schema = {key: value for key, value in schema.items() if key not in ("title", "description")}
         return {**schema, "$defs": others} if others else schema

@@ -112,8 +112,8 @@ class CellCommandRunner:
         if self._loop is None:
             raise Conflict("only kernels of a Jupyter server with this extension can be forked")
         work = self._snapshots.fork(kernel_id, ForkRequest(as_kernel=True), caller=self._caller)
-        made = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
-        fork = made.kernels[0].id
+        info = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        fork = info.kernels[0].id
         return (
             f"forked: kernel {fork} continues from here. To use it in JupyterLab, right-click it in the list of "
             "running kernels and choose New Notebook for Kernel\n"

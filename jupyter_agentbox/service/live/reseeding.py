@@ -37,7 +37,7 @@ async def reseed(sandbox: Sandbox) -> None:
     codes = {context.name: SEEDS.get(context.language.lower()) for context in found}
     seeding = {asyncio.ensure_future(seed(name, code)) for name, code in codes.items() if code is not None}
     if seeding:
-        _, late = await asyncio.wait(seeding, timeout=WAIT)
-        for task in late:
+        _, unfinished = await asyncio.wait(seeding, timeout=WAIT)
+        for task in unfinished:
             _background_tasks.add(task)
             task.add_done_callback(_background_tasks.discard)
