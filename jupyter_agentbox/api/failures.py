@@ -81,7 +81,7 @@ def describe(error: BaseException) -> tuple[int, ErrorAnswer]:
         message = "the server's disk is full. Free some space on it, or set Policy.state_dir to another disk"
         return 507, ErrorAnswer(message, "disk_full", setting="Policy.state_dir")
     if isinstance(error, OSError) and error.errno in _EXHAUSTED:
-        return 503, ErrorAnswer(f"the server's machine lacks a resource: {_EXHAUSTED[error.errno]}", "unavailable")
+        return 503, ErrorAnswer(f"the server's machine cannot do this: {_EXHAUSTED[error.errno]}", "unavailable")
     if isinstance(error, AgentboxError):
         return 503, ErrorAnswer(str(error), "unavailable", error.field, error.setting)
     return 500, ErrorAnswer("internal server error; see the server's log", "internal_error")

@@ -162,4 +162,4 @@ def _message(end: Exit, log: str, refused: list[RefusedHost], request: InstallRe
             "directory has it"
         )
     errors = _ERROR.findall(log)
-    return errors[-1][:500] if errors else f"{request.manager} ended with status {end.exit_code}"
+    return errors[-1][:500] if errors else f"{request.manager} exited with status {end.exit_code}"
