@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jupyter_agentbox.kernels.runner import Place, Runner
+from jupyter_agentbox.kernels.runner import Runner, Target
 from jupyter_agentbox.models import CodeRequest, ContextRequest
 from jupyter_agentbox.models.outputs import (
     ClearEvent,
@@ -33,7 +33,7 @@ EVENTS = {
 CONTEXT = "/sandboxes/{id}/contexts/{context}"
 
 
-def _place(managed: ManagedSandbox) -> Place:
+def _place(managed: ManagedSandbox) -> Target:
     """Return where code runs. A notebook's kernel can move to another sandbox."""
     sandbox = managed.running()
     return Runner.shared().notebook(sandbox.spec.kernel_id) if managed.kind == "notebook" else sandbox

@@ -288,10 +288,10 @@ class KernelClient:
         while True:
             epoch = front.epoch
             self._ask()  # the kernel may have been replaced by now
-            look_again = loop.time() + (QUIET_TIME if front.has_output else ASK_INTERVAL)
+            next_check = loop.time() + (QUIET_TIME if front.has_output else ASK_INTERVAL)
             await run.until(
                 lambda: is_free() or front.end is not None or front.epoch != epoch,  # noqa: B023
-                look_again if deadline is None else min(deadline, look_again),
+                next_check if deadline is None else min(deadline, next_check),
             )
             if front.end is not None:
                 run.end = front.end

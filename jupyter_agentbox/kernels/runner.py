@@ -43,7 +43,7 @@ SIGNAL_TIMEOUT = 5.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 #: Where code runs: a sandbox, or an open notebook's kernel (:meth:`Runner.notebook`), which outlives its sandboxes.
-Place = Sandbox | SandboxedKernel
+Target = Sandbox | SandboxedKernel
 
 
 class _Context:
@@ -180,7 +180,7 @@ class Runner:
 
     async def run(
         self,
-        place: Place,
+        target: Target,
         code: str,
         *,
         context: str = DEFAULT,
@@ -194,7 +194,7 @@ class Runner:
 
         Parameters
         ----------
-        place : Sandbox or SandboxedKernel
+        target : Sandbox or SandboxedKernel
         code : str
         context : str
             Context to run in. It is created if it does not exist.
@@ -219,11 +219,11 @@ class Runner:
         """
         self._check(code, timeout, limits)
         limits = limits or OutputLimits()
-        return await self._run(place, code, context, language, timeout, limits, keep_running, None, is_silent)
+        return await self._run(target, code, context, language, timeout, limits, keep_running, None, is_silent)
 
     async def stream(
         self,
-        place: Place,
+        target: Target,
         code: str,
         *,
         context: str = DEFAULT,
@@ -239,7 +239,7 @@ class Runner:
         self._check(code, timeout, limits)
         feed = Feed()
         limits = limits or OutputLimits()
-        task = asyncio.ensure_future(self._run(place, code, context, language, timeout, limits, keep_running, feed))
+        task = asyncio.ensure_future(self._run(target, code, context, language, timeout, limits, keep_running, feed))
         try:
             while events := await self._thread.run(feed.read()):
                 for event in events:
@@ -251,7 +251,7 @@ class Runner:
     @on_link_thread
     async def _run(
         self,
-        place: Place,
+        target: Target,
         code: str,
         context: str,
         language: str | None,
@@ -262,7 +262,7 @@ class Runner:
         is_silent: bool = False,
     ) -> CodeResult:
         try:
-            client = await self._client(place, self._name(place, context, language), language)
+            client = await self._client(target, self._name(target, context, language), language)
             return await client.run(
                 code,
                 timeout=timeout,
@@ -287,27 +287,27 @@ class Runner:
             raise InvalidRequest(f"limits: {error}", field="limits") from None
 
     @on_link_thread
-    async def interrupt(self, place: Place, context: str = DEFAULT) -> None:
+    async def interrupt(self, target: Target, context: str = DEFAULT) -> None:
         """Interrupt the code that the context runs, regardless of who sent it. Raises NotFound."""
-        notebook = _notebook_of(place)
+        notebook = _notebook_of(target)
         if notebook is not None and context == DEFAULT:
             await notebook.signal(signal.SIGINT)
         else:
-            found = self._find(place, context)
+            found = self._find(target, context)
             if found.front is not None and found.front.has_output:  # before that, the signal would kill the kernel
                 await found.signal(signal.SIGINT)
 
     # -- contexts ----------------------------------------------------------------------------
 
     @on_link_thread
-    async def contexts(self, place: Place) -> list[ContextInfo]:
+    async def contexts(self, target: Target) -> list[ContextInfo]:
         """Return the contexts, with the notebook's kernel first."""
-        notebook = _notebook_of(place)
+        notebook = _notebook_of(target)
         found = [] if notebook is None else [_describe(DEFAULT, notebook.language, notebook.front, is_notebook=True)]
-        return found + [context.info() for context in self._of(_sandbox_of(place)).values()]
+        return found + [context.info() for context in self._of(_sandbox_of(target)).values()]
 
     @on_link_thread
-    async def create_context(self, place: Place, name: str = DEFAULT, language: str | None = None) -> ContextInfo:
+    async def create_context(self, target: Target, name: str = DEFAULT, language: str | None = None) -> ContextInfo:
         """Start a context's kernel, so that the first run need not wait for it.
 
         An existing context is left as it is.
@@ -318,55 +318,55 @@ class Runner:
             The name is invalid, the language is unknown, or there are too many contexts.
         SandboxEnded, LinkClosed
         """
-        name = self._name(place, name, language)
-        await self._client(place, name, language)
-        return next(info for info in await self.contexts(place) if info.name == name)
+        name = self._name(target, name, language)
+        await self._client(target, name, language)
+        return next(info for info in await self.contexts(target) if info.name == name)
 
     @on_link_thread
-    async def delete_context(self, place: Place, name: str) -> None:
+    async def delete_context(self, target: Target, name: str) -> None:
         """Kill a context's kernel and forget the context. Raises NotFound, Conflict."""
-        context = self._find(place, name)
+        context = self._find(target, name)
         await context.kill()
-        self._contexts.get(_sandbox_of(place), {}).pop(name, None)
+        self._contexts.get(_sandbox_of(target), {}).pop(name, None)
         context.close()
 
     @on_link_thread
-    async def restart_context(self, place: Place, name: str = DEFAULT) -> ContextInfo:
+    async def restart_context(self, target: Target, name: str = DEFAULT) -> ContextInfo:
         """Give a context a new kernel. The addresses stay, the variables are lost. Raises NotFound, Conflict."""
-        context = self._find(place, name)
+        context = self._find(target, name)
         await context.kill()
         await context.ready()
         return context.info()
 
     @on_link_thread
-    async def connection_info(self, place: Place, context: str = DEFAULT) -> dict[str, Any]:
+    async def connection_info(self, target: Target, context: str = DEFAULT) -> dict[str, Any]:
         """Return the connection information for a Jupyter client on this machine, including the key.
 
         Raises NotFound.
         """
-        return self._find(place, context).connection_info()
+        return self._find(target, context).connection_info()
 
-    def _find(self, place: Place, name: str) -> _Context:
-        context = self._of(_sandbox_of(place)).get(name)
-        if context is None and name == DEFAULT and _notebook_of(place) is not None:
+    def _find(self, target: Target, name: str) -> _Context:
+        context = self._of(_sandbox_of(target)).get(name)
+        if context is None and name == DEFAULT and _notebook_of(target) is not None:
             raise Conflict("this context is a notebook's kernel; restart or end it in Jupyter", field="context")
         if context is None:
             raise NotFound(f"context {name!r} does not exist", field="context")
         return context
 
-    async def _client(self, place: Place, name: str, language: str | None) -> KernelClient:
+    async def _client(self, target: Target, name: str, language: str | None) -> KernelClient:
         if not _NAME.fullmatch(name):
             raise InvalidRequest(
                 "a context's name must have 1 to 64 letters, digits or any of '_.-', and begin with a letter or digit",
                 field="context",
             )
-        language = self._language(place, language)
-        notebook = _notebook_of(place)
+        language = self._language(target, language)
+        notebook = _notebook_of(target)
         if notebook is not None and name == DEFAULT:
             if notebook.front is None:
                 raise NotFound("the notebook's kernel was shut down", field="kernel_id")
             return KernelClient.of(notebook.front, notebook.signal, name)
-        sandbox = _sandbox_of(place)
+        sandbox = _sandbox_of(target)
         if sandbox.end is not None:
             raise SandboxEnded(sandbox.end)
         contexts = self._of(sandbox)
@@ -382,11 +382,11 @@ class Runner:
         # Several callers may wait for the same start, so the cancellation of one of them does not end it.
         return await asyncio.shield(self._ready(contexts, context))
 
-    def _language(self, place: Place, language: str | None) -> str | None:
+    def _language(self, target: Target, language: str | None) -> str | None:
         """Return the kernel's name for a language, or ``python``. Raises InvalidRequest."""
         if language is None or language.lower() == PYTHON:
             return language and PYTHON
-        kernels = _sandbox_of(place).spec.kernels
+        kernels = _sandbox_of(target).spec.kernels
         found = find_language(kernels, language)
         if found is None:
             raise InvalidRequest(
@@ -395,12 +395,12 @@ class Runner:
             )
         return found.languages[0].lower()
 
-    def _name(self, place: Place, name: str, language: str | None) -> str:
+    def _name(self, target: Target, name: str, language: str | None) -> str:
         """Return the context to use: for a language other than Python its own one, unless a context was named."""
-        wanted = self._language(place, language)
+        wanted = self._language(target, language)
         if name != DEFAULT or wanted in (None, PYTHON):
             return name
-        found = find_language(_sandbox_of(place).spec.kernels, str(wanted))
+        found = find_language(_sandbox_of(target).spec.kernels, str(wanted))
         return found.name if found is not None else name
 
     async def _ready(self, contexts: dict[str, _Context], context: _Context) -> KernelClient:
@@ -433,7 +433,7 @@ class Runner:
                         context.front.refusal(host, port, sentence)
 
             sandbox.gate.on_refusal = on_refusal
-            self._thread.spawn(self._clear_up(sandbox))
+            self._thread.spawn(self._clean_up(sandbox))
         return contexts
 
     @on_link_thread
@@ -444,7 +444,7 @@ class Runner:
             for context in contexts.values():
                 context.close()
 
-    async def _clear_up(self, sandbox: Sandbox) -> None:
+    async def _clean_up(self, sandbox: Sandbox) -> None:
         end = await sandbox.wait_ended()
         # Callers that wait for an answer learn about the end and its reason before the contexts are closed.
         for context in self._contexts.get(sandbox, {}).values():
@@ -454,16 +454,16 @@ class Runner:
             context.close()
 
 
-def _notebook_of(place: Place) -> SandboxedKernel | None:
-    return place if isinstance(place, SandboxedKernel) else SandboxedKernel.find(sandbox_id=place.id)
+def _notebook_of(target: Target) -> SandboxedKernel | None:
+    return target if isinstance(target, SandboxedKernel) else SandboxedKernel.find(sandbox_id=target.id)
 
 
-def _sandbox_of(place: Place) -> Sandbox:
-    if isinstance(place, Sandbox):
-        return place
-    if place.sandbox is None:
+def _sandbox_of(target: Target) -> Sandbox:
+    if isinstance(target, Sandbox):
+        return target
+    if target.sandbox is None:
         raise NotFound("the notebook's kernel was shut down", field="kernel_id")
-    return place.sandbox
+    return target.sandbox
 
 
 def _describe(

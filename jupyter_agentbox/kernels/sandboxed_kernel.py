@@ -129,7 +129,7 @@ class SandboxedKernel:
         self._kernel: Kernel | None = None
         self._parked: ParkedKernel | None = None
         self._waking: asyncio.Task[None] | None = None
-        self._revived: RetainedWorkspace | None = None
+        self._inherited: RetainedWorkspace | None = None
         self._expected_end = End(Cause.STOPPED, 137, "it was stopped")
         # One start, stop or release at a time: Jupyter's calls overlap when a user is impatient.
         self._lock = asyncio.Lock()
@@ -225,12 +225,12 @@ class SandboxedKernel:
                 assert self._sandbox is not None
             except BaseException:
                 self.manager.starting.release()
-                revived, self._revived = self._revived, None
-                if revived is not None and self._sandbox is revived.sandbox:
-                    await asyncio.shield(self._keep(revived.sandbox, revived.until - time.time()))
+                inherited, self._inherited = self._inherited, None
+                if inherited is not None and self._sandbox is inherited.sandbox:
+                    await asyncio.shield(self._keep(inherited.sandbox, inherited.until - time.time()))
                 await asyncio.shield(self._release() if is_first else self._stop())
                 raise
-            self._revived = None
+            self._inherited = None
             LinkThread.instance().spawn(self._release_start_permit(kernel))
             self.end = None
             self._hold(kernel, front, self._sandbox)
@@ -261,10 +261,10 @@ class SandboxedKernel:
     async def _open_front(self, key: bytes, signature_scheme: str) -> Front:
         front = await Front.open(key=key, signature_scheme=signature_scheme, log=self._log)
         front.on_command = self.on_command
-        front.audience.on_client = self._keep_client
+        front.audience.on_client = self._record_client
         return front
 
-    def _keep_client(self, client: str) -> None:
+    def _record_client(self, client: str) -> None:
         known = self._sandbox.record.main_kernel if self._sandbox is not None else None
         if self._sandbox is not None and known is not None:
             known.client = client
@@ -633,7 +633,7 @@ class SandboxedKernel:
         retained = self.retained.pop(kernel_id, None)
         if retained is None:
             return None
-        self._revived, self._sandbox = retained, retained.sandbox
+        self._inherited, self._sandbox = retained, retained.sandbox
         return retained.sandbox
 
     def _ended(self, kernel: Kernel) -> None:
@@ -643,9 +643,9 @@ class SandboxedKernel:
         if self._front is not None and not self._front.is_end_expected:
             self._log.error("%s", end_notice(self.end))
         # A sandbox without its kernel is of no use, and Jupyter may never ask for it again.
-        LinkThread.instance().spawn(self._clear_up(kernel))
+        LinkThread.instance().spawn(self._clean_up(kernel))
 
-    async def _clear_up(self, kernel: Kernel) -> None:
+    async def _clean_up(self, kernel: Kernel) -> None:
         async with self._lock:
             if kernel is self._kernel:
                 try:

@@ -161,11 +161,11 @@ def detect(
     for controller in ("memory", "cpu", "pids", "cpuacct"):
         if controller in mounts:
             root, point = mounts[controller]
-            place = _join(point, root, parent or groups.get(controller, "/"))
-            if os.access(place, os.W_OK):
-                parents[controller] = place
+            directory = _join(point, root, parent or groups.get(controller, "/"))
+            if os.access(directory, os.W_OK):
+                parents[controller] = directory
             else:
-                reasons[controller] = f"this user cannot create control groups in {place}"
+                reasons[controller] = f"this user cannot create control groups in {directory}"
         elif controller != "cpuacct":
             if unified is None:
                 reasons[controller] = "no control group was delegated to this user"
@@ -217,30 +217,30 @@ def _find_unified(mount: tuple[str, Path] | None, own: str, parent: str) -> Path
     root, point = mount
     if parent:
         return Path(parent) if parent.startswith(str(point)) else _join(point, root, parent)
-    place = _join(point, root, own)
-    while place == point or point in place.parents:
-        if _can_have_children(place, is_top=place == point):
-            return place
-        place = place.parent
+    directory = _join(point, root, own)
+    while directory == point or point in directory.parents:
+        if _can_have_children(directory, is_top=directory == point):
+            return directory
+        directory = directory.parent
     return None
 
 
-def _can_have_children(place: Path, *, is_top: bool) -> bool:
-    if not os.access(place, os.W_OK) or not os.access(place / "cgroup.procs", os.W_OK):
+def _can_have_children(directory: Path, *, is_top: bool) -> bool:
+    if not os.access(directory, os.W_OK) or not os.access(directory / "cgroup.procs", os.W_OK):
         return False
     wanted = {"memory", "cpu", "pids"}
-    missing = wanted - _read_words(place / "cgroup.subtree_control")
-    available = missing & _read_words(place / "cgroup.controllers")
+    missing = wanted - _read_words(directory / "cgroup.subtree_control")
+    available = missing & _read_words(directory / "cgroup.controllers")
     # A group that contains processes cannot pass controllers on to children, except at the very top.
-    if available and (is_top or not _read_words(place / "cgroup.procs")):
+    if available and (is_top or not _read_words(directory / "cgroup.procs")):
         for controller in sorted(available):
             with contextlib.suppress(OSError):
-                _set(place, "cgroup.subtree_control", f"+{controller}")
-    return "memory" in _read_words(place / "cgroup.subtree_control")
+                _set(directory, "cgroup.subtree_control", f"+{controller}")
+    return "memory" in _read_words(directory / "cgroup.subtree_control")
 
 
-def _has_controller(place: Path, controller: str) -> bool:
-    return controller in _read_words(place / "cgroup.subtree_control")
+def _has_controller(directory: Path, controller: str) -> bool:
+    return controller in _read_words(directory / "cgroup.subtree_control")
 
 
 def _read_words(path: Path) -> set[str]:
@@ -250,19 +250,21 @@ def _read_words(path: Path) -> set[str]:
         return set()
 
 
-def find_of(pid: int, *, mountinfo: Path = Path("/proc/self/mountinfo"), proc: Path = Path("/proc")) -> tuple[str, ...]:
+def find_groups_of(
+    pid: int, *, mountinfo: Path = Path("/proc/self/mountinfo"), proc: Path = Path("/proc")
+) -> tuple[str, ...]:
     """Return the directories of groups that another program created for a process, without those it shares with us."""
     try:
         mounts = _read_mounts(mountinfo.read_text())
         groups, ours = _read_own((proc / f"{pid}/cgroup").read_text()), _read_own((proc / "self/cgroup").read_text())
     except OSError:
         return ()
-    places = [
+    directories = [
         _join(mounts[name][1], mounts[name][0], groups[name])
         for name in ("memory", "cpu", "cpuacct", "pids", "")
         if name in mounts and name in groups and groups[name] != ours.get(name)
     ]
-    return tuple(dict.fromkeys(str(place) for place in places if place.is_dir()))
+    return tuple(dict.fromkeys(str(directory) for directory in directories if directory.is_dir()))
 
 
 # Counters

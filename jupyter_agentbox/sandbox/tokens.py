@@ -146,10 +146,10 @@ class TokenStore:
         base = self._state_dir / "sandboxes"
         found = []
         if sandbox is None:
-            places = [*base.glob("*/tokens/*.json"), *(self._state_dir / "parked").glob("*/tokens/*.json")]
+            paths = [*base.glob("*/tokens/*.json"), *(self._state_dir / "parked").glob("*/tokens/*.json")]
         else:
-            places = [path for place in self._directories(sandbox) for path in place.glob("*.json")]
-        for path in places:
+            paths = [path for directory in self._directories(sandbox) for path in directory.glob("*.json")]
+        for path in paths:
             record = _read(path)
             if record is not None and (record := self._at(record, path)).expires > time.time():
                 found.append(record)
@@ -159,9 +159,9 @@ class TokenStore:
 
     def revoke(self, sandbox: str, token_id: str) -> None:
         """Revoke a token. Raises NotFound."""
-        for place in {self._path(sandbox, token_id).parent, *self._directories(sandbox)}:
+        for directory in {self._path(sandbox, token_id).parent, *self._directories(sandbox)}:
             with contextlib.suppress(OSError):
-                (place / f"{token_id}.json").unlink()
+                (directory / f"{token_id}.json").unlink()
                 return
         raise NotFound(f"token {token_id[:64]!r} does not exist")
 
@@ -230,9 +230,9 @@ class TokenStore:
     def _find(self, sandbox: str, token_id: str) -> Path | None:
         """Find a token's record: with its sandbox, or wherever that sandbox has continued since."""
         name = f"{token_id}.json"
-        for place in self._directories(sandbox):
-            if (place / name).exists():
-                return place / name
+        for directory in self._directories(sandbox):
+            if (directory / name).exists():
+                return directory / name
         for kind in ("sandboxes", "parked"):
             with contextlib.suppress(OSError), os.scandir(self._state_dir / kind) as entries:
                 for entry in entries:

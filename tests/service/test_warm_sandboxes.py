@@ -211,7 +211,7 @@ def test_one_that_waits_is_taken_for_a_sandbox_and_for_a_script(place: Place) ->
         inputs = await asyncio.to_thread(warm.templates.inputs, spec, context_argv(spec))
         assert inputs is not None
         key = pools.make_key(inputs)
-        warm.keeper.want(key, spec, context_argv(spec))
+        warm.keeper.record_start(key, spec, context_argv(spec))
         for _ in range(1500):
             if found := await asyncio.to_thread(warm.pool.find, key):
                 return found[0]

@@ -101,7 +101,7 @@ class Kept(Place):
 
     async def filled(self) -> Path:
         """Fill the pool, and return the directory of its sandbox."""
-        self.keeper.want(self.key(self.spec()), self.spec(), ARGV)
+        self.keeper.record_start(self.key(self.spec()), self.spec(), ARGV)
         for _ in range(1500):
             if found := await asyncio.to_thread(self.warm.pool.find, self.key(self.spec())):
                 return found[0]

@@ -199,7 +199,7 @@ class Sender:
         """
         self.detach()
         with self._lock:
-            pending = self._kept()
+            pending = self._find_unread()
             self._base = pending[0][0] if pending else self._end()
             self._sent.clear()
             self._hello = HELLO.pack(self._base, self.dropped)
@@ -224,14 +224,14 @@ class Sender:
         with self._lock:
             pending = [
                 (max(start, taken), data[max(0, taken - start) :])
-                for start, data in self._kept()
+                for start, data in self._find_unread()
                 if start + len(data) > taken
             ]
             self._base = pending[0][0] if pending else self._end()
             self._sent.clear()
             self._unsent = deque(data for _, data in pending)
 
-    def _kept(self) -> list[tuple[int, bytes]]:
+    def _find_unread(self) -> list[tuple[int, bytes]]:
         pending, end = list(self._sent), self._end()
         for data in self._unsent:
             pending.append((end, data))

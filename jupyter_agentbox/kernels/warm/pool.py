@@ -152,7 +152,7 @@ class Keeper:
         self._last_check = 0.0
         self._task: asyncio.Task[None] | None = None
 
-    def want(self, key: str, spec: SandboxSpec, argv: Sequence[str]) -> None:
+    def record_start(self, key: str, spec: SandboxSpec, argv: Sequence[str]) -> None:
         """Record that such a kernel was started, so that the pool keeps sandboxes for the next ones."""
         if self._is_closed or spec.warm is None or not spec.warm.pool_size:
             return
@@ -262,7 +262,7 @@ class Keeper:
         self._waiting.pop(sandbox_id, None)
         directory = self._manager.state_dir / "sandboxes" / sandbox_id
         with suppress(AgentboxError, OSError):  # it was claimed or has ended
-            await asyncio.to_thread(end_waiting, directory, self._manager.runtime)
+            await asyncio.to_thread(end_unclaimed, directory, self._manager.runtime)
 
     async def aclose(self) -> None:
         """End all unclaimed sandboxes."""
@@ -274,7 +274,7 @@ class Keeper:
         await asyncio.gather(*(self._end(sandbox_id) for sandbox_id in list(self._waiting)))
 
 
-def end_waiting(directory: Path, runtime: Runtime) -> None:
+def end_unclaimed(directory: Path, runtime: Runtime) -> None:
     """End an unclaimed sandbox, and remove all of it. Blocks.
 
     Raises

@@ -79,7 +79,7 @@ class WarmStarts:
         AgentboxError
             The error would also make a cold start fail.
         """
-        self._gather_later()
+        self._schedule_import_cache()
         inputs = await asyncio.to_thread(self.templates.inputs, request.spec, request.argv)
         if inputs is None:
             return None
@@ -88,9 +88,9 @@ class WarmStarts:
         if sandbox is None and self._policy.templates and not is_from_pool:
             sandbox = await self.templates.start(request, key)
             if sandbox is None:
-                self._make_later(key, request)
+                self._schedule_template(key, request)
         if self.is_keeping and request.is_usual:
-            self.keeper.want(key, request.spec, request.argv)
+            self.keeper.record_start(key, request.spec, request.argv)
         return sandbox
 
     async def create(self, spec: SandboxSpec, *, has_code: bool = True, is_usual: bool = True) -> Sandbox:
@@ -120,7 +120,7 @@ class WarmStarts:
                 return sandbox
         return await self.manager.create(spec)
 
-    def _gather_later(self) -> None:
+    def _schedule_import_cache(self) -> None:
         """Schedule the creation of the import cache for later cold starts, once in this process's life."""
 
         async def gather() -> None:
@@ -130,7 +130,7 @@ class WarmStarts:
         if self.is_keeping and self._gathering is None:
             self._gathering = LinkThread.instance().loop.create_task(gather())
 
-    def _make_later(self, key: str, request: KernelRequest) -> None:
+    def _schedule_template(self, key: str, request: KernelRequest) -> None:
         if not self.is_keeping or not request.is_usual or key in self._making:
             return
         spec, argv = request.spec, request.argv

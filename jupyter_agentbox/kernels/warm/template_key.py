@@ -56,7 +56,7 @@ def can_be_warm(spec: SandboxSpec, argv: Sequence[str]) -> bool:
     )
 
 
-def waiting_spec(spec: SandboxSpec, *, lease: float) -> SandboxSpec:
+def unclaimed_spec(spec: SandboxSpec, *, lease: float) -> SandboxSpec:
     """Return the spec of an unclaimed sandbox: nothing that belongs to one user, and the profile's maximum limits.
 
     Parameters

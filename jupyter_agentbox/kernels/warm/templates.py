@@ -45,7 +45,7 @@ from jupyter_agentbox.sandbox.sandbox import Sandbox
 from jupyter_agentbox.spec import WORKSPACE, SandboxSpec
 from jupyter_agentbox.storage.snapshots import Snapshot, SnapshotMeta, SnapshotStore
 
-from .template_key import can_be_warm, find_inputs, make_key, waiting_spec
+from .template_key import can_be_warm, find_inputs, make_key, unclaimed_spec
 
 log = logging.getLogger(__name__)
 
@@ -242,7 +242,7 @@ class Templates:
 
         The sandbox's kernel runs a cell first, so that the memory pages needed for that are loaded when it is claimed.
         """
-        sandbox = await self._restore(found, waiting_spec(spec, lease=LEASE))
+        sandbox = await self._restore(found, unclaimed_spec(spec, lease=LEASE))
         if sandbox is not None:
             try:
                 kernel, known = next(iter(sandbox.kernels.values())), sandbox.record.kernels[0]
@@ -335,7 +335,7 @@ class Templates:
 
         Raises AgentboxError, and leaves nothing then.
         """
-        waiting = waiting_spec(spec, lease=LEASE)
+        waiting = unclaimed_spec(spec, lease=LEASE)
         sandbox = await self.manager.create(waiting)
         try:
             handle = sandbox.record.handle or {}

@@ -177,29 +177,29 @@ def find_layers(steps: Sequence[Step]) -> list[str]:
     """
     shown = _list_shown(steps)
     return [
-        place
-        for place, source in shown.items()
+        target
+        for target, source in shown.items()
         if Path(source).is_dir()
-        and not place.startswith("/etc/")
-        and not any(other.startswith(place + "/") for other in shown)
+        and not target.startswith("/etc/")
+        and not any(other.startswith(target + "/") for other in shown)
     ]
 
 
 def find_root_layers(steps: Sequence[Step]) -> tuple[list[str], list[str]]:
     """Return all read-only directories, and the files of /etc, for a sandbox in which code is root."""
     shown = _list_shown(steps)
-    files = [place for place, source in shown.items() if place.startswith("/etc/") and not Path(source).is_dir()]
+    files = [target for target, source in shown.items() if target.startswith("/etc/") and not Path(source).is_dir()]
     files += [f"/etc/{name}" for name in DOCKERS_OWN]
-    return [place for place, source in shown.items() if Path(source).is_dir()], files
+    return [target for target, source in shown.items() if Path(source).is_dir()], files
 
 
 def _list_shown(steps: Sequence[Step]) -> dict[str, str]:
     """Return the sources of read-only paths, without the guest and without names that a mount option cannot contain."""
     binds = {path.removeprefix("root"): str(rest[0]) for step, path, *rest in steps if step == "bind" and not rest[1]}
     return {
-        place: source
-        for place, source in binds.items()
-        if not place.startswith(GUEST_DIR) and not set(place) & set(",:\\")
+        target: source
+        for target, source in binds.items()
+        if not target.startswith(GUEST_DIR) and not set(target) & set(",:\\")
     }
 
 

@@ -74,9 +74,9 @@ def mount(kind: str, target: str, options: str) -> None:
     check(libc.mount(b"none", os.fsencode(target), kind.encode(), 0, os.fsencode(options)), target)
 
 
-def add_layer(place: str, number: int, below: str, target: str) -> None:
+def add_layer(scratch: str, number: int, below: str, target: str) -> None:
     """Mount a writable layer over ``below`` at ``target``; the files beneath stay unchanged."""
-    upper, work = f"{place}/{number}/upper", f"{place}/{number}/work"
+    upper, work = f"{scratch}/{number}/upper", f"{scratch}/{number}/work"
     os.makedirs(upper)
     os.makedirs(work)
     found = os.stat(below)
@@ -96,12 +96,12 @@ def add_layers(paths: "list[str]", size: int) -> None:
         add_layer(LAYERS, number, path, path)
 
 
-def renew_root(place: str, paths: "list[str]", files: "list[str]") -> None:
+def renew_root(scratch: str, paths: "list[str]", files: "list[str]") -> None:
     """Switch to a root that is writable everywhere and contains all mounts of the old one.
 
     Parameters
     ----------
-    place : str
+    scratch : str
         Mount point of an empty file system that receives what is written.
     paths : list of str
         Mounted directories that get a writable layer.
@@ -111,18 +111,18 @@ def renew_root(place: str, paths: "list[str]", files: "list[str]") -> None:
     with open("/proc/self/mountinfo") as table:
         words = {line.split()[4] for line in table}
     mounted = {word.encode().decode("unicode_escape").encode("latin-1").decode() for word in words}
-    root = place + "/root"
+    root = scratch + "/root"
     os.mkdir(root)
-    add_layer(place, 0, "/", root)
+    add_layer(scratch, 0, "/", root)
     for path in files:
         with open(path, "rb") as source, open(root + path, "wb") as copy:
             copy.write(source.read())
     carried: dict[str, bool] = {}  # value: whether everything beneath is included
-    for number, path in enumerate(sorted(mounted - {"/", place, *files}), 1):
+    for number, path in enumerate(sorted(mounted - {"/", scratch, *files}), 1):
         above = max((other for other in carried if path.startswith(other + "/")), key=len, default="")
         if path in paths:
             carried[path] = False
-            add_layer(place, number, path, root + path)
+            add_layer(scratch, number, path, root + path)
         elif not carried.get(above):
             carried[path] = True
             check(libc.mount(os.fsencode(path), os.fsencode(root + path), None, MS_BIND | MS_REC, None), path)
@@ -131,7 +131,7 @@ def renew_root(place: str, paths: "list[str]", files: "list[str]") -> None:
     check(libc.syscall(PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
     check(libc.umount2(b".", MNT_DETACH), "umount")
     os.chdir("/")
-    os.rmdir(place)
+    os.rmdir(scratch)
 
 
 def keep_capabilities(numbers: "list[int]") -> None:

@@ -288,7 +288,7 @@ class DockerRuntime(Runtime):
             self.name,
             pid,
             start_time,
-            cgroups=cgroups.find_of(pid),
+            cgroups=cgroups.find_groups_of(pid),
             user=user,
             engine=self.engine.host,
             container=container,

@@ -71,9 +71,9 @@ def find_engines(path: Path, proc: Path = Path("/proc")) -> dict[int, list[str]]
 
 
 def _read_option(arguments: Sequence[str], name: str) -> str:
-    for place, word in enumerate(arguments):
-        if word == name and place + 1 < len(arguments):
-            return arguments[place + 1]
+    for index, word in enumerate(arguments):
+        if word == name and index + 1 < len(arguments):
+            return arguments[index + 1]
         if word.startswith(f"{name}="):
             return word[len(name) + 1 :]
     return ""

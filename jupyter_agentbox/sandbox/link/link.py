@@ -128,7 +128,7 @@ class Stream:
             room = self._link.room(self._id)
             if room <= 0:
                 self._can_write.clear()
-                self._link.want_room(self)
+                self._link.request_wakeup(self)
                 await self._can_write.wait()
                 continue
             view = view[self._link.send(self._id, view[:room]) :]
@@ -362,7 +362,7 @@ class Link:
         """Return the number of bytes that :meth:`send` accepts now."""
         return self._connection.room(stream_id)
 
-    def want_room(self, stream: Stream) -> None:
+    def request_wakeup(self, stream: Stream) -> None:
         """Wake ``stream`` when there may be room."""
         self._waiting.add(stream)
 

@@ -122,7 +122,7 @@ class Process:
                 if isinstance(event, Output):
                     self.rings[event.stream].put(event.offset, event.data)
                     self._notify()
-                    await self._pace(len(event.data))
+                    await self._throttle(len(event.data))
                     continue
                 if isinstance(event, Exit):
                     self.exit = event
@@ -142,16 +142,16 @@ class Process:
             self._started.exception()  # marks the exception as retrieved, in case nothing awaits it
         self._notify()
 
-    async def _pace(self, count: int) -> None:
+    async def _throttle(self, count: int) -> None:
         """Wait for slow readers, for a bounded time, and limit the rate of reading."""
         deadline = time.monotonic() + HOLD_TIMEOUT
-        while any(follower.lags for follower in self.followers):
+        while any(follower.is_behind for follower in self.followers):
             self._moved.clear()
             try:
                 await asyncio.wait_for(self._moved.wait(), deadline - time.monotonic())
             except asyncio.TimeoutError:
                 for follower in self.followers:
-                    follower.is_given_up = follower.is_given_up or follower.lags
+                    follower.is_given_up = follower.is_given_up or follower.is_behind
         self._taken += count
         if self._taken > DRAIN_RATE // 32:
             now = time.monotonic()
@@ -223,11 +223,11 @@ class Follower:
         process.followers.add(self)
 
     @property
-    def lags(self) -> bool:
+    def is_behind(self) -> bool:
         """Whether the reader is so far behind that the process should wait for it."""
         rings = self._process.rings
         return not self.is_given_up and any(
-            rings[name].end - place > RING_SIZE // 2 for name, place in self._offsets.items()
+            rings[name].end - offset > RING_SIZE // 2 for name, offset in self._offsets.items()
         )
 
     async def next(self) -> Output | Exit:

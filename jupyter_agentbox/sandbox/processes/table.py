@@ -271,9 +271,9 @@ class ProcessTable:
         while offset == ring.end and not process.is_over:
             if not await process.change(max(0.0, deadline - time.monotonic())):
                 break
-        place, data = ring.get(offset, max(0, count))
-        after = place + len(data)
-        return Chunk(data, place, after, place - offset, process.is_over and after == ring.end)
+        start, data = ring.get(offset, max(0, count))
+        after = start + len(data)
+        return Chunk(data, start, after, start - offset, process.is_over and after == ring.end)
 
     @on_link_thread
     async def follow(self, name: str, *, stdout_offset: int | None = None, stderr_offset: int | None = None) -> Events:

@@ -97,8 +97,8 @@ class Wire:
             if not isinstance(code, int) or not isinstance(number, int):
                 raise ProtocolError("an exit status that is not a number")
             return Exit(code & 0xFF, number & 0x7F)
-        tag, place, data = parts
-        stream, offset = _NAMES[tag], int(place[:20])
+        tag, position, data = parts
+        stream, offset = _NAMES[tag], int(position[:20])
         end = self._ends[stream]
         if not data or (offset != end and not (self._may_skip and end < offset < _MAX_OFFSET)):
             raise ProtocolError("output that does not continue the previous one")

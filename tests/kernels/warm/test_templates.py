@@ -17,7 +17,7 @@ from support.warm_kernels import ARGV, PRELOADED, Place, Talk
 
 from jupyter_agentbox.errors import InvalidConfig
 from jupyter_agentbox.kernels.sandboxed_kernel import SandboxedKernel
-from jupyter_agentbox.kernels.warm.template_key import can_be_warm, find_inputs, make_key, waiting_spec
+from jupyter_agentbox.kernels.warm.template_key import can_be_warm, find_inputs, make_key, unclaimed_spec
 from jupyter_agentbox.kernels.warm.templates import KernelRequest
 from jupyter_agentbox.spec import MIB, SandboxSpec
 
@@ -285,8 +285,8 @@ def test_the_key_follows_what_is_in_memory_and_nothing_else(tmp_path: Path) -> N
     assert (
         key(spec, [str(tmp_path / "python"), *ARGV[1:]]) == key(spec, [str(tmp_path / "python3"), *ARGV[1:]]) != first
     )
-    assert "SECRET" not in waiting_spec(spec, lease=1.0).env
-    assert waiting_spec(spec, lease=1.0).grant.hosts == ()
+    assert "SECRET" not in unclaimed_spec(spec, lease=1.0).env
+    assert unclaimed_spec(spec, lease=1.0).grant.hosts == ()
     assert spec.warm is not None
     for other in (
         key(replace(spec, env={**spec.env, "PYTHONHASHSEED": "1"})),

@@ -172,7 +172,7 @@ def test_a_server_makes_it_once_kernels_start(place: Place, monkeypatch: pytest.
     path.unlink()
 
     async def work() -> None:
-        place.warm._gather_later()
+        place.warm._schedule_import_cache()
         for _ in range(1000):
             if path.exists():
                 break
