@@ -38,7 +38,7 @@ _COMMANDS = {
     "delete-snapshot": (f"{__name__}.snapshots.DeleteSnapshotCommand", "Delete snapshots of a running server."),
     "stop": (f"{__name__}.remote.StopCommand", "Stop sandboxes of a running server."),
     "list": (f"{__name__}.machine.ListCommand", "List all sandboxes of this user."),
-    "prune": (f"{__name__}.machine.PruneCommand", "Remove what remains of sandboxes whose owner is gone."),
+    "prune": (f"{__name__}.machine.PruneCommand", "Remove leftovers of sandboxes whose owner has exited."),
     "token": (f"{__name__}.tokens.TokenCommand", "Create, list and revoke tokens for one sandbox."),
     "audit": (f"{__name__}.audit.AuditCommand", "Verify or export the audit log."),
 }

@@ -208,7 +208,7 @@ class ListCommand(Command):
 
 
 class PruneCommand(Command):
-    """Remove what remains of sandboxes whose owner is gone and whose lease has expired. Others are never touched.
+    """Remove leftovers of sandboxes whose owner has exited and whose lease has expired. Others are never touched.
 
     Also remove outdated templates, and incomplete files of killed processes.
     """
