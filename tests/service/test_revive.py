@@ -17,7 +17,6 @@ from contract.sandboxes import FILL_MEMORY
 from traitlets.config import Config
 
 from jupyter_agentbox.errors import (
-    AgentboxError,
     Conflict,
     LimitReached,
     NotFound,
@@ -106,7 +105,7 @@ def directories(policy: Policy) -> list[str]:
 
 
 async def run_out_of_memory(service: SandboxService) -> SandboxInfo:
-    with pytest.raises(AgentboxError):
+    with pytest.raises(SandboxEnded, match="out of memory"):
         await bash(service, f"echo precious > file; sync; {FILL_MEMORY}")
     return await ended(service)
 
@@ -186,7 +185,7 @@ def test_a_full_disk_keeps_nobody_from_making_room(policy: Policy) -> None:
     async def test() -> None:
         async with opened(policy) as service:
             await service.create(SMALL, caller=ADA)
-            with pytest.raises(AgentboxError):
+            with pytest.raises(SandboxEnded, match="disk full"):
                 await bash(service, "for n in $(seq 9); do head -c 16000000 /dev/zero > large-$n; done; sleep 60")
             info = await ended(service)
             assert info.end is not None
@@ -203,7 +202,7 @@ def test_a_full_disk_keeps_nobody_from_making_room(policy: Policy) -> None:
 
             await until(is_measured, "it is not seen that there is room")
             # From then on its limit holds.
-            with pytest.raises(AgentboxError):
+            with pytest.raises(SandboxEnded, match="disk full"):
                 await bash(service, "for n in $(seq 9); do head -c 16000000 /dev/zero > large-$n; done; sleep 60")
             info = await ended(service)
             assert info.end is not None
@@ -218,7 +217,7 @@ def test_one_that_is_revived_full_may_write_little(policy: Policy) -> None:
             await service.create(SMALL, caller=ADA)
             fill = "for n in $(seq {}); do head -c 16000000 /dev/zero > {}-$n; done; sleep 60"
             for round in ("one", "two"):
-                with pytest.raises(AgentboxError):
+                with pytest.raises(SandboxEnded, match="disk full"):
                     await bash(service, fill.format(6, round))
                 info = await ended(service)
                 assert info.end is not None

@@ -18,6 +18,7 @@ from traitlets.config import Config
 from jupyter_agentbox.errors import (
     AgentboxError,
     Conflict,
+    InvalidRequest,
     LimitReached,
     NotFound,
     PolicyRefused,
@@ -223,7 +224,7 @@ def test_one_that_is_deleted_while_it_starts_is_gone(policy: Policy, monkeypatch
 def test_a_failed_preparation_leaves_nothing(policy: Policy) -> None:
     async def test() -> None:
         async with opened(policy) as service:
-            with pytest.raises(AgentboxError) as caught:
+            with pytest.raises(InvalidRequest) as caught:
                 await service.create(SandboxRequest(id="x", files={"a/../../b": "x"}), caller=ADA)
             assert caught.value.field == "files"
             assert await service.registry.list(caller=ADA) == []

@@ -146,10 +146,10 @@ def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     log = AuditLog(blocked / "audit.sqlite")
     with pytest.raises(AgentboxError, match="cannot be written"):
         log.record("egress", "one")
-    with pytest.raises(AgentboxError):
+    with pytest.raises(AgentboxError, match="cannot be written"):
         asyncio.run(log.arecord("egress", "one"))
     log.close()
-    with pytest.raises((AgentboxError, RuntimeError)):
+    with pytest.raises(RuntimeError, match="after shutdown"):
         log.submit("egress", "one").result(10)
     log = AuditLog(tmp_path / "audit.sqlite")
     with pytest.raises(AgentboxError, match="cannot be written"):
@@ -161,7 +161,7 @@ def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     broken = tmp_path / "broken.sqlite"
     broken.write_bytes(b"this is no database" * 100)
     log = AuditLog(broken)
-    with pytest.raises(AgentboxError):
+    with pytest.raises(AgentboxError, match="file is not a database"):
         log.record("egress", "one")
     log.close()
 

@@ -270,7 +270,7 @@ def test_a_zip_that_lies_of_its_sizes(root: Path) -> None:
     data = zipped(("a", bytes(1_000_000)))
     lied = data.replace((1_000_000).to_bytes(4, "little"), (1000).to_bytes(4, "little"))
     with Folder(root) as folder:
-        with pytest.raises(AgentboxError):
+        with pytest.raises(InvalidRequest, match="Bad CRC-32"):
             unpack(folder, lied)
     assert os.listdir(root / "in") == []
 

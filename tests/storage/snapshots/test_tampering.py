@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.snapshot_images import describe_tree, make_pages, make_store, put, store_files
 
-from jupyter_agentbox.errors import AgentboxError, Damaged, NotFound
+from jupyter_agentbox.errors import Damaged, NotFound
 from jupyter_agentbox.storage.snapshots import Snapshot, SnapshotStore
 
 SECRETS = [None, b"k" * 32]
@@ -182,6 +182,6 @@ def test_errors_tell_no_secret_and_no_path(tmp_path: Path) -> None:
     made = put(store, make_pages(2), record=b"hidden")
     for path in (tmp_path / "state" / "snapshots" / "owners").glob("*/packs/*"):
         path.unlink()
-    with pytest.raises(AgentboxError) as caught:
+    with pytest.raises(Damaged) as caught:
         look(store, made)
     assert not re.search(r"hidden|/", str(caught.value))

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from support.snapshot_images import describe_tree, make_pages, make_store, meta, pages_of, put
 
-from jupyter_agentbox.errors import AgentboxError, Damaged, LimitReached, NotAuthorized, NotFound
+from jupyter_agentbox.errors import AgentboxError, Damaged, InvalidRequest, LimitReached, NotAuthorized, NotFound
 from jupyter_agentbox.storage.snapshots import SnapshotMeta, transfer
 from jupyter_agentbox.storage.snapshots.tree import Entry
 
@@ -136,39 +136,41 @@ IMAGE = ((1, entry(b"pages.img", size=4)), (3, bytes(8) + b"page"))
 
 
 @pytest.mark.parametrize(
-    "frames",
+    ("kind", "frames"),
     [
-        [],
-        [(4, b"")],
-        [META, (4, b"")],
-        [META, META, *IMAGE, (4, b"")],
-        [*IMAGE, META, (4, b"")],
-        [META, *IMAGE],
-        [META, *IMAGE, (9, b"")],
-        [META, *IMAGE, (255, b"x"), (4, b"")],
-        [META, (3, bytes(8) + b"x"), *IMAGE, (4, b"")],
-        [META, *IMAGE, (3, (2).to_bytes(8, "little") + b"xyz"), (4, b"")],
-        [META, *IMAGE, (3, b"\xff" * 8 + b"xyz"), (4, b"")],
-        [META, *IMAGE, (2, entry(b"d", "d")), (3, bytes(8) + b"x"), (4, b"")],
-        [META, *IMAGE, (2, entry(b"../../x")), (4, b"")],
-        [META, *IMAGE, (2, entry(b"/tmp/x")), (4, b"")],
-        [META, *IMAGE, (2, entry(b"l", "l", target=b"/")), (2, entry(b"l/tmp/x")), (4, b"")],
-        [META, *IMAGE, (2, entry(b"h", "h", target=b"../image/pages.img")), (4, b"")],
-        [META, *IMAGE, (2, entry(b"x", size=1 << 62)), (4, b"")],
-        [META, *IMAGE, (2, b"\xc1"), (4, b"")],
-        [META, *IMAGE, (2, msgspec.msgpack.encode(["x", "q"])), (4, b"")],
-        [META, (1, entry(b"sub/pages.img")), (4, b"")],
-        [META, (1, entry(b"pages.img", "l", target=b"/etc/passwd")), (4, b"")],
-        [META, (1, entry(b"-odd name")), (4, b"")],
-        [(0, b"junk"), *IMAGE, (4, b"")],
-        [(0, msgspec.msgpack.encode(meta(sandbox="../../x"))), *IMAGE, (4, b"")],
-        [(0, msgspec.msgpack.encode(meta(record=b"x" * (5 << 20)))), *IMAGE, (4, b"")],
-        [META, *IMAGE, *((3, bytes(8) + b"page"),) * 30_000, (4, b"")],
+        (Damaged, []),
+        (Damaged, [(4, b"")]),
+        (InvalidRequest, [META, (4, b"")]),
+        (Damaged, [META, META, *IMAGE, (4, b"")]),
+        (Damaged, [*IMAGE, META, (4, b"")]),
+        (Damaged, [META, *IMAGE]),
+        (Damaged, [META, *IMAGE, (9, b"")]),
+        (Damaged, [META, *IMAGE, (255, b"x"), (4, b"")]),
+        (Damaged, [META, (3, bytes(8) + b"x"), *IMAGE, (4, b"")]),
+        (Damaged, [META, *IMAGE, (3, (2).to_bytes(8, "little") + b"xyz"), (4, b"")]),
+        (Damaged, [META, *IMAGE, (3, b"\xff" * 8 + b"xyz"), (4, b"")]),
+        (Damaged, [META, *IMAGE, (2, entry(b"d", "d")), (3, bytes(8) + b"x"), (4, b"")]),
+        (Damaged, [META, *IMAGE, (2, entry(b"../../x")), (4, b"")]),
+        (Damaged, [META, *IMAGE, (2, entry(b"/tmp/x")), (4, b"")]),
+        (Damaged, [META, *IMAGE, (2, entry(b"l", "l", target=b"/")), (2, entry(b"l/tmp/x")), (4, b"")]),
+        (Damaged, [META, *IMAGE, (2, entry(b"h", "h", target=b"../image/pages.img")), (4, b"")]),
+        (Damaged, [META, *IMAGE, (2, entry(b"x", size=1 << 62)), (4, b"")]),
+        (Damaged, [META, *IMAGE, (2, b"\xc1"), (4, b"")]),
+        (Damaged, [META, *IMAGE, (2, msgspec.msgpack.encode(["x", "q"])), (4, b"")]),
+        (Damaged, [META, (1, entry(b"sub/pages.img")), (4, b"")]),
+        (Damaged, [META, (1, entry(b"pages.img", "l", target=b"/etc/passwd")), (4, b"")]),
+        (InvalidRequest, [META, (1, entry(b"-odd name")), (4, b"")]),
+        (Damaged, [(0, b"junk"), *IMAGE, (4, b"")]),
+        (InvalidRequest, [(0, msgspec.msgpack.encode(meta(sandbox="../../x"))), *IMAGE, (4, b"")]),
+        (InvalidRequest, [(0, msgspec.msgpack.encode(meta(record=b"x" * (5 << 20)))), *IMAGE, (4, b"")]),
+        (LimitReached, [META, *IMAGE, *((3, bytes(8) + b"page"),) * 30_000, (4, b"")]),
     ],
 )  # fmt: skip
-def test_even_what_is_signed_is_not_believed(tmp_path: Path, frames: list[tuple[int, bytes]]) -> None:
+def test_even_what_is_signed_is_not_believed(
+    tmp_path: Path, kind: type[AgentboxError], frames: list[tuple[int, bytes]]
+) -> None:
     store = make_store(tmp_path / "state", max_bytes=100_000)
-    with pytest.raises(AgentboxError):
+    with pytest.raises(kind):
         store.import_([forge(store._keys, *frames)], "ada")
     assert store.list() == []
     assert sorted(os.listdir(tmp_path)) == ["state"]
