@@ -29,7 +29,7 @@ def format_size(size: int) -> str:
 WORKSPACE = "/workspace"
 HOME = "/home/user"
 USER_ID = 1000
-#: Directory that only the guest can enter. It holds the link, the guest's program and connection files.
+#: Directory that only the guest can enter. It contains the link, the guest's program and connection files.
 GUEST_DIR = "/run/agentbox"
 #: Directory in which a pre-started sandbox receives its work folder when it is claimed.
 CLAIM_DIR = f"{GUEST_DIR}/claim"

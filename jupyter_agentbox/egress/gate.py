@@ -38,7 +38,7 @@ from .rules import Decision, check_grant, decide, normal_name, ports_of, printab
 
 log = logging.getLogger(__name__)
 
-#: Network of the addresses that stand for host names inside. The gate tells the guest on which of them to listen.
+#: Network of the addresses that stand for host names inside. The guest listens on those that the gate returns.
 NAME_NETWORK = ipaddress.ip_network("127.64.0.0/10")
 #: Called with host, port and a sentence when something is refused.
 OnRefusal = Callable[[str, int, str], None]

@@ -288,7 +288,7 @@ def _build(archive: io.BufferedIOBase, builder: Builder, budget: Budget) -> None
         if not parts:
             continue  # the directory itself
         if any(map(builder.tree.is_hidden, parts)):
-            builder.skipped.add(path, "such names are hidden in this sandbox")
+            builder.skipped.add(path, "its name is hidden in this sandbox")
         elif member.kind == "directory":
             builder.directory(parts, member.mode)
         elif member.kind == "link":

@@ -285,6 +285,6 @@ def _remove(directory: int, name: str, *, quietly: bool = False) -> int:
 
 def _hidden_entries_error(path: str) -> Conflict:
     return Conflict(
-        f"{show(path)} cannot be deleted: it contains entries that are hidden in this sandbox; delete the others in it",
+        f"{show(path)} cannot be deleted: it contains entries that are hidden in this sandbox; delete the others",
         field="path",
     )

@@ -182,7 +182,7 @@ def find_sources(release: str) -> list[str]:
         if origin in _VENDORS and (name == release or name.startswith(f"{release}-"))
     }
     if not found:
-        raise RuntimeUnavailable(f"apt has no package lists of {release}: run `apt-get update`")
+        raise RuntimeUnavailable(f"apt has no package lists for {release}: run `apt-get update`")
     return sorted(found)
 
 

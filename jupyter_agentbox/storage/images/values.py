@@ -201,7 +201,9 @@ def find_recipe(name: str) -> Path:
     else:
         raise InvalidRequest(f"{name[:100]!r} is not a valid recipe name", field="recipe")
     if not path.is_file():
-        raise NotFound(f"recipe {name!r} does not exist; use the path of a .toml file, or {', '.join(list_recipes())}")
+        raise NotFound(
+            f"recipe {name!r} does not exist; use the path of a .toml file, or one of: {', '.join(list_recipes())}"
+        )
     return path
 
 

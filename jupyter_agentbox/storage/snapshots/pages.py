@@ -394,7 +394,7 @@ def _choose_packs(tables: Iterable[Table]) -> set[str]:
 
 def changed(part: str) -> Damaged:
     """Return the error for a changed part."""
-    return Damaged(f"{part} was changed on disk, so the snapshot is not used")
+    return Damaged(f"{part} was changed on disk, so the snapshot cannot be used; delete it")
 
 
 def open_regular(path: Path, part: str) -> int:

@@ -439,7 +439,7 @@ class SnapshotStore:
 
 @contextmanager
 def _restoring(folder: OwnerFolder, snapshot_id: str) -> Iterator[None]:
-    """Translate errors inside the block, and report a snapshot that was deleted meanwhile as not found."""
+    """Translate errors inside the block, and report a snapshot that was deleted in the meantime as not found."""
     try:
         with disk_errors("the snapshot could not be restored"):
             yield

@@ -59,7 +59,7 @@ def test_an_image_is_imported_listed_offered_exported_and_removed(tmp_path: Path
         assert (out.status, (tmp_path / "mine.tar").stat().st_size > 0) == (0, True)
         assert gone.out.count("removed ") == 2
         assert (again.status, "images are: none" in again.err) == (1, True)
-        assert "there are: all, base" in missing.err
+        assert "or one of: all, base" in missing.err
         assert [result.status for result in (missing, bare, group)] == [1, 2, 2]
         assert ImageStore(env.state_dir).list() == []
     finally:

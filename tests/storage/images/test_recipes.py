@@ -79,7 +79,7 @@ def test_recipes_in_a_circle(tmp_path: Path) -> None:
 
 
 def test_a_recipe_that_is_not_there() -> None:
-    with pytest.raises(NotFound, match=r"does not exist; use .* all, base"):
+    with pytest.raises(NotFound, match=r"does not exist; use .* one of: all, base"):
         values.find_recipe("nothing")
     with pytest.raises(NotFound):
         values.find_recipe("/nowhere/x.toml")
