@@ -1,5 +1,6 @@
 # make run    install here (.venv), get gVisor, start JupyterLab with sandboxed Python
 # make test   install, lint and test
+# make check  lint, types and the tests that start no sandbox, in less than a minute
 # Works from a clean clone on Debian 12 and 13, as root or with sudo, and asks nothing; Ubuntu has no package chromium.
 # A second run installs nothing again unless pyproject.toml has changed.
 
@@ -14,11 +15,15 @@ ARGS ?=
 RUN_CONFIG := $(CURDIR)/.venv/etc/make-run
 # Processes that `make test` divides the test files among.
 WORKERS ?= 2
+# Tests that start no sandbox and no server.
+UNIT := $(addprefix tests/,models policy egress guest storage/audit storage/files storage/snapshots sandbox/link \
+	sandbox/test_tokens.py runtimes/test_oci.py runtimes/test_rootfs.py runtimes/docker/test_config.py \
+	test_documentation.py test_linux.py test_repository.py)
 APT := $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get
 
-.PHONY: help run test lint format bench docs setup packages clean
+.PHONY: help run test check lint format bench docs setup packages clean
 help:
-	@sed -n '1,4s/^# //p' Makefile
+	@sed -n '1,5s/^# //p' Makefile
 
 # Install the packages of $(1), lines of "command package", whose command is missing.
 define install_missing
@@ -78,6 +83,10 @@ format: .venv/installed
 test: packages setup lint
 	@echo "== Tests, on real gVisor, in $(WORKERS) processes"
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+check: lint
+	@echo "== Tests that start no sandbox and need no network, in $(WORKERS) processes"
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not network" $(UNIT) $(ARGS)
 
 bench: setup
 	@echo "== Benchmarks: bare ipykernel = 1.0, both in one run"
