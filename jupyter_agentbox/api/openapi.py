@@ -31,6 +31,65 @@ _PARAMETERS = {
     "token": "Id of a token (not the token itself).",
     "snapshot": "Id of a snapshot.",
 }
+#: Fields that mean the same in all requests; a struct's own description of a field comes first.
+_FIELDS = {
+    "after": "Number of lines to return after each match.",
+    "after_id": "Return rows with a higher id only, to continue after the last row of a page.",
+    "all": "Replace every occurrence, however many there are.",
+    "allowed_hosts": "Hosts that the sandbox may reach.",
+    "argv": "Program and its arguments, run without a shell.",
+    "base64": "Content as base64, for data that is not text.",
+    "before": "Number of lines to return before each match.",
+    "body": "Body as text.",
+    "body_base64": "Body as base64, for data that is not text.",
+    "columns": "Width of the terminal, in characters.",
+    "command": "Command line, run by the shell.",
+    "count": "Number of times that the text must occur.",
+    "depth": "Number of levels to descend; unlimited by default.",
+    "digest": "Send the SHA-256 of the data in the `Content-Digest` header.",
+    "encoding": "Encoding of the data: `base64`, or `utf-8`, in which invalid bytes become U+FFFD.",
+    "env": "Additional environment variables.",
+    "exist_ok": "Succeed if the directory exists.",
+    "follow": "Follow a link to its target.",
+    "glob": "Search only files whose path matches this pattern.",
+    "headers": "Header lines.",
+    "ignore_case": "Ignore upper and lower case.",
+    "is_allowed": "Return only decisions that allowed (true) or refused (false).",
+    "is_last": "Close the standard input afterwards.",
+    "is_literal": "Search for the pattern as plain text.",
+    "kind": "Return only rows of this kind, such as `egress` or `lifecycle`.",
+    "labels": "Labels that the caller chooses.",
+    "language": "Programming language.",
+    "length": "Number of bytes to read; up to the maximum by default.",
+    "limit": "Maximum number of results.",
+    "method": "HTTP method.",
+    "missing_ok": "Succeed if there is nothing to delete.",
+    "new": "Text to put in its place.",
+    "note": "Note of the caller.",
+    "offset": "Position of the first byte.",
+    "old": "Text to replace.",
+    "overwrite": "Replace an existing entry.",
+    "parents": "Create missing parent directories.",
+    "path": "Path in the workspace.",
+    "pattern": "Pattern to search for.",
+    "ports": "TCP ports that can be reached through the server.",
+    "recursive": "Include directories with all that is in them.",
+    "rows": "Height of the terminal, in lines.",
+    "sha256": "SHA-256 that the data must have, in hexadecimal.",
+    "signal": "Name or number of the signal.",
+    "since": "Return rows from this time on, in seconds since the epoch.",
+    "size": "Size in bytes.",
+    "stderr_offset": "Position of the first byte of standard error.",
+    "stdout_offset": "Position of the first byte of standard output.",
+    "stream": "Which output to read.",
+    "text": "Content as text.",
+    "timeout": "Maximum number of seconds.",
+    "until": "Return rows up to this time, in seconds since the epoch.",
+    "user": "User to run it as: `root` only if the profile allows it.",
+    "wait": "Seconds to wait for new output.",
+    "why": "Reason for the request, shown to the person who decides.",
+    "workdir": "Working directory; the sandbox's own by default.",
+}
 _TAGS = (
     ("files", "Files"),
     ("exec", "Commands"),
@@ -57,7 +116,7 @@ def make_document(table: Iterable[Route]) -> dict[str, Any]:
     routes = list(table)
     structs = list(dict.fromkeys(_structs(routes)))
     schemas, components = msgspec.json.schema_components(structs, ref_template=_REF)
-    _describe(components)
+    _describe(components, [route.body for route in routes if route.body is not None])
     for schema in components.values():
         _without_tuples(schema)
     references = dict(zip(structs, schemas, strict=True))
@@ -109,25 +168,32 @@ def _structs(routes: Iterable[Route]) -> Iterable[type]:
             yield route.answer
 
 
-def _describe(components: dict[str, Any]) -> None:
+def _describe(components: dict[str, Any], requests: Iterable[type]) -> None:
     """Convert docstrings, which msgspec includes as a whole, into descriptions of a schema and of its properties."""
     for schema in components.values():
-        if "description" not in schema:
-            continue
-        head, _, rest = inspect.cleandoc(schema["description"]).partition("\nParameters\n")
-        schema["description"] = " ".join(head.split())
-        lines = rest.splitlines()[1:]
-        names: list[str] = []
-        texts: dict[str, list[str]] = {}
-        for line in lines:
-            if line and not line[0].isspace():
-                names = [name.strip() for name in line.partition(" : ")[0].split(",")]
-            elif names and line.strip():
-                for name in names:
-                    texts.setdefault(name, []).append(line.strip())
-        for name, found in texts.items():
-            if name in schema.get("properties", {}):
-                schema["properties"][name].setdefault("description", " ".join(found))
+        if "description" in schema:
+            _describe_by_docstring(schema)
+    for struct in requests:
+        for name, item in components[struct.__name__]["properties"].items():
+            if name in _FIELDS and "$ref" not in item:
+                item.setdefault("description", _FIELDS[name])
+
+
+def _describe_by_docstring(schema: dict[str, Any]) -> None:
+    head, _, rest = inspect.cleandoc(schema["description"]).partition("\nParameters\n")
+    schema["description"] = " ".join(head.split())
+    lines = rest.splitlines()[1:]
+    names: list[str] = []
+    texts: dict[str, list[str]] = {}
+    for line in lines:
+        if line and not line[0].isspace():
+            names = [name.strip() for name in line.partition(" : ")[0].split(",")]
+        elif names and line.strip():
+            for name in names:
+                texts.setdefault(name, []).append(line.strip())
+    for name, found in texts.items():
+        if name in schema.get("properties", {}):
+            schema["properties"][name].setdefault("description", " ".join(found))
 
 
 def _without_tuples(schema: Any) -> None:
@@ -215,7 +281,8 @@ def _operation(route: Route, references: dict[type, Any], components: dict[str, 
         parameters += _query(route.query)
     if route.name == "download_file":
         schema = {"type": "string"}
-        parameters.append({"name": "Range", "in": "header", "required": False, "schema": schema})
+        text = "Range of bytes, as in RFC 9110."
+        parameters.append({"name": "Range", "in": "header", "required": False, "schema": schema, "description": text})
     if parameters:
         operation["parameters"] = parameters
     if route.body is not None:
@@ -230,7 +297,7 @@ def _operation(route: Route, references: dict[type, Any], components: dict[str, 
 
 def _query(struct: type[msgspec.Struct]) -> list[dict[str, Any]]:
     (_,), components = msgspec.json.schema_components([struct], ref_template=_REF)
-    _describe(components)
+    _describe(components, [struct])
     properties = components[struct.__name__]["properties"]
     parameters = []
     for item in msgspec.structs.fields(struct):

@@ -156,7 +156,7 @@ class OutputQuery(Body, frozen=True):
 
     stream: Literal["stdout", "stderr"] = "stdout"
     offset: Annotated[int, Meta(ge=0, le=2**62)] = 0
-    limit: Annotated[int, Meta(ge=1, le=1024 * 1024)] = 256 * 1024
+    limit: Annotated[int, Meta(ge=1, le=1024 * 1024, description="Maximum number of bytes.")] = 256 * 1024
     wait: Annotated[float, Meta(ge=0, le=60)] = 0.0
     encoding: Encoding = "utf-8"
 

@@ -92,7 +92,13 @@ class GrepQuery(Body, frozen=True):
 
 
 class WriteRequest(Body, frozen=True):
-    """A file to write, with its whole content as text or bytes."""
+    """A file to write, with its whole content as text or bytes.
+
+    Parameters
+    ----------
+    mode : int, optional
+        Permission bits of the file.
+    """
 
     path: Path
     text: str = ""
@@ -186,7 +192,7 @@ class PackQuery(Body, frozen=True):
     """A directory to download as an archive."""
 
     path: Path = "."
-    kind: Literal["tar", "zip"] = "tar"
+    kind: Annotated[Literal["tar", "zip"], Meta(description="Format of the archive.")] = "tar"
 
 
 class ImportRequest(Body, frozen=True):

@@ -75,7 +75,7 @@ class AskRequest(Body, frozen=True):
 class AskDecision(Body, frozen=True):
     """A person's decision on a host request."""
 
-    decision: Literal["allow", "deny"]
+    decision: Annotated[Literal["allow", "deny"], Meta(description="Whether the sandbox may reach the host.")]
     note: Annotated[str, Meta(max_length=1000)] = ""
 
 

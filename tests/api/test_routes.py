@@ -170,6 +170,16 @@ def test_the_document_is_sound() -> None:
         if route.action == "read":
             assert route.verb == "get" or route.name == "export_files", route
     assert "----" not in text
+    schemas = document["components"]["schemas"]
+    for verbs in document["paths"].values():
+        for operation in verbs.values():
+            for parameter in operation.get("parameters", []):
+                assert parameter["description"], (operation["operationId"], parameter)
+            content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+            for name, item in (
+                schemas[content["schema"]["$ref"].rsplit("/", 1)[1]]["properties"].items() if content else ()
+            ):
+                assert "$ref" in item or item["description"], (operation["operationId"], name)
 
 
 def test_every_error_has_a_status() -> None:

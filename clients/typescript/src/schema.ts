@@ -1647,7 +1647,10 @@ export interface components {
              * @default default
              */
             name?: string;
-            /** @default null */
+            /**
+             * @description Programming language.
+             * @default null
+             */
             language?: string | null;
         };
         /**
@@ -1763,17 +1766,30 @@ export interface components {
          * @description A command to run in the background; see ExecRequest.
          */
         ProcessRequest: {
-            /** @default null */
+            /**
+             * @description Command line, run by the shell.
+             * @default null
+             */
             command?: string | null;
-            /** @default null */
+            /**
+             * @description Program and its arguments, run without a shell.
+             * @default null
+             */
             argv?: string[] | null;
-            /** @default null */
+            /**
+             * @description Working directory; the sandbox's own by default.
+             * @default null
+             */
             workdir?: string | null;
-            /** @default {} */
+            /**
+             * @description Additional environment variables.
+             * @default {}
+             */
             env?: {
                 [key: string]: string;
             };
             /**
+             * @description User to run it as: `root` only if the profile allows it.
              * @default user
              * @enum {unknown}
              */
@@ -1824,11 +1840,20 @@ export interface components {
          * @description Input for a process; `is_last` closes its standard input.
          */
         InputRequest: {
-            /** @default  */
+            /**
+             * @description Content as text.
+             * @default
+             */
             text?: string;
-            /** @default  */
+            /**
+             * @description Content as base64, for data that is not text.
+             * @default
+             */
             base64?: string;
-            /** @default false */
+            /**
+             * @description Close the standard input afterwards.
+             * @default false
+             */
             is_last?: boolean;
         };
         /**
@@ -1836,7 +1861,10 @@ export interface components {
          * @description A signal to send, by name or number, such as `TERM`.
          */
         SignalRequest: {
-            /** @default TERM */
+            /**
+             * @description Name or number of the signal.
+             * @default TERM
+             */
             signal?: string | number;
         };
         /**
@@ -1844,7 +1872,9 @@ export interface components {
          * @description The new size of a terminal.
          */
         SizeRequest: {
+            /** @description Height of the terminal, in lines. */
             rows: number;
+            /** @description Width of the terminal, in characters. */
             columns: number;
         };
         /**
@@ -1852,24 +1882,43 @@ export interface components {
          * @description A terminal to open. It runs a login shell unless a command is given.
          */
         TerminalRequest: {
-            /** @default null */
+            /**
+             * @description Command line, run by the shell.
+             * @default null
+             */
             command?: string | null;
-            /** @default null */
+            /**
+             * @description Program and its arguments, run without a shell.
+             * @default null
+             */
             argv?: string[] | null;
-            /** @default null */
+            /**
+             * @description Working directory; the sandbox's own by default.
+             * @default null
+             */
             workdir?: string | null;
-            /** @default {} */
+            /**
+             * @description Additional environment variables.
+             * @default {}
+             */
             env?: {
                 [key: string]: string;
             };
             /**
+             * @description User to run it as: `root` only if the profile allows it.
              * @default user
              * @enum {unknown}
              */
             user?: "root" | "user";
-            /** @default 24 */
+            /**
+             * @description Height of the terminal, in lines.
+             * @default 24
+             */
             rows?: number;
-            /** @default 80 */
+            /**
+             * @description Width of the terminal, in characters.
+             * @default 80
+             */
             columns?: number;
         };
         /**
@@ -1893,15 +1942,30 @@ export interface components {
         WriteRequest: {
             /** @description Path in the workspace, relative or absolute. */
             path: string;
-            /** @default  */
+            /**
+             * @description Content as text.
+             * @default
+             */
             text?: string;
-            /** @default  */
+            /**
+             * @description Content as base64, for data that is not text.
+             * @default
+             */
             base64?: string;
-            /** @default true */
+            /**
+             * @description Create missing parent directories.
+             * @default true
+             */
             parents?: boolean;
-            /** @default true */
+            /**
+             * @description Replace an existing entry.
+             * @default true
+             */
             overwrite?: boolean;
-            /** @default null */
+            /**
+             * @description Permission bits of the file.
+             * @default null
+             */
             mode?: number | null;
         };
         /**
@@ -1935,11 +1999,20 @@ export interface components {
         AppendRequest: {
             /** @description Path in the workspace, relative or absolute. */
             path: string;
-            /** @default  */
+            /**
+             * @description Content as text.
+             * @default
+             */
             text?: string;
-            /** @default  */
+            /**
+             * @description Content as base64, for data that is not text.
+             * @default
+             */
             base64?: string;
-            /** @default true */
+            /**
+             * @description Create missing parent directories.
+             * @default true
+             */
             parents?: boolean;
         };
         /**
@@ -1949,11 +2022,19 @@ export interface components {
         EditRequest: {
             /** @description Path in the workspace, relative or absolute. */
             path: string;
+            /** @description Text to replace. */
             old: string;
+            /** @description Text to put in its place. */
             new: string;
-            /** @default 1 */
+            /**
+             * @description Number of times that the text must occur.
+             * @default 1
+             */
             count?: number;
-            /** @default false */
+            /**
+             * @description Replace every occurrence, however many there are.
+             * @default false
+             */
             all?: boolean;
         };
         /**
@@ -2037,9 +2118,15 @@ export interface components {
         MakeDirectoryRequest: {
             /** @description Path in the workspace, relative or absolute. */
             path: string;
-            /** @default true */
+            /**
+             * @description Create missing parent directories.
+             * @default true
+             */
             parents?: boolean;
-            /** @default true */
+            /**
+             * @description Succeed if the directory exists.
+             * @default true
+             */
             exist_ok?: boolean;
         };
         /**
@@ -2051,9 +2138,15 @@ export interface components {
             source: string;
             /** @description Path in the workspace, relative or absolute. */
             target: string;
-            /** @default true */
+            /**
+             * @description Create missing parent directories.
+             * @default true
+             */
             parents?: boolean;
-            /** @default false */
+            /**
+             * @description Replace an existing entry.
+             * @default false
+             */
             overwrite?: boolean;
         };
         /**
@@ -2065,11 +2158,20 @@ export interface components {
             source: string;
             /** @description Path in the workspace, relative or absolute. */
             target: string;
-            /** @default true */
+            /**
+             * @description Include directories with all that is in them.
+             * @default true
+             */
             recursive?: boolean;
-            /** @default true */
+            /**
+             * @description Create missing parent directories.
+             * @default true
+             */
             parents?: boolean;
-            /** @default false */
+            /**
+             * @description Replace an existing entry.
+             * @default false
+             */
             overwrite?: boolean;
         };
         /**
@@ -2104,9 +2206,15 @@ export interface components {
         DeleteRequest: {
             /** @description Path in the workspace, relative or absolute. */
             path: string;
-            /** @default false */
+            /**
+             * @description Include directories with all that is in them.
+             * @default false
+             */
             recursive?: boolean;
-            /** @default false */
+            /**
+             * @description Succeed if there is nothing to delete.
+             * @default false
+             */
             missing_ok?: boolean;
         };
         /**
@@ -2135,7 +2243,10 @@ export interface components {
              * @default null
              */
             folder?: string | null;
-            /** @default false */
+            /**
+             * @description Replace an existing entry.
+             * @default false
+             */
             overwrite?: boolean;
         };
         /**
@@ -2149,7 +2260,10 @@ export interface components {
             target: string;
             /** @description Letters, digits, `.`, `_`, `-`. */
             folder: string;
-            /** @default false */
+            /**
+             * @description Replace an existing entry.
+             * @default false
+             */
             overwrite?: boolean;
         };
         /**
@@ -2178,7 +2292,10 @@ export interface components {
              * @default false
              */
             upgrade?: boolean;
-            /** @default 600 */
+            /**
+             * @description Maximum number of seconds.
+             * @default 600
+             */
             timeout?: number;
         };
         /**
@@ -2457,11 +2574,13 @@ export interface components {
          * @description Changes to a running sandbox; omitted fields stay unchanged. `allowed_hosts` replaces the whole list.
          */
         SandboxPatch: {
+            /** @description Hosts that the sandbox may reach. */
             allowed_hosts?: string[];
             /** @description Seconds. */
             idle_timeout?: number;
             /** @description Seconds. */
             max_life?: number;
+            /** @description Labels that the caller chooses. */
             labels?: {
                 [key: string]: string;
             };
@@ -2507,7 +2626,10 @@ export interface components {
         AskRequest: {
             /** @description `name`, `*.name`, `name:port` or a preset. */
             host: string;
-            /** @default  */
+            /**
+             * @description Reason for the request, shown to the person who decides.
+             * @default
+             */
             why?: string;
         };
         /**
@@ -2541,9 +2663,15 @@ export interface components {
          * @description A person's decision on a host request.
          */
         AskDecision: {
-            /** @enum {unknown} */
+            /**
+             * @description Whether the sandbox may reach the host.
+             * @enum {unknown}
+             */
             decision: "allow" | "deny";
-            /** @default  */
+            /**
+             * @description Note of the caller.
+             * @default
+             */
             note?: string;
         };
         /**
@@ -2554,19 +2682,32 @@ export interface components {
             /** @description An `http` or `https` URL. */
             url: string;
             /**
+             * @description HTTP method.
              * @default GET
              * @enum {unknown}
              */
             method?: "DELETE" | "GET" | "HEAD" | "OPTIONS" | "PATCH" | "POST" | "PUT";
-            /** @default {} */
+            /**
+             * @description Header lines.
+             * @default {}
+             */
             headers?: {
                 [key: string]: string;
             };
-            /** @default  */
+            /**
+             * @description Body as text.
+             * @default
+             */
             body?: string;
-            /** @default  */
+            /**
+             * @description Body as base64, for data that is not text.
+             * @default
+             */
             body_base64?: string;
-            /** @default 30 */
+            /**
+             * @description Maximum number of seconds.
+             * @default 30
+             */
             timeout?: number;
             /**
              * @description Maximum number of bytes kept of the response body.
@@ -2789,10 +2930,15 @@ export interface operations {
     get_audit: {
         parameters: {
             query?: {
+                /** @description Return only rows of this kind, such as `egress` or `lifecycle`. */
                 kind?: string;
+                /** @description Return only decisions that allowed (true) or refused (false). */
                 is_allowed?: boolean;
+                /** @description Return rows from this time on, in seconds since the epoch. */
                 since?: number;
+                /** @description Return rows up to this time, in seconds since the epoch. */
                 until?: number;
+                /** @description Return rows with a higher id only, to continue after the last row of a page. */
                 after_id?: number;
                 /** @description Only rows before this id. Pass the first id of a response to get older rows. */
                 before_id?: number;
@@ -3208,10 +3354,15 @@ export interface operations {
     read_output: {
         parameters: {
             query?: {
+                /** @description Which output to read. */
                 stream?: "stderr" | "stdout";
+                /** @description Position of the first byte. */
                 offset?: number;
+                /** @description Maximum number of bytes. */
                 limit?: number;
+                /** @description Seconds to wait for new output. */
                 wait?: number;
+                /** @description Encoding of the data: `base64`, or `utf-8`, in which invalid bytes become U+FFFD. */
                 encoding?: "base64" | "utf-8";
             };
             header?: never;
@@ -3239,8 +3390,11 @@ export interface operations {
     follow_process: {
         parameters: {
             query?: {
+                /** @description Position of the first byte of standard output. */
                 stdout_offset?: number;
+                /** @description Position of the first byte of standard error. */
                 stderr_offset?: number;
+                /** @description Encoding of the data: `base64`, or `utf-8`, in which invalid bytes become U+FFFD. */
                 encoding?: "base64" | "utf-8";
             };
             header?: never;
@@ -3384,6 +3538,7 @@ export interface operations {
     wait_process: {
         parameters: {
             query?: {
+                /** @description Maximum number of seconds. */
                 timeout?: number;
             };
             header?: never;
@@ -3440,8 +3595,11 @@ export interface operations {
             query: {
                 /** @description Path in the workspace, relative or absolute. */
                 path: string;
+                /** @description Position of the first byte. */
                 offset?: number;
+                /** @description Number of bytes to read; up to the maximum by default. */
                 length?: number;
+                /** @description Encoding of the data: `base64`, or `utf-8`, in which invalid bytes become U+FFFD. */
                 encoding?: "base64" | "utf-8";
             };
             header?: never;
@@ -3550,6 +3708,7 @@ export interface operations {
             query: {
                 /** @description Path in the workspace, relative or absolute. */
                 path: string;
+                /** @description Follow a link to its target. */
                 follow?: boolean;
             };
             header?: never;
@@ -3603,8 +3762,11 @@ export interface operations {
             query?: {
                 /** @description Path in the workspace, relative or absolute. */
                 path?: string;
+                /** @description Include directories with all that is in them. */
                 recursive?: boolean;
+                /** @description Number of levels to descend; unlimited by default. */
                 depth?: number;
+                /** @description Maximum number of results. */
                 limit?: number;
             };
             header?: never;
@@ -3630,9 +3792,11 @@ export interface operations {
     glob_files: {
         parameters: {
             query: {
+                /** @description Pattern to search for. */
                 pattern: string;
                 /** @description Path in the workspace, relative or absolute. */
                 path?: string;
+                /** @description Maximum number of results. */
                 limit?: number;
             };
             header?: never;
@@ -3658,14 +3822,21 @@ export interface operations {
     grep_files: {
         parameters: {
             query: {
+                /** @description Pattern to search for. */
                 pattern: string;
                 /** @description Path in the workspace, relative or absolute. */
                 path?: string;
+                /** @description Search only files whose path matches this pattern. */
                 glob?: string;
+                /** @description Search for the pattern as plain text. */
                 is_literal?: boolean;
+                /** @description Ignore upper and lower case. */
                 ignore_case?: boolean;
+                /** @description Number of lines to return before each match. */
                 before?: number;
+                /** @description Number of lines to return after each match. */
                 after?: number;
+                /** @description Maximum number of results. */
                 limit?: number;
             };
             header?: never;
@@ -3801,9 +3972,11 @@ export interface operations {
             query: {
                 /** @description Path in the workspace, relative or absolute. */
                 path: string;
+                /** @description Send the SHA-256 of the data in the `Content-Digest` header. */
                 digest?: boolean;
             };
             header?: {
+                /** @description Range of bytes, as in RFC 9110. */
                 Range?: string;
             };
             path: {
@@ -3839,9 +4012,13 @@ export interface operations {
             query: {
                 /** @description Path in the workspace, relative or absolute. */
                 path: string;
+                /** @description Size in bytes. */
                 size?: number;
+                /** @description SHA-256 that the data must have, in hexadecimal. */
                 sha256?: string;
+                /** @description Create missing parent directories. */
                 parents?: boolean;
+                /** @description Replace an existing entry. */
                 overwrite?: boolean;
                 /** @description Permission bits. */
                 mode?: number;
@@ -3875,6 +4052,7 @@ export interface operations {
             query?: {
                 /** @description Path in the workspace, relative or absolute. */
                 path?: string;
+                /** @description Format of the archive. */
                 kind?: "tar" | "zip";
             };
             header?: never;
@@ -3902,8 +4080,11 @@ export interface operations {
             query?: {
                 /** @description Path in the workspace, relative or absolute. */
                 path?: string;
+                /** @description Size in bytes. */
                 size?: number;
+                /** @description SHA-256 that the data must have, in hexadecimal. */
                 sha256?: string;
+                /** @description Replace an existing entry. */
                 overwrite?: boolean;
             };
             header?: never;
@@ -4231,10 +4412,15 @@ export interface operations {
     get_egress_log: {
         parameters: {
             query?: {
+                /** @description Return only rows of this kind, such as `egress` or `lifecycle`. */
                 kind?: string;
+                /** @description Return only decisions that allowed (true) or refused (false). */
                 is_allowed?: boolean;
+                /** @description Return rows from this time on, in seconds since the epoch. */
                 since?: number;
+                /** @description Return rows up to this time, in seconds since the epoch. */
                 until?: number;
+                /** @description Return rows with a higher id only, to continue after the last row of a page. */
                 after_id?: number;
                 /** @description Only rows before this id. Pass the first id of a response to get older rows. */
                 before_id?: number;
@@ -4415,10 +4601,15 @@ export interface operations {
     get_sandbox_audit: {
         parameters: {
             query?: {
+                /** @description Return only rows of this kind, such as `egress` or `lifecycle`. */
                 kind?: string;
+                /** @description Return only decisions that allowed (true) or refused (false). */
                 is_allowed?: boolean;
+                /** @description Return rows from this time on, in seconds since the epoch. */
                 since?: number;
+                /** @description Return rows up to this time, in seconds since the epoch. */
                 until?: number;
+                /** @description Return rows with a higher id only, to continue after the last row of a page. */
                 after_id?: number;
                 /** @description Only rows before this id. Pass the first id of a response to get older rows. */
                 before_id?: number;
