@@ -25,11 +25,12 @@ from typing import NamedTuple
 
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, TooLarge
 from jupyter_agentbox.models.file_entries import Copied, kind_of
+from jupyter_agentbox.storage.trees import closing
 
 from .atomic import CHUNK
+from .builder import Builder, Item, Skipped, make_plan
 from .paths import MAX_PATH, Parts, parse_path, show, write_name, write_path
-from .tree import KIND_NAMES, Budget, Tree, closing
-from .trees import Builder, Item, Skipped, make_plan
+from .tree import KIND_NAMES, Budget, Tree
 
 MAX_READ = 16 * 1024 * 1024
 _ZIP_TIMES = 315532800, 4354819198  # 1980 to 2107

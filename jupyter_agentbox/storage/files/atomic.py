@@ -11,9 +11,10 @@ from contextlib import suppress
 
 from jupyter_agentbox.errors import AgentboxError, Conflict, TooLarge
 from jupyter_agentbox.models.file_entries import kind_of
+from jupyter_agentbox.storage.trees import libc
 
 from .paths import show
-from .tree import KIND_NAMES, libc, translate_os_errors
+from .tree import KIND_NAMES, translate_os_errors
 
 CHUNK = 1024 * 1024
 _NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL, errno.ENOSYS)

@@ -11,12 +11,14 @@ from pathlib import Path
 
 from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound, TooLarge
 from jupyter_agentbox.models.file_entries import Copied, Edited, Entry, Used, make_entry
+from jupyter_agentbox.storage.trees import closing, libc
 
-from . import archives, trees
+from . import archives
 from .atomic import NewFile, Room, check_replaceable, copy_data, look, permissions
+from .builder import Builder, copy_tree, delete_tree, make_plan
 from .paths import Parts, show, write_path
 from .transfer import Upload, check_announced
-from .tree import Budget, Tree, closing, libc, open_found, translate_os_errors
+from .tree import Budget, Tree, open_found, translate_os_errors
 from .view import MAX_DOWNLOAD, MAX_READ, MAX_TREE, FolderView, read_at
 
 #: Maximum number of entries of a tree to delete.
@@ -69,7 +71,7 @@ class Folder(FolderView):
         total, seen = 0, set()
         beneath = Tree(os.dup(self._tree.fd))
         try:
-            for found in beneath.walk((), budget):
+            for found in beneath.walk(budget):
                 status, size = found.status, 4096
                 identity = (status.st_dev, status.st_ino)
                 if status.st_nlink == 1 or stat.S_ISDIR(status.st_mode) or identity not in seen:
@@ -302,11 +304,11 @@ class Folder(FolderView):
             if existing is not None and not (overwrite and stat.S_ISDIR(existing.st_mode)):
                 raise Conflict(f"{show(write_path(new))} already exists", field="target")
         # The list is complete before anything is created, so that a copy of a directory into itself ends.
-        plan = trees.make_plan(source, budget)
+        plan = make_plan(source, budget)
         with closing(self._tree.make_directories(new)) as top:
             tree = Tree(os.dup(top), self._tree.hidden)
-        with trees.Builder(tree, new, self._room(), overwrite) as builder:
-            return trees.copy_tree(source, plan, builder, budget)
+        with Builder(tree, new, self._room(), overwrite) as builder:
+            return copy_tree(source, plan, builder, budget)
 
     def delete(self, path: str, *, recursive: bool = False, missing_ok: bool = False, timeout: float = 300.0) -> int:
         """Delete an entry of any kind. For a link, delete the link, not its target.
@@ -329,7 +331,7 @@ class Folder(FolderView):
                 if not recursive:
                     os.rmdir(parts[-1], dir_fd=directory)
                     return 1
-                return trees.delete_tree(directory, parts[-1], write_path(parts), self._tree.hidden, budget)
+                return delete_tree(directory, parts[-1], write_path(parts), self._tree.hidden, budget)
         except NotFound:
             if missing_ok:
                 return 0
@@ -373,7 +375,10 @@ class Folder(FolderView):
 
         def deliver(file: NewFile, digest: str) -> Copied:
             tree = Tree(os.dup(file.directory), self._tree.hidden)
-            with trees.Builder(tree, parts, self._room(), overwrite) as builder, open(os.dup(file.fd), "rb") as archive:
+            with (
+                Builder(tree, parts, self._room(), overwrite) as builder,
+                open(os.dup(file.fd), "rb") as archive,
+            ):
                 try:
                     return archives.unpack(archive, builder, Budget(max_entries, timeout), max_bytes, digest)
                 finally:

@@ -21,11 +21,12 @@ from urllib.parse import quote
 
 from jupyter_agentbox.errors import Conflict, InvalidRequest, PolicyRefused
 from jupyter_agentbox.models.file_entries import kind_of
+from jupyter_agentbox.storage.trees import closing, libc
 
 from .atomic import Room, copy_content, copy_data, look, permissions
+from .builder import Builder, copy_tree, delete_tree, make_plan
 from .paths import show
-from .tree import KIND_NAMES, Budget, Tree, closing, libc
-from .trees import Builder, copy_tree, delete_tree, make_plan
+from .tree import KIND_NAMES, Budget, Tree
 
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _MAX_LINKS = 40

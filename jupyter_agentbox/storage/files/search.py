@@ -21,9 +21,10 @@ from pathlib import Path
 
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, NotFound, RuntimeFailed
 from jupyter_agentbox.models.file_entries import Match, Matches
+from jupyter_agentbox.storage.trees import closing
 
 from .paths import Parts, read_name, show, write_path
-from .tree import Budget, Tree, closing, open_child, open_found
+from .tree import Budget, Tree, open_child, open_found
 
 #: Limits: bytes of one file, characters of one line, of a pattern and of an answer, and number of context lines.
 MAX_FILE = 16 * 1024 * 1024
@@ -198,7 +199,7 @@ def grep(
 def _search_beneath(tree: Tree, fd: int, top: Parts, wanted: Glob | None, search: _Search, budget: Budget) -> None:
     beneath = Tree(os.dup(fd), tree.hidden)
     try:
-        for found in beneath.walk((), budget, enter=wanted.may_match_beneath if wanted else None):
+        for found in beneath.walk(budget, enter=wanted.may_match_beneath if wanted else None):
             if search.is_done:
                 return
             if not stat.S_ISREG(found.status.st_mode) or (wanted and not wanted.matches(found.parts)):

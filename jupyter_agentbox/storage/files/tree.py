@@ -12,14 +12,12 @@ opened for reading through that same descriptor. So whatever is swapped in the m
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from jupyter_agentbox.errors import (
@@ -33,14 +31,11 @@ from jupyter_agentbox.errors import (
     TooLarge,
 )
 from jupyter_agentbox.models.file_entries import Kind, kind_of
+from jupyter_agentbox.storage.trees import Found, closing, libc, walk
 
 from .paths import MAX_PATH, Parts, make_matcher, show, write_path
 
-_SYS_OPENAT2 = 437  # the same on every architecture
-_RESOLVE = 0x08 | 0x04 | 0x02  # BENEATH, NO_SYMLINKS, NO_MAGICLINKS
-_RENAME_NOREPLACE = 1
 _MAX_LINKS = 40
-_MISSING = (errno.ENOSYS, errno.EINVAL)
 
 KIND_NAMES: dict[Kind, str] = {
     "file": "a file",
@@ -50,59 +45,6 @@ KIND_NAMES: dict[Kind, str] = {
     "socket": "a socket",
     "device": "a device",
 }
-
-
-class _OpenHow(ctypes.Structure):
-    _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
-
-
-class _Libc:
-    """The two system calls that Python lacks. `has_openat2` is cleared when a kernel does not support the call."""
-
-    def __init__(self) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self.has_openat2 = hasattr(self._libc, "syscall")
-
-    def openat2(self, directory: int, path: str, flags: int) -> int:
-        how = _OpenHow(flags | os.O_CLOEXEC, 0, _RESOLVE)
-        fd: int = self._libc.syscall(
-            ctypes.c_long(_SYS_OPENAT2),
-            ctypes.c_int(directory),
-            ctypes.c_char_p(os.fsencode(path)),
-            ctypes.byref(how),
-            ctypes.c_size_t(ctypes.sizeof(how)),
-        )
-        if fd < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        return fd
-
-    def rename_new(self, source_dir: int, source: str, target_dir: int, target: str) -> None:
-        """Rename unless the target exists; in two steps if the kernel cannot do it in one."""
-        if hasattr(self._libc, "renameat2"):
-            old, new = os.fsencode(source), os.fsencode(target)
-            if self._libc.renameat2(source_dir, old, target_dir, new, ctypes.c_uint(_RENAME_NOREPLACE)) == 0:
-                return
-            code = ctypes.get_errno()
-            if code not in _MISSING:
-                raise OSError(code, os.strerror(code))
-        try:
-            os.stat(target, dir_fd=target_dir, follow_symlinks=False)
-        except FileNotFoundError:
-            os.rename(source, target, src_dir_fd=source_dir, dst_dir_fd=target_dir)
-        else:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-
-
-libc = _Libc()
-
-
-@contextmanager
-def closing(fd: int) -> Iterator[int]:
-    """Close `fd` at the end of the block."""
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 @contextmanager
@@ -191,19 +133,6 @@ class Budget:
         """Raise TooLarge if the operation was cut short."""
         if self.reason:
             raise TooLarge(f"the operation {self.reason}, which is its limit; do it in smaller parts")
-
-
-@dataclass(frozen=True)
-class Found:
-    """An entry that a walk has found. `directory` is open only until the walk continues."""
-
-    parts: Parts
-    status: os.stat_result
-    directory: int
-
-    @property
-    def name(self) -> str:
-        return self.parts[-1]
 
 
 class Held:
@@ -369,82 +298,47 @@ class Tree(Held):
 
     def walk(
         self,
-        top: Parts,
         budget: Budget,
         *,
         depth: int | None = None,
         enter: Callable[[Parts], bool] | None = None,
         see_hidden: bool = False,
     ) -> Iterator[Found]:
-        """Yield the entries beneath `top`, sorted by name, a directory before its contents, without following links.
+        """Yield the entries beneath the root, sorted by name; all entries of a directory come before their contents.
 
-        Holds one descriptor at a time, regardless of depth. If the walk is cut short, `budget` records the reason.
+        If the walk is cut short, `budget` records the reason.
 
         Parameters
         ----------
-        top : tuple of str
-            Path of a directory, without links. The parts of found entries are relative to it.
         budget : Budget
             Limits on entries and time.
         depth : int, optional
-            Maximum number of levels; 1 for the directory's own entries only.
+            Maximum number of levels; 1 for the root's own entries only.
         enter : callable, optional
             Called with a directory's parts; returns whether to descend into it.
         see_hidden : bool
             Whether to yield hidden entries. They are never descended into.
         """
-        pending: list[Parts] = [()]
-        while pending:
-            inside = pending.pop()
-            try:
-                base = self.open(top + inside)
-            except AgentboxError:
-                if not inside:
-                    raise
-                continue  # removed, or replaced by a link in the meantime
-            with closing(base):
-                try:
-                    names = read_names(base, budget)
-                except OSError as error:
-                    if not inside:
-                        raise translate_os_error(error, write_path(top)) from error
-                    continue
-                below: list[Parts] = []
-                for name in names:
-                    if self.is_hidden(name) and not see_hidden:
-                        continue
-                    try:
-                        status = os.stat(name, dir_fd=base, follow_symlinks=False)
-                    except OSError:
-                        continue
-                    if budget.remaining_seconds() <= 0:
-                        budget.take()
-                        return
-                    parts = (*inside, name)
-                    yield Found(parts, status, base)
-                    if stat.S_ISDIR(status.st_mode) and not self.is_hidden(name) and (not enter or enter(parts)):
-                        if depth is not None and len(parts) >= depth:
-                            continue
-                        if len(os.fsencode("/".join(top + parts))) >= MAX_PATH - 256:
-                            budget.cut(f"stopped at paths longer than {MAX_PATH - 256} bytes")
-                        else:
-                            below.append(parts)
-                pending.extend(reversed(below))
-            if budget.reason and budget.left < 0:
+
+        def descend(found: Found) -> bool:
+            parts = found.parts
+            if self.is_hidden(found.name) or (enter and not enter(parts)) or (depth and len(parts) >= depth):
+                return False
+            if len(os.fsencode(found.path)) >= MAX_PATH - 256:
+                budget.cut(f"stopped at paths longer than {MAX_PATH - 256} bytes")
+                return False
+            return True
+
+        def on_error(path: str, error: OSError) -> None:
+            if not path:
+                raise translate_os_error(error, write_path(())) from error
+
+        for found in walk(self.fd, siblings_first=True, enter=descend, take=budget.take, on_error=on_error):
+            if budget.remaining_seconds() <= 0:
+                budget.take()
                 return
-
-
-def read_names(directory: int, budget: Budget) -> list[str]:
-    """Return the sorted names in a directory, at most as many as the budget allows."""
-    names: list[str] = []
-    # A separate descriptor, because threads that list through the same one would share its position.
-    with closing(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)) as fd:
-        with os.scandir(fd) as entries:
-            for entry in entries:
-                if not budget.take():
-                    break
-                names.append(entry.name)
-    return sorted(names)
+            if see_hidden or not self.is_hidden(found.name):
+                yield found
 
 
 def open_found(fd: int, path: str) -> int:

@@ -11,12 +11,13 @@ from types import TracebackType
 
 from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound, TooLarge
 from jupyter_agentbox.models.file_entries import Content, Entry, Listing, Matches, kind_of, make_entry
+from jupyter_agentbox.storage.trees import Found, closing
 
 from . import archives, search
 from .atomic import CHUNK
 from .paths import Parts, parse_path, show, write_name, write_path
 from .transfer import Download
-from .tree import KIND_NAMES, Budget, Found, Tree, closing, translate_os_errors
+from .tree import KIND_NAMES, Budget, Tree, translate_os_errors
 
 MIB = 1024 * 1024
 #: Maximum bytes of one read, and of a file to edit.
@@ -116,7 +117,7 @@ class FolderView:
             raise InvalidRequest("the depth must be 1 or more", field="depth")
         budget = Budget(_check_limit(limit), timeout)
         with self._beneath(path) as (tree, parts):
-            found = tree.walk((), budget, depth=depth if recursive else 1)
+            found = tree.walk(budget, depth=depth if recursive else 1)
             entries = [_entry(parts, each) for each in found]
         return Listing(entries, budget.reason is not None, budget.reason)
 
@@ -139,7 +140,7 @@ class FolderView:
         budget = Budget(1_000_000, timeout)
         entries: list[Entry] = []
         with self._beneath(path) as (tree, parts):
-            for found in tree.walk((), budget, enter=wanted.may_match_beneath):
+            for found in tree.walk(budget, enter=wanted.may_match_beneath):
                 if wanted.matches(found.parts):
                     if len(entries) >= limit:
                         budget.cut(f"stopped after {limit} entries")

@@ -20,6 +20,7 @@ from typing import IO
 from jupyter_agentbox.errors import Damaged, InvalidRequest, TooLarge
 from jupyter_agentbox.linux import remove_tree
 from jupyter_agentbox.spec import GIB, format_size
+from jupyter_agentbox.storage import trees
 
 MAX_ENTRIES = 2_000_000
 MAX_BYTES = 32 * GIB
@@ -271,21 +272,9 @@ def is_inner_folder(top: Path, folder: Path) -> bool:
 
 def walk(top: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Yield everything beneath a folder in a fixed order, a folder before its contents, without following links."""
-    pending = [_list(top)]
-    while pending:
-        entry = next(pending[-1], None)
-        if entry is None:
-            pending.pop()
-            continue
-        info = entry.stat(follow_symlinks=False)
-        yield Path(entry.path), info
-        if stat.S_ISDIR(info.st_mode):
-            pending.append(_list(entry.path))
-
-
-def _list(folder: str | Path) -> Iterator[os.DirEntry[str]]:
-    with os.scandir(folder) as entries:
-        return iter(sorted(entries, key=lambda entry: os.fsencode(entry.name)))
+    with trees.closing(os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as folder:
+        for found in trees.walk(folder):
+            yield Path(f"{top}/{found.path}"), found.status
 
 
 def measure(top: Path) -> int:

@@ -11,21 +11,22 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 import msgspec
 
 from jupyter_agentbox.errors import AgentboxError, Damaged, DiskFull, TooLarge
+from jupyter_agentbox.storage.trees import Found, closing, open_forced, walk
 
 MAX_ENTRIES = 250_000
 MAX_DEPTH = 200
 MAX_PATH = 4096  # bytes
 MAX_FILE = 1 << 44  # bytes of one file, holes included
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _COPY_SIZE = 16 * 1024 * 1024
 
 
@@ -54,10 +55,6 @@ class Entry(msgspec.Struct, array_like=True):
     mtime: int = 0
     size: int = 0
     target: bytes = b""
-
-
-#: An open directory: its descriptor, its path, its remaining names, and the mode to restore when it is left.
-_Level = tuple[int, bytes, Iterator[bytes], "int | None"]
 
 
 @contextmanager
@@ -89,51 +86,43 @@ class Walk:
     dropped: Counter[str] = field(default_factory=Counter)
 
     def __iter__(self) -> Iterator[tuple[Entry, int]]:
-        seen: dict[tuple[int, int], bytes] = {}
         count = 0
-        with ExitStack() as handles:
-            top = os.open(self.top, _DIRECTORY)
-            stack: list[_Level] = [(top, b"", iter(_names(top)), None)]
-            handles.callback(_close_all, stack)
+        seen: dict[tuple[int, int], bytes] = {}
+
+        def take() -> bool:
+            nonlocal count
+            count += 1
+            return count <= MAX_ENTRIES or _refuse()
+
+        with closing(os.open(self.top, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as top:
             device = os.fstat(top).st_dev
-            while stack:
-                parent, prefix, names, _ = stack[-1]
-                name = next(names, None)
-                if name is None:
-                    _leave(stack.pop())
+
+            def is_kept(found: Found) -> bool:
+                return found.status.st_dev == device and found.status.st_size <= MAX_FILE
+
+            for found in walk(top, enter=is_kept, take=take, on_error=self._drop, is_forced=True):
+                path, facts = os.fsencode(found.path), found.status
+                if found.path.count("/") >= MAX_DEPTH or len(path) > MAX_PATH:
+                    _refuse()
+                if not is_kept(found):
+                    self.dropped["mounts" if facts.st_dev != device else "too large"] += 1
                     continue
-                count += 1
-                path = prefix + name
-                if count > MAX_ENTRIES or len(stack) > MAX_DEPTH or len(path) > MAX_PATH:
-                    raise TooLarge(
-                        f"the workspace exceeds the limits of a snapshot: {MAX_ENTRIES} entries, {MAX_DEPTH} levels, "
-                        f"and {MAX_PATH} bytes for each path"
-                    )
+                entry = Entry(path, "f", stat.S_IMODE(facts.st_mode) & 0o1777, facts.st_mtime_ns)
+                what = stat.S_IFMT(facts.st_mode)
                 try:
-                    facts = os.stat(name, dir_fd=parent, follow_symlinks=False)
-                    what = stat.S_IFMT(facts.st_mode)
-                    if facts.st_dev != device or facts.st_size > MAX_FILE:
-                        self.dropped["mounts" if facts.st_dev != device else "too large"] += 1
-                        continue
-                    entry = Entry(path, "f", stat.S_IMODE(facts.st_mode) & 0o1777, facts.st_mtime_ns)
                     if what == stat.S_IFDIR:
                         entry.kind = "d"
-                        handle, mode = _open(parent, name, _DIRECTORY, 0o500)
-                        stack.append((handle, path + b"/", iter(()), mode))
                         yield entry, -1
-                        stack[-1] = (handle, path + b"/", iter(_names(handle)), mode)
                     elif what == stat.S_IFLNK:
-                        entry.kind, entry.target = "l", os.readlink(name, dir_fd=parent)
+                        entry.kind, entry.target = "l", os.readlink(os.fsencode(found.name), dir_fd=found.directory)
                         yield entry, -1
                     elif what == stat.S_IFREG:
                         identity = (facts.st_dev, facts.st_ino)
                         if facts.st_nlink > 1 and identity in seen:
                             yield Entry(path, "h", target=seen[identity]), -1
                             continue
-                        handle, mode = _open(parent, name, _READ, 0o400)
+                        handle = _open(found)
                         try:
-                            if mode is not None:
-                                os.fchmod(handle, mode)
                             facts = os.fstat(handle)
                             if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_FILE:
                                 continue
@@ -145,64 +134,37 @@ class Walk:
                             os.close(handle)
                     else:
                         self.dropped[{stat.S_IFSOCK: "sockets", stat.S_IFIFO: "fifos"}.get(what, "devices")] += 1
-                except (FileNotFoundError, NotADirectoryError):
-                    self.dropped["gone"] += 1
-                except PermissionError:
-                    self.dropped["unreadable"] += 1
                 except OSError as error:
-                    # The entry was replaced by a link in the meantime, or is no longer a link.
-                    if error.errno not in (errno.ELOOP, errno.EINVAL):
-                        raise
-                    self.dropped["gone"] += 1
+                    self._drop(found.path, error)
+
+    def _drop(self, path: str, error: OSError) -> None:
+        if error.errno == errno.ENAMETOOLONG:
+            _refuse()
+        if isinstance(error, PermissionError) and path:
+            self.dropped["unreadable"] += 1
+        elif error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL) and path:
+            self.dropped["gone"] += 1  # or replaced by a link, or no longer a link
+        else:
+            raise error
 
 
-def _close_all(stack: list[_Level]) -> None:
-    while stack:
-        _leave(stack.pop())
+def _refuse() -> NoReturn:
+    raise TooLarge(
+        f"a snapshot's workspace may hold {MAX_ENTRIES} names, {MAX_DEPTH} deep and of {MAX_PATH} bytes, and this one "
+        "has more"
+    )
 
 
-def _leave(level: _Level) -> None:
-    handle, _, _, mode = level
+def _open(found: Found) -> int:
+    """Open a file, even if its mode forbids that to its owner."""
     try:
-        if mode is not None:
-            os.fchmod(handle, mode)
-    finally:
-        os.close(handle)
-
-
-def _names(handle: int) -> list[bytes]:
-    """Return the names in a directory, sorted."""
-    names = []
-    with os.scandir(handle) as entries:
-        for entry in entries:
-            names.append(os.fsencode(entry.name))
-            if len(names) > MAX_ENTRIES:
-                raise TooLarge(f"the workspace exceeds the limit of a snapshot: {MAX_ENTRIES} entries")
-    return sorted(names)
-
-
-def _open(parent: int, name: bytes, flags: int, needed: int) -> tuple[int, int | None]:
-    """Open an entry, even if its mode forbids that to its owner; return also the mode to restore afterward."""
-    with suppress(PermissionError):
-        handle = os.open(name, flags, dir_fd=parent)
-        if not flags & os.O_DIRECTORY or os.access(b".", os.X_OK, dir_fd=handle, effective_ids=True):
-            return handle, None
-        os.close(handle)  # its names can be listed, but not looked up
-    # A reference to this entry, which stays valid if another one takes its name.
-    handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-    try:
-        mode = stat.S_IMODE(os.fstat(handle).st_mode)
-        if stat.S_ISLNK(os.fstat(handle).st_mode):
-            raise FileNotFoundError
-        itself = f"/proc/self/fd/{handle}"
-        os.chmod(itself, mode | needed)
-        try:
-            return os.open(itself, flags & ~os.O_NOFOLLOW), mode
-        except OSError:
-            os.chmod(itself, mode)
-            raise
-    finally:
-        os.close(handle)
+        return os.open(found.name, _READ | os.O_NOFOLLOW, dir_fd=found.directory)
+    except PermissionError:
+        pass
+    with closing(os.open(found.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=found.directory)) as reference:
+        handle, mode = open_forced(reference, _READ, 0o400)
+    os.fchmod(handle, mode)
+    return handle
 
 
 def data_ranges(handle: int, size: int, grain: int) -> Iterator[tuple[int, int]]:

@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 from jupyter_agentbox.errors import AgentboxError, Conflict, NotFound, TooLarge
 from jupyter_agentbox.models.file_entries import Copied, kind_of
+from jupyter_agentbox.storage.trees import closing
 
 from .atomic import NewFile, Room, check_replaceable, copy_data, look, make_name, permissions
 from .paths import MAX_PATH, Parts, is_inner_link, show, write_path
-from .tree import KIND_NAMES, Budget, Tree, closing, translate_os_errors
+from .tree import KIND_NAMES, Budget, Tree, translate_os_errors
 
 _MAX_SENTENCES = 20
 _BATCH = 1000
@@ -53,7 +54,7 @@ def make_plan(tree: Tree, budget: Budget) -> list[Item]:
         The tree exceeds the budget.
     """
     items = []
-    for found in tree.walk((), budget):
+    for found in tree.walk(budget):
         target = ""
         if stat.S_ISLNK(found.status.st_mode):
             with suppress(OSError):
@@ -195,7 +196,7 @@ def delete_tree(directory: int, name: str, path: str, hidden: tuple[str, ...], b
     try:
         if hidden:
             check_budget = copy(budget)  # a copy, so that the check uses up none of the budget
-            for found in visible.walk((), check_budget, see_hidden=True):
+            for found in visible.walk(check_budget, see_hidden=True):
                 if visible.is_hidden(found.name):
                     raise _hidden_entries_error(path)
             check_budget.refuse()
