@@ -29,8 +29,6 @@ from typing import Literal
 import msgspec
 
 from jupyter_agentbox.errors import (
-    AgentboxError,
-    InvalidConfig,
     LimitReached,
     NotAuthenticated,
     NotFound,
@@ -38,6 +36,7 @@ from jupyter_agentbox.errors import (
 )
 from jupyter_agentbox.linux import write_atomically
 from jupyter_agentbox.models.redaction import PREFIX
+from jupyter_agentbox.storage.key_files import make_key, read_key
 
 Verb = Literal["read", "write", "execute", "restore"]
 #: Verbs that a token can have: the actions of the REST API's routes, and restoring the sandbox to a snapshot.
@@ -48,7 +47,6 @@ DEFAULT_LIFE = 3600.0
 MAX_LENGTH = 512
 #: Tokens that one sandbox may have at a time.
 MAX_TOKENS = 100
-_KEY_SIZE = 32
 #: Lookups before a record counts as missing: it may be moved from one directory to another between two lookups.
 _READ_ATTEMPTS = 3
 _MAX_RECORD = 16 * 1024
@@ -112,7 +110,7 @@ class TokenStore:
     def __init__(self, state_dir: Path, max_life: float = math.inf) -> None:
         self._state_dir = state_dir
         self._max_life = max_life
-        self._key_path = state_dir / "token.key"
+        self._key = (state_dir / "token.key", "token key", "Remove it to invalidate all tokens")
 
     def create(
         self, sandbox: str, *, owner: str, verbs: Sequence[Verb], life: float, name: str, made_by: str
@@ -132,7 +130,7 @@ class TokenStore:
         granted = tuple(verb for verb in VERBS if verb in verbs)
         record = TokenRecord(secrets.token_hex(8), name, sandbox, owner, granted, now, now + life, made_by)
         payload = _encode(msgspec.json.encode(_Payload(record.id, sandbox, record.expires)))
-        text = f"{PREFIX}{payload}.{_sign(self._make_key(), payload)}"
+        text = f"{PREFIX}{payload}.{_sign(make_key(*self._key), payload)}"
         path = self._path(sandbox, record.id)
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -189,7 +187,7 @@ class TokenStore:
             The token is malformed, was issued by another server, has expired or was revoked, or its sandbox has ended.
         """
         found = _TEXT.fullmatch(text) if len(text) <= MAX_LENGTH else None
-        key = self._read_key() if found is not None else None
+        key = read_key(*self._key) if found is not None else None
         # Verify the signature before reading anything from the token.
         if found is None or key is None or not hmac.compare_digest(_sign(key, found[1]), found[2]):
             raise NotAuthenticated("token was not issued by this server")
@@ -245,37 +243,6 @@ class TokenStore:
         if not (_NAME.fullmatch(sandbox) and _NAME.fullmatch(token_id)):
             raise NotFound(f"token {token_id[:64]!r} does not exist")
         return self._state_dir / "sandboxes" / sandbox / "tokens" / f"{token_id}.json"
-
-    # -- the key -------------------------------------------------------------------------------
-
-    def _read_key(self) -> bytes | None:
-        try:
-            with open(os.open(self._key_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
-                facts, key = os.fstat(file.fileno()), file.read(_KEY_SIZE + 1)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise InvalidConfig(f"cannot read the token key: {error}", setting="Policy.state_dir") from None
-        if facts.st_uid != os.geteuid() or facts.st_mode & 0o077 or len(key) != _KEY_SIZE:
-            raise InvalidConfig(
-                f"{self._key_path} must be readable only by this user. Remove it to invalidate all tokens",
-                setting="Policy.state_dir",
-            )
-        return key
-
-    def _make_key(self) -> bytes:
-        """Return the key, creating it at first use.
-
-        The file appears atomically: the first process creates it, and others find it complete.
-        """
-        key = self._read_key()
-        if key is not None:
-            return key
-        write_atomically(self._key_path, secrets.token_bytes(_KEY_SIZE), is_durable=True, is_new=True)
-        key = self._read_key()
-        if key is None:
-            raise AgentboxError("the token key was removed while it was being created. Try again")
-        return key
 
 
 def choose_life(requested: float | None, ceiling: float) -> float:

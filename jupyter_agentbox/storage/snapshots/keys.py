@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from jupyter_agentbox.errors import AgentboxError, Damaged, InvalidConfig
-from jupyter_agentbox.linux import write_atomically
+from jupyter_agentbox.errors import Damaged, InvalidConfig
+from jupyter_agentbox.storage.key_files import KEY_SIZE, make_key
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 #: The setting through which an administrator provides the secret.
 SECRET_SETTING = "Policy.snapshot_key_file"
-KEY_SIZE = 32
 MIN_SECRET = 32
 NONCE_SIZE = 12
 TAG_SIZE = 16
@@ -113,30 +112,8 @@ def load_keys(state_dir: Path, secret: bytes | None) -> Keys:
                 setting=SECRET_SETTING,
             )
         return Keys(hashlib.blake2b(secret, digest_size=KEY_SIZE, person=b"agentbox-snap").digest(), is_sealed=True)
-    path = state_dir / "snapshots.key"
-    key = _read_key(path)
-    if key is None:
-        write_atomically(path, secrets.token_bytes(KEY_SIZE), is_durable=True, is_new=True)
-        key = _read_key(path)
-    if key is None:
-        raise AgentboxError("the snapshot key was removed while it was created")
-    return Keys(key, is_sealed=False)
-
-
-def _read_key(path: Path) -> bytes | None:
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
-            facts, key = os.fstat(file.fileno()), file.read(KEY_SIZE + 1)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise InvalidConfig(f"the snapshot key cannot be read: {error}", setting="Policy.state_dir") from None
-    if facts.st_uid != os.geteuid() or facts.st_mode & 0o077 or len(key) != KEY_SIZE:
-        raise InvalidConfig(
-            f"{path} must be a key that only this user can read. Remove it; existing snapshots then become unreadable",
-            setting="Policy.state_dir",
-        )
-    return key
+    remedy = "Remove it; existing snapshots then become unreadable"
+    return Keys(make_key(state_dir / "snapshots.key", "snapshot key", remedy), is_sealed=False)
 
 
 def write_new(path: Path, data: bytes) -> None:
