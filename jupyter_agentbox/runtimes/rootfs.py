@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_agentbox.errors import InvalidRequest
-from jupyter_agentbox.linux import GUEST
+from jupyter_agentbox.linux import GUEST, get_runtime_directories
 from jupyter_agentbox.spec import CLAIM_DIR, GUEST_DIR, HOME, USER_ID, WORKSPACE, Mount, SandboxSpec
 
 from .launcher import make_matcher
@@ -285,6 +285,22 @@ def _is_public(path: Path) -> bool:
         return False
     wanted = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(mode) else 0)
     return mode & wanted == wanted and (stat.S_ISDIR(mode) or stat.S_ISREG(mode))
+
+
+def find_workspace(spec: SandboxSpec, directory: Path, state_dir: str) -> Path:
+    """Return the folder to mount at ``/workspace``, which is created if the sandbox has one of its own.
+
+    Raises
+    ------
+    InvalidRequest
+        See :func:`check_workspace`.
+    """
+    if spec.workspace is None:
+        workspace = directory / "work"
+        workspace.mkdir(mode=0o700, exist_ok=True)
+        return workspace
+    own = [Path(state_dir)] if state_dir else []
+    return check_workspace(spec.workspace, spec.hidden, (*own, directory, *get_runtime_directories()))
 
 
 def check_workspace(folder: Path, hidden: tuple[str, ...], forbidden: tuple[Path, ...]) -> Path:

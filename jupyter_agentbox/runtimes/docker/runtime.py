@@ -27,7 +27,6 @@ from jupyter_agentbox.errors import AgentboxError, InvalidRequest, RuntimeFailed
 from jupyter_agentbox.guest import covers
 from jupyter_agentbox.linux import (
     GUEST,
-    get_runtime_directories,
     is_running,
     kill_processes,
     read_start_time,
@@ -86,7 +85,7 @@ class DockerRuntime(Runtime):
 
     def start(self, sandbox_id: str, spec: SandboxSpec, directory: Path) -> Handle:
         """Start a sandbox; see :meth:`.Runtime.start`."""
-        workspace = self._find_workspace(spec, directory)
+        workspace = rootfs.find_workspace(spec, directory, self.state_dir)
         deadline = time.monotonic() + self.start_timeout
         self.engine.ping()  # fails early if the engine hangs, instead of waiting for the whole start timeout
         kind = self.find_engine_runtime()
@@ -215,14 +214,6 @@ class DockerRuntime(Runtime):
         if self._found is None or time.monotonic() - self._found[0] > RUNTIME_INTERVAL:
             self._found = time.monotonic(), self.engine.find_gvisor(self.engine_runtime)
         return self._found[1]
-
-    def _find_workspace(self, spec: SandboxSpec, directory: Path) -> Path:
-        if spec.workspace is None:
-            workspace = directory / "work"
-            workspace.mkdir(mode=0o700, exist_ok=True)
-            return workspace
-        own = [Path(self.state_dir)] if self.state_dir else []
-        return rootfs.check_workspace(spec.workspace, spec.hidden, (*own, directory, *get_runtime_directories()))
 
     def _make_container(
         self, sandbox_id: str, spec: SandboxSpec, directory: Path, workspace: Path, kind: EngineRuntime

@@ -30,7 +30,6 @@ from jupyter_agentbox.linux import (
     GUEST,
     find_processes,
     find_python,
-    get_runtime_directories,
     kill_processes,
     measure_tree,
     remove_cgroups,
@@ -212,7 +211,7 @@ class RunscRuntime(Runtime):
     def claim(self, handle: Handle, sandbox_id: str, spec: SandboxSpec, directory: Path) -> None:
         """Set new limits on its control groups, and mount the folder in the sandbox's view."""
         self._check_limits(spec)
-        workspace = self._check_workspace(spec, directory)
+        workspace = rootfs.find_workspace(spec, directory, self.state_dir)
         if self._make_maps(spec, workspace).user != handle.user:
             raise RuntimeFailed("the work folder has another owner than the prestarted sandbox")
         cgroups.detect(self.cgroup_parent).create(sandbox_id, spec.limits)
@@ -275,7 +274,7 @@ class RunscRuntime(Runtime):
         """Build the file system view and control groups, and run one runsc command that creates a detached sandbox."""
         runsc = self.find_runsc()
         is_private = spec.workspace is None
-        workspace = self._check_workspace(spec, directory)
+        workspace = rootfs.find_workspace(spec, directory, self.state_dir)
         found = cgroups.detect(self.cgroup_parent)
         missing = self._check_limits(spec)
         maps = self._make_maps(spec, workspace)
@@ -332,14 +331,6 @@ class RunscRuntime(Runtime):
             remove_cgroups(groups, CGROUP_TIMEOUT)
             self._remove_own(directory)
             raise
-
-    def _check_workspace(self, spec: SandboxSpec, directory: Path) -> Path:
-        if spec.workspace is None:
-            workspace = directory / "work"
-            workspace.mkdir(mode=0o700, exist_ok=True)
-            return workspace
-        own = [Path(self.state_dir)] if self.state_dir else []
-        return rootfs.check_workspace(spec.workspace, spec.hidden, (*own, directory, *get_runtime_directories()))
 
     def _check_limits(self, spec: SandboxSpec) -> dict[str, str]:
         """Return unenforced limits with their reasons. Raises RuntimeUnavailable unless policy accepts all of them."""
