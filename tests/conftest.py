@@ -58,8 +58,8 @@ os.environ.setdefault(waiting.VARIABLE, f"{waiting.measure_scale():.1f}")  # whi
 SECONDS = {
     "promises/test_notebooks.py": 110,
     "storage/images/test_kernels.py": 110,
-    "jupyter/test_contents.py": 200,
-    "jupyter/test_provisioner.py": 180,
+    "jupyter/test_contents.py": 60,
+    "jupyter/test_provisioner.py": 90,
     "e2e/test_start_kinds.py": 170,
     "e2e/test_lifecycle.py": 150,
     "e2e/test_crashes.py": 150,

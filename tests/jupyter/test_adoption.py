@@ -8,12 +8,13 @@ import time
 import nbformat
 import pytest
 from support.harness import KERNEL, Env, KernelClient, Server, wait_until
+from support.parking import EXTENSION
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL], ids=["told to end", "killed"])
 def test_a_server_takes_its_kernels_back_with_all_they_hold(agentbox_env: Env, signum: int) -> None:
     agentbox_env.configure({"Policy": {"lease_timeout": 300.0}})
-    first = Server(agentbox_env, "lab", ("--AgentboxExtension.keep_sandboxes=True",), {})
+    first = Server(agentbox_env, "server", (EXTENSION, "--AgentboxExtension.keep_sandboxes=True"), {})
     first.wait_ready()
     nbformat.write(nbformat.v4.new_notebook(), agentbox_env.work / "book.ipynb")
     session = first.call(
@@ -45,7 +46,14 @@ def test_a_server_takes_its_kernels_back_with_all_they_hold(agentbox_env: Env, s
         (agentbox_env.work / "enough").touch()
         wait_until((agentbox_env.work / "done").exists, 60, "the cell ends without a server")
 
-    with agentbox_env.server("lab") as second:
+        # A server of another root directory takes nothing.
+        work, agentbox_env.work = agentbox_env.work, agentbox_env.work / "elsewhere"
+        agentbox_env.work.mkdir()
+        with agentbox_env.server("server", EXTENSION) as other:
+            assert other.call("GET", "api/kernels") == []
+        agentbox_env.work = work
+
+    with agentbox_env.server("server", EXTENSION) as second:
         assert [kernel["id"] for kernel in second.call("GET", "api/kernels")] == [kernel_id]
         (again,) = second.call("GET", "api/sessions")
         assert (again["id"], again["path"], again["kernel"]["id"]) == (session["id"], "book.ipynb", kernel_id)
@@ -76,20 +84,9 @@ def test_a_server_takes_its_kernels_back_with_all_they_hold(agentbox_env: Env, s
         second.call("DELETE", f"api/kernels/{kernel_id}")
 
 
-def test_a_server_of_another_root_directory_takes_nothing(agentbox_env: Env) -> None:
-    agentbox_env.configure({"Policy": {"lease_timeout": 20.0}})
-    with agentbox_env.server("lab", "--AgentboxExtension.keep_sandboxes=True") as first:
-        first.kernel().check("x = 1")
-    agentbox_env.work = agentbox_env.work / "elsewhere"
-    agentbox_env.work.mkdir()
-    with agentbox_env.server("lab") as second:
-        assert second.call("GET", "api/kernels") == []
-
-
 def test_sandboxes_of_programs_are_taken_back_running_or_parked(agentbox_env: Env) -> None:
     agentbox_env.configure({"Policy": {"lease_timeout": 120.0}})
-    extension = "--ServerApp.jpserver_extensions={'jupyter_agentbox': True}"
-    first = Server(agentbox_env, "server", (extension,), {})
+    first = Server(agentbox_env, "server", (EXTENSION,), {})
     first.wait_ready()
     for name in ("runner", "sleeper"):
         first.call("POST", "api/agentbox/sandboxes", {"id": name})
@@ -97,7 +94,7 @@ def test_sandboxes_of_programs_are_taken_back_running_or_parked(agentbox_env: En
     first.call("POST", "api/agentbox/sandboxes/sleeper/park")
     first.stop(signal.SIGKILL)
 
-    with agentbox_env.server("server", extension) as second:
+    with agentbox_env.server("server", EXTENSION) as second:
         known = second.call("GET", "api/agentbox/sandboxes")["sandboxes"]
         assert {item["id"]: item["state"] for item in known} == {"runner": "running", "sleeper": "parked"}
         for name in ("runner", "sleeper"):

@@ -747,7 +747,7 @@ async def test_saving_is_about_as_quick_as_with_jupyters_own(tmp_path: Path) -> 
     for kind in took:
         (tmp_path / kind.__name__).mkdir()
         managers.append(kind(root_dir=str(tmp_path / kind.__name__)))
-    for _ in range(30):
+    for _ in range(15):
         for manager in managers:
             began = time.perf_counter()
             await manager.save(copy.deepcopy(book), "a.ipynb")
@@ -771,9 +771,9 @@ async def test_hooks_run_outside_of_any_bounds_and_may_start_programs(
         subprocess.check_call(command, cwd=os.path.dirname(os_path), timeout=120)
 
     def convert(model: Any, os_path: str, contents_manager: Any, **more: Any) -> None:
-        if model["type"] == "notebook":
-            python = (sys.executable, "-m", "nbconvert", "--to", "script", os_path)
-            run(*python, os_path=os_path)
+        if model["type"] == "notebook":  # nbconvert itself takes seconds
+            code = "import json, sys; open('nb.py', 'w').writelines(json.load(open(sys.argv[1]))['cells'][0]['source'])"
+            run(sys.executable, "-c", code, os_path, os_path=os_path)
 
     def stage(model: Any, os_path: str, contents_manager: Any, **more: Any) -> None:
         run("git", "add", os_path, os_path=os_path)
@@ -791,7 +791,7 @@ async def test_hooks_run_outside_of_any_bounds_and_may_start_programs(
     manager.post_save_hook = convert
     manager.register_post_save_hook(stage)
     await api("PUT", "proj/nb.ipynb", BOOK)
-    assert (project / "nb.py").exists() or (project / "nb.txt").exists()
+    assert (project / "nb.py").read_text() == "1"
     assert (elsewhere / "nb.ipynb").read_bytes() == (project / "nb.ipynb").read_bytes()
     assert json.loads((project / "nb.ipynb").read_text())["metadata"]["stripped"] is True
     assert (elsewhere / "before").exists()
@@ -847,7 +847,7 @@ async def test_the_guard_says_whether_it_is_in_place(manager: AgentboxContentsMa
     assert guard_state(Derived(root_dir=str(tmp_path))) is None
     said = guard_state(Unguarded(root_dir=str(tmp_path)))
     assert said is not None
-    assert "replaces open of" in said
+    assert "overrides open of" in said
     manager.checkpoints = AsyncFileCheckpoints(parent=manager)
     assert "AsyncFileCheckpoints" in str(guard_state(manager))
 

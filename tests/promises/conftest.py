@@ -1,25 +1,30 @@
-"""Fixtures of the tests of promises: see :mod:`promises.started`."""
+"""Fixtures of the tests of promises: see :mod:`support.started`."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from support.started import Installation, Started, build_wheel
+from support.started import Installation, Started, build_wheel, install_wheel
 
 
 @pytest.fixture(scope="session")
 def make_installation(
     has_runsc: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Installation]]:
-    """Return a maker of installations; each is checked for what sandboxes leave behind when the session is done."""
-    wheel = build_wheel(tmp_path_factory.mktemp("wheel"))
+    """Return a maker of installations in a given or a new environment, which ends what they leave running."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # by all workers of this run
     made: list[Installation] = []
 
-    def make(*arguments: str, is_set_up: bool = True) -> Installation:
-        made.append(Installation(tmp_path_factory.mktemp("installed"), wheel))
-        if is_set_up:
-            made[-1].setup(*arguments)
+    def make(prefix: Path | None = None) -> Installation:
+        folder = tmp_path_factory.mktemp("installed")
+        if prefix is None:
+            prefix = folder / "venv"
+            install_wheel(build_wheel(shared / "wheel"), prefix)
+        made.append(Installation(folder, prefix))
         return made[-1]
 
     yield make
@@ -28,15 +33,32 @@ def make_installation(
 
 
 @pytest.fixture(scope="session")
-def plain(make_installation: Callable[..., Installation]) -> Installation:
+def make_user(make_installation: Callable[..., Installation]) -> Callable[[], Installation]:
+    """Return a maker of users of one environment, who have not run ``setup`` yet."""
+    prefixes: list[Path] = []
+
+    def make() -> Installation:
+        user = make_installation(*prefixes)
+        prefixes[:] = [user.prefix]
+        return user
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def plain(make_user: Callable[[], Installation]) -> Installation:
     """The package after ``jupyter agentbox setup``."""
-    return make_installation()
+    installation = make_user()
+    installation.setup()
+    return installation
 
 
 @pytest.fixture(scope="session")
 def enforced(make_installation: Callable[..., Installation]) -> Installation:
-    """The package after ``jupyter agentbox setup --enforce``."""
-    return make_installation("--enforce")
+    """The package after ``jupyter agentbox setup --enforce``, in an environment of its own."""
+    installation = make_installation()
+    installation.setup("--enforce")
+    return installation
 
 
 @pytest.fixture(scope="session")

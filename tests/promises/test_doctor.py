@@ -27,13 +27,6 @@ def test_it_asks_a_server_that_it_starts_and_those_that_run(enforced: Installati
     assert f"127.0.0.1:{enforced_lab.port}/" in found[1]["message"] or str(enforced_lab.port) in found[1]["message"]
 
 
-def test_a_server_that_is_not_enforced_is_said_to_offer_the_hosts_kernels(plain: Installation) -> None:
-    _, found = examine(plain)
-    assert "offers kernels on the host too" in found[0]["message"]
-    assert "terminals: host" in found[0]["message"]
-    assert "files by jupyter_agentbox.AgentboxContentsManager" in found[0]["message"]
-
-
 def test_an_extension_that_is_disabled_is_found(enforced: Installation) -> None:
     path = enforced.write_config(DISABLED, "jupyter_server_config.json")
     try:
@@ -56,16 +49,24 @@ def test_a_server_that_refuses_to_start_is_found_with_its_reason(enforced: Insta
     assert f"the kernelspec manager is jupyter_client.kernelspec.KernelSpecManager, set by {path}" in check["message"]
 
 
-def test_a_contents_manager_that_follows_links_is_found(plain: Installation) -> None:
+def test_servers_that_are_not_enforced_are_said_to_offer_the_hosts_kernels_and_one_to_follow_links(
+    plain: Installation, plain_lab: Started
+) -> None:
     config = {
         "ServerApp": {"contents_manager_class": "jupyter_server.services.contents.filemanager.AsyncFileContentsManager"}
     }
-    path = plain.write_config(config, "jupyter_server_config.json")
+    path = plain.write_config(config, "jupyter_server_config.json")  # not of the server that is running
     try:
         code, found = examine(plain)
     finally:
         path.unlink()
     assert code == 1
-    (problem,) = [check for check in found if not check["is_ok"] and check["name"] == "server"]
+    (problem,) = [check for check in found if not check["is_ok"]]
+    assert problem["name"] == "server"
     assert "follows links that code in a sandbox creates" in problem["message"]
     assert str(path) in problem["message"]
+    (running,) = [check for check in found if check["name"] == "running server"]
+    assert "files by jupyter_agentbox.AgentboxContentsManager" in running["message"]
+    for check in (found[0], running):
+        assert "offers kernels on the host too" in check["message"]
+        assert "terminals: host" in check["message"]

@@ -81,16 +81,16 @@ def test_a_cell_makes_no_hard_link_to_what_it_may_not_write(plain_lab: Started) 
 
 
 @pytest.fixture(scope="module")
-def installation(make_installation: Callable[..., Installation]) -> Installation:
-    """An installation that these tests configure, each of them anew."""
-    return make_installation()
+def user(make_user: Callable[[], Installation]) -> Installation:
+    """A user whom these tests configure, each of them anew."""
+    return make_user()
 
 
-def test_the_rule_holds_beside_jupytext(installation: Installation) -> None:
+def test_the_rule_holds_beside_jupytext(user: Installation) -> None:
     # As `pip install jupytext` has it.
     extensions = {"ServerApp": {"jpserver_extensions": {"jupyterlab_jupytext": True}}}
-    path = installation.write_config(extensions, "jupyter_server_config.json")
-    with installation.start("server") as server:
+    path = user.write_config(extensions, "jupyter_server_config.json")
+    with user.start("server") as server:
         path.unlink()
         check_pairs(server)
 
@@ -116,9 +116,9 @@ def check_pairs(server: Started) -> None:
     kernel.shutdown()
 
 
-def test_hooks_may_start_programs(installation: Installation, tmp_path: Path) -> None:
-    installation.config_dir.mkdir(exist_ok=True)
-    config = installation.config_dir / "jupyter_server_config.py"
+def test_hooks_may_start_programs(user: Installation, tmp_path: Path) -> None:
+    user.config_dir.mkdir(exist_ok=True)
+    config = user.config_dir / "jupyter_server_config.py"
     config.write_text(
         "import shutil, subprocess\n"
         "def convert(model, os_path, contents_manager, **more):\n"
@@ -129,12 +129,12 @@ def test_hooks_may_start_programs(installation: Installation, tmp_path: Path) ->
         f"        shutil.copy(os_path, {str(tmp_path)!r})\n"
         "c.FileContentsManager.post_save_hook = convert\n"
     )
-    with installation.start("server") as server:
+    with user.start("server") as server:
         config.unlink()
         assert save(server, "a.ipynb", BOOK).ok
-        assert (installation.work / "a.md").exists()
+        assert (user.work / "a.md").exists()
         assert (tmp_path / "a.ipynb").exists()
         answer = save(server, "broken.ipynb", BOOK)
         assert answer.status_code == 500
         assert "broken.ipynb was saved, but a post-save hook failed" in answer.json()["message"]
-        assert len(json.loads((installation.work / "broken.ipynb").read_text())["cells"]) == 1
+        assert len(json.loads((user.work / "broken.ipynb").read_text())["cells"]) == 1

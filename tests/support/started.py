@@ -6,13 +6,17 @@ The package is built as a wheel and installed with ``pip`` into a fresh environm
 line: :meth:`Installation.start` refuses all but ``--port``, ``--no-browser``, ``--allow-root`` and the token. A promise
 that depends on a setting is tested with a documented file (:meth:`Installation.write_config`).
 
+Environments take seconds to create, so tests share two of them, one for ``setup`` and one for ``setup --enforce``. A
+test that changes an environment restores it. Users are created in a moment: a test that needs its own configuration or
+state directory takes its own user.
+
 Fixtures, all with session scope (``conftest.py``):
 
-``make_installation``
-    ``make_installation("--enforce")`` returns a new :class:`Installation` after ``setup`` with these arguments;
-    ``make_installation(is_set_up=False)`` returns one without ``setup``.
 ``plain``, ``enforced``
     An :class:`Installation` after ``setup``, and after ``setup --enforce``.
+``make_user``
+    ``make_user()`` returns an :class:`Installation` of another user in the environment of ``plain``. ``setup`` would
+    change nothing for this user, except that it creates a template.
 ``plain_lab``, ``enforced_lab``, ``served``
     A :class:`Started` server of ``jupyter lab``, the same with enforcement, and ``jupyter agentbox serve``. Tests share
     them, so none may stop them. Start your own server for that::
@@ -26,6 +30,7 @@ Fixtures, all with session scope (``conftest.py``):
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -45,9 +50,13 @@ from support.harness import CANARY, Env, KernelClient, Server, kill_group, wait_
 
 
 def build_wheel(folder: Path) -> Path:
-    """Build the package's wheel, and return its path."""
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(ROOT)]
-    subprocess.run(command, check=True, timeout=600, stdin=subprocess.DEVNULL)
+    """Build the package's wheel unless the folder contains it, and return its path. Other processes may do the same."""
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not list(folder.glob("*.whl")):
+            command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(ROOT)]
+            subprocess.run(command, check=True, timeout=600, stdin=subprocess.DEVNULL)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -56,8 +65,9 @@ def install_wheel(wheel: Path, prefix: Path) -> None:
     """Create a virtual environment with the wheel. Its dependencies are hard-linked from this environment."""
     options: dict[str, Any] = {"check": True, "timeout": 600, "stdin": subprocess.DEVNULL}
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], **options)
-    # Running programs write and rename the compiled files. jupytext, once installed, changes every server.
-    ignored = shutil.ignore_patterns("*agentbox*", "jupytext.json", "*.pyc.*")
+    # Running programs write and rename the compiled files. jupytext, once installed, changes every server. Every import
+    # of rfc3987_syntax compiles a grammar for more than a second; jsonschema works without it (see quick_imports).
+    ignored = shutil.ignore_patterns("*agentbox*", "jupytext.json", "*.pyc.*", "rfc3987_syntax")
     for folder in (Path(sysconfig.get_path("purelib")), Path(sys.prefix, "share"), Path(sys.prefix, "etc")):
         target = prefix / folder.relative_to(sys.prefix)
         shutil.copytree(folder, target, copy_function=_link, dirs_exist_ok=True, ignore=ignored)
@@ -85,14 +95,13 @@ class Installation(Env):
     Parameters
     ----------
     base : Path
-        Empty directory. The virtual environment is its ``venv``, the user's home its ``home``.
-    wheel : Path
-        Wheel to install.
+        Directory that will contain the user's home, ``home``.
+    prefix : Path
+        Virtual environment with the package.
     """
 
-    def __init__(self, base: Path, wheel: Path) -> None:
-        self.base, self.prefix = base, base / "venv"
-        install_wheel(wheel, self.prefix)
+    def __init__(self, base: Path, prefix: Path) -> None:
+        self.base, self.prefix = base, prefix
         self.bin = self.prefix / "bin"
         self.home = base / "home"
         #: Folder in which servers are started.

@@ -8,13 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
 import pytest
 from support import TESTS
+from support.waiting import wait_until
 from support.warm_kernels import ARGV, Kept, Talk
 
 from jupyter_agentbox.errors import RuntimeFailed
@@ -59,7 +59,23 @@ def test_what_waits_costs_no_processor_and_is_taken_as_somebodys_own(kept: Kept)
         assert sandbox is not None
         assert sandbox.id == record.id
         try:
+            heard: list[str] = []
+            kernel = next(iter(sandbox.kernels.values()))
             talk = Talk(sandbox, "own-key")
+
+            async def take(channel: str, frames: list[bytes]) -> None:
+                index = header_index(frames)
+                assert index is not None
+                heard.append(json.loads(frames[index])["msg_type"])
+                await talk._take(channel, frames)
+
+            kernel.on_message = take
+            # Of the cell that it has run while it waited, nothing is left.
+            assert await talk.say("print(len(In), Out, repr(_i), repr(_))") == "2 {} '' ''"
+            assert [kind for kind in heard if kind in ("execute_input", "execute_reply")] == [
+                "execute_input",
+                "execute_reply",
+            ]
             code = """
 import os, resource, json, subprocess
 print(json.dumps([open("a.txt").read(), os.getcwd(), os.environ["KERNEL_MINE"], os.path.getsize(".env"),
@@ -74,35 +90,6 @@ open("new.txt", "w").write("here")
             # Nobody gets it a second time.
             with pytest.raises(RuntimeFailed):
                 await kept.manager.claim(record, spec, KernelRequest(spec, ARGV, "k", "hmac-sha256").claim)
-        finally:
-            await kept.manager.stop(sandbox)
-
-    kept.run(work)
-
-
-def test_of_the_cell_that_a_waiting_kernel_has_run_nothing_is_left(kept: Kept) -> None:
-    async def work() -> None:
-        await kept.filled()
-        sandbox = await kept.warm.pool.take(KernelRequest(kept.spec(), ARGV, "k", "hmac-sha256"), kept.key(kept.spec()))
-        assert sandbox is not None
-        try:
-            heard: list[tuple[str, str]] = []
-            kernel = next(iter(sandbox.kernels.values()))
-            talk = Talk(sandbox, "k")
-
-            async def take(channel: str, frames: list[bytes]) -> None:
-                index = header_index(frames)
-                assert index is not None
-                heard.append((channel, json.loads(frames[index])["msg_type"]))
-                await talk._take(channel, frames)
-
-            kernel.on_message = take
-            code = "print(len(In), Out, repr(_i), repr(_))"
-            assert await talk.say(code) == "2 {} '' ''"
-            assert [kind for channel, kind in heard if kind in ("execute_input", "execute_reply")] == [
-                "execute_input",
-                "execute_reply",
-            ]
         finally:
             await kept.manager.stop(sandbox)
 
@@ -134,11 +121,12 @@ kept.run(lambda: kept.warm.pool.take(KernelRequest(spec, ARGV, "k", "hmac-sha256
     assert record.spec.layout == "claimed"
     assert record.kernels == []
     handle = Handle.from_dict(record.handle or {})
-    deadline = time.monotonic() + 100
-    while directory.exists() and time.monotonic() < deadline:
+
+    def is_swept() -> bool:
         sweep(kept.policy.state_path)
-        time.sleep(0.2)
-    assert not directory.exists()
+        return not directory.exists()
+
+    wait_until(is_swept, 100, "it is swept", pause=0.2)
     assert not kept.manager.runtime.is_alive(handle)
 
 
@@ -168,7 +156,4 @@ def test_what_waits_ends_when_a_package_is_installed(kept: Kept, monkeypatch: py
     directory = kept.run(kept.filled)
     monkeypatch.setattr(kept.templates, "inputs", lambda spec, argv: {"packages": "others"})
     kept.run(kept.keeper._drop_changed)
-    deadline = time.monotonic() + 60
-    while directory.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not directory.exists()
+    wait_until(lambda: not directory.exists(), 60, "it ends")

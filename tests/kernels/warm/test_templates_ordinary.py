@@ -32,9 +32,9 @@ def copy_packages(target: Path) -> None:
         todo += [item for item in found.requires or [] if "extra ==" not in item]
         for file in found.files or []:
             source = Path(str(found.locate_file(file)))
-            if ".." not in file.parts and file.suffix != ".pyc" and "tests" not in file.parts and source.exists():
+            if ".." not in file.parts and "tests" not in file.parts and source.exists():
                 (target / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source, target / file)
+                shutil.copy2(source, target / file)  # with its time, which is in the compiled file
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def public_dir(has_runsc: None) -> Iterator[Path]:
     try:
         copy_packages(base / "lib")
         # Others write and rename what is compiled meanwhile.
-        ignored = shutil.ignore_patterns("__pycache__")
+        ignored = shutil.ignore_patterns("*.pyc.*")
         shutil.copytree(ROOT / "jupyter_agentbox", base / "lib/jupyter_agentbox", ignore=ignored)
         about = base / "lib/jupyter_agentbox-0.dist-info"
         about.mkdir()
