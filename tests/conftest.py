@@ -64,7 +64,7 @@ SECONDS = {
     "e2e/test_lifecycle.py": 150,
     "e2e/test_crashes.py": 150,
     "e2e/test_server_end.py": 150,
-    "promises/test_enforcement.py": 120,
+    "promises/test_enforcement.py": 80,
     "runtimes/runsc/test_runtime.py": 120,
     "lab/test_scripts.py": 40,
 }

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.waiting import wait_until_async
 from traitlets.config import Config
 
 from jupyter_agentbox.errors import (
@@ -212,11 +213,7 @@ def test_one_that_is_deleted_while_it_starts_is_gone(policy: Policy, monkeypatch
                     await task
             with pytest.raises(NotFound):
                 await service.registry.get("x", caller=ADA)
-            for _ in range(600):
-                if not (left := list((policy.state_path / "sandboxes").glob("*"))):
-                    break
-                await asyncio.sleep(0.05)
-            assert not left
+            await wait_until_async(lambda: not list((policy.state_path / "sandboxes").glob("*")), 60, "it is gone")
 
     run(test)
 
@@ -285,10 +282,7 @@ def test_a_successor_tells_of_those_whose_lease_was_over(policy: Policy) -> None
         SandboxManager._shared.clear()
         lock = policy.state_path / "sandboxes" / str(made.sandbox_id) / "lock"
         os.utime(lock, (time.time() - policy.lease_timeout - 1,) * 2)
-        for _ in range(600):
-            if not lock.parent.exists():
-                break
-            await asyncio.sleep(0.1)
+        await wait_until_async(lambda: not lock.parent.exists(), 60, "it is swept")
         for _ in range(2):
             async with opened(policy) as second:
                 assert await second.recover() == []

@@ -95,28 +95,6 @@ def leave(kernel: KernelClient) -> None:
     wait_until(lambda: kernel.server.call("GET", f"api/kernels/{kernel.id}")["connections"] == 0, 60, "it is closed")
 
 
-def test_jupyter_holds_no_connections_for_a_page_that_was_closed(kernel: KernelClient) -> None:
-    kernel.check("x = 41")
-    leave(kernel)
-    before = connections(kernel.server)
-    park(kernel)
-    wait_until(lambda: connections(kernel.server) <= before - 8, 60, "those of the page are closed")
-    again = KernelClient(kernel.server, kernel.id, kernel.session)
-    assert again.check("print(x)") == "41\n"
-
-
-def test_what_a_closed_page_has_not_seen_is_kept_over_parking(kernel: KernelClient) -> None:
-    kernel.check("import os, time")
-    request = kernel.start("while not os.path.exists('left'): time.sleep(0.05)\nprint('late')")
-    leave(kernel)
-    call(kernel.server, "PUT", f"sandboxes/{kernel.id}/files/content", {"path": "left", "text": ""})
-    wait_until(lambda: state_of(kernel) == "idle", 60, "the cell is done")
-    park(kernel)
-    time.sleep(3)  # longer than what is waited before the connections are looked at
-    again = KernelClient(kernel.server, kernel.id, kernel.session)
-    assert again.finish(request).text == "late\n"
-
-
 def shown(client: KernelClient) -> str:
     """Return the first that is put out to this page."""
     deadline = time.monotonic() + 60
@@ -127,9 +105,17 @@ def shown(client: KernelClient) -> str:
 
 def test_a_page_that_comes_back_is_shown_what_others_ran_after_it_was_parked(kernel: KernelClient) -> None:
     server, path = kernel.server, f"sandboxes/{kernel.id}"
-    kernel.check("x = 41")
+    kernel.check("import os, time; x = 41")
     leave(kernel)
     before = connections(server)
+
+    # Jupyter holds no connections for a page that was closed.
+    park(kernel)
+    wait_until(lambda: connections(server) <= before - 8, 60, "the connections of the page are closed")
+    again = KernelClient(server, kernel.id, kernel.session)
+    assert again.check("print(x)") == "41\n"
+    leave(again)
+
     for turn in range(2):
         park(kernel)
         wait_until(lambda: connections(server) <= before - 8, 60, "the connections of the page are closed")
@@ -143,8 +129,18 @@ def test_a_page_that_comes_back_is_shown_what_others_ran_after_it_was_parked(ker
     assert shown(again) == "42\n"
     assert again.check("print(x)") == "41\n"
 
+    # What a closed page has not seen is kept over parking.
+    request = again.start("while not os.path.exists('left'): time.sleep(0.05)\nprint('late')")
+    leave(again)
+    call(server, "PUT", f"{path}/files/content", {"path": "left", "text": ""})
+    wait_until(lambda: state_of(kernel) == "idle", 60, "the cell is done")
+    park(kernel)
+    time.sleep(3)  # longer than what is waited before the connections are looked at
+    again = KernelClient(server, kernel.id, kernel.session)
+    assert again.finish(request).text == "late\n"
 
-def test_a_kernel_that_works_or_is_in_use_is_not_parked(kernel: KernelClient) -> None:
+
+def test_a_kernel_that_works_is_not_parked_and_one_that_is_saved_answers(kernel: KernelClient) -> None:
     server = kernel.server
     wait = "import os, time\nwhile not os.path.exists('refused'): time.sleep(0.05)"
     running = kernel.start(f"print('begun', flush=True)\n{wait}\ny = 1")
@@ -156,8 +152,7 @@ def test_a_kernel_that_works_or_is_in_use_is_not_parked(kernel: KernelClient) ->
     assert kernel.finish(running).reply["status"] == "ok"
     assert kernel.check("print(y)") == "1\n"
 
-
-def test_what_is_sent_while_it_is_saved_is_answered(kernel: KernelClient) -> None:
+    # What is sent while it is saved is answered.
     kernel.check("x = 0")
     with ThreadPoolExecutor(1) as pool:
         for _ in range(2):
@@ -206,20 +201,6 @@ def test_shutdown_removes_what_was_saved_and_restart_makes_a_fresh_kernel(kernel
     assert "woken" not in events
 
 
-def test_one_that_cannot_be_woken_says_why_and_stays(kernel: KernelClient) -> None:
-    env = kernel.server.env
-    kernel.check("x = 1")
-    park(kernel)
-    (image,) = env.state_dir.glob("snapshots/owners/*/snapshots/*/packed")
-    moved = image.rename(image.parent.parent / ".moved")
-    answer = kernel.execute("x")
-    assert answer.reply["status"] == "error"
-    assert "cannot wake the parked kernel" in answer.reply["evalue"]
-    assert is_parked(kernel)
-    moved.rename(image)
-    assert kernel.check("print(x)") == "1\n"
-
-
 def test_memory_that_lies_compressed_is_as_it_was_or_refused(tmp_path: Path) -> None:
     store, pages = make_store(tmp_path / "state"), b"state" * 1_000_003 + os.urandom(100_000)
     made = put(store, pages, kind="park")
@@ -242,7 +223,9 @@ def test_memory_that_lies_compressed_is_as_it_was_or_refused(tmp_path: Path) -> 
     assert os.listdir(tmp_path / "state" / "snapshots" / "live") == []
 
 
-def test_a_token_is_good_again_for_the_sandbox_that_was_woken(kernel: KernelClient) -> None:
+def test_a_token_is_good_again_when_its_sandbox_was_woken_and_one_that_cannot_be_woken_says_why(
+    kernel: KernelClient,
+) -> None:
     server, path = kernel.server, f"sandboxes/{kernel.id}"
     kernel.check("x = 41")
     made = [call(server, "POST", f"{path}/tokens", {"verbs": ["read", "execute"]}) for _ in range(2)]
@@ -260,6 +243,17 @@ def test_a_token_is_good_again_for_the_sandbox_that_was_woken(kernel: KernelClie
     kernel.check("1")
     assert requests.get(url, headers=headers[1], timeout=100).status_code == 401
     assert requests.get(url, headers=headers[0], timeout=100).json()["state"] == "running"
+
+    # One that cannot be woken says why, and stays.
+    park(kernel)
+    (image,) = server.env.state_dir.glob("snapshots/owners/*/snapshots/*/packed")
+    moved = image.rename(image.parent.parent / ".moved")
+    answer = kernel.execute("x")
+    assert answer.reply["status"] == "error"
+    assert "cannot wake the parked kernel" in answer.reply["evalue"]
+    assert is_parked(kernel)
+    moved.rename(image)
+    assert kernel.check("print(x)") == "41\n"
 
 
 @pytest.mark.timeout(600)
