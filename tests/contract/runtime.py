@@ -6,12 +6,13 @@ differences between runtimes. Everything else is mandatory.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -26,9 +27,18 @@ from .box import Box
 
 MakeBox = Callable[..., Box]
 
+LIMITS = Limits(memory=512 * MIB, cpus=2, processes=40, disk=64 * MIB)
+
+
+def _make_workspace(parent: Path) -> Path:
+    path = parent / "notebooks"
+    path.mkdir()
+    (path / "data.csv").write_text("a,b\n1,2\n")
+    return path
+
 
 class RuntimeContract:
-    """The suite.
+    """The suite. Tests that leave a sandbox as it was share one.
 
     Attributes
     ----------
@@ -41,88 +51,95 @@ class RuntimeContract:
     has_layer_in_memory: ClassVar[bool] = False
     covers_special: ClassVar[bool] = True
 
-    @pytest.fixture
-    def runtime(self, state_dir: Path) -> Runtime:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def runtime(cls, state_dir: Path) -> Runtime:
         raise NotImplementedError
 
-    @pytest.fixture
-    def state_dir(self, tmp_path: Path) -> Path:
-        return tmp_path / "state"
+    @pytest.fixture(scope="class")
+    @classmethod
+    def state_dir(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return tmp_path_factory.mktemp("contract") / "state"
 
     @pytest.fixture
     def workspace(self, tmp_path: Path) -> Path:
-        path = tmp_path / "notebooks"
-        path.mkdir()
-        (path / "data.csv").write_text("a,b\n1,2\n")
-        return path
+        return _make_workspace(tmp_path)
 
     @pytest.fixture
     def spec(self, workspace: Path) -> SandboxSpec:
-        return SandboxSpec(workspace=workspace, limits=Limits(memory=512 * MIB, cpus=2, processes=40, disk=64 * MIB))
+        return SandboxSpec(workspace=workspace, limits=LIMITS)
 
-    @pytest.fixture
-    def make_box(self, runtime: Runtime, state_dir: Path) -> MakeBox:
-        def make(spec: SandboxSpec, sandbox_id: str = "one") -> Box:
-            return Box(runtime, state_dir, f"{os.getpid()}-{sandbox_id}", spec)
+    @pytest.fixture(scope="class")
+    @classmethod
+    def make_box(cls, runtime: Runtime, state_dir: Path) -> MakeBox:
+        numbers = itertools.count()
+
+        def make(spec: SandboxSpec) -> Box:
+            return Box(runtime, state_dir, f"{os.getpid()}-{next(numbers)}", spec)
 
         return make
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def shared(cls, make_box: MakeBox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+        """Sandbox for tests that leave it as it was, with a work folder of its own."""
+        with make_box(SandboxSpec(workspace=_make_workspace(tmp_path_factory.mktemp("shared")), limits=LIMITS)) as box:
+            yield box
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def other(cls, make_box: MakeBox) -> Iterator[Box]:
+        """Second shared sandbox, with a private work folder."""
+        with make_box(SandboxSpec(limits=LIMITS)) as box:
+            yield box
+
     # Inside
 
-    def test_user_code_has_no_rights(self, make_box: MakeBox, spec: SandboxSpec) -> None:
-        with make_box(spec) as box:
-            assert box.run("id -u; id -g; id -G").split() == ["1000"] * 3
-            status = dict(line.split(":\t") for line in box.run("cat /proc/self/status").splitlines() if ":\t" in line)
-            assert status["CapEff"] == status["CapPrm"] == status["CapInh"] == "0000000000000000"
-            assert int(status["CapBnd"], 16) == 0b100_1110_0010  # the guest's own, out of reach without setuid
-            assert "gVisor" in box.run("dmesg")
-            assert box.run("hostname").strip() == "agentbox"
+    def test_user_code_has_no_rights(self, shared: Box) -> None:
+        assert shared.run("id -u; id -g; id -G").split() == ["1000"] * 3
+        status = dict(line.split(":\t") for line in shared.run("cat /proc/self/status").splitlines() if ":\t" in line)
+        assert status["CapEff"] == status["CapPrm"] == status["CapInh"] == "0000000000000000"
+        assert int(status["CapBnd"], 16) == 0b100_1110_0010  # the guest's own, out of reach without setuid
+        assert "gVisor" in shared.run("dmesg")
+        assert shared.run("hostname").strip() == "agentbox"
 
-    def test_there_is_no_network_but_loopback(self, make_box: MakeBox, spec: SandboxSpec) -> None:
-        with make_box(spec) as box:
-            lines = box.run("cat /proc/net/dev").splitlines()[2:]
-            assert [line.split(":")[0].strip() for line in lines] == ["lo"]
-            refused = box.python(
-                "import socket;s=socket.socket();s.settimeout(5);print(s.connect_ex(('192.0.2.1',80)))"
-            )
-            assert refused.strip() in ("101", "113")  # no route; refused at once
+    def test_there_is_no_network_but_loopback(self, shared: Box) -> None:
+        lines = shared.run("cat /proc/net/dev").splitlines()[2:]
+        assert [line.split(":")[0].strip() for line in lines] == ["lo"]
+        refused = shared.python("import socket;s=socket.socket();s.settimeout(5);print(s.connect_ex(('192.0.2.1',80)))")
+        assert refused.strip() in ("101", "113")  # no route; refused at once
 
-    def test_the_users_files_are_out_of_sight(self, make_box: MakeBox, spec: SandboxSpec, state_dir: Path) -> None:
+    def test_the_users_files_are_out_of_sight(self, shared: Box, other: Box) -> None:
         home = Path.home() / f".agentbox-canary-{os.getpid()}"
         secret = Path(f"/var/tmp/agentbox-canary-{os.getpid()}")
         try:
             for path in (home, secret):
                 path.write_text("the secret")
-            with make_box(spec) as box, make_box(spec, "two") as other:
-                for path in (home, secret, other.directory / "state.json", Path("/etc/shadow"), Path("/etc/ssh")):
-                    assert "secret" not in box.run(f"cat {path}", "root")
-                    assert "No such file" in box.run(f"ls {path}", "root")
-                shown = set(box.run("ls /").split())
-                assert not shown & {"opt", "srv", "mnt", "media", "boot", "lost+found"}
-                assert box.run("ls /home /run /var/lib", "root").split() == [
-                    "/home:", "user", "/run:", "agentbox", "/var/lib:",
-                ]  # fmt: skip
-                assert "Permission denied" in box.run("ls /run/agentbox")
+            for path in (home, secret, other.directory / "state.json", Path("/etc/shadow"), Path("/etc/ssh")):
+                assert "secret" not in shared.run(f"cat {path}", "root")
+                assert "No such file" in shared.run(f"ls {path}", "root")
         finally:
             home.unlink(missing_ok=True)
             secret.unlink(missing_ok=True)
+        shown = set(shared.run("ls /").split())
+        assert not shown & {"opt", "srv", "mnt", "media", "boot", "lost+found"}
+        assert shared.run("ls /home /run /var/lib", "root").split() == [
+            "/home:", "user", "/run:", "agentbox", "/var/lib:",
+        ]  # fmt: skip
+        assert "Permission denied" in shared.run("ls /run/agentbox")
 
-    def test_the_work_folder_is_the_users_and_writable(
-        self, make_box: MakeBox, spec: SandboxSpec, workspace: Path
-    ) -> None:
-        with make_box(spec) as box:
-            assert box.run("cat data.csv") == "a,b\n1,2\n"
-            box.run("echo made inside > result; mkdir sub; echo x >> data.csv")
-        assert (workspace / "result").read_text() == "made inside\n"
-        assert (workspace / "result").stat().st_uid == os.geteuid()
-        assert (workspace / "data.csv").read_text().endswith("x\n")
+    def test_the_work_folder_is_the_users_and_writable(self, shared: Box) -> None:
+        assert shared.spec.workspace is not None
+        assert shared.run("cat data.csv") == "a,b\n1,2\n"
+        shared.run("echo made inside > result; mkdir sub; echo x >> data.csv")
+        assert (shared.spec.workspace / "result").read_text() == "made inside\n"
+        assert (shared.spec.workspace / "result").stat().st_uid == os.geteuid()
+        assert (shared.spec.workspace / "data.csv").read_text().endswith("x\n")
 
-    def test_a_private_work_folder_is_kept_in_the_directory(self, make_box: MakeBox, spec: SandboxSpec) -> None:
-        with make_box(replace(spec, workspace=None)) as box:
-            box.run("echo hello > kept; echo dot > .dot")
-            assert box.run("cat .dot") == "dot\n"
-            work = box.directory / "work"
-        assert (work / "kept").read_text() == "hello\n"
+    def test_a_private_work_folder_is_kept_in_the_directory(self, other: Box) -> None:
+        other.run("echo hello > kept; echo dot > .dot")
+        assert other.run("cat .dot") == "dot\n"
+        assert (other.directory / "work" / "kept").read_text() == "hello\n"
 
     def test_hidden_entries_of_every_kind_are_covered(
         self, make_box: MakeBox, spec: SandboxSpec, workspace: Path
@@ -137,6 +154,10 @@ class RuntimeContract:
         (workspace / "deep").mkdir()
         (workspace / "deep" / ".env").write_text("canary")
         (workspace / "secrets.txt").write_text("canary")
+        for folder in range(3):
+            (workspace / f"d{folder}").mkdir()
+            for number in range(40):
+                (workspace / f"d{folder}" / f".{number}").write_text("kept")
         with make_box(replace(spec, hidden=(".*", "secret*"))) as box:
             assert "canary" not in box.run("cat .git/* .env .wei* deep/.env secrets.txt; grep -r canary .")
             special = "cat .link; timeout 2 cat .fifo;" if self.covers_special else ""
@@ -144,41 +165,32 @@ class RuntimeContract:
             box.run("rm -rf .git .env; mv .git git; mv .env env; ln .env hard; echo x > .env; touch .git/x", "root")
             assert "canary" not in box.run("grep -rs canary /workspace", "root")
             assert box.run("mv deep moved; cat moved/.env; cat data.csv").startswith("a,b")
+            box.run("rm -rf d0/.* d1/.* d2/.*; for f in d2/.*; do echo x > $f; mv $f y; done", "root")
         assert (workspace / ".env").read_text() == "canary"
         assert (workspace / "moved" / ".env").read_text() == "canary"
         assert sorted(os.listdir(workspace / ".git")) == ["config"]
+        kept = list(workspace.glob("d?/.*"))
+        assert len(kept) == 120
+        assert {path.read_text() for path in kept} == {"kept"}
 
-    def test_what_code_inside_made_uncovers_nothing(
-        self, make_box: MakeBox, spec: SandboxSpec, workspace: Path
-    ) -> None:
+    def test_what_code_inside_made_uncovers_nothing(self, make_box: MakeBox, shared: Box) -> None:
+        assert shared.spec.workspace is not None
+        workspace = shared.spec.workspace / "flooded"
+        workspace.mkdir()
         deep = "/".join("abcdefgh")
         for folder in ("app", f"node_modules/{deep}"):
             (workspace / folder / ".git").mkdir(parents=True)
             (workspace / folder / ".git" / "config").write_text("canary")
             (workspace / folder / ".env").write_text("canary")
         flood = (
-            "import os\nfor n in range(300): os.mkdir(f'.{n}')\nfor n in range(5200): open(f'f{n}', 'w').close()\n"
+            "import os\nos.chdir('flooded')\nfor n in range(300): os.mkdir(f'.{n}')\n"
+            "for n in range(1000): open(f'f{n}', 'w').close()\n"
             "for n in range(300): os.mkdir(f'd{n}'); os.mkdir(f'd{n}/.x')"
         )
-        with make_box(spec) as box:
-            box.python(flood)
-        with make_box(spec, "two") as box:
+        shared.python(flood)
+        with make_box(replace(shared.spec, workspace=workspace)) as box:
             assert "canary" not in box.run("grep -rs canary /workspace; ls -A app")
             assert "canary" not in box.run("grep -rs canary /workspace", "root")
-
-    def test_hidden_files_of_any_number_cannot_be_replaced(
-        self, make_box: MakeBox, spec: SandboxSpec, workspace: Path
-    ) -> None:
-        for folder in range(3):
-            (workspace / f"d{folder}").mkdir()
-            for number in range(110):
-                (workspace / f"d{folder}" / f".{number}").write_text("kept")
-        (workspace / ".envrc").write_text("kept")
-        with make_box(spec) as box:
-            box.run("rm -rf d0/.* d1/.* d2/.* .envrc; for f in d2/.* .envrc; do echo x > $f; mv $f y; done", "root")
-        for path in (workspace / ".envrc", *workspace.glob("d?/.*")):
-            assert path.read_text() == "kept"
-        assert len(list(workspace.glob("d?/.*"))) == 330
 
     def test_more_hidden_entries_than_can_be_covered_refuse_the_start(
         self, make_box: MakeBox, spec: SandboxSpec, workspace: Path
@@ -193,40 +205,21 @@ class RuntimeContract:
         assert "10001" in str(caught.value)
         assert caught.value.field == "workspace"
 
-    def test_nothing_is_hidden_when_the_profile_shows_it(
-        self, make_box: MakeBox, spec: SandboxSpec, workspace: Path
-    ) -> None:
-        (workspace / ".env").write_text("shown")
-        with make_box(replace(spec, hidden=())) as box:
-            assert box.run("cat .env") == "shown"
-
-    def test_no_socket_of_the_host_can_be_dialled(
-        self, make_box: MakeBox, spec: SandboxSpec, workspace: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.chdir(workspace)  # the full path may be too long for a socket address
+    def test_no_socket_of_the_host_can_be_dialled(self, shared: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert shared.spec.workspace is not None
+        monkeypatch.chdir(shared.spec.workspace)  # the full path may be too long for a socket address
         with socket.socket(socket.AF_UNIX) as server:
             server.bind("service.sock")
             server.listen()
             os.chmod("service.sock", 0o777)
-            with make_box(spec) as box:
-                dial = "import socket;s=socket.socket(socket.AF_UNIX);print(s.connect_ex('/workspace/service.sock'))"
-                assert box.python(dial, "root").strip() not in ("", "0")
-                assert box.python(dial).strip() not in ("", "0")
+            assert "service.sock" in shared.run("ls")
+            dial = "import socket;s=socket.socket(socket.AF_UNIX);print(s.connect_ex('/workspace/service.sock'))"
+            assert shared.python(dial, "root").strip() not in ("", "0")
+            assert shared.python(dial).strip() not in ("", "0")
+        os.unlink("service.sock")
 
-    def test_writes_to_the_system_stay_inside_and_are_gone(self, make_box: MakeBox, spec: SandboxSpec) -> None:
-        tool = Path("/usr/lib") / f"agentbox-{os.getpid()}"
-        with make_box(spec) as box:
-            assert box.run(f"echo x > {tool}; echo y > $HOME/new; cat {tool} $HOME/new", "root") == "x\ny\n"
-            assert not tool.exists()
-            assert (
-                box.run("echo z > $HOME/mine && touch ~/.cache/x /tmp/x /var/tmp/x /dev/shm/x && cat $HOME/mine")
-                == "z\n"
-            )
-        with make_box(spec, "two") as box:
-            assert "No such file" in box.run(f"ls {tool} $HOME/mine")
-
-    def test_mounts_appear_read_only_under_their_own_path(
-        self, make_box: MakeBox, spec: SandboxSpec, tmp_path: Path
+    def test_mounts_appear_under_their_own_path_and_stay_as_they_are(
+        self, make_box: MakeBox, spec: SandboxSpec, workspace: Path, tmp_path: Path
     ) -> None:
         private = tmp_path / "closed"
         environment = private / "env"
@@ -234,20 +227,13 @@ class RuntimeContract:
         (environment / "lib.py").write_text("answer = 42\n")
         private.chmod(0o700)
         (private / "beside").write_text("canary")
-        mounts = (Mount(environment, str(environment)),)
-        with make_box(replace(spec, mounts=mounts)) as box:
-            assert box.run(f"cat {environment}/lib.py") == "answer = 42\n"
-            box.run(f"echo changed > {environment}/lib.py", "root")
-            assert "No such file" in box.run(f"cat {private}/beside", "root")
-        assert (environment / "lib.py").read_text() == "answer = 42\n"
-
-    def test_what_is_read_only_stays_as_it_is(self, make_box: MakeBox, spec: SandboxSpec, tmp_path: Path) -> None:
         shown = tmp_path / "shown"
         shown.mkdir()
         shown.chmod(0o777)
         file = shown / "file"
         file.write_text("kept")
         file.chmod(0o666)  # so that only the mount can be the reason for a refusal
+        (workspace / ".env").write_text("shown")
         flags = ("O_WRONLY", "O_WRONLY|os.O_TRUNC", "O_RDONLY|os.O_TRUNC", "O_RDWR|os.O_TRUNC|os.O_CREAT", "O_APPEND|2")
         calls = [f"os.open({str(file)!r}, os.{flag})" for flag in flags]
         calls += [f"os.{name}({str(file)!r}, {rest})" for name, rest in (
@@ -256,7 +242,12 @@ class RuntimeContract:
         )]  # fmt: skip
         calls += [f"os.unlink({str(file)!r})", f"os.mkdir({str(shown)!r} + '/x')", f"os.mkfifo({str(shown)!r} + '/x')"]
         tried = "".join(f"try: {call}\nexcept OSError: pass\n" for call in calls)  # some succeed, on a layer above
-        with make_box(replace(spec, mounts=(Mount(shown, str(shown)),))) as box:
+        mounts = (Mount(environment, str(environment)), Mount(shown, str(shown)))
+        with make_box(replace(spec, mounts=mounts, hidden=())) as box:
+            assert box.run("cat .env") == "shown", "nothing is hidden"
+            assert box.run(f"cat {environment}/lib.py") == "answer = 42\n"
+            box.run(f"echo changed > {environment}/lib.py", "root")
+            assert "No such file" in box.run(f"cat {private}/beside", "root")
             before = file.stat()
             for who in ("user", "root"):
                 assert box.python("import os\n" + tried + "print('tried')", who) == "tried\n"
@@ -264,15 +255,27 @@ class RuntimeContract:
             after = file.stat()
             assert (after.st_mode, after.st_mtime_ns, after.st_size) == (before.st_mode, before.st_mtime_ns, 4)
             assert os.listdir(shown) == ["file"]
+        assert (environment / "lib.py").read_text() == "answer = 42\n"
 
-    def test_root_inside_can_be_had_by_profile(
+    def test_root_inside_can_be_had_by_profile_and_installs_packages(
         self, make_box: MakeBox, spec: SandboxSpec, workspace: Path, tmp_path: Path
     ) -> None:
+        control = workspace / "pkg" / "DEBIAN" / "control"
+        control.parent.mkdir(parents=True, mode=0o755)
+        control.write_text(
+            "Package: agentbox-probe\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.org>\nDescription: x\n"
+        )
+        tool = workspace / "pkg" / "usr" / "bin" / "agentbox-probe"
+        tool.parent.mkdir(parents=True)
+        tool.write_text("#!/bin/sh\necho installed\n")
+        tool.chmod(0o755)
+        subprocess.run(["dpkg-deb", "--build", "pkg", "probe.deb"], cwd=workspace, check=True, stdout=-3, timeout=60)
         shown = tmp_path / "shown"
         shown.mkdir()
         (shown / "file").write_text("kept")
         mounts = (Mount(shown, str(shown)),)
-        with make_box(replace(spec, is_root=True, mounts=mounts)) as box:
+        limits = replace(spec.limits, disk=1024 * MIB)
+        with make_box(replace(spec, is_root=True, mounts=mounts, limits=limits)) as box:
             assert box.handle.user == 0
             assert box.run("id -u; touch /tmp/x; chown 42:42 /tmp/x; stat -c %u /tmp/x").split() == ["0", "42"]
             status = dict(line.split(":\t") for line in box.run("cat /proc/self/status").splitlines() if ":\t" in line)
@@ -285,102 +288,87 @@ class RuntimeContract:
             spoil = f"(echo y > {shown}/file); mount -o remount,rw,bind {shown}; (: > {shown}/file); rm {shown}/file"
             box.run(f"{spoil}; unshare -m sh -c 'mount --bind {shown} /tmp; (: > /tmp/file); rm -f /tmp/file'; echo")
             assert box.run("ls /root/.ssh /home /proc/1/root/root/.ssh 2>/dev/null").split() == ["/home:", "user"]
-        assert (shown / "file").read_text() == "kept"
-        assert (workspace / "kept").stat().st_uid == os.geteuid()
-        assert not [path for path in ("/made", "/etc/made", "/usr/made", "/var/lib/made") if Path(path).exists()]
-
-    def test_packages_can_be_installed_where_user_code_is_root(
-        self, make_box: MakeBox, spec: SandboxSpec, workspace: Path
-    ) -> None:
-        control = workspace / "pkg" / "DEBIAN" / "control"
-        control.parent.mkdir(parents=True, mode=0o755)
-        control.write_text(
-            "Package: agentbox-probe\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.org>\nDescription: x\n"
-        )
-        tool = workspace / "pkg" / "usr" / "bin" / "agentbox-probe"
-        tool.parent.mkdir(parents=True)
-        tool.write_text("#!/bin/sh\necho installed\n")
-        tool.chmod(0o755)
-        subprocess.run(["dpkg-deb", "--build", "pkg", "probe.deb"], cwd=workspace, check=True, stdout=-3, timeout=60)
-        with make_box(replace(spec, is_root=True, limits=replace(spec.limits, disk=1024 * MIB))) as box:
             path = "export PATH=/usr/sbin:/sbin:$PATH; "
             said = box.run(path + "apt-get install -y ./probe.deb 2>&1; agentbox-probe", timeout=200)
             assert said.endswith("installed\n"), said
         assert not Path("/usr/bin/agentbox-probe").exists()
+        assert (shown / "file").read_text() == "kept"
+        assert (workspace / "kept").stat().st_uid == os.geteuid()
+        assert not [path for path in ("/made", "/etc/made", "/usr/made", "/var/lib/made") if Path(path).exists()]
 
     # Limits
 
-    def test_out_of_memory_ends_this_sandbox_only_and_says_so(self, make_box: MakeBox, spec: SandboxSpec) -> None:
+    def test_out_of_memory_ends_this_sandbox_only_and_says_so(
+        self, make_box: MakeBox, spec: SandboxSpec, shared: Box
+    ) -> None:
         small = replace(spec, limits=replace(spec.limits, memory=192 * MIB))
-        with make_box(spec, "two") as neighbour:
-            with make_box(small) as box:
-                box.send("/usr/bin/python3 -c 'x = bytearray(1 << 30); x[::4096] = b\"x\" * len(x[::4096])'")
-                box.wait_for_end(60)
-                end = box.runtime.why_ended(box.handle, small.limits, box.directory)
-            assert end.cause is Cause.OUT_OF_MEMORY
-            assert end.exit_code == 137
-            assert end.message == "out of memory (limit 192 MiB)"
-            assert neighbour.run("echo fine") == "fine\n"
+        with make_box(small) as box:
+            box.send("/usr/bin/python3 -c 'x = bytearray(1 << 30); x[::4096] = b\"x\" * len(x[::4096])'")
+            box.wait_for_end(60)
+            end = box.runtime.why_ended(box.handle, small.limits, box.directory)
+        assert end.cause is Cause.OUT_OF_MEMORY
+        assert end.exit_code == 137
+        assert end.message == "out of memory (limit 192 MiB)"
+        assert shared.run("echo fine") == "fine\n"
 
-    def test_a_fork_bomb_is_stopped_and_the_sandbox_lives(self, make_box: MakeBox, spec: SandboxSpec) -> None:
+    def test_a_fork_bomb_is_stopped_and_the_sandbox_lives(self, shared: Box) -> None:
         bomb = (
             "import os,time\nmade=[]\n"
             "try:\n while len(made)<500:\n  made.append(os.fork())\n  if not made[-1]: time.sleep(300); os._exit(0)\n"
             "except OSError as error: print(len(made), error.errno)\n"
             "for pid in made: os.kill(pid, 9); os.waitpid(pid, 0)"
         )
-        with make_box(spec) as box:
-            count, number = box.python(bomb).split()
-            assert int(count) <= spec.limits.processes
-            assert number == "11"
-            assert box.run("echo fine") == "fine\n"
+        count, number = shared.python(bomb).split()
+        assert int(count) <= shared.spec.limits.processes
+        assert number == "11"
+        assert shared.run("echo fine") == "fine\n"
 
-    def test_one_file_cannot_fill_the_disk(self, make_box: MakeBox, spec: SandboxSpec) -> None:
-        with make_box(spec) as box:
-            for path in ("/tmp/big", "/workspace/big"):
-                said = box.run(f"dd if=/dev/zero of={path} bs=1M count=70 2>&1; stat -c %s {path}; rm {path}")
-                assert "File too large" in said or "limit" in said, said
-                assert str(64 * MIB) in said
+    def test_one_file_cannot_fill_the_disk(self, shared: Box) -> None:
+        for path in ("/tmp/big", "/workspace/big"):
+            said = shared.run(f"dd if=/dev/zero of={path} bs=1M count=70 2>&1; stat -c %s {path}; rm {path}")
+            assert "File too large" in said or "limit" in said, said
+            assert str(64 * MIB) in said
 
-    def test_usage_shows_what_many_files_take(self, make_box: MakeBox, spec: SandboxSpec) -> None:
-        with make_box(replace(spec, workspace=None)) as box:
-            before = box.runtime.usage(box.handle, box.directory)
-            assert before.memory > 10 * MIB
-            assert before.cpu > 0
-            box.run("for i in 1 2 3 4; do head -c 6000000 /dev/urandom > /var/tmp/$i; cp /var/tmp/$i .; done")
-            after = box.runtime.usage(box.handle, box.directory)
-            assert after.disk - before.disk > (20 if self.has_layer_in_memory else 40) * MIB
-            if self.has_layer_in_memory:
-                assert after.memory - before.memory > 20 * MIB
-            assert after.cpu > before.cpu
-            box.run("touch /proc/x; truncate -s 100T sparse")
-            assert box.runtime.usage(box.handle, box.directory).disk < 100 * MIB
+    def test_usage_shows_what_many_files_take(self, other: Box) -> None:
+        before = other.runtime.usage(other.handle, other.directory)
+        assert before.memory > 10 * MIB
+        assert before.cpu > 0
+        other.run("for i in 1 2 3 4; do head -c 6000000 /dev/urandom > /var/tmp/$i; cp /var/tmp/$i .; done")
+        after = other.runtime.usage(other.handle, other.directory)
+        assert after.disk - before.disk > (20 if self.has_layer_in_memory else 40) * MIB
+        if self.has_layer_in_memory:
+            assert after.memory - before.memory > 20 * MIB
+        assert after.cpu > before.cpu
+        other.run("touch /proc/x; truncate -s 100T sparse")
+        assert other.runtime.usage(other.handle, other.directory).disk < 100 * MIB
+        other.run("rm sparse [1-4] /var/tmp/[1-4]")
 
-    def test_many_files_cannot_fill_the_disk_even_unwatched(self, make_box: MakeBox, spec: SandboxSpec) -> None:
-        wide = replace(spec, limits=replace(spec.limits, memory=512 * MIB, disk=1024 * MIB, processes=32))
-        with make_box(wide) as box:
+    def test_disk_shared_memory_and_processor_time_are_bounded_even_unwatched(
+        self, make_box: MakeBox, spec: SandboxSpec
+    ) -> None:
+        with make_box(replace(spec, limits=Limits(512 * MIB, cpus=0.5, processes=32, disk=1024 * MIB))) as box:
+            before, started = box.runtime.usage(box.handle, box.directory), time.monotonic()
+            box.run("for i in 1 2 3; do timeout 2 sh -c 'while :; do :; done' & done; wait")
+            spent = box.runtime.usage(box.handle, box.directory).cpu - before.cpu
+            assert spent < 0.5 * (time.monotonic() - started) + 0.3
+            # Many files
             said = box.run(
                 "cd /tmp; for i in 1 2 3 4 5 6; do fallocate -l 500M $i || echo refused; done; rm ?; echo fine"
             )
             assert said.count("refused") >= 2
             assert said.endswith("fine\n")
-
-    def test_processor_time_is_bounded(self, make_box: MakeBox, spec: SandboxSpec) -> None:
-        with make_box(replace(spec, limits=replace(spec.limits, cpus=0.5))) as box:
-            before, started = box.runtime.usage(box.handle, box.directory), time.monotonic()
-            box.run("for i in 1 2 3; do timeout 2 sh -c 'while :; do :; done' & done; wait")
-            spent = box.runtime.usage(box.handle, box.directory).cpu - before.cpu
-            assert spent < 0.5 * (time.monotonic() - started) + 0.3
-
-    def test_shared_memory_is_bounded(self, make_box: MakeBox, spec: SandboxSpec) -> None:
-        small = replace(spec, limits=replace(spec.limits, memory=256 * MIB, disk=1024 * MIB))
-        with make_box(small) as box:
-            assert "No space left" in box.run("dd if=/dev/zero of=/dev/shm/x bs=1M count=200 2>&1; rm /dev/shm/x")
+            # Half of the memory
+            assert "No space left" in box.run("dd if=/dev/zero of=/dev/shm/x bs=1M count=400 2>&1; rm /dev/shm/x")
 
     # Lifecycle
 
-    def test_kill_is_quick_leaves_nothing_and_may_be_repeated(self, make_box: MakeBox, spec: SandboxSpec) -> None:
+    def test_an_end_is_quick_and_leaves_nothing(self, make_box: MakeBox, spec: SandboxSpec) -> None:
+        tool = Path("/usr/lib") / f"agentbox-{os.getpid()}"
         with make_box(spec) as box:
+            assert box.run(f"echo x > {tool}; echo y > $HOME/new; cat {tool} $HOME/new", "root") == "x\ny\n"
+            assert not tool.exists()
+            made = "echo z > $HOME/mine && touch ~/.cache/x /tmp/x /var/tmp/x /dev/shm/x && cat $HOME/mine"
+            assert box.run(made) == "z\n"
             handle, runtime = box.handle, box.runtime
             assert str(box.directory) not in Path("/proc/mounts").read_text()
             started = time.monotonic()
@@ -388,14 +376,23 @@ class RuntimeContract:
             assert time.monotonic() - started < 30
             assert not runtime.is_alive(handle)
             assert runtime.why_ended(handle, spec.limits, box.directory).cause is Cause.KILLED
-            runtime.kill(handle)
+            runtime.kill(handle)  # may be repeated
             runtime.remove(handle, box.directory)
             runtime.remove(handle, box.directory)
             assert sorted(os.listdir(box.directory)) == ["link", "log"]
             assert not [path for path in handle.cgroups if Path(path).exists()]
-
-    def test_it_stands_still_while_frozen_and_goes_on(self, make_box: MakeBox, spec: SandboxSpec) -> None:
         with make_box(spec) as box:
+            assert "No such file" in box.run(f"ls {tool} $HOME/mine")
+            box.send("", "quit")
+            box.wait_for_end()
+            assert box.runtime.usage(box.handle, box.directory).memory == 0, "the guest's own end is seen"
+
+    def test_another_process_can_judge_and_end_it_even_frozen(self, make_box: MakeBox, spec: SandboxSpec) -> None:
+        with make_box(spec) as box:
+            handle = Handle.from_dict(json.loads(json.dumps(box.handle.to_dict())))
+            assert handle == box.handle
+            assert box.runtime.is_alive(handle)
+            # It stands still while frozen, and goes on.
             assert box.runtime.freeze(box.handle)
             assert box.runtime.is_alive(box.handle)
             box.send("echo on")
@@ -405,26 +402,13 @@ class RuntimeContract:
             assert box.read() == "on\n"
             box.runtime.thaw(box.handle)
             assert box.runtime.freeze(box.handle)
-        assert not box.runtime.is_alive(box.handle)
-        assert not box.runtime.freeze(box.handle)
-        box.runtime.thaw(box.handle)
-
-    def test_another_process_can_judge_and_end_it(self, make_box: MakeBox, spec: SandboxSpec) -> None:
-        with make_box(spec) as box:
-            handle = Handle.from_dict(json.loads(json.dumps(box.handle.to_dict())))
-            assert handle == box.handle
-            assert box.runtime.is_alive(handle)
             somebody_else = replace(handle, pid=os.getpid(), helpers=())
             assert not box.runtime.is_alive(somebody_else)
             box.runtime.kill(somebody_else)  # our pid, but not our start time: this test keeps running
             box.runtime.kill(handle)
             assert not box.runtime.is_alive(box.handle)
-
-    def test_the_guests_own_end_is_seen(self, make_box: MakeBox, spec: SandboxSpec) -> None:
-        with make_box(spec) as box:
-            box.send("", "quit")
-            box.wait_for_end()
-            assert box.runtime.usage(box.handle, box.directory).memory == 0
+        assert not box.runtime.freeze(box.handle)
+        box.runtime.thaw(box.handle)
 
     @pytest.mark.parametrize("folder", ["/", "/etc", "/usr/lib", "/proc/self", "/var", "/root", "/dev/shm"])
     def test_the_system_is_no_work_folder(self, make_box: MakeBox, spec: SandboxSpec, folder: str) -> None:
@@ -435,11 +419,11 @@ class RuntimeContract:
     def test_our_own_state_is_no_work_folder(
         self, make_box: MakeBox, spec: SandboxSpec, state_dir: Path, tmp_path: Path
     ) -> None:
-        state_dir.mkdir()
+        state_dir.mkdir(exist_ok=True)
         for folder in (state_dir, state_dir.parent):
             with pytest.raises(InvalidRequest) as caught:
-                make_box(replace(spec, workspace=folder), folder.name)
+                make_box(replace(spec, workspace=folder))
             assert caught.value.field == "workspace"
         (tmp_path / "link").symlink_to(state_dir)
         with pytest.raises(InvalidRequest):
-            make_box(replace(spec, workspace=tmp_path / "link"), "three")
+            make_box(replace(spec, workspace=tmp_path / "link"))

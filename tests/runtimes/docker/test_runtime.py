@@ -48,8 +48,9 @@ class TestDocker(RuntimeContract):
     has_layer_in_memory = True
     covers_special = False
 
-    @pytest.fixture
-    def runtime(self, dockerd: Dockerd, state_dir: Path) -> Runtime:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def runtime(cls, dockerd: Dockerd, state_dir: Path) -> Runtime:
         return DockerRuntime(host=dockerd.host, state_dir=str(state_dir), guest_dir=str(STANDIN))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from contract.sandboxes import SandboxContract
+from contract.sandboxes import ImageContract, SandboxContract
 from support.dockerd import Dockerd
 from support.images import Built, on_every_recipe
 
@@ -15,8 +15,8 @@ from support.images import Built, on_every_recipe
 pytestmark = [pytest.mark.usefixtures("has_runsc"), pytest.mark.timeout(1800)]
 
 
-class TestDocker(SandboxContract):
-    """The host's system."""
+class OnDocker:
+    """Settings of both."""
 
     keeps_snapshots: ClassVar[bool] = False
 
@@ -27,7 +27,11 @@ class TestDocker(SandboxContract):
         return {"Policy": policy, "DockerRuntime": {"host": dockerd.host}}
 
 
-class TestDockerImage(TestDocker):
+class TestDocker(OnDocker, SandboxContract):
+    """The host's system."""
+
+
+class TestDockerImage(OnDocker, ImageContract):
     """An image."""
 
     image: ClassVar[str] = "languages"

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from contract.sandboxes import SandboxContract
+from contract.sandboxes import ImageContract, SandboxContract
 from support.images import Built, on_every_recipe
 
 # The first test to want the image may have to build it.
 pytestmark = [pytest.mark.usefixtures("has_runsc"), pytest.mark.timeout(1800)]
 
 
-class TestRunsc(SandboxContract):
-    """The host's system."""
+class OnRunsc:
+    """Settings of both."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -23,7 +23,11 @@ class TestRunsc(SandboxContract):
         return {"Policy": {"runtime": "runsc"}}
 
 
-class TestRunscImage(TestRunsc):
+class TestRunsc(OnRunsc, SandboxContract):
+    """The host's system."""
+
+
+class TestRunscImage(OnRunsc, ImageContract):
     """An image."""
 
     image: ClassVar[str] = "languages"
