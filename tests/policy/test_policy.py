@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import tempfile
@@ -19,7 +20,7 @@ from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, PolicyRefused
 from jupyter_agentbox.policy import configfiles
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.policy.profiles import PROFILE_KEYS, REQUEST_KEYS
-from jupyter_agentbox.spec import GIB, MIB, Limits, Mount
+from jupyter_agentbox.spec import GIB, MIB, Limits, Mount, SandboxSpec
 
 HOSTS = ["example.org", "*.example.net", "db.example.org:5432"]
 
@@ -176,11 +177,16 @@ VALUES = st.recursive(
 )
 
 
+@functools.cache
+def make_bounded() -> tuple[Policy, SandboxSpec]:
+    policy = make(profiles={"default": {"memory": "1 GiB", "hidden_files": [".*", "keys"]}})
+    return policy, policy.resolve()
+
+
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from([*REQUEST_KEYS, *PROFILE_KEYS]) | st.text(max_size=8), VALUES, max_size=5))
 def test_no_request_whatever_gets_more_than_its_profile(request_: dict[str, Any]) -> None:
-    policy = make(profiles={"default": {"memory": "1 GiB", "hidden_files": [".*", "keys"]}})
-    most = policy.resolve()
+    policy, most = make_bounded()
     try:
         spec = policy.resolve(request_)
     except (InvalidRequest, PolicyRefused):

@@ -67,12 +67,12 @@ def test_many_processes_write_at_once(path: Path) -> None:
         "for n in range(100): log.record('egress', sys.argv[2], port=n)\n"
         "log.close()"
     )
-    processes = [subprocess.Popen([sys.executable, "-c", program, str(path), f"box{n}"]) for n in range(6)]
-    assert [process.wait(150) for process in processes] == [0] * 6
+    processes = [subprocess.Popen([sys.executable, "-c", program, str(path), f"box{n}"]) for n in range(3)]
+    assert [process.wait(150) for process in processes] == [0] * 3
     log = AuditLog(path)
-    for n in range(6):
+    for n in range(3):
         assert [row.port for row in log.query(sandbox=f"box{n}")] == list(range(100))
-    assert log.verify().rows == 600
+    assert log.verify().rows == 300
     log.close()
 
 

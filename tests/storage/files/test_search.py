@@ -120,7 +120,7 @@ def test_a_pattern_that_takes_for_ever_is_stopped(root: Path) -> None:
     (root / "b").write_text("a" * 60 + "!\n")
     with Folder(root) as folder:
         began = time.monotonic()
-        found = folder.grep(r"(a+)+b", timeout=6.0)
+        found = folder.grep(r"(a+)+b", timeout=2.0)
         assert time.monotonic() - began < 60
     assert [each.path for each in found.matches] == ["a"]
     assert found.truncated
