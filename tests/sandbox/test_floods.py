@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import termios
@@ -50,8 +51,6 @@ from jupyter_agentbox.sandbox.link.link import Link
 from jupyter_agentbox.sandbox.link.thread import LinkThread
 from jupyter_agentbox.spec import Grant
 
-directory, service = Path(sys.argv[1]), sys.argv[2]
-
 def tell(line):  # in one piece, as two threads do so
     os.write(1, f"{line}\n".encode())
 
@@ -66,13 +65,25 @@ async def start():
 def peak():
     return int(re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 
-LinkThread.instance().submit(start()).result(60)
-before = peak()
-tell("ready")
-sys.stdin.readline()
-LinkThread.instance().submit(asyncio.sleep(0.1)).result(60)  # what it has read it has dealt with by then
-tell(f"grown {peak() - before}")
-os._exit(0)
+def serve():
+    LinkThread.instance().submit(start()).result(60)
+    before = peak()
+    tell("ready")
+    os.read(0, 1)
+    LinkThread.instance().submit(asyncio.sleep(0.1)).result(60)  # what it has read it has dealt with by then
+    tell(f"grown {peak() - before}")
+
+# A process for each flood, without starting Python and importing all this again.
+while line := os.read(0, 4096):
+    directory, service = Path(line.decode().split()[0]), line.decode().split()[1]
+    pid = os.fork()
+    if not pid:
+        try:
+            serve()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    tell("done")
 """
 
 
@@ -141,32 +152,39 @@ FLOODS: dict[str, Callable[[], Iterator[bytes]]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def host() -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", HOST]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0) as host:
+        yield host
+        os.killpg(host.pid, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("service", ["nobody", "gate"])
 @pytest.mark.parametrize("name", FLOODS)
-def test_a_flood_of_frames_costs_the_host_a_bounded_amount_of_memory(tmp_path: Path, name: str, service: str) -> None:
+def test_a_flood_of_frames_costs_the_host_a_bounded_amount_of_memory(
+    host: subprocess.Popen[str], tmp_path: Path, name: str, service: str
+) -> None:
     directory = tmp_path / "link"
     directory.mkdir()
-    with subprocess.Popen(
-        [sys.executable, "-c", HOST, str(directory), service], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as host:
-        assert host.stdin
-        assert host.stdout
-        try:
-            assert host.stdout.readline() == "ready\n"
-            (up,) = directory.glob("up.*")
-            fd = os.open(up, os.O_WRONLY | os.O_NONBLOCK)
-            sent = write(fd, [frame(HELLO, 0, header(version=1)), *FLOODS[name]()])
-            assert sent > 20
-            wait_until_taken(fd)
-            host.stdin.write("\n")
-            host.stdin.flush()
-            lines = host.stdout.read().splitlines()
-            os.close(fd)
-            (grown,) = (int(line.split()[1]) for line in lines if line.startswith("grown "))
-            assert grown < MOST, lines
-        finally:
-            host.kill()
-            host.wait(60)
+    assert host.stdin
+    assert host.stdout
+    host.stdin.write(f"{directory} {service}\n")
+    host.stdin.flush()
+    assert host.stdout.readline() == "ready\n"
+    (up,) = directory.glob("up.*")
+    fd = os.open(up, os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        sent = write(fd, [frame(HELLO, 0, header(version=1)), *FLOODS[name]()])
+        assert sent > 20
+        wait_until_taken(fd)
+    finally:
+        host.stdin.write("\n")
+        host.stdin.flush()
+        lines = list(iter(host.stdout.readline, "done\n"))
+        os.close(fd)
+    (grown,) = (int(line.split()[1]) for line in lines if line.startswith("grown "))
+    assert grown < MOST, lines
 
 
 def write(fd: int, pieces: list[bytes]) -> int:

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from contract.sandboxes import FILL_MEMORY
 from jupyter_client.session import Session
 from support import ROOT
 from support.boxes import ENV, Box, boxed, run
+from support.waiting import scaled, wait_until_async
 
 from jupyter_agentbox.errors import AgentboxError, NotFound, RuntimeFailed, SandboxEnded
 from jupyter_agentbox.runtimes import Handle, namespaces
@@ -34,62 +36,78 @@ from jupyter_agentbox.spec import MIB, Cause, Limits, Mount, SandboxSpec
 pytestmark = pytest.mark.usefixtures("has_runsc")
 
 
-def test_commands_give_their_outputs_apart_and_their_status(manager: SandboxManager) -> None:
-    async def test(manager: SandboxManager) -> None:
-        async with boxed(manager) as box:
-            result = await box.run("echo out; echo err >&2; exit 3")
-            assert (result.stdout, result.stderr, result.exit_code) == (b"out\n", b"err\n", 3)
-            assert (await box.run("kill -SEGV $$")).exit_code == 128 + 11
-            assert (await box.argv(["/no/such/program"])).exit_code == 127
-            assert b"/no/such/program" in (await box.argv(["/no/such/program"])).stderr
-            data = os.urandom(3_000_000)
-            assert (await box.argv(["/bin/cat"], stdin=data)).stdout == data
-            # A program that reads nothing must not make the rest wait.
-            assert (await box.argv(["/bin/true"], stdin=data)).exit_code == 0
-            assert (await box.run("sleep 100 & echo started")).stdout == b"started\n"
-
-    run(test, manager)
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SandboxManager, Box]]:
+    """Sandbox for tests that leave it as it was, and its manager."""
+    state = tmp_path_factory.mktemp("shared") / "state"
+    manager, thread = SandboxManager(state, RunscRuntime(state_dir=str(state))), LinkThread.instance()
+    sandbox = thread.submit(manager.create(SandboxSpec(profile="small", kernel_id="k1", owner="ada"))).result(100)
+    yield manager, Box(sandbox)
+    thread.submit(manager.stop(sandbox)).result(100)
+    assert not list((state / "sandboxes").iterdir())
+    assert manager.list() == []
 
 
-def test_output_beyond_the_limit_is_cut_and_said(manager: SandboxManager) -> None:
-    async def test(manager: SandboxManager) -> None:
-        async with boxed(manager) as box:
-            result = await box.run("head -c 30000000 /dev/zero")
-            assert result.truncated
-            assert result.stdout_bytes == 30_000_000
-            assert len(result.stdout) == 10 * MIB
-            assert result.exit_code == 0
-
-    run(test, manager)
+@pytest.fixture
+def box(shared: tuple[SandboxManager, Box]) -> Box:
+    return shared[1]
 
 
-def test_a_command_out_of_time_is_killed_with_its_children(manager: SandboxManager) -> None:
-    async def test(manager: SandboxManager) -> None:
-        async with boxed(manager) as box:
-            assert (await box.run("sleep 1000 & sleep 1000", timeout=0.5)).timed_out
-            for _ in range(600):
-                left = (await box.run("grep -l sleep /proc/[0-9]*/comm")).stdout
-                if not left:
-                    break
-                await asyncio.sleep(0.05)
-            assert left == b""
-
-    run(test, manager)
+def work(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 250))
 
 
-def test_user_code_is_not_root_and_cannot_reach_the_guest_or_the_link(manager: SandboxManager) -> None:
-    async def test(manager: SandboxManager) -> None:
-        async with boxed(manager) as box:
-            # The one group beside its own marks what the command starts; it owns nothing.
-            uid, *groups = (await box.text("id -u; id -G")).split()
-            assert (uid, groups[0], len(groups)) == ("1000", "1000", 2)
-            assert int(groups[1]) > 0x40000000
-            assert "CapEff:\t0000000000000000" in await box.text("cat /proc/self/status")
-            for attempt in ("ls /run/agentbox", "kill -9 1", "echo x > /proc/1/mem"):
-                assert (await box.run(attempt)).exit_code != 0, attempt
-            assert await box.text("echo alive") == "alive"
+def test_commands_give_their_outputs_apart_and_their_status(box: Box) -> None:
+    async def test() -> None:
+        result = await box.run("echo out; echo err >&2; exit 3")
+        assert (result.stdout, result.stderr, result.exit_code) == (b"out\n", b"err\n", 3)
+        assert (await box.run("kill -SEGV $$")).exit_code == 128 + 11
+        assert (await box.argv(["/no/such/program"])).exit_code == 127
+        assert b"/no/such/program" in (await box.argv(["/no/such/program"])).stderr
+        data = os.urandom(3_000_000)
+        assert (await box.argv(["/bin/cat"], stdin=data)).stdout == data
+        # A program that reads nothing must not make the rest wait.
+        assert (await box.argv(["/bin/true"], stdin=data)).exit_code == 0
+        assert (await box.run("sleep 100 & echo started")).stdout == b"started\n"
 
-    run(test, manager)
+    work(test)
+
+
+def test_output_beyond_the_limit_is_cut_and_said(box: Box) -> None:
+    async def test() -> None:
+        result = await box.run("head -c 30000000 /dev/zero")
+        assert result.truncated
+        assert result.stdout_bytes == 30_000_000
+        assert len(result.stdout) == 10 * MIB
+        assert result.exit_code == 0
+
+    work(test)
+
+
+def test_a_command_out_of_time_is_killed_with_its_children(box: Box) -> None:
+    async def test() -> None:
+        await box.text("cp /bin/sleep /tmp/nap")
+        assert (await box.run("/tmp/nap 1000 & /tmp/nap 1000", timeout=0.5)).timed_out
+        deadline = time.monotonic() + scaled(60)
+        while left := (await box.run("grep -l nap /proc/[0-9]*/comm")).stdout:
+            assert time.monotonic() < deadline, left
+            await asyncio.sleep(0.1)
+
+    work(test)
+
+
+def test_user_code_is_not_root_and_cannot_reach_the_guest_or_the_link(box: Box) -> None:
+    async def test() -> None:
+        # The one group beside its own marks what the command starts; it owns nothing.
+        uid, *groups = (await box.text("id -u; id -G")).split()
+        assert (uid, groups[0], len(groups)) == ("1000", "1000", 2)
+        assert int(groups[1]) > 0x40000000
+        assert "CapEff:\t0000000000000000" in await box.text("cat /proc/self/status")
+        for attempt in ("ls /run/agentbox", "kill -9 1", "echo x > /proc/1/mem"):
+            assert (await box.run(attempt)).exit_code != 0, attempt
+        assert await box.text("echo alive") == "alive"
+
+    work(test)
 
 
 def test_without_subordinate_ids_user_code_has_the_capabilities_that_the_documentation_names(
@@ -147,18 +165,15 @@ def test_a_start_that_is_given_up_at_its_last_moment_leaves_nothing(
     assert not [path for path in handles[0].cgroups if Path(path).exists()]
 
 
-def test_orphans_are_reaped(manager: SandboxManager) -> None:
-    async def test(manager: SandboxManager) -> None:
-        async with boxed(manager) as box:
-            await box.text("for i in $(seq 200); do (sh -c 'true &' ); done")
-            for _ in range(300):
-                zombies = (await box.run("grep -l '^State:.Z' /proc/[0-9]*/status")).stdout
-                if not zombies:
-                    break
-                await asyncio.sleep(0.1)
-            assert zombies == b""
+def test_orphans_are_reaped(box: Box) -> None:
+    async def test() -> None:
+        await box.text("for i in $(seq 60); do (sh -c 'true &' ); done")
+        deadline = time.monotonic() + scaled(60)
+        while zombies := (await box.run("grep -l '^State:.Z' /proc/[0-9]*/status")).stdout:
+            assert time.monotonic() < deadline, zombies
+            await asyncio.sleep(0.1)
 
-    run(test, manager)
+    work(test)
 
 
 def test_memory_of_no_program_ends_its_sandbox_which_says_why(
@@ -233,48 +248,43 @@ def test_a_failed_start_leaves_nothing(manager: SandboxManager, tmp_path: Path) 
     run(test, manager)
 
 
-def test_stopping_is_safe_again_and_at_once(manager: SandboxManager) -> None:
-    async def test(manager: SandboxManager) -> None:
-        sandbox = await manager.create(SandboxSpec())
-        await asyncio.gather(*(manager.stop(sandbox) for _ in range(5)))
-        await manager.stop(sandbox)
-        assert sandbox.end is not None
-        assert sandbox.end.cause is Cause.STOPPED
-        assert not list((manager.state_dir / "sandboxes").iterdir())
-
-    run(test, manager)
-
-
 def test_a_private_workspace_passes_to_the_successor_and_nothing_else_does(manager: SandboxManager) -> None:
     async def test(manager: SandboxManager) -> None:
         first = await manager.create(SandboxSpec())
         await Box(first).text("echo kept > /workspace/a; echo lost > /tmp/b; echo lost > $HOME/c")
         await manager.stop(first, is_kept=True)
+        # A successor that fails to start leaves the work where it was.
+        working = manager.runtime.guest_dir  # type: ignore[attr-defined]
+        manager.runtime.guest_dir = "/nonexistent"  # type: ignore[attr-defined]
+        with pytest.raises(RuntimeFailed, match=r"FileNotFoundError: .*agentbox/guest"):
+            await manager.create(SandboxSpec(), inherit=first)
+        manager.runtime.guest_dir = working  # type: ignore[attr-defined]
         second = await manager.create(SandboxSpec(), inherit=first)
         assert await Box(second).text("cat /workspace/a; ls /tmp/b $HOME/c 2>/dev/null || true") == "kept"
         assert [entry.name for entry in (manager.state_dir / "sandboxes").iterdir()] == [second.id]
+        # Stopping is safe at once and again.
+        await asyncio.gather(*(manager.stop(second) for _ in range(5)))
         await manager.stop(second)
+        assert second.end is not None
+        assert second.end.cause is Cause.STOPPED
+        assert not list((manager.state_dir / "sandboxes").iterdir())
 
     run(test, manager)
 
 
-def test_the_list_tells_of_every_sandbox(manager: SandboxManager) -> None:
-    async def test(manager: SandboxManager) -> None:
-        async with boxed(manager, profile="small", kernel_id="k1", owner="ada") as box:
-            (item,) = manager.list()
-            assert (item.id, item.profile, item.kernel_id, item.owner) == (box.sandbox.id, "small", "k1", "ada")
-            assert item.state == "running"
-            assert item.memory > 5 * MIB
-        assert manager.list() == []
-
-    run(test, manager)
+def test_the_list_tells_of_every_sandbox(shared: tuple[SandboxManager, Box]) -> None:
+    manager, box = shared
+    (item,) = manager.list()
+    assert (item.id, item.profile, item.kernel_id, item.owner) == (box.sandbox.id, "small", "k1", "ada")
+    assert item.state == "running"
+    assert item.memory > 5 * MIB
 
 
 def test_many_at_once(manager: SandboxManager) -> None:
     async def test(manager: SandboxManager) -> None:
-        sandboxes = await asyncio.gather(*(manager.create(SandboxSpec()) for _ in range(20)))
+        sandboxes = await asyncio.gather(*(manager.create(SandboxSpec()) for _ in range(10)))
         answers = await asyncio.gather(*(Box(sandbox).text("echo $$") for sandbox in sandboxes))
-        assert len(answers) == 20
+        assert len(answers) == 10
         await asyncio.gather(*(manager.stop(sandbox) for sandbox in sandboxes))
         assert not list((manager.state_dir / "sandboxes").iterdir())
 
@@ -397,17 +407,18 @@ def test_a_guest_that_waits_for_a_dead_owners_files_is_found_by_the_next(manager
     thread.submit(after(sandbox_id)).result(200)
 
 
-def test_one_with_an_owner_is_not_for_the_taking(manager: SandboxManager) -> None:
-    async def test(manager: SandboxManager) -> None:
-        async with boxed(manager) as box:
-            second = SandboxManager(manager.state_dir, manager.runtime)
-            with pytest.raises(RuntimeFailed, match="belongs to another"):
-                await second.adopt(box.sandbox.id)
-            with pytest.raises(NotFound):
-                await second.adopt("0" * 16)
-            assert await box.text("echo unharmed") == "unharmed"
+def test_one_with_an_owner_is_not_for_the_taking(shared: tuple[SandboxManager, Box]) -> None:
+    manager, box = shared
 
-    run(test, manager)
+    async def test() -> None:
+        second = SandboxManager(manager.state_dir, manager.runtime)
+        with pytest.raises(RuntimeFailed, match="belongs to another"):
+            await second.adopt(box.sandbox.id)
+        with pytest.raises(NotFound):
+            await second.adopt("0" * 16)
+        assert await box.text("echo unharmed") == "unharmed"
+
+    work(test)
 
 
 def test_without_an_owner_it_ends_with_its_lease_and_nothing_is_left(manager: SandboxManager) -> None:
@@ -415,28 +426,8 @@ def test_without_an_owner_it_ends_with_its_lease_and_nothing_is_left(manager: Sa
         sandbox = await manager.create(SandboxSpec(lease_timeout=2.0))
         state = json.loads((sandbox.directory / "state.json").read_text())
         await manager.leave(sandbox)
-        deadline = time.monotonic() + 100
-        while sandbox.directory.exists() and time.monotonic() < deadline:
-            await asyncio.sleep(0.1)
-        assert not sandbox.directory.exists()
+        await wait_until_async(lambda: not sandbox.directory.exists(), 100, "the lease is over")
         assert not manager.runtime.is_alive(Handle.from_dict(state["handle"]))
-
-    run(test, manager)
-
-
-def test_a_successor_that_fails_to_start_leaves_the_work_where_it_was(manager: SandboxManager) -> None:
-    async def test(manager: SandboxManager) -> None:
-        first = await manager.create(SandboxSpec())
-        await Box(first).text("echo kept > /workspace/a")
-        await manager.stop(first, is_kept=True)
-        working = manager.runtime.guest_dir  # type: ignore[attr-defined]
-        manager.runtime.guest_dir = "/nonexistent"  # type: ignore[attr-defined]
-        with pytest.raises(RuntimeFailed, match=r"FileNotFoundError: .*agentbox/guest"):
-            await manager.create(SandboxSpec(), inherit=first)
-        manager.runtime.guest_dir = working  # type: ignore[attr-defined]
-        second = await manager.create(SandboxSpec(), inherit=first)
-        assert await Box(second).text("cat /workspace/a") == "kept"
-        await manager.stop(second)
 
     run(test, manager)
 

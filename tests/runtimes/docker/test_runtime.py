@@ -404,7 +404,7 @@ class TestSetup:
             assert json.loads(path.read_text()) == before
             assert RUNTIME_NAME not in [found.name for found in engine.runtimes()]  # it was not told to
             said = env.run(*setup, "--reload").output
-            assert f"is in {path} already" in said
+            assert f"is already in {path}" in said
             assert engine.find_gvisor().name == RUNTIME_NAME
             assert "and the engine has loaded it" in env.run(*setup, "--reload").output
         finally:

@@ -36,7 +36,10 @@ def test_init_scripts_run_in_order_and_services_after_them(has_runsc: None, mana
     ("profile", "words"),
     [
         ({"init": ["true", "echo why >&2; exit 3", "true"]}, ["init script 2 of 3", "exited with 3", "why"]),
-        ({"services": {"db": {"line": "echo no port >&2; exit 4", "ready": "false"}}}, ["'db'", "with 4", "no port"]),
+        (
+            {"services": {"db": {"line": "echo no port >&2; exit 4", "ready": "false"}}},
+            ["'db'", "with status 4", "no port"],
+        ),
         (
             {"services": {"db": {"line": "sleep 1000", "ready": "echo not yet >&2; false", "timeout": 0.5}}},
             ["'db' was not ready within 0.5 s", "not yet"],
