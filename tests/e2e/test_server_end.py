@@ -1,8 +1,12 @@
-"""What becomes of sandboxes when their server ends: every cell of the table in docs/security.md."""
+"""What becomes of sandboxes when their server ends: every cell of the table in docs/security.md.
+
+Most tests start one server after the other: each finds what the one before it left, and ends in another way.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pty
 import signal
@@ -12,11 +16,14 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
 from support.harness import Env, KernelClient, Server, wait_until
 from support.serving import Serving
+
+pytestmark = pytest.mark.timeout(900)
 
 #: Longer than any test here: what is gone before has not ended by its lease.
 LEASE = 600.0
@@ -24,7 +31,8 @@ AGENTS = "api/agentbox/sandboxes"
 #: Those that ask a server to end, and what it is to be told nothing by.
 ENDS = {"SIGTERM": signal.SIGTERM, "Ctrl-C": signal.SIGINT, "SIGINT without a terminal": signal.SIGINT}
 CRASH = "kill -9"
-HOW = pytest.mark.parametrize("how", [*ENDS, CRASH])
+#: ``serve`` asks no question, so both kinds of Ctrl-C are one.
+SERVE_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 KEEP = "--AgentboxExtension.keep_sandboxes=True"
 
 
@@ -62,79 +70,95 @@ def assert_gone(env: Env) -> None:
     wait_until(lambda: not env.processes(), 60, "no process is left")
 
 
-@HOW
-def test_a_shutdown_ends_sandboxes_and_a_crash_keeps_them(env: Env, how: str) -> None:
-    first = start(env, "lab", how=how)
-    kernel = first.kernel()
+def make_both(server: Server) -> KernelClient:
+    """Start a kernel and a sandbox by the API, each with a variable."""
+    kernel = server.kernel()
     kernel.check("x = 41")
-    first.call("POST", AGENTS, {"id": "agent"})
-    run(first, "agent", "y = 7")
-    end(first, how)
-    if how != CRASH:
-        assert_gone(env)
-    second = start(env, "server")
-    kernels = [item["id"] for item in second.call("GET", "api/kernels")]
-    sandboxes = [item["id"] for item in second.call("GET", AGENTS)["sandboxes"] if item["kind"] == "session"]
-    if how == CRASH:
-        assert (kernels, sandboxes) == ([kernel.id], ["agent"])
-        assert KernelClient(second, kernel.id).check("print(x)") == "41\n"
-        assert run(second, "agent", "y") == "7"
-    else:
-        assert (kernels, sandboxes) == ([], [])
-    second.stop()
+    server.call("POST", AGENTS, {"id": "agent"})
+    run(server, "agent", "y = 7")
+    return kernel
+
+
+def assert_both(server: Server, kernel: KernelClient) -> None:
+    assert list_kernels(server) == [kernel.id], server.log.read_text()
+    assert list_agents(server) == ["agent"]
+    assert KernelClient(server, kernel.id).check("print(x)") == "41\n"
+    assert run(server, "agent", "y") == "7"
+
+
+def list_kernels(server: Server) -> list[str]:
+    return [item["id"] for item in server.call("GET", "api/kernels")]
+
+
+def list_agents(server: Server) -> list[str]:
+    return [item["id"] for item in server.call("GET", AGENTS)["sandboxes"] if item["kind"] == "session"]
+
+
+def test_a_shutdown_ends_sandboxes_and_a_crash_keeps_them(env: Env) -> None:
+    ways = [*ENDS, CRASH]
+    server = start(env, "lab", how=ways[0])
+    for how, following in itertools.zip_longest(ways, ways[1:], fillvalue="SIGTERM"):
+        kernel = make_both(server)
+        end(server, how)
+        if how != CRASH:
+            assert_gone(env)
+        server = start(env, "lab", how=following)
+        if how == CRASH:
+            assert_both(server, kernel)
+        else:
+            assert (list_kernels(server), list_agents(server)) == ([], []), how
+    server.stop()
     assert_gone(env)
 
 
-@pytest.mark.parametrize("how", ENDS)
-def test_a_shutdown_keeps_sandboxes_where_the_server_is_told_to(env: Env, how: str) -> None:
-    first = start(env, "server", KEEP, how=how)
-    kernel = first.kernel()
-    kernel.check("x = 41")
-    first.call("POST", AGENTS, {"id": "agent"})
-    run(first, "agent", "y = 7")
-    end(first, how)
-    second = start(env, "server")
-    found = [item["id"] for item in second.call("GET", "api/kernels")]
-    assert found == [kernel.id], first.log.read_text() + second.log.read_text()
-    assert KernelClient(second, kernel.id).check("print(x)") == "41\n"
-    assert run(second, "agent", "y") == "7"
-    second.stop()
+def test_a_shutdown_keeps_sandboxes_where_the_server_is_told_to(env: Env) -> None:
+    ways = list(ENDS)
+    server = start(env, "server", KEEP, how=ways[0])
+    kernel = make_both(server)
+    for how, following in itertools.zip_longest(ways, ways[1:]):
+        end(server, how)
+        server = start(env, "server", KEEP, how=following) if following else start(env, "server")
+        assert_both(server, kernel)
+    server.stop()
     assert_gone(env)
 
 
-@HOW
-@pytest.mark.parametrize("arguments", [(), ("--keep-sandboxes",)], ids=["default", "keep"])
-def test_serve_does_the_same(env: Env, arguments: tuple[str, ...], how: str) -> None:
-    first = Serving(env, *arguments)
-    headers = {"Authorization": f"token {first.token}"}
-    requests.post(first.url + AGENTS, headers=headers, json={"id": "agent"}, timeout=150).raise_for_status()
-    first.stop(ENDS.get(how, signal.SIGKILL))
-    is_kept = bool(arguments) or how == CRASH
-    if not is_kept:
-        assert_gone(env)
-    second = Serving(env)
-    try:
-        headers = {"Authorization": f"token {second.token}"}
-        listed = requests.get(second.url + AGENTS, headers=headers, timeout=150).json()["sandboxes"]
-        assert [item["id"] for item in listed] == (["agent"] if is_kept else [])
-    finally:
-        second.stop()
+def test_serve_does_the_same(env: Env) -> None:
+    serving, is_there = Serving(env), False
+    runs = [((), signum) for signum in SERVE_ENDS] + [(("--keep-sandboxes",), signum) for signum in SERVE_ENDS]
+    for (arguments, signum), (following, _) in itertools.zip_longest(runs, runs[1:], fillvalue=((), 0)):
+        if not is_there:
+            call(serving, "POST", {"id": "agent"})
+        serving.stop(signum)
+        is_there = bool(arguments) or signum == signal.SIGKILL
+        if not is_there:
+            assert_gone(env)
+        serving = Serving(env, *following)
+        listed = [item["id"] for item in call(serving, "GET")["sandboxes"]]
+        assert listed == (["agent"] if is_there else []), (arguments, signum)
+    serving.stop()
     assert_gone(env)
 
 
-@HOW
-def test_kernel_gateway_ends_its_kernels_and_after_a_crash_a_server_takes_them_back(env: Env, how: str) -> None:
-    gateway = start(env, "kernelgateway", "--JupyterWebsocketPersonality.list_kernels=True", how=how)
-    kernel = gateway.kernel()
-    kernel.check("x = 41")
-    end(gateway, how)
-    if how != CRASH:
-        assert_gone(env)
+def call(serving: Serving, method: str, body: object = None) -> Any:
+    headers = {"Authorization": f"token {serving.token}"}
+    answer = requests.request(method, serving.url + AGENTS, headers=headers, json=body, timeout=150)
+    answer.raise_for_status()
+    return answer.json()
+
+
+def test_kernel_gateway_ends_its_kernels_and_after_a_crash_a_server_takes_them_back(env: Env) -> None:
+    for how in (*ENDS, CRASH):
+        gateway = start(env, "kernelgateway", "--JupyterWebsocketPersonality.list_kernels=True", how=how)
+        assert list_kernels(gateway) == []
+        kernel = gateway.kernel()
+        kernel.check("x = 41")
+        end(gateway, how)
+        if how != CRASH:
+            assert_gone(env)
     with env.server("server") as server:
-        kernels = [item["id"] for item in server.call("GET", "api/kernels")]
-        assert kernels == ([kernel.id] if how == CRASH else [])
-        if kernels:
-            assert KernelClient(server, kernel.id).check("print(x)") == "41\n"
+        assert list_kernels(server) == [kernel.id]
+        assert KernelClient(server, kernel.id).check("print(x)") == "41\n"
     assert_gone(env)
 
 
@@ -193,47 +217,49 @@ def kill(server: Server) -> None:
     server.stop(signal.SIGKILL)
 
 
-def assert_nothing_revived(env: Env) -> None:
-    with env.server("server") as second:
-        assert second.call("GET", "api/kernels") == []
-        assert second.call("GET", AGENTS)["sandboxes"] == []
-        wait_until(lambda: not env.sandboxes(), 60, "the sandbox is gone long before its lease")
+def start_and_find_nothing(env: Env) -> Server:
+    server = start(env, "server")
+    assert list_kernels(server) == []
+    assert server.call("GET", AGENTS)["sandboxes"] == []
+    wait_until(lambda: not env.sandboxes(), 60, "the sandbox is gone long before its lease")
+    return server
 
 
 def test_a_shutdown_that_is_cut_short_is_one(env: Env) -> None:
-    first = start(env, "server")
-    busy(first)
-    first.call("POST", AGENTS, {"id": "agent"})
+    """Of the server, of a kernel, and of a sandbox by the API."""
+    server = start(env, "server")
+    busy(server)
+    server.call("POST", AGENTS, {"id": "agent"})
     with full_audit_log(env):
-        first.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: all(was_told_to_end(path) for path in env.sandboxes()), 60, "it begins to end")
-        kill(first)
+        kill(server)
     assert env.sandboxes(), "it was killed before it had ended them"
-    assert_nothing_revived(env)
 
-
-def test_a_kernel_that_was_being_shut_down_is_not_revived(env: Env) -> None:
-    first = start(env, "server")
-    kernel = busy(first)
-    deleting = threading.Thread(target=delete, args=(first, f"api/kernels/{kernel.id}"))
-    deleting.start()
-    wait_until(lambda: f"Kernel shutdown: {kernel.id}" in first.log.read_text(), 60, "it begins to end the kernel")
-    kill(first)
-    deleting.join(60)
+    server = start_and_find_nothing(env)
+    kernel = busy(server)
+    with deleting(server, f"api/kernels/{kernel.id}"):
+        log = server.log
+        wait_until(lambda: f"Kernel shutdown: {kernel.id}" in log.read_text(), 60, "it begins to end the kernel")
+        kill(server)
     assert env.sandboxes(), "it was killed before it had ended it"
-    assert_nothing_revived(env)
+
+    server = start_and_find_nothing(env)
+    path = f"{AGENTS}/agent"
+    server.call("POST", AGENTS, {"id": "agent"})
+    with full_audit_log(env), deleting(server, path):
+        wait_until(lambda: server.call("GET", path)["state"] == "ended", 60, "it begins to end")
+        kill(server)
+    start_and_find_nothing(env).stop()
 
 
-def test_a_sandbox_that_was_being_deleted_is_not_revived(env: Env) -> None:
-    first = start(env, "server")
-    first.call("POST", AGENTS, {"id": "agent"})
-    with full_audit_log(env):
-        deleting = threading.Thread(target=delete, args=(first, f"{AGENTS}/agent"))
-        deleting.start()
-        wait_until(lambda: first.call("GET", f"{AGENTS}/agent")["state"] == "ended", 60, "it begins to end")
-        kill(first)
-    deleting.join(60)
-    assert_nothing_revived(env)
+@contextlib.contextmanager
+def deleting(server: Server, path: str) -> Iterator[None]:
+    """Have a call to delete something under way, which ends with the server."""
+    thread = threading.Thread(target=delete, args=(server, path))
+    thread.start()
+    yield
+    thread.join(60)
 
 
 def delete(server: Server, path: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import ROOT
-from support.harness import Env
+from support.harness import Env, link
 
 
 @pytest.mark.network
@@ -30,7 +30,7 @@ def test_an_installed_wheel_is_all_that_is_needed(agentbox_env: Env, tmp_path: P
     packages = Path(sysconfig.get_path("purelib"))
     target = prefix / packages.relative_to(sys.prefix)
     others = shutil.ignore_patterns("*jupyter_agentbox*", "*.pyc.*")  # the latter programs write and rename meanwhile
-    shutil.copytree(packages, target, copy_function=_link, dirs_exist_ok=True, ignore=others)
+    shutil.copytree(packages, target, copy_function=link, dirs_exist_ok=True, ignore=others)
     python = prefix / "bin" / "python"
     env.run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", wheel)
     env.variables["PATH"] = f"{prefix / 'bin'}:{env.variables['PATH']}"
@@ -54,10 +54,3 @@ def test_an_installed_wheel_is_all_that_is_needed(agentbox_env: Env, tmp_path: P
         assert name in listed, kind
     recipes = env.run(prefix / "bin" / "jupyter-agentbox", "image", "list").output
     assert "base" in recipes
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        Path(target).hardlink_to(source)
-    except OSError:  # another file system
-        shutil.copy2(source, target)

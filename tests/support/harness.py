@@ -26,7 +26,7 @@ from typing import Any
 import requests
 import websocket
 
-from support.waiting import scaled, wait_until
+from support.waiting import wait_until
 
 KERNEL = "agentbox"
 BIN = Path(sys.executable).parent
@@ -65,6 +65,14 @@ def files_with(text: str, *folders: Path) -> list[Path]:
             if path.is_file() and text.encode() in path.read_bytes():
                 found.append(path)
     return found
+
+
+def link(source: str, target: str) -> None:
+    """Link a file, or copy it to another file system."""
+    try:
+        Path(target).hardlink_to(source)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 class Env:
@@ -186,9 +194,9 @@ class Env:
 
     def assert_clean(self, timeout: float = 2 * LEASE + 60) -> None:
         """Fail if anything of a sandbox is left after the lease has expired."""
-        deadline = time.monotonic() + scaled(timeout)
-        while (left := self.leaks()) and time.monotonic() < deadline:
-            time.sleep(0.2)
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: not self.leaks(), timeout, "nothing is left", pause=0.2)
+        left = self.leaks()
         assert not left, "left behind:\n" + "\n".join(left)
 
     def close(self) -> None:
