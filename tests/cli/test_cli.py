@@ -28,7 +28,7 @@ def shell(tmp_path: Path) -> Shell:
 
 
 def test_help_names_every_command(shell: Shell) -> None:
-    text = shell("--help")
+    text = shell.run_as_jupyter_does("--help")
     assert all(f"\n  {name} " in text for name in ("setup", "doctor", "kernelspec", "list", "prune"))
     assert text == shell(status=2)
 

@@ -198,4 +198,4 @@ def test_a_sandbox_that_ran_out_of_memory_is_revived(serving: Serving) -> None:
         assert serving.run("exec", "hungry", "cat file").out == "precious\n"
         box.delete()
         gone = serving.run("revive", "hungry")
-        assert (gone.status, "no sandbox 'hungry'" in gone.err) == (1, True)
+        assert (gone.status, "sandbox 'hungry' does not exist" in gone.err) == (1, True)

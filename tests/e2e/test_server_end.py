@@ -209,7 +209,10 @@ def full_audit_log(env: Env) -> Iterator[None]:
 
 
 def was_told_to_end(directory: Path) -> bool:
-    return (directory / "lock").stat().st_mtime == 0
+    try:
+        return (directory / "lock").stat().st_mtime == 0
+    except FileNotFoundError:  # it has ended
+        return True
 
 
 def kill(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""Run ``jupyter agentbox`` in a separate process."""
+"""Run ``jupyter agentbox`` with Jupyter directories of its own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+
+from support.serving import Ran, run_command
 
 
 class Shell:
@@ -18,12 +20,19 @@ class Shell:
             "JUPYTER_CONFIG_DIR": str(folder / "config"),
             "JUPYTER_DATA_DIR": str(folder / "data"),
             "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+            "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
         }
 
     def __call__(self, *arguments: str, status: int = 0) -> str:
+        return self._check(run_command(arguments, self.folder, self.env), status)
+
+    def run_as_jupyter_does(self, *arguments: str, status: int = 0) -> str:
+        """Run it by ``jupyter``, which looks for it on the path."""
         command = [sys.executable, "-m", "jupyter", "agentbox", *arguments]
-        env = {**self.env, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
-        answer = subprocess.run(command, env=env, cwd=self.folder, capture_output=True, text=True, timeout=200)
-        assert answer.returncode == status, answer.stdout + answer.stderr
-        assert "Traceback" not in answer.stderr
-        return answer.stdout if status == 0 else answer.stdout + answer.stderr
+        answer = subprocess.run(command, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=200)
+        return self._check(Ran(answer.returncode, answer.stdout, answer.stderr), status)
+
+    def _check(self, ran: Ran, status: int) -> str:
+        assert ran.status == status, ran.out + ran.err
+        assert "Traceback" not in ran.err
+        return ran.out if status == 0 else ran.out + ran.err
