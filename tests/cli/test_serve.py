@@ -5,12 +5,11 @@ from __future__ import annotations
 import signal
 import stat
 import subprocess
-import time
 from collections.abc import Iterator
 
 import pytest
 import requests
-from support.harness import Env, files_with, processes_naming
+from support.harness import Env, files_with, processes_naming, wait_until
 from support.serving import Serving, run_all
 
 from jupyter_agentbox.client import Client
@@ -118,9 +117,7 @@ def test_sandboxes_live_on_for_their_lease_or_end_with_it(serving: Serving, env:
         token = (env.work / "token").read_text().strip()
         assert token != serving.token
         with Client(following.url, token) as client:
-            deadline = time.monotonic() + 100
-            while not (found := client.list(state="running")) and time.monotonic() < deadline:
-                time.sleep(0.2)
+            found = wait_until(lambda: client.list(state="running"), 100, "the sandbox is there")
             assert [info.id for info in found] == ["lasting"]
             assert client.sandbox("lasting").exec("echo alive").stdout == "alive\n"
     finally:

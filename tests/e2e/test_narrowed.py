@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -14,13 +17,37 @@ from support.harness import Env, KernelClient, Server, wait_until
 MIB = 1 << 20
 AGENTS = "api/agentbox/sandboxes"
 HOSTS = ["github.com", "static.example.org", "db.example.org:5432"]
+#: Sandboxes by the API, and their profiles.
+PROFILES = {
+    "a": "low",
+    "b": "low",
+    "m": "mounted",
+    "g": "gone",
+    "c": "crowd",
+    "parked-a": "low",
+    "parked-m": "mounted",
+}
 
 
-@pytest.fixture
-def env(agentbox_env: Env) -> Env:
-    (agentbox_env.base / "shown").mkdir()
+@dataclass
+class Narrowed:
+    """A server that took over what one with a wider policy left, which was killed."""
+
+    server: Server
+    #: Ids of kernels by their notebook's name.
+    kernels: dict[str, str]
+    #: Directories of sandboxes by name.
+    directories: dict[str, Path]
+    #: One for the sandbox ``a``.
+    token: str
+
+
+@pytest.fixture(scope="module")
+def narrowed(make_env: Callable[..., Env]) -> Iterator[Narrowed]:
+    env = make_env()
+    (env.base / "shown").mkdir()
     for name in ("low", "folder", "hidden"):
-        folder = agentbox_env.data / "kernels" / name
+        folder = env.data / "kernels" / name
         folder.mkdir(parents=True)
         stanza = {"provisioner_name": "agentbox-provisioner", "config": {"profile": name}}
         spec = {
@@ -30,8 +57,35 @@ def env(agentbox_env: Env) -> Env:
             "metadata": {"kernel_provisioner": stanza},
         }
         (folder / "kernel.json").write_text(json.dumps(spec))
-        nbformat.write(nbformat.v4.new_notebook(), agentbox_env.work / f"{name}.ipynb")
-    return agentbox_env
+    widen(env)
+    first = Server(env, "server", (), {})
+    first.wait_ready()
+    for name, profile in PROFILES.items():
+        body = {"id": name, "profile": profile, "ports": [8000, 8001], "idle_timeout": 900, "max_life": 7200}
+        first.call("POST", AGENTS, body)
+    run(first, "parked-a", "x = 41")
+    kernels = {name: open_notebook(first, name, name) for name in ("low", "folder", "hidden")}
+    kernels["parked"] = open_notebook(first, "parked", "low")
+    token = first.call("POST", f"{AGENTS}/a/tokens", {"name": "t", "verbs": ["read"], "life": 7200})["token"]
+    directories = {
+        name: env.state_dir / "sandboxes" / first.call("GET", f"{AGENTS}/{name}")["sandbox_id"]
+        for name in (*PROFILES, *kernels.values())
+    }
+    for name in ("parked-a", "parked-m", kernels["parked"]):
+        first.call("POST", f"{AGENTS}/{name}/park")
+    first.process.kill()
+    first.stop(signal.SIGKILL)
+    narrow(env)
+    with env.server("server") as second:
+        yield Narrowed(second, kernels, directories, token)
+    wait_until(lambda: not env.sandboxes(), 60, "no sandbox is left, long before the lease")
+
+
+def open_notebook(server: Server, name: str, kernelspec: str) -> str:
+    nbformat.write(nbformat.v4.new_notebook(), server.env.work / f"{name}.ipynb")
+    kernel = server.notebook(f"{name}.ipynb", kernelspec)
+    kernel.check("x = 41")
+    return kernel.id
 
 
 def widen(env: Env) -> None:
@@ -60,18 +114,6 @@ def narrow(env: Env) -> None:
     env.configure({"Policy": {"lease_timeout": 600.0, **policy, **times}})
 
 
-def start(env: Env) -> Server:
-    server = Server(env, "server", (), {})
-    server.wait_ready()
-    return server
-
-
-def create(server: Server, name: str, profile: str) -> None:
-    body = {"id": name, "profile": profile, "ports": [8000, 8001], "idle_timeout": 900, "max_life": 7200}
-    server.call("POST", AGENTS, body)
-    run(server, name, "x = 41")
-
-
 def run(server: Server, name: str, code: str) -> Any:
     return server.call("POST", f"{AGENTS}/{name}/code", {"code": code})
 
@@ -94,76 +136,51 @@ def assert_out_of_memory(server: Server, name: str) -> None:
     server.call("DELETE", f"{AGENTS}/{name}")  # with the files that are kept of it
 
 
-def test_what_an_earlier_server_left_is_held_to_todays_policy(env: Env) -> None:
-    widen(env)
-    first = start(env)
-    for name, profile in (("a", "low"), ("b", "low"), ("m", "mounted"), ("g", "gone"), ("c", "crowd")):
-        create(first, name, profile)
-    token = first.call("POST", f"{AGENTS}/a/tokens", {"name": "t", "verbs": ["read"], "life": 7200})["token"]
-    kernels = {name: first.notebook(f"{name}.ipynb", name) for name in ("low", "folder", "hidden")}
-    for kernel in kernels.values():
-        kernel.check("x = 41")
-    first.process.kill()
-    first.stop(signal.SIGKILL)
-    narrow(env)
-
-    second = start(env)
-    assert [item["id"] for item in second.call("GET", "api/kernels")] == [kernels["low"].id]
-    kernel = KernelClient(second, kernels["low"].id)
-    assert kernel.check("print(x)") == "41\n"
-    for name in ("a", kernel.id):
-        assert_narrow(second, name)
-    assert_narrow(second, "a", token)
-    (record,) = second.call("GET", f"{AGENTS}/a/tokens")["tokens"]
+def test_what_an_earlier_server_left_is_held_to_todays_policy(narrowed: Narrowed) -> None:
+    server, kernels = narrowed.server, narrowed.kernels
+    listed = [item["id"] for item in server.call("GET", "api/kernels")]
+    assert kernels["low"] in listed
+    assert not {kernels["folder"], kernels["hidden"]} & set(listed)
+    assert KernelClient(server, kernels["low"]).check("print(x)") == "41\n"
+    for name in ("a", kernels["low"]):
+        assert_narrow(server, name)
+    assert_narrow(server, "a", narrowed.token)
+    (record,) = server.call("GET", f"{AGENTS}/a/tokens")["tokens"]
     assert record["expires"] - record["created"] == 3000
     # It is so, and not only said.
-    refused = run(second, "a", "import urllib.request as u; u.urlopen('http://github.com')")
+    refused = run(server, "a", "import urllib.request as u; u.urlopen('http://github.com')")
     assert "Policy" in json.dumps(refused)
-    assert_out_of_memory(second, "a")
+    assert_out_of_memory(server, "a")
     wrote = requests.put(
-        second.url(f"{AGENTS}/b/files/content"),
+        server.url(f"{AGENTS}/b/files/content"),
         json={"path": "big", "text": "1" * (20 * MIB)},
         timeout=150,
-        headers=dict(second.http.headers),
+        headers=dict(server.http.headers),
     )
     assert wrote.status_code >= 400, wrote.text
     # What can't be changed in a sandbox that runs has ended, and says why.
-    log = second.log.read_text()
+    log = server.log.read_text()
     for name, setting in (("m", "Policy.mounts"), ("g", "Policy.profiles"), ("c", "Policy.max_processes")):
-        found = second.call("GET", f"{AGENTS}/{name}")
+        found = server.call("GET", f"{AGENTS}/{name}")
         assert (found["state"], found["end"]["setting"]) == ("ended", setting), found
         assert found["end"]["message"].startswith("it could not be taken over from an earlier server: ")
         assert found["end"]["message"] in log
     for name, sentence in (("folder", "its profile now allows only private folders"), ("hidden", "now hides (*.pem)")):
         assert sentence in log
-        rows = second.call("GET", "api/agentbox/audit?kind=lifecycle&limit=100")["rows"]
+        rows = server.call("GET", "api/agentbox/audit?kind=lifecycle&limit=100")["rows"]
         assert any(sentence in json.dumps(row) for row in rows), name
-    wait_until(lambda: len(env.sandboxes()) == 2, 200, "the others are gone long before their leases")
-    second.stop()
-    wait_until(lambda: not env.sandboxes(), 60, "no sandbox is left")
+    ended = [narrowed.directories[name] for name in ("a", "m", "g", "c", kernels["folder"], kernels["hidden"])]
+    wait_until(lambda: not any(path.exists() for path in ended), 200, "they are gone long before their leases")
 
 
-def test_what_an_earlier_server_parked_is_held_to_todays_policy_when_it_wakes(env: Env) -> None:
-    widen(env)
-    first = start(env)
-    create(first, "a", "low")
-    create(first, "m", "mounted")
-    kernel = first.notebook("low.ipynb", "low")
-    kernel.check("x = 41")
-    for name in ("a", "m", kernel.id):
-        first.call("POST", f"{AGENTS}/{name}/park")
-    first.process.kill()
-    first.stop(signal.SIGKILL)
-    narrow(env)
-
-    second = start(env)
-    for name in ("a", kernel.id):
-        second.call("POST", f"{AGENTS}/{name}/wake")
-        assert run(second, name, "x")["result"]["data"]["text/plain"] == "41"
-        assert_narrow(second, name)
-    assert_out_of_memory(second, "a")
-    answer = requests.post(second.url(f"{AGENTS}/m/wake"), headers=dict(second.http.headers), timeout=150)
+def test_what_an_earlier_server_parked_is_held_to_todays_policy_when_it_wakes(narrowed: Narrowed) -> None:
+    server, kernel = narrowed.server, narrowed.kernels["parked"]
+    for name in ("parked-a", kernel):
+        server.call("POST", f"{AGENTS}/{name}/wake")
+        assert run(server, name, "x")["result"]["data"]["text/plain"] == "41"
+        assert_narrow(server, name)
+    assert_out_of_memory(server, "parked-a")
+    answer = requests.post(server.url(f"{AGENTS}/parked-m/wake"), headers=dict(server.http.headers), timeout=150)
     assert answer.status_code == 403
     assert "Policy.mounts" in answer.text
-    assert second.call("GET", f"{AGENTS}/m")["state"] == "parked"
-    second.stop()
+    assert server.call("GET", f"{AGENTS}/parked-m")["state"] == "parked"

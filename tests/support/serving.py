@@ -80,13 +80,15 @@ class Serving:
 
 
 _FORKING = """
-import base64, gc, json, os, signal, sys, tempfile, time
+import base64, gc, importlib, json, os, signal, sys, tempfile, time
 import jupyter_agentbox.client, jupyter_agentbox.service.live.parking
-from jupyter_agentbox.cli import machine, main, oneshot, remote, snapshots
-gc.freeze()
+from jupyter_agentbox.cli import AgentboxCommand, main
 requests, answers = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb", buffering=0)
 while line := requests.readline():
     request = json.loads(line)
+    if (name := next(iter(request["arguments"]), "")) in AgentboxCommand.subcommands:
+        importlib.import_module(AgentboxCommand.subcommands[name][0].rpartition(".")[0])
+        gc.freeze()
     out, err, (reading, writing) = tempfile.TemporaryFile(), tempfile.TemporaryFile(), os.pipe()
     os.write(writing, base64.b64decode(request["stdin"]))  # fits, see below
     os.close(writing)
