@@ -16,7 +16,7 @@ LOOK = [
 ]
 INPUT = "try:\n    input('name? ')\nexcept Exception as error:\n    print('input:', type(error).__name__)"
 #: More than any queue on the way takes at once.
-MANY = "import sys\nfor i in range(3_000):\n    sys.stdout.write('x' * 99 + '\\n'); sys.stdout.flush()"
+MANY = "import sys\nfor i in range(2_000):\n    sys.stdout.write('x' * 99 + '\\n'); sys.stdout.flush()"
 SDIST = "%pip install -q --no-cache-dir docopt\nimport docopt\nprint('from an sdist', docopt.__name__)"
 BATCH = (notebooks.nbconvert, notebooks.papermill, notebooks.nbclient)
 #: In these nbclient runs the kernel just as for the others of its kind, so nothing is installed once more.
@@ -55,5 +55,5 @@ def test_a_notebook_runs(agentbox_env: Env, client: notebooks.Client) -> None:
     assert "in /workspace" in text
     made = folder / "made.txt"
     assert (made.read_text(), made.stat().st_uid, made.stat().st_gid) == ("by user", os.geteuid(), os.getegid())
-    assert text.count("x" * 99) == (3_000 if has_many else 0)
+    assert text.count("x" * 99) == (2_000 if has_many else 0)
     assert ("the end" in text) == has_many
