@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import runpy
 import subprocess
@@ -14,6 +15,9 @@ import pytest
 
 # Before anything imports it: the synchronous client is generated, and must follow the asynchronous one.
 runpy.run_path(str(Path(__file__).parents[1] / "tools" / "make_sync_client.py"), run_name="__main__")
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    # Where Python is told to write no compiled files, each of the many processes would compile the package anew.
+    compileall.compile_dir(Path(__file__).parents[1] / "jupyter_agentbox", quiet=2)
 
 QUICK_IMPORTS = str(Path(__file__).parent / "support" / "quick_imports")
 if sys.path[0] != QUICK_IMPORTS:
@@ -60,10 +64,10 @@ SECONDS = {
     "storage/images/test_kernels.py": 110,
     "jupyter/test_contents.py": 60,
     "jupyter/test_provisioner.py": 90,
-    "e2e/test_start_kinds.py": 170,
-    "e2e/test_lifecycle.py": 150,
-    "e2e/test_crashes.py": 150,
-    "e2e/test_server_end.py": 150,
+    "e2e/test_start_kinds.py": 100,
+    "e2e/test_lifecycle.py": 90,
+    "e2e/test_clients.py": 90,
+    "e2e/test_server_end.py": 80,
     "promises/test_enforcement.py": 80,
     "runtimes/runsc/test_runtime.py": 120,
     "lab/test_scripts.py": 40,

@@ -31,4 +31,4 @@ def test_what_stays_is_seen() -> None:
     before = load.Held(descriptors=20, threads=10, processes=3, memory=1)
     assert load.find_leaks(before, before) == []
     after = load.Held(descriptors=20 + load.SLACK_DESCRIPTORS + 1, threads=10, processes=4, memory=1)
-    assert [text.split()[0] for text in load.find_leaks(before, after)] == ["descriptors", "processes"]
+    assert [text.partition(":")[0] for text in load.find_leaks(before, after)] == ["descriptors", "processes"]
