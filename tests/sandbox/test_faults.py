@@ -226,7 +226,7 @@ def test_a_broken_list_of_notebooks_is_put_aside(tmp_path: Path, caplog: pytest.
     path.write_bytes(bytes(100) + data[100:] if damage == "header" else data[:100] + b"x" * (len(data) - 100))
     assert keep(tmp_path).database_filepath == str(path)
     (record,) = caplog.records
-    assert f"{path} is broken" in record.getMessage()
+    assert f"{path} is damaged and was renamed" in record.getMessage()
     assert path.with_suffix(".broken").exists()
 
 

@@ -150,10 +150,10 @@ def test_a_command_out_of_time_gives_what_it_printed_and_takes_all_its_offspring
         lines = f"{offspring} echo partial; sleep 1000", f"echo partial; python3 -c '{hop}' & sleep 1000"
         for line in lines:
             began = time.monotonic()
-            result = await box.processes.run(Command(line), timeout=4.0)
+            result = await box.processes.run(Command(line), timeout=2.0)
             assert time.monotonic() - began < 60
             assert (result.stdout[:8], result.timed_out, result.exit_code) == (b"partial\n", True, 137)
-            assert 4.0 <= result.duration < 60
+            assert 2.0 <= result.duration < 60
             assert await gone(box, "sleep")
             assert await gone(box, "python3")
         # What others started is not touched, and what one leaves behind in time goes on.
@@ -215,9 +215,9 @@ def test_a_reader_who_goes_away_ends_the_command(in_box: Callable[..., None]) ->
     in_box(test)
 
 
-def test_two_hundred_at_once(in_box: Callable[..., None]) -> None:
+def test_a_hundred_at_once(in_box: Callable[..., None]) -> None:
     async def test(box: Box) -> None:
-        results = await asyncio.gather(*(box.processes.run(Command(argv=["true"]), timeout=200) for _ in range(200)))
+        results = await asyncio.gather(*(box.processes.run(Command(argv=["true"]), timeout=200) for _ in range(100)))
         assert {result.exit_code for result in results} == {0}
         assert not box.processes.is_busy
         assert await becomes(lambda: box.text("ls /proc | grep -c '^[0-9]'"), lambda count: int(count) < 9)

@@ -65,21 +65,19 @@ DRAWS = {
 }
 
 
-def test_forks_of_a_kernel_draw_different_random_numbers(api: Api) -> None:
-    path = f"/sandboxes/{api.ok('POST', '/sandboxes', {'image': 'languages'})['id']}"
-    paths = [path]
+def test_forks_of_a_kernel_draw_different_random_numbers(api: Api, box: str) -> None:
+    for language, (seed, _) in DRAWS.items():
+        run(api, box, seed, language=language)
+    forks = [f"/sandboxes/{api.ok('POST', f'{box}/fork', {})['id']}" for _ in range(2)]
     try:
-        for language, (seed, _) in DRAWS.items():
-            run(api, path, seed, language=language)
-        paths += [f"/sandboxes/{api.ok('POST', f'{path}/fork', {})['id']}" for _ in range(2)]
         for language, (seed, draw) in DRAWS.items():
-            drawn = [run(api, each, draw, language=language)["stdout"] for each in paths]
+            drawn = [run(api, each, draw, language=language)["stdout"] for each in (box, *forks)]
             assert len(set(drawn)) == 3, (language, drawn)
-            assert run(api, path, f"{seed}\n{draw}", language=language)["stdout"] == drawn[0], "the seed has no effect"
+            assert run(api, box, f"{seed}\n{draw}", language=language)["stdout"] == drawn[0], "the seed has no effect"
             # Once seeded, a fork draws the same numbers as the original.
-            assert run(api, paths[1], f"{seed}\n{draw}", language=language)["stdout"] == drawn[0]
+            assert run(api, forks[0], f"{seed}\n{draw}", language=language)["stdout"] == drawn[0]
     finally:
-        for each in paths:
+        for each in forks:
             api.ok("DELETE", each)
 
 
