@@ -84,9 +84,13 @@ class Env:
         Empty directory that contains everything, so that its path in a command line identifies a leak.
     config : dict, optional
         Additional content of ``jupyter_agentbox_config.json``, by class.
+    imports : Path, optional
+        Import cache to put into the state directory.
     """
 
-    def __init__(self, base: Path, config: dict[str, dict[str, Any]] | None = None) -> None:
+    def __init__(
+        self, base: Path, config: dict[str, dict[str, Any]] | None = None, imports: Path | None = None
+    ) -> None:
         self.base, self.bin = base, BIN
         self.home, self.work = base / "home", base / "work"
         self.data, self.config_dir = base / "data", base / "config"
@@ -95,6 +99,9 @@ class Env:
         # Short, because UNIX socket paths have a maximum length.
         self.runtime = Path(tempfile.mkdtemp(prefix="ab"))
         self.state_dir = self.data / "agentbox"
+        if imports is not None:
+            self.state_dir.mkdir(mode=0o700)
+            shutil.copytree(imports, self.state_dir / imports.name)
         (self.home / "secret.txt").write_text(CANARY)
         self.variables = {
             name: value
