@@ -109,7 +109,7 @@ def make_env(has_runsc: None, imports: Path, tmp_path_factory: pytest.TempPathFa
     made: list[Env] = []
 
     def make(**options: Any) -> Env:
-        made.append(Env(tmp_path_factory.mktemp("jupyter"), imports=imports, **options))
+        made.append(Env(tmp_path_factory.mktemp("jupyter"), **{"imports": imports, **options}))
         return made[-1]
 
     yield make

@@ -84,7 +84,8 @@ def draw(kernel: KernelClient) -> None:
 
 @pytest.fixture(scope="module")
 def server(make_env: Callable[..., Env]) -> Iterator[Server]:
-    env = make_env(config={"Policy": {"templates": True, "profiles": PROFILES, "lease_timeout": 30.0}})
+    config = {"Policy": {"templates": True, "profiles": PROFILES, "lease_timeout": 30.0}}
+    env = make_env(config=config, imports=None)  # the first kernels read each module from its own file
     for profile in PROFILES:
         folder = env.data / "kernels" / f"agentbox-{profile}"
         folder.mkdir(parents=True)
