@@ -635,16 +635,17 @@ async def test_nothing_that_is_replaced_at_any_moment_is_a_way_out(
     swapper, swaps = Swapper(monkeypatch), 0
     for name in ("proj", *names):
         victim, target = (root / name, elsewhere) if name == "proj" else (root / "proj" / name, elsewhere / name)
+        shutil.rmtree(elsewhere, ignore_errors=True)
+        populate(elsewhere, "canary")
+        if not target.exists():
+            target.write_text("canary")  # which a name that is made can lead to
+        before = contents_of(elsewhere)
         for at in range(1, 1000):
             # The trash too: a full one takes more calls each time, to find a name that is free.
-            for folder in (root, elsewhere, base / "aside", trash.parent):
+            for folder in (root, base / "aside", trash.parent):
                 shutil.rmtree(folder, ignore_errors=True)
             populate(root / "proj", "mine")
-            populate(elsewhere, "canary")
-            if not target.exists():
-                target.write_text("canary")  # which a name that is made can lead to
             (base / "aside").mkdir()
-            before = contents_of(elsewhere)
 
             def swap(victim: Path = victim, target: Path = target) -> None:
                 if os.path.lexists(victim):

@@ -122,16 +122,16 @@ def test_what_is_no_message_reaches_no_client(client: BlockingKernelClient, kern
     assert text_of(seen) == "after\n"
 
 
-def test_ten_thousand_small_outputs_and_one_of_50_mb_arrive_whole(
+def test_thousands_of_small_outputs_and_one_of_50_mb_arrive_whole(
     client: BlockingKernelClient, kernel: BareKernel
 ) -> None:
     client.wait_for_ready(timeout=60)
     # Else ZeroMQ in the kernel itself drops what is more than a thousand messages ahead of its reader.
     run(client, "get_ipython().kernel.iopub_thread.socket.sndhwm = 0")
-    code = "import sys\nfor i in range(10_000):\n    print(f'{i:099d}', flush=True)\nprint('hi')"
+    code = "import sys\nfor i in range(3_000):\n    print(f'{i:099d}', flush=True)\nprint('hi')"
     _, seen = run(client, code, timeout=150)
     lines = text_of(seen).split("\n")
-    assert len(lines) == 10_002
+    assert len(lines) == 3_002
     assert lines[-2] == "hi"
     _, seen = run(client, "print('x' * 50_000_000)", timeout=150)
     assert len(text_of(seen)) == 50_000_001
