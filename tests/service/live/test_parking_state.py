@@ -98,7 +98,7 @@ def test_a_server_inside_is_reached_by_its_port_when_it_was_woken(server: Server
 def test_a_kernel_that_waits_for_input_is_not_parked(kernel: KernelClient) -> None:
     cell = kernel.start("print(input() * 2)", allow_stdin=True)
     asked = receive(kernel, lambda m: m["msg_type"] == "input_request")
-    assert "code runs" in refuse_to_park(kernel)
+    assert "code is running" in refuse_to_park(kernel)
     kernel.send("stdin", "input_reply", {"value": "ab"}, asked["header"])
     assert kernel.finish(cell).text == "abab\n"
 
@@ -117,7 +117,7 @@ def test_a_kernel_whose_subshell_works_is_not_parked(kernel: KernelClient) -> No
     kernel.socket.send(json.dumps({**message, "buffers": []}))
     receive(kernel, lambda m: m["msg_type"] == "stream")
     assert kernel.check("print('the main shell is idle')")
-    assert "code runs" in refuse_to_park(kernel)
+    assert "code is running" in refuse_to_park(kernel)
     wanted = {header["msg_id"], kernel.start("is_over = True")}
     while wanted:
         found = receive(kernel, lambda m: m["msg_type"] == "execute_reply")
@@ -145,7 +145,7 @@ def test_a_kernel_that_stands_at_a_breakpoint_is_not_parked(kernel: KernelClient
     debug("configurationDone")
     cell = kernel.start(code)
     stopped = receive(kernel, lambda m: m["msg_type"] == "debug_event" and m["content"].get("event") == "stopped")
-    assert "code runs" in refuse_to_park(kernel)
+    assert "code is running" in refuse_to_park(kernel)
     ask("continue", threadId=stopped["content"]["body"]["threadId"])  # whose answer comes among the cell's messages
     assert kernel.finish(cell).text == "42\n"
     debug("disconnect", terminateDebuggee=False)
