@@ -70,7 +70,11 @@ SECONDS = {
     "e2e/test_clients.py": 90,
     "e2e/test_server_end.py": 80,
     "promises/test_enforcement.py": 80,
-    "runtimes/runsc/test_runtime.py": 120,
+    "storage/images/test_languages.py": 90,
+    "runtimes/runsc/test_sandboxes.py": 90,
+    "runtimes/docker/test_sandboxes.py": 90,
+    "runtimes/docker/test_runtime.py": 90,
+    "runtimes/runsc/test_runtime.py": 60,
     "lab/test_scripts.py": 40,
 }
 
