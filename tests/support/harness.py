@@ -239,8 +239,10 @@ class Server:
         self.port_holder.bind(("127.0.0.1", 0))
         self.port = self.port_holder.getsockname()[1]
         self.log = env.base / f"server-{self.port}.log"
+        # Python loses a signal whose handler logs, as Jupyter's does, while the program writes to a buffered log.
+        variables = {"PYTHONUNBUFFERED": "1", **(options.get("env") or {})}
         with self.log.open("w") as log:
-            self.process = env.spawn(*self.command(program, arguments), stdout=log, **options)
+            self.process = env.spawn(*self.command(program, arguments), stdout=log, **{**options, "env": variables})
         self.sockets: list[websocket.WebSocket] = []
         self.http = requests.Session()
         self.http.trust_env = False
