@@ -155,7 +155,9 @@ FLOODS: dict[str, Callable[[], Iterator[bytes]]] = {
 @pytest.fixture(scope="module")
 def host() -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", HOST]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0) as host:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as host:
         yield host
         os.killpg(host.pid, signal.SIGKILL)
 

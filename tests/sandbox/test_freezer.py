@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.boxes import boxed, run
+from support.boxes import Box, boxed, run
 from support.waiting import wait_until_async
 
 from jupyter_agentbox.runtimes.runsc.runtime import PAUSED, RunscRuntime
@@ -17,6 +17,7 @@ from jupyter_agentbox.sandbox.freezer import Freezer
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.processes import Command, Output
 from jupyter_agentbox.sandbox.sandbox import Sandbox
+from jupyter_agentbox.spec import SandboxSpec
 
 pytestmark = pytest.mark.usefixtures("has_runsc")
 
@@ -48,15 +49,22 @@ def test_a_quiet_sandbox_costs_nothing_and_answers_at_once(manager: SandboxManag
     run(test, manager)
 
 
-@pytest.mark.parametrize("line", ["sleep 1000", "(setsid sleep 1000 &)"])
-def test_it_stays_awake_while_something_is_there(manager: SandboxManager, line: str) -> None:
+def test_it_stays_awake_while_something_is_there(manager: SandboxManager) -> None:
     async def test(manager: SandboxManager) -> None:
-        async with boxed(manager, freeze_after=0.5) as box:
-            await box.processes.start(Command(line))
+        lines = ("sleep 1000", "(setsid sleep 1000 &)")
+        boxes = [Box(await manager.create(SandboxSpec(freeze_after=0.5))) for _ in lines]
+        try:
+            for box, line in zip(boxes, lines, strict=True):
+                await box.processes.start(Command(line))
             await asyncio.sleep(5)
-            assert not box.sandbox.is_frozen
-            await box.run("pkill sleep")
-            await until(lambda: box.sandbox.is_frozen)
+            assert [box.sandbox.is_frozen for box in boxes] == [False, False]
+            for box in boxes:
+                await box.run("pkill sleep")
+            await until(lambda: all(box.sandbox.is_frozen for box in boxes))
+        finally:
+            for box in boxes:
+                await manager.stop(box.sandbox)
+        assert not list((manager.state_dir / "sandboxes").iterdir())
 
     run(test, manager)
 

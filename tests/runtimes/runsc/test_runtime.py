@@ -86,11 +86,11 @@ class TestRunsc(RuntimeContract):
     def test_nothing_outlives_a_killed_owner_and_its_lease(self, tmp_path: Path) -> None:
         state_dir = tmp_path / "state"
         state_dir.mkdir()
-        command = [sys.executable, "-m", "support.owner", str(state_dir), "3"]
+        command = [sys.executable, "-m", "support.owner", str(state_dir), "1"]
         with subprocess.Popen(command, cwd=ROOT / "tests", stdout=subprocess.PIPE, text=True) as owner:
             assert owner.stdout is not None
             handle = Handle.from_dict(json.loads(owner.stdout.readline()))
-            time.sleep(4)  # longer than the lease: a live owner's sandbox is never touched
+            time.sleep(2)  # longer than the lease: a live owner's sandbox is never touched
             assert owner.poll() is None
             assert is_running(handle.pid, handle.start_time)
             owner.kill()
