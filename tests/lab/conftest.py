@@ -58,6 +58,8 @@ def make_lab(has_runsc: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
         settings = env.config_dir / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
         settings.mkdir(parents=True)
         (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false", "checkForUpdates": false}')
+        # Tests open further notebooks in a page that is loaded already.
+        (env.config_dir / "jupyter_lab_config.json").write_text('{"LabApp": {"expose_app_in_browser": true}}')
         return env
 
     yield make

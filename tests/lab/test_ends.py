@@ -30,6 +30,8 @@ CELLS = {
 CHANGED = "Cannot read properties of undefined (reading 'widget')"
 #: What Chromium says of calls that a killed server did not answer, be they made before its end or after.
 GONE = ("ERR_CONNECTION_", "ERR_EMPTY_RESPONSE")
+#: Jupyter starts a kernel that died again by itself, or gives it up at once.
+RESTART, GIVE_UP = (f"--AsyncIOLoopKernelRestarter.restart_limit={limit}" for limit in (50, 0))
 #: A cell that says something every second, until it is told to end.
 LONG = """import pathlib, time
 n = 0
@@ -43,9 +45,10 @@ print('that is all')"""
 @pytest.fixture(scope="module")
 def lab(make_lab: Callable[..., Env], browser: Browser, npm_packages: Path) -> Iterator[Lab]:
     env = make_lab(lease_timeout=300.0)  # time for a server to start on a busy machine
-    kernelspec(env, "ends", "Python (ends)", memory="300 MiB", disk="64 MiB", lease_timeout=15.0)
+    kernelspec(env, "ends", "Python (ends)", memory="300 MiB", disk="64 MiB", lease_timeout=8.0)
+    kernelspec(env, "private", "Python (private)", memory="300 MiB", workspace="private")
     # Here kernels die faster than Jupyter bears by itself.
-    with env.server("lab", "--AsyncIOLoopKernelRestarter.restart_limit=50") as server:
+    with env.server("lab", RESTART) as server:
         lab = Lab(browser, server, npm_packages / "axe-core" / "axe.min.js")
         lab.write("ends.ipynb", *CELLS.values(), kernel="ends")
         lab.open("ends.ipynb")
@@ -66,6 +69,11 @@ def sandbox_of(lab: Lab) -> str:
     """Return the id of the sandbox of the notebook's kernel, or nothing while it has none that runs."""
     found = lab.api("GET", f"/sandboxes?kernel_id={lab.kernel_of('ends.ipynb')}")["sandboxes"]
     return next((str(info["sandbox_id"]) for info in found if info["state"] == "running"), "")
+
+
+def dialogs(lab: Lab) -> list[str]:
+    """Return the texts of the dialogs that JupyterLab has opened since the last call."""
+    return [str(text) for text in lab.page.evaluate("window.seen.splice(0)")]
 
 
 def run(lab: Lab, name: str) -> None:
@@ -143,7 +151,7 @@ def test_a_kernel_that_is_started_again(lab: Lab, cell: str, words: str) -> None
         lab.shoot("died")
     wait_until(lambda: sandbox_of(lab) not in ("", before), 120, "the kernel is started again")
     check_alive(lab)
-    assert lab.page.evaluate("window.seen") == []
+    assert dialogs(lab) == []
     dismiss(lab)
     lab.check_console()
 
@@ -158,7 +166,7 @@ def test_a_death_behind_another_tab_is_told_of(lab: Lab) -> None:
     expect(lab.page.locator(BANNER)).to_contain_text("The kernel exited.")
     check_alive(lab)
     lab.press("Dismiss", within=lab.page.locator(BANNER))
-    assert lab.page.evaluate("window.seen") == []
+    assert dialogs(lab) == []
     lab.check_console()
 
 
@@ -170,7 +178,7 @@ def test_a_kernel_that_an_operator_stops(lab: Lab) -> None:
         re.compile(r"was shut down\..*All variables are lost.*by an administrator or from another window")
     )
     lab.check_access(BANNER)
-    assert lab.page.evaluate("window.seen") == []
+    assert dialogs(lab) == []
     lab.press("Start New Kernel", within=banner)
     expect(banner).to_have_count(0)
     check_alive(lab)
@@ -189,6 +197,18 @@ def test_a_kernel_that_the_person_shuts_down(lab: Lab) -> None:
     lab.check_console()
 
 
+def test_of_kernels_outside_of_sandboxes_jupyterlab_tells_as_ever(lab: Lab) -> None:
+    lab.write("plain.ipynb", CELLS["exit"], kernel="python3")
+    lab.show("plain.ipynb")
+    lab.run_cell(0)
+    expect(lab.page.locator(".jp-Dialog")).to_contain_text("appears to have died")
+    lab.answer("Ok")
+    expect(lab.page.locator(BANNER)).to_have_count(0)
+    lab.discard("plain.ipynb")
+    lab.check_console("Canceled future")  # which JupyterLab says of any kernel that dies
+    assert "appears to have died" in "".join(dialogs(lab))
+
+
 def test_a_server_that_was_away_for_longer_than_the_lease(lab: Lab) -> None:
     kernel = lab.kernel_of("ends.ipynb")
     told = close_dialogs(lab)
@@ -200,7 +220,7 @@ def test_a_server_that_was_away_for_longer_than_the_lease(lab: Lab) -> None:
         re.compile(r"The kernel ended while the server was unavailable\..*Policy\.lease_timeout"),
         timeout=2 * PATIENCE,
     )
-    assert [text for text in lab.page.evaluate("window.seen") if "kernel" in text.lower()] == []
+    assert [text for text in dialogs(lab) if "kernel" in text.lower()] == []
     lab.press("Start New Kernel", within=banner)
     check_alive(lab)
     assert lab.kernel_of("ends.ipynb") != kernel
@@ -210,14 +230,15 @@ def test_a_server_that_was_away_for_longer_than_the_lease(lab: Lab) -> None:
 
 def test_a_page_goes_on_with_a_server_that_was_killed(lab: Lab) -> None:
     """The cell goes on meanwhile; the page connects again by itself, and nothing that was put out is missing."""
+    lab.discard("ends.ipynb")  # its kernel need not outlive the server
     lab.write("long.ipynb", LONG, "print('n is', n)")
-    lab.open("long.ipynb")
+    lab.show("long.ipynb")
     lab.run_cell(0)
     lab.output(0, "at 2\n")
     kernel = lab.kernel_of("long.ipynb")
     told = close_dialogs(lab)
     lab.kill_server()
-    lab.start_server()
+    lab.start_server(GIVE_UP)  # for the next test
     lab.output(0, "at 12\n")
     (lab.server.env.work / "enough").touch()
     lab.output(0, "that is all")
@@ -235,38 +256,27 @@ def test_a_page_goes_on_with_a_server_that_was_killed(lab: Lab) -> None:
     lab.check_console(*GONE)
 
 
-def test_a_kernel_that_is_given_up_is_started_again_with_its_files(
-    make_lab: Callable[..., Env], browser: Browser, npm_packages: Path
-) -> None:
-    env = make_lab(profiles={"default": {"memory": "300 MiB", "workspace": "private"}})
-    kernelspec(env, "private", "Python (private)")
-    with env.server("lab", "--AsyncIOLoopKernelRestarter.restart_limit=0") as server:
-        lab = Lab(browser, server, npm_packages / "axe-core" / "axe.min.js")
-        lab.write(
-            "kept.ipynb", "open('file', 'w').write('precious')", "bytearray(2**30)", "print(open('file').read())",
-            kernel="private",
-        )  # fmt: skip
-        lab.open("kept.ipynb")
-        lab.run_cell(0)
-        lab.output(0, "8")
-        kernel = lab.kernel_of("kept.ipynb")
-        lab.run_cell(1)
-        banner = lab.page.locator(BANNER)
-        expect(banner).to_contain_text(re.compile(r"ran out of memory\. – limit 300 MiB.*All variables are lost"))
-        lab.press("Restart with Files", within=banner)
-        expect(banner).to_have_count(0)
-        lab.page.locator("#jp-main-statusbar").get_by_text("| Idle").wait_for()
-        lab.run_cell(2)
-        lab.output(2, "precious")
-        assert lab.kernel_of("kept.ipynb") == kernel
-        lab.page.close()
-    env.assert_clean(150)
-
-
-def test_of_kernels_outside_of_sandboxes_jupyterlab_tells_as_ever(lab: Lab) -> None:
-    lab.write("plain.ipynb", CELLS["exit"], kernel="python3")
-    lab.open("plain.ipynb")
+def test_a_kernel_that_is_given_up_is_started_again_with_its_files(lab: Lab) -> None:
+    told = close_dialogs(lab)
+    if GIVE_UP not in lab.server.process.args:
+        lab.kill_server()
+        lab.start_server(GIVE_UP)
+    lab.write(
+        "kept.ipynb", "open('file', 'w').write('precious')", "bytearray(2**30)", "print(open('file').read())",
+        kernel="private",
+    )  # fmt: skip
+    lab.show("kept.ipynb")
     lab.run_cell(0)
-    expect(lab.page.locator(".jp-Dialog")).to_contain_text("appears to have died")
-    lab.answer("Ok")
-    expect(lab.page.locator(BANNER)).to_have_count(0)
+    lab.output(0, "8")
+    kernel = lab.kernel_of("kept.ipynb")
+    lab.run_cell(1)
+    banner = lab.notebook.locator(BANNER)
+    expect(banner).to_contain_text(re.compile(r"ran out of memory\. – limit 300 MiB.*All variables are lost"))
+    lab.press("Restart with Files", within=banner)
+    expect(banner).to_have_count(0)
+    lab.page.locator("#jp-main-statusbar").get_by_text("| Idle").wait_for()
+    lab.run_cell(2)
+    lab.output(2, "precious")
+    assert lab.kernel_of("kept.ipynb") == kernel
+    assert not (lab.server.env.work / "file").exists()
+    lab.page.remove_locator_handler(told)

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, WebSocketRoute, expect
+from playwright.sync_api import Browser, Locator, Page, WebSocketRoute, expect
 from support.harness import Env
 from support.lab import BANNER, STATUS, Lab, kernelspec
 
 pytestmark = pytest.mark.timeout(900)
 
 #: Seconds after which kernels of one kernelspec are taken for idle.
-IDLE = 12
+IDLE = 8
 CULL = ("idle_timeout=3600", "interval=1", "connected=True")
 #: What the page's own server is asked for is not slowed down below this, in bytes a second.
 SLOW = 2 * 2**20
@@ -28,8 +28,39 @@ PICTURE = (
 )
 
 
+class Lines:
+    """The page's websockets for kernels and events, which can be cut."""
+
+    def __init__(self) -> None:
+        self._is_cut = False
+        self._lines: list[WebSocketRoute] = []
+
+    def follow(self, page: Page) -> None:
+        """Follow those that a page opens from its next loading on."""
+        page.route_web_socket(re.compile("/api/(events|kernels)/"), self._connect)
+
+    def _connect(self, line: WebSocketRoute) -> None:
+        if self._is_cut:
+            line.close()
+        else:
+            self._lines.append(line)
+            line.connect_to_server()
+
+    def cut(self) -> None:
+        """Close them all, and let none be opened again."""
+        self._is_cut = True
+        for line in self._lines:
+            line.close()
+
+
 @pytest.fixture(scope="module")
-def lab(make_lab: Callable[..., Env], browser: Browser, npm_packages: Path) -> Iterator[Lab]:
+def lines() -> Lines:
+    """Return the websockets of the page that all tests share."""
+    return Lines()
+
+
+@pytest.fixture(scope="module")
+def lab(make_lab: Callable[..., Env], browser: Browser, npm_packages: Path, lines: Lines) -> Iterator[Lab]:
     env = make_lab()
     kernelspec(env, "idler", "Python (idler)", cull=IDLE)
     cull = [f"--MappingKernelManager.cull_{setting}" for setting in CULL]
@@ -42,6 +73,7 @@ def lab(make_lab: Callable[..., Env], browser: Browser, npm_packages: Path) -> I
             "print('x is', x)",
             "x = 2\nprint('set')",
         )
+        lines.follow(lab.page)
         lab.open("work.ipynb")
         yield lab
         lab.page.close()
@@ -189,26 +221,13 @@ def test_files_of_a_private_workspace(lab: Lab, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_away", [False, True], ids=["in front", "page away"])
-def test_a_kernel_that_was_idle_for_too_long(lab: Lab, is_away: bool) -> None:
+def test_a_kernel_that_was_idle_for_too_long(lab: Lab, lines: Lines, is_away: bool) -> None:
     """Jupyter ends it without a word; the log knows, also for a page that was not there."""
-    lines: list[WebSocketRoute] = []
-    is_cut = False
-
-    def connect(line: WebSocketRoute) -> None:
-        if is_cut:
-            line.close()
-        else:
-            lines.append(line)
-            line.connect_to_server()
-
+    lab.write(f"idler-{is_away}.ipynb", "1", kernel="idler")
+    lab.show(f"idler-{is_away}.ipynb")
     if is_away:
-        lab.page.route_web_socket(re.compile("/api/(events|kernels)/"), connect)
-    lab.write("idler.ipynb", "1", kernel="idler")
-    lab.open("idler.ipynb")
-    is_cut = is_away
-    for line in lines:
-        line.close()
-    banner = lab.page.locator(BANNER)
+        lines.cut()
+    banner = lab.notebook.locator(BANNER)
     expect(banner).to_contain_text(
         re.compile(
             rf"The kernel was shut down because it was idle\. – idle for \d+ s, limit {IDLE} s.*"

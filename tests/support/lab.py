@@ -77,17 +77,18 @@ class Lab:
         kill_group(self.server.process)
         self.server.process.wait()
 
-    def start_server(self) -> None:
-        """Restart the server at its address."""
+    def start_server(self, *arguments: str) -> None:
+        """Restart the server at its address, with other arguments if there are any."""
+        command = self.server.command("lab", arguments) if arguments else map(str, self.server.process.args)
         with self.server.log.open("a") as log:
-            self.server.process = self.server.env.spawn(*map(str, self.server.process.args), stdout=log)
+            self.server.process = self.server.env.spawn(*command, stdout=log)
         self.server.wait_ready()
 
     def check_console(self, *expected: str) -> None:
         """Fail on any of the extension's messages in the console, except those that contain an expected word."""
         found = [text for text in self.complaints if not any(word in text for word in expected)]
         self.complaints.clear()
-        assert found == []
+        assert found == [], found
 
     def open(self, path: str = "") -> None:
         """Load JupyterLab, with the notebook at this path or with the launcher."""
@@ -96,6 +97,34 @@ class Lab:
         self.page.locator(".jp-NotebookPanel .jp-Cell" if path else ".jp-Launcher-content").first.wait_for()
         if path:  # JupyterLab drops cells that are run earlier
             self.page.locator("#jp-main-statusbar").get_by_text("| Idle").wait_for()
+
+    def show(self, path: str) -> None:
+        """Open a notebook in the page as it is, which takes a fraction of the time of :meth:`open`."""
+        self.page.evaluate(
+            """async path => {
+                const panel = await window.jupyterapp.commands.execute('docmanager:open', {path});
+                await panel.context.ready;
+                await panel.sessionContext.ready;
+                await panel.sessionContext.session.kernel.info;
+            }""",
+            path,
+        )
+        self.page.locator(".lm-TabBar-tab.lm-mod-current", has_text=path).wait_for()
+        self.notebook.locator(".jp-Cell").first.wait_for()
+        self.page.locator("#jp-main-statusbar").get_by_text("| Idle").wait_for()
+
+    def discard(self, path: str) -> None:
+        """Shut down the kernel of an open notebook, and close the notebook."""
+        self.page.evaluate(
+            """async path => {
+                const panel = await window.jupyterapp.commands.execute('docmanager:open', {path});
+                await panel.sessionContext.shutdown();
+                await panel.context.save();
+                panel.close();
+            }""",
+            path,
+        )
+        self.page.locator(".lm-TabBar-tab", has_text=path).wait_for(state="detached")
 
     def write(self, path: str, *cells: str, kernel: str = "agentbox") -> None:
         """Write a notebook into the server's folder."""
@@ -206,7 +235,7 @@ class Lab:
             }""",
             list(selectors),
         )
-        assert found == []
+        assert found == [], found
 
 
 def kernelspec(env: Env, name: str, display_name: str, *, cull: float | None = None, **request: Any) -> None:
