@@ -25,8 +25,8 @@ def test_nothing_undocumented_and_no_fault(api: Api, box: str, tmp_path: Path) -
     config.write_text(CONFIG.format(id=box.rpartition("/")[2]))
     command = [
         sys.executable, "-m", "schemathesis.cli", f"--config-file={config}", "run", api.url("/openapi.json"),
-        f"--header=Authorization: token {api.server.token}", f"--checks={CHECKS}", "--max-examples=12",
-        "--phases=examples,coverage,fuzzing", "--request-timeout=60", "--no-color", "--max-time=30",
+        f"--header=Authorization: token {api.server.token}", f"--checks={CHECKS}", "--max-examples=6",
+        "--phases=examples,coverage,fuzzing", "--request-timeout=60", "--no-color", "--max-time=20",
         "--suppress-health-check=all", "--generation-deterministic", f"--url={api.url('')}",
         *(f"--exclude-operation-id={name}" for name in LEFT_OUT),
     ]  # fmt: skip

@@ -6,12 +6,12 @@ import base64
 import hashlib
 import io
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.serving import Serving
+from support.waiting import wait_until
 
 from jupyter_agentbox import errors
 from jupyter_agentbox.client import (
@@ -79,9 +79,7 @@ def test_errors_are_typed_and_name_field_and_setting(client: Client, box: Sandbo
 
 def test_what_has_ended_says_why(client: Client) -> None:
     with client.create(id="short", max_life=1.5) as box:
-        deadline = time.monotonic() + 90
-        while box.refresh().state != "ended" and time.monotonic() < deadline:
-            time.sleep(0.2)
+        wait_until(lambda: box.refresh().state == "ended", 60, "it ends", pause=0.2)
         with pytest.raises(SandboxEnded, match=r"it reached its maximum lifetime of 1\.5 s") as ended:
             box.exec("true")
         assert (ended.value.status, ended.value.setting) == (410, "Policy.max_life")
@@ -135,10 +133,7 @@ def test_output_comes_as_it_is_printed_byte_for_byte(box: Sandbox) -> None:
 def test_who_stops_listening_ends_the_command(box: Sandbox) -> None:
     with box.stream("echo begun; sleep 960; touch /workspace/went-on", timeout=1000) as events:
         assert isinstance(next(events), Output)
-    deadline = time.monotonic() + 90
-    while "sleep 960" in box.exec("ps ax").stdout and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert "sleep 960" not in box.exec("ps ax").stdout
+    wait_until(lambda: "sleep 960" not in box.exec("ps ax").stdout, 60, "the command ends", pause=0.2)
     with pytest.raises(StopIteration):
         next(events)
 

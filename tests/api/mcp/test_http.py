@@ -231,7 +231,14 @@ def test_what_is_long_or_silent_tells_that_it_goes_on(endpoint: Endpoint, box: s
             assert [done for done, _ in told] == sorted({done for done, _ in told})
             return result.structured_content, "".join(text for _, text in told)
 
-        name = f"told-{mode[:6]}"
+        _, text = await call("bash", sandbox=box, command="sleep 7")
+        assert re.match(r"\[Run a command: \d+ s so far\]\n", text)
+        saved, text = await call("snapshot", sandbox=box)
+        assert text.startswith("[Take a snapshot: started]\n")
+        await asyncio.to_thread(endpoint.server.call, "DELETE", f"api/agentbox/snapshots/{saved['id']}")
+        if mode != MODES[0]:
+            return  # what a call tells is the same, however it is sent
+        name = "told"
         _, text = await call("create_sandbox", id=name)
         assert text.startswith("[Create a sandbox: started]\n")
         saved, text = await call("snapshot", sandbox=name)
@@ -241,8 +248,6 @@ def test_what_is_long_or_silent_tells_that_it_goes_on(endpoint: Endpoint, box: s
         fork, text = await call("fork", sandbox=name, snapshot=saved["id"])
         assert text.startswith("[Fork the sandbox: started]\n")
         await call("stop_sandbox", sandbox=fork["id"])
-        _, text = await call("bash", sandbox=name, command="sleep 7")
-        assert re.match(r"\[Run a command: \d+ s so far\]\n", text)
         await call("stop_sandbox", sandbox=name)
 
     endpoint.run(test, mode=mode)
@@ -256,7 +261,7 @@ def test_output_is_bounded_and_harmless(endpoint: Endpoint, box: str) -> None:
         assert text_of(big).endswith("the end")
         flood = await client.call_tool("run_code", {"code": "print('y' * 5_000_000)"})
         assert len(text_of(flood)) < 42_000
-        assert "it printed 5,000,001 bytes" in text_of(flood)
+        assert "in total: 5,000,001 bytes to stdout" in text_of(flood)
 
         escapes = await client.call_tool(
             "bash", {"command": r"printf '\033[31mred\033[0m \033]0;title\007 \001 \377 \0'"}
@@ -314,4 +319,4 @@ def test_work_of_a_revoked_token_ends(endpoint: Endpoint, box: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_long_upload_tells_how_far_it_is(endpoint: Endpoint, box: str, mode: str) -> None:
-    endpoint.run(lambda client: upload_in_parts(client, 16), mode=mode)
+    endpoint.run(lambda client: upload_in_parts(client, 6), mode=mode)
