@@ -87,7 +87,7 @@ def test_a_notebook_tells_whether_it_is_boxed_and_what_it_uses(lab: Lab) -> None
     expect(toolbar).to_have_text("Not sandboxed")
     expect(lab.page.locator(STATUS)).to_contain_text("code runs with your full permissions")
     lab.show("boxed.ipynb")
-    lab.discard("plain.ipynb")  # after which JupyterLab opens no launcher, as there is another tab
+    lab.discard("plain.ipynb")
     lab.show("boxed.ipynb")
     lab.run_cell(0)
     lab.output(0, "ready")
@@ -352,7 +352,7 @@ def test_every_theme_and_a_narrow_screen(lab: Lab, theme: str) -> None:
 
 
 def test_launcher_palette_and_settings(lab: Lab) -> None:
-    lab.page.keyboard.press("Control+Shift+L")
+    lab.open()
     section = lab.page.locator(".jp-Launcher-section", has=lab.page.get_by_text("Sandboxes", exact=True))
     expect(section.locator(".jp-LauncherCard", has_text="Python (sandboxed)")).to_have_count(1)
     card = section.locator(".jp-LauncherCard", has_text="Python (narrow)")

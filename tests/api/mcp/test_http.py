@@ -231,16 +231,16 @@ def test_what_is_long_or_silent_tells_that_it_goes_on(endpoint: Endpoint, box: s
             assert [done for done, _ in told] == sorted({done for done, _ in told})
             return result.structured_content, "".join(text for _, text in told)
 
-        _, text = await call("bash", sandbox=box, command="sleep 7")
-        assert re.match(r"\[Run a command: \d+ s so far\]\n", text)
-        saved, text = await call("snapshot", sandbox=box)
-        assert text.startswith("[Take a snapshot: started]\n")
-        await asyncio.to_thread(endpoint.server.call, "DELETE", f"api/agentbox/snapshots/{saved['id']}")
-        if mode != MODES[0]:
-            return  # what a call tells is the same, however it is sent
-        name = "told"
+        name = f"told-{mode[:6]}"
         _, text = await call("create_sandbox", id=name)
         assert text.startswith("[Create a sandbox: started]\n")
+        _, text = await call("bash", sandbox=name, command="sleep 7")
+        assert re.match(r"\[Run a command: \d+ s so far\]\n", text)
+        if mode == MODES[0]:  # what a call tells is the same, however it is sent
+            await start_others(call, name)
+        await call("stop_sandbox", sandbox=name)
+
+    async def start_others(call: Any, name: str) -> None:
         saved, text = await call("snapshot", sandbox=name)
         assert text.startswith("[Take a snapshot: started]\n")
         _, text = await call("restore", sandbox=name, snapshot=saved["id"])
@@ -248,7 +248,6 @@ def test_what_is_long_or_silent_tells_that_it_goes_on(endpoint: Endpoint, box: s
         fork, text = await call("fork", sandbox=name, snapshot=saved["id"])
         assert text.startswith("[Fork the sandbox: started]\n")
         await call("stop_sandbox", sandbox=fork["id"])
-        await call("stop_sandbox", sandbox=name)
 
     endpoint.run(test, mode=mode)
 
