@@ -241,7 +241,7 @@ def test_a_sandbox_that_stands_still_holds_nobody_up(server: Server, kernel: Ker
 def test_a_killed_servers_sandboxes_end_with_the_lease_and_no_one_elses(server: Server, kernel: KernelClient) -> None:
     env = server.env
     kernel.check("x = 1")
-    victim = Server(env, "lab", (), {})
+    victim = Server(env, "server", (), {})
     victim.wait_ready()
     victim.kernel().check("1")
     assert len(env.sandboxes()) == 2
@@ -292,7 +292,7 @@ def test_clients_that_end_or_are_killed_leave_nothing_after_the_lease(agentbox_e
 def test_culling_counts_from_the_end_of_a_cell_and_of_a_call(agentbox_env: Env) -> None:
     settings = ("cull_idle_timeout=4", "cull_interval=1", "cull_connected=True")
     cull = [f"--MappingKernelManager.{setting}" for setting in settings]
-    with agentbox_env.server("lab", *cull) as server:
+    with agentbox_env.server("server", *cull) as server:
         kernel = server.kernel()
         box = f"api/agentbox/sandboxes/{kernel.id}"
         kernel.check("import time; time.sleep(6)")
@@ -305,7 +305,7 @@ def test_culling_counts_from_the_end_of_a_cell_and_of_a_call(agentbox_env: Env) 
             server.http.get(server.url(box), timeout=60)
             return not server.call("GET", "api/kernels")
 
-        wait_until(is_culled, 90, "it is culled")
+        wait_until(is_culled, 90, "it is culled", pause=0.5)
         wait_until(lambda: not agentbox_env.sandboxes(), 60, "its sandbox is gone")
         rows = [row["detail"] for row in server.call("GET", "api/agentbox/audit?kind=lifecycle")["rows"]]
         (end,) = [row for row in rows if row["event"] == "ended"]

@@ -75,7 +75,7 @@ def test_one_that_jupyter_gave_up_is_revived_with_its_files(make_env: Callable[.
         for how, kernel in kernels.items():
             kernel.start(DEATHS[how])
         for how, kernel in kernels.items():
-            wait_until(lambda: is_given_up(server, kernel), 150, "Jupyter gives it up")  # noqa: B023
+            wait_until(lambda: is_given_up(server, kernel), 150, "Jupyter gives it up", pause=0.2)  # noqa: B023
             ended = wait_until(lambda: _get(server, paths[how]), 60, "it is told of")  # noqa: B023
             assert (ended["state"], ended["kind"]) == ("ended", "notebook")
             assert ended["end"]["kept_until"] > time.time()
@@ -89,7 +89,7 @@ def test_one_that_jupyter_gave_up_is_revived_with_its_files(make_env: Callable[.
         for kernel in kernels.values():
             KernelClient(server, kernel.id).start(DEATHS["crash"])
         for how, kernel in kernels.items():
-            wait_until(lambda: is_given_up(server, kernel), 150, "Jupyter gives it up again")  # noqa: B023
+            wait_until(lambda: is_given_up(server, kernel), 150, "Jupyter gives it up again", pause=0.2)  # noqa: B023
             wait_until(lambda: _get(server, paths[how]), 60, "it is told of")  # noqa: B023
         server.call("DELETE", paths["crash"])
         assert len(env.sandboxes()) <= 1

@@ -222,7 +222,7 @@ class Run:
     output: str
 
 
-def kill_group(process: subprocess.Popen[str], signum: int = signal.SIGKILL) -> None:
+def kill_group(process: subprocess.Popen[Any], signum: int = signal.SIGKILL) -> None:
     """Send a signal to a spawned program and everything in its session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signum)

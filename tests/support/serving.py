@@ -128,8 +128,14 @@ def _start_forking() -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         [sys.executable, "-c", _FORKING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     )
-    atexit.register(process.communicate)
+    atexit.register(_stop_forking, process)
     return process
+
+
+def _stop_forking(process: subprocess.Popen[bytes]) -> None:
+    if process.returncode is None:
+        kill_group(process)
+        process.communicate()
 
 
 def run(env: Env, *arguments: str, stdin: bytes | None = None, timeout: float = 200, **variables: str) -> Ran:
@@ -154,9 +160,14 @@ def run_command(
     process = _start_forking()
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(json.dumps({**request, "stdin": base64.b64encode(stdin).decode()}).encode() + b"\n")
-    process.stdin.flush()
-    status, out, err = json.loads(process.stdout.readline())
+    try:
+        process.stdin.write(json.dumps({**request, "stdin": base64.b64encode(stdin).decode()}).encode() + b"\n")
+        process.stdin.flush()
+        status, out, err = json.loads(process.stdout.readline())
+    except BaseException:  # such as the test's timeout; the next command gets an answer of its own
+        _stop_forking(process)
+        _start_forking.cache_clear()
+        raise
     texts = [base64.b64decode(text).decode(errors="replace") for text in (out, err)]
     assert status != -signal.SIGKILL, (arguments, texts)
     return Ran(status, *texts)
