@@ -16,7 +16,6 @@ from support.started import Installation, Started
 SMALL = {
     "Policy": {
         "lease_timeout": 5,
-        "templates": False,
         "profiles": {"default": {"memory": "256 MiB", "processes": 64, "disk": "64 MiB"}},
     },
     "AgentboxExtension": {"terminals": "off"},
