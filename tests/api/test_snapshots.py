@@ -27,6 +27,8 @@ def value(api: Api, path: str, code: str) -> str:
 def test_a_sandbox_goes_back_to_what_it_was(api: Api, make: Make) -> None:
     path = make(allowed_hosts=["pypi"])
     api.ok("POST", path + "/code", {"code": "x = 1\nopen('/tmp/layer', 'w').write('then')"})
+    # A program that inherits all that the kernel does not close.
+    api.ok("POST", path + "/code", {"code": "import os; os.system('sleep 600 > /dev/null 2>&1 < /dev/null &')"})
     api.ok("PUT", path + "/files/content", {"path": "kept.txt", "text": "then"})
     job = api.ok("POST", path + "/processes", {"command": "i=0; while true; do i=$((i+1)); echo $i; sleep 0.1; done"})
     time.sleep(0.5)

@@ -25,6 +25,7 @@ import select
 import selectors
 import signal
 import socket
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -118,7 +119,10 @@ class Owners:
 
     def take_order(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Wait for an order from PID 1 and execute it."""
-        data, fds, _, _ = socket.recv_fds(self._sock, ORDER_SIZE, len(FIFOS))
+        # socket.recv_fds() cannot close them in programs that the kernel starts, which would keep the FIFOs open.
+        size = socket.CMSG_SPACE(4 * len(FIFOS))
+        data, ancillary, _, _ = self._sock.recvmsg(ORDER_SIZE, size, socket.MSG_CMSG_CLOEXEC)
+        fds = [fd for _, _, body in ancillary for fd in array("i", body)]
         order = json.loads(data) if data else {}
         if not data and loop is not None:
             loop.remove_reader(self._sock)
