@@ -162,20 +162,27 @@ class Sender:
         self._held = _Held()
         self._unchecked = 0
 
-    def hold(self) -> None:
-        """Hold back what this thread sends until :meth:`release`, so that it is sent with one write."""
-        if self._held.messages is None:
-            self._held.messages = []
+    def hold(self) -> bool:
+        """Hold back what this thread sends, so that it is sent with one write. Return whether it did not do so yet."""
+        if self._held.messages is not None:
+            return False
+        self._held.messages = []
+        return True
 
     def release(self) -> bool:
         """Send the messages held back, and stop holding back. Return whether this thread was holding back."""
+        is_held = self._held.messages is not None
+        if self.queue_held():
+            self.push()
+        return is_held
+
+    def queue_held(self) -> bool:
+        """Stop holding back, and queue the messages for :meth:`push`. Return whether there were any."""
         messages = self._held.messages
         if messages:
             self._unsent.append(b"".join(messages))
         self._held.messages = None
-        if messages:
-            self._push()
-        return messages is not None
+        return bool(messages)
 
     def send(self, parts: Sequence[Part]) -> None:
         """Send one message."""
@@ -184,7 +191,7 @@ class Sender:
             self._held.messages.append(data)
             return
         self._unsent.append(data)
-        self._push()
+        self.push()
 
     def attach(self, fd: int, acks: int, room: int) -> None:
         """Write to this owner from here on, starting with the kept messages.
@@ -208,7 +215,7 @@ class Sender:
             self._room, self._acked, self._news = room, 0, []
             self._is_closing = False
             self._fd, self._acks = fd, acks
-            self._push(is_nested=True)
+            self.push(is_nested=True)
 
     def detach(self) -> None:
         """Close the FIFOs. Later messages wait for the next owner."""
@@ -256,7 +263,8 @@ class Sender:
         """Return the offset after the last message in _sent."""
         return self._sent[-1][0] + len(self._sent[-1][1]) if self._sent else self._base
 
-    def _push(self, is_nested: bool = False) -> None:
+    def push(self, is_nested: bool = False) -> None:
+        """Send the queued messages."""
         # This thread is already sending, and a signal handler or finalizer has sent a message. The outer call sends it
         # too.
         if not is_nested and self._lock._is_owned():  # type: ignore[attr-defined]

@@ -28,6 +28,8 @@ from .embedded_protocol import FIRST_READ_SIZE, READ_SIZE, FormatError, Sender, 
 MAX_MESSAGE = 513 * 1024 * 1024
 #: Seconds for which output may stay buffered, and size in characters at which the buffer is flushed.
 FLUSH_INTERVAL, FLUSH_SIZE = 0.2, 256 * 1024
+#: Seconds to wait for another thread that is taking output from the buffer.
+TURN_TIMEOUT = 5.0
 
 
 class Frame(bytes):
@@ -240,12 +242,14 @@ class Output(OutStream):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._turn = threading.RLock()
         Output._all.append(self)
         os.register_at_fork(after_in_child=self._forked)
 
     def _forked(self) -> None:
         self._is_child = True
         self._buffer_lock = threading.RLock()
+        self._turn = threading.RLock()
 
     def set_parent(self, parent: Any) -> None:
         super().set_parent(parent)
@@ -272,11 +276,30 @@ class Output(OutStream):
     def _schedule_flush(self) -> None: ...
 
     def _flush(self) -> None:
+        """Send what is in the buffer. The thread that takes its text first also queues it first.
+
+        A signal handler or finalizer may print in the middle of this, or while its thread holds the lock of the buffer.
+        It then leaves its text to the thread that flushes.
+        """
         if self._is_child:
             return
-        self._size = 0
-        self._last = time.monotonic()
-        super()._flush()
+        if self._turn._is_owned() or not self._turn.acquire(timeout=TURN_TIMEOUT):  # type: ignore[attr-defined]
+            Output._wanted.set()
+            return
+        sender = self.pub_thread.socket._sender
+        try:
+            self._size = 0
+            self._last = time.monotonic()
+            is_first = sender.hold()
+            try:
+                super()._flush()
+            finally:
+                if is_first:
+                    sender.queue_held()
+        finally:
+            self._turn.release()
+        if is_first:  # without the lock, because the host may take long to read
+            sender.push()
 
     @classmethod
     def _flush_all(cls) -> None:
