@@ -33,20 +33,17 @@ if TYPE_CHECKING:
 PROBE_TIMEOUT, PROBE_LIFE = 20.0, 200.0
 #: Prefix of the probes' directories, which other users may also have.
 PREFIX = "agentbox-check-"
-#: Guest program that dials the link and says hello. It dials again when it is restored from a checkpoint.
+#: Guest program that says hello on the link, and again when it is restored from a checkpoint. It opens the FIFO for
+#: reading too: gVisor would wait for ever for the reader of a caller that was killed.
 PROBE = f'''
 import os, time
 end = time.monotonic() + {PROBE_LIFE}
-while time.monotonic() < end:
-    try:
-        up = os.open("{GUEST_DIR}/link/up", os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:
-        time.sleep(0.02)
-        continue
+for is_restored in (False, True):
+    up = os.open("{GUEST_DIR}/link/up", os.O_RDWR)
     os.write(up, b"hello")
     os.close(up)
-    while not os.path.exists("{GUEST_DIR}/link/again") and time.monotonic() < end:
-        time.sleep(0.02)
+    while time.monotonic() < end and (is_restored or not os.path.exists("{GUEST_DIR}/link/again")):
+        time.sleep(0.05)
 '''
 
 
