@@ -13,8 +13,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; 
 NOTEBOOKS ?= $(CURDIR)/notebooks
 ARGS ?=
 RUN_CONFIG := $(CURDIR)/.venv/etc/make-run
-# Processes that `make test` divides the test files among.
-WORKERS ?= 2
+# Processes that `make test` divides the test files among: one more than cores, as many tests wait.
+WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
 # Tests that start no sandbox and no server.
 UNIT := $(addprefix tests/,models policy egress guest storage/audit storage/files storage/snapshots sandbox/link \
 	sandbox/test_tokens.py runtimes/test_oci.py runtimes/test_rootfs.py runtimes/docker/test_config.py \

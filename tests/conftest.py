@@ -59,30 +59,37 @@ hypothesis.settings.load_profile("patient")
 
 os.environ.setdefault(waiting.VARIABLE, f"{waiting.measure_scale():.1f}")  # which xdist's workers inherit
 
-# Files that take longest, in seconds on two cores at rest: they start first, so that none is left for the end.
-SECONDS = {
-    "promises/test_notebooks.py": 110,
-    "storage/images/test_kernels.py": 110,
-    "jupyter/test_contents.py": 60,
-    "jupyter/test_provisioner.py": 90,
-    "e2e/test_start_kinds.py": 100,
-    "e2e/test_lifecycle.py": 90,
-    "e2e/test_clients.py": 90,
-    "e2e/test_server_end.py": 80,
-    "promises/test_enforcement.py": 80,
-    "storage/images/test_languages.py": 90,
-    "runtimes/runsc/test_sandboxes.py": 90,
-    "runtimes/docker/test_sandboxes.py": 90,
-    "runtimes/docker/test_runtime.py": 90,
-    "runtimes/runsc/test_runtime.py": 60,
-    "lab/test_scripts.py": 40,
-}
+# Files that take longest, a minute and more, longest first: they start first, so that none is left for the end.
+LONGEST = (
+    "runtimes/docker/test_runtime.py",
+    "e2e/test_lifecycle.py",
+    "runtimes/docker/test_sandboxes.py",
+    "runtimes/runsc/test_sandboxes.py",
+    "lab/test_lab.py",
+    "lab/test_ends.py",
+    "e2e/test_server_end.py",
+    "lab/test_panel.py",
+    "e2e/test_start_kinds.py",
+    "e2e/test_clients.py",
+    "storage/images/test_kernels.py",
+    "runtimes/runsc/test_runtime.py",
+    "jupyter/test_provisioner.py",
+    "storage/images/test_languages.py",
+    "promises/test_enforcement.py",
+    "e2e/test_live_state.py",
+    "service/live/test_parking.py",
+    "promises/test_doctor.py",
+    "lab/test_built.py",
+    "promises/test_notebooks.py",
+    "lab/test_scripts.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first."""
     tests = Path(__file__).parent
-    items.sort(key=lambda item: -SECONDS.get(item.path.relative_to(tests).as_posix(), 0))
+    order = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.relative_to(tests).as_posix(), len(order)))
 
 
 @pytest.fixture(scope="session")

@@ -43,6 +43,11 @@ def run_npm(*command: str) -> None:
     assert answer.returncode == 0, answer.stdout[-8000:]
 
 
+def _tab(path: str) -> str:
+    """Return the selector of a notebook's tab, which those that show its sandbox are not."""
+    return f'.lm-TabBar-tab:has(.lm-TabBar-tabLabel:text-is("{Path(path).name}"))'
+
+
 class Lab:
     """Page of JupyterLab, and the messages of its console.
 
@@ -109,7 +114,7 @@ class Lab:
             }""",
             path,
         )
-        self.page.locator(".lm-TabBar-tab.lm-mod-current", has_text=path).wait_for()
+        self.page.locator(f"{_tab(path)}.lm-mod-current").wait_for()
         self.notebook.locator(".jp-Cell").first.wait_for()
         self.page.locator("#jp-main-statusbar").get_by_text("| Idle").wait_for()
 
@@ -124,7 +129,7 @@ class Lab:
             }""",
             path,
         )
-        self.page.locator(".lm-TabBar-tab", has_text=path).wait_for(state="detached")
+        self.page.locator(_tab(path)).wait_for(state="detached")
 
     def write(self, path: str, *cells: str, kernel: str = "agentbox") -> None:
         """Write a notebook into the server's folder."""
