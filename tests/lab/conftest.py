@@ -50,7 +50,8 @@ def make_lab(has_runsc: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
     made: list[Env] = []
 
     def make(**policy: Any) -> Env:
-        env = Env(tmp_path_factory.mktemp("lab"), {"Policy": {"lease_timeout": 30.0, **policy}})
+        policy = {"lease_timeout": 30.0, "allowed_hosts": ["allowed.test"], **policy}
+        env = Env(tmp_path_factory.mktemp("lab"), {"Policy": policy})
         made.append(env)
         # In a virtual environment Jupyter would take what was installed there, be it older.
         env.variables["JUPYTER_PREFER_ENV_PATH"] = "0"

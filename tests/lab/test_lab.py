@@ -60,7 +60,7 @@ def make_language_pack(base: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def lab(make_lab: Callable[..., Env], browser: Browser, npm_packages: Path, built: Built) -> Iterator[Lab]:
-    env = make_lab(allowed_hosts=["allowed.test"])
+    env = make_lab()
     built.lend(env.state_dir)
     env.run("jupyter-agentbox", "kernelspec", "--image=languages")
     kernelspec(env, "narrow", "Python (narrow)", allowed_hosts=[], memory="300 MiB")
