@@ -55,7 +55,7 @@ from .limits import FreeSpace, MemoryWatch, find_breach
 from .link.link import Link, LinkThread, Stream, finished
 from .processes import Command, ExecResult, ProcessTable
 from .record import KernelRecord, Lock, ProcessRecord, Record, read_log_tail, was_told_to_end
-from .sweep import KEPT_MARK, SESSION_FILE
+from .sweep import KEPT_MARK, SESSION_FILE, remove_directory
 
 log = logging.getLogger(__name__)
 
@@ -525,7 +525,7 @@ class Sandbox:
         async with self._removal_lock:
             if self._lock.is_held:
                 with suppress(OSError):  # what resists is left for the sweeper
-                    await asyncio.to_thread(remove_tree, self.directory)
+                    await asyncio.to_thread(remove_directory, self.directory)
                 self._lock.release()
 
     # -- registry ----------------------------------------------------------------------------

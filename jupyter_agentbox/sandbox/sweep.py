@@ -188,8 +188,7 @@ def _sweep_one(directory: Path, now: float) -> bool:
     if not due.is_alive and due.kept_for and now - due.heartbeat < due.lease:
         (directory / KEPT_MARK).touch(0o600)
         return False
-    gone = directory.with_name(f"{GONE}{os.getpid()}-{directory.name}")
-    directory.rename(gone)
+    gone = _mark_gone(directory)
     if (
         due.heartbeat and time.time() - due.heartbeat >= due.lease
     ):  # it may have ended since, but its end was not requested
@@ -197,6 +196,21 @@ def _sweep_one(directory: Path, now: float) -> bool:
             (gone / SESSION_FILE).replace(directory.parents[1] / "lapsed" / directory.name)
     remove_tree(gone)
     return True
+
+
+def _mark_gone(directory: Path) -> Path:
+    gone = directory.with_name(f"{GONE}{os.getpid()}-{directory.name}")
+    directory.rename(gone)
+    return gone
+
+
+def remove_directory(directory: Path) -> None:
+    """Remove a sandbox's directory. If this process is killed meanwhile, the next sweep removes the rest.
+
+    Without the new name, the rest would look like a sandbox that is being created.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        remove_tree(_mark_gone(directory))
 
 
 def _set_aside(directory: Path) -> None:

@@ -325,3 +325,24 @@ def test_without_the_servers_environment_containers_are_left_for_later(state_dir
         look = module.ContainerSweep(state_dir, python)
         assert look.wait() == []
         assert not look.is_done
+
+
+def test_what_a_killed_owner_had_begun_to_remove_is_gone_with_the_next_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "sandboxes" / "one"
+    (directory / "work").mkdir(parents=True)
+    (directory / "lock").touch()
+
+    def remove_a_part(path: Path) -> None:
+        (path / "lock").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "remove_tree", remove_a_part)
+        with pytest.raises(KeyboardInterrupt):
+            module.remove_directory(directory)
+    assert not directory.exists()
+    module.sweep_directories(tmp_path)
+    assert list((tmp_path / "sandboxes").iterdir()) == []
+    module.remove_directory(directory)  # which is gone
