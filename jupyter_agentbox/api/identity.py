@@ -179,7 +179,7 @@ class TokenMixin(JupyterHandler):
 async def is_allowed(handler: JupyterHandler, action: str, resource: str = RESOURCE) -> bool:
     """Return whether the authorizer, Jupyter's or the token's own, allows an action.
 
-    Jupyter's authorizers do not know ``restore``, a verb of tokens. It is allowed to whoever may ``execute``.
+    Jupyter's authorizers do not know ``restore``, a verb of tokens. A user who may ``execute`` may also restore.
     """
     if action == "restore" and getattr(handler, "scope", None) is None:
         action = "execute"

@@ -189,9 +189,8 @@ def _sweep_one(directory: Path, now: float) -> bool:
         (directory / KEPT_MARK).touch(0o600)
         return False
     gone = _mark_gone(directory)
-    if (
-        due.heartbeat and time.time() - due.heartbeat >= due.lease
-    ):  # it may have ended since, but its end was not requested
+    # It may have ended since, but its end was not requested.
+    if due.heartbeat and time.time() - due.heartbeat >= due.lease:
         with contextlib.suppress(OSError):  # it was not a managed sandbox, or no server collects these files
             (gone / SESSION_FILE).replace(directory.parents[1] / "lapsed" / directory.name)
     remove_tree(gone)

@@ -82,7 +82,7 @@ def open_beneath(top: int, path: str, flags: int) -> int:
     if libc.has_openat2:
         try:
             return libc.openat2(top, path or ".", flags | os.O_NOFOLLOW)
-        except OSError as error:  # the other way finds the cause, unless the call itself is what is not allowed
+        except OSError as error:  # the code below finds the cause again, or works without openat2
             libc.has_openat2 = error.errno != errno.ENOSYS
     directory = os.open(".", _PATH, dir_fd=top)
     *above, last = path.split("/") if path else ["."]

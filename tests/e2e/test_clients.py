@@ -27,7 +27,7 @@ WITHOUT_INSTALL = (notebooks.jupyter_execute, notebooks.papermill)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("client", notebooks.CLIENTS, ids=lambda client: client.__name__)
 def test_a_notebook_runs(agentbox_env: Env, client: notebooks.Client) -> None:
-    """Its outputs arrive, the server's environment stays outside, and input is refused where nobody can answer.
+    """Its outputs arrive, the server's environment stays outside, and batch clients refuse input.
 
     It runs in its own folder, whatever the client says of that: Jupyter Server passes an absolute path, nbconvert a
     relative one, ``jupyter execute`` a ``Path``, and papermill none.

@@ -85,7 +85,7 @@ def test_one_that_jupyter_gave_up_is_revived_with_its_files(make_env: Callable[.
         assert len(env.sandboxes()) == len(kernels)
         for kernel in kernels.values():
             assert read(server, kernel.id) == "precious\n"
-        # Where nobody revives one, it goes after its time, and by a call at once.
+        # A sandbox that is not revived is removed when its time expires, or immediately by a call.
         for kernel in kernels.values():
             KernelClient(server, kernel.id).start(DEATHS["crash"])
         for how, kernel in kernels.items():

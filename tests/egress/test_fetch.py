@@ -190,15 +190,20 @@ def test_a_compressed_body_stays_as_it_is_and_is_limited(box: Box) -> None:
         assert (nothing.body, nothing.truncated) == ("", True)
 
 
+def accept(sock: socket.socket, url: str, trusted: Path) -> socket.socket:
+    """Return the server's end of a connection, with TLS if the URL has it."""
+    if url != SECURE:
+        return sock
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(trusted)
+    return context.wrap_socket(sock, server_side=True)
+
+
 @pytest.mark.parametrize("endless", [b"X: y\r\n", b"x" * 1000, b"HTTP/1.1 100 Continue\r\n\r\n"])
 @pytest.mark.parametrize("url", [URL, SECURE])
 def test_an_endless_head_ends_by_size_or_time(box: Box, trusted: Path, url: str, endless: bytes) -> None:
     def serve(sock: socket.socket) -> None:
-        if url == SECURE:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(trusted)
-            sock = context.wrap_socket(sock, server_side=True)
-        with sock:
+        with accept(sock, url, trusted) as sock:
             read_head(sock)
             sock.sendall(b"HTTP/1.1 200 OK\r\n" if endless[:1] != b"H" else b"")
             while True:
@@ -248,11 +253,7 @@ def test_a_server_that_stalls_in_tls_takes_the_requests_timeout(make_box: MakeBo
 @pytest.mark.parametrize("url", [URL, SECURE])
 def test_a_server_that_stalls_in_the_body_takes_the_requests_timeout(box: Box, trusted: Path, url: str) -> None:
     def serve(sock: socket.socket) -> None:
-        if url == SECURE:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(trusted)
-            sock = context.wrap_socket(sock, server_side=True)
-        with sock:
+        with accept(sock, url, trusted) as sock:
             read_head(sock)
             sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nhello")
             sock.recv(1)

@@ -9,7 +9,7 @@ from pathlib import Path
 from support.harness import processes_naming
 from support.waiting import wait_until
 
-#: Dies when the probe has been restored and nobody has read from it yet.
+#: Exits after it has restored the probe, before it reads the probe's hello.
 ASKER = """
 import os, sys, tempfile
 tempfile.tempdir = sys.argv[1]
