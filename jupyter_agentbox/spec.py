@@ -224,6 +224,10 @@ class SandboxSpec:
         Shell commands that run before anything else.
     services : tuple of Service
         Services to start after the init commands.
+    workspace_notice : str
+        Why a private workspace replaces the notebook's folder; empty if it does not.
+    suggested_folder : str
+        Name of a folder to create beside the notebook, in which a kernel gets the notebook's folder; empty for none.
     """
 
     profile: str = "default"
@@ -252,6 +256,8 @@ class SandboxSpec:
     kernels: tuple[KernelCommand, ...] = ()
     init: tuple[str, ...] = ()
     services: tuple[Service, ...] = ()
+    workspace_notice: str = ""
+    suggested_folder: str = ""
 
 
 class Cause(str, enum.Enum):

@@ -44,6 +44,8 @@ from .kernelspecs import check_folder, real_argv
 
 #: Seconds between two polls of :meth:`AgentboxProvisioner.wait`.
 WAIT_INTERVAL = 0.02
+#: Name of the folder that a user whose notebook lies in a home directory is offered for it.
+SUGGESTED_FOLDER = "notebooks"
 _TEMPLATE = re.compile(r"\{([A-Za-z0-9_]+)\}")
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 
@@ -163,6 +165,10 @@ class AgentboxProvisioner(KernelProvisionerBase):
             found = self._resolve_own_folder(resolve)
         else:
             found = self._resolve_given_folder(policy, resolve, self._launch.get("cwd"), is_restart=before is not None)
+        if place is not None and found.workspace is None:
+            found = dataclasses.replace(
+                found, workspace_notice=place.workspace_notice, suggested_folder=place.suggested_folder
+            )
         return found if before is None else keep_hosts(policy, found, before)
 
     @property
@@ -196,7 +202,11 @@ class AgentboxProvisioner(KernelProvisionerBase):
         return found
 
     def _resolve_given_folder(self, policy: Policy, resolve: Resolve, cwd: Any, *, is_restart: bool) -> SandboxSpec:
-        """Resolve with the folder that Jupyter names. If it does not exist at a first start, use a private one."""
+        """Resolve with the folder that Jupyter names.
+
+        At a first start, a private folder replaces one that does not exist. On a server, where the user sees the
+        notice, it also replaces one that may not be a work folder, such as a home directory.
+        """
         if not cwd:
             return resolve(None)
         folder = Path(os.path.abspath(os.path.expanduser(cwd)))
@@ -212,7 +222,19 @@ class AgentboxProvisioner(KernelProvisionerBase):
             return resolve(None)
         if not policy.allowed_workspaces:
             check_folder(self.parent, folder)
-        return resolve(folder)
+        try:
+            return resolve(folder)
+        except PolicyRefused as error:
+            if is_restart or error.field != "workspace" or not isinstance(self._kernels, MultiKernelManager):
+                raise
+            refusal = str(error)
+        self._notice = f"{refusal}. The kernel uses a private folder, which is deleted with the kernel"
+        self.log.warning("kernel %s: %s", self.kernel_id, self._notice)
+        return dataclasses.replace(
+            resolve(None),
+            workspace_notice=refusal,
+            suggested_folder=SUGGESTED_FOLDER if policy.may_use(folder / SUGGESTED_FOLDER) else "",
+        )
 
     def _resolve_own_folder(self, resolve: Resolve) -> SandboxSpec:
         """Resolve with the current directory, for programs such as papermill and the console, which name no folder.

@@ -222,6 +222,10 @@ class SandboxInfo(Answer, frozen=True):
         Seconds; null if they do not apply, as for notebooks.
     workspace : str
         `private`, `folder` (the notebook's own folder) or `tenant`.
+    workspace_notice : str
+        Why a private workspace replaces the notebook's folder; empty if it does not.
+    suggested_folder : str
+        Name of a folder to create beside the notebook. A notebook in it gets its own folder. Empty for none.
     tools : list of str
         Tools that may be used on it.
     usage : UsageInfo, optional
@@ -249,6 +253,8 @@ class SandboxInfo(Answer, frozen=True):
     allowed_hosts: list[str]
     kernels: list[KernelInfo]
     workspace: Literal["private", "folder", "tenant"]
+    workspace_notice: str
+    suggested_folder: str
     tenant: str | None
     tools: list[str]
     blocked_commands: list[str]

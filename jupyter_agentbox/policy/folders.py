@@ -92,7 +92,12 @@ def check_mount(source: Path, private: Sequence[Path] = ()) -> None:
 
 
 def check_workspace(
-    folder: Path, hidden: Sequence[str], *, allowed: Sequence[str] = (), private: Sequence[Path] = ()
+    folder: Path,
+    hidden: Sequence[str],
+    *,
+    allowed: Sequence[str] = (),
+    private: Sequence[Path] = (),
+    must_exist: bool = True,
 ) -> tuple[Path, tuple[str, ...]]:
     """Check that code inside may write to a folder.
 
@@ -108,6 +113,8 @@ def check_workspace(
         are allowed only if they are listed exactly.
     private : sequence of Path
         Directories that no sandbox may see.
+    must_exist : bool
+        Whether the folder must exist. If not, it is checked as one that the server's user creates.
 
     Returns
     -------
@@ -131,7 +138,7 @@ def check_workspace(
             field="workspace",
             setting=setting,
         )
-    if not folder.is_dir():
+    if must_exist and not folder.is_dir():
         raise InvalidRequest(f"the work folder {folder} does not exist", field="workspace")
     if real == "/" or is_beneath(real, (*SYSTEM_DIRS, *_NOT_FILES, "/etc")):
         raise PolicyRefused(
@@ -139,7 +146,8 @@ def check_workspace(
             field="workspace",
         )
     is_home = real in homes() or os.path.dirname(real) == "/home"
-    if real in _TOO_BROAD or (real not in roots and (is_home or os.stat(real).st_mode & stat.S_IWOTH)):
+    is_shared = os.path.exists(real) and os.stat(real).st_mode & stat.S_IWOTH
+    if real in _TOO_BROAD or (real not in roots and (is_home or is_shared)):
         kind = "a home directory" if is_home else "a shared directory"
         listed = "" if real in _TOO_BROAD else f", or add {real} to {setting}"
         raise PolicyRefused(

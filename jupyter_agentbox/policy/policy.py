@@ -32,7 +32,7 @@ from traitlets import Bool, Dict, Enum, Float, Int, List, TraitError, Unicode
 from traitlets.config import Config, LoggingConfigurable
 
 from jupyter_agentbox.egress import PROXY_ENV, presets
-from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, PolicyRefused
+from jupyter_agentbox.errors import AgentboxError, InvalidConfig, InvalidRequest, PolicyRefused
 from jupyter_agentbox.spec import GIB, LIMIT_NAMES, OWN_HOSTS, Grant, Limits, Mount, SandboxSpec, WarmStart
 from jupyter_agentbox.storage.images import ImageStore
 
@@ -451,6 +451,15 @@ class Policy(LoggingConfigurable):
         profile = self.profile(name)
         is_free = profile.image is None and profile.root is None
         return self.choose(profile, {"image": image} if image and is_free else {})
+
+    def may_use(self, folder: Path) -> bool:
+        """Return whether a folder that need not exist yet could be a work folder."""
+        private = (*private_directories(), self.state_path)
+        try:
+            check_workspace(folder, (), allowed=self.allowed_workspaces, private=private, must_exist=False)
+        except AgentboxError:
+            return False
+        return True
 
     def resolve(
         self,

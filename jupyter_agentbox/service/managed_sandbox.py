@@ -212,6 +212,8 @@ class ManagedSandbox:
             allowed_hosts=list(sandbox.gate.grant.hosts) if sandbox is not None else [],
             kernels=list(self._kernels()),
             workspace=workspace,
+            workspace_notice=spec.workspace_notice if spec is not None else "",
+            suggested_folder=spec.suggested_folder if spec is not None else "",
             tenant=request.tenant,
             tools=self.tools,
             blocked_commands=list(self.blocked_commands),

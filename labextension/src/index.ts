@@ -14,6 +14,7 @@ import type { Widget } from '@lumino/widgets';
 import { Actions, type ActionName, type Tab } from './actions.js';
 import { Banner } from './banner.js';
 import { TurnDialogs } from './dialogs.js';
+import { FolderNotice } from './folder.js';
 import { boxedIcon } from './icons.js';
 import { Indicator, see, type Seen } from './indicator.js';
 import { Model } from './model.js';
@@ -143,6 +144,8 @@ const plugin: JupyterFrontEndPlugin<void> = {
         notebook.toolbar.insertItem(10, 'agentbox', item);
         const banner = new Banner(model, notebook, services);
         notebook.contentHeader.addWidget(banner);
+        const folderNotice = new FolderNotice(model, actions, notebook);
+        notebook.contentHeader.addWidget(folderNotice);
         notebook.sessionContext.kernelChanged.connect(() => {
           item.update();
           model.refreshSoon();
@@ -153,7 +156,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
             model.refreshSoon();
           }
         });
-        const all = DisposableSet.from([item, banner]);
+        const all = DisposableSet.from([item, banner, folderNotice]);
         notebook.disposed.connect(() => {
           onSettings.splice(onSettings.indexOf(look), 1);
         });

@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from traitlets.config import Config
 
 from jupyter_agentbox.errors import InvalidRequest, PolicyRefused
 from jupyter_agentbox.policy.folders import check_mount, check_workspace, is_beneath, private_directories
+from jupyter_agentbox.policy.policy import Policy
 
 
 @pytest.fixture
@@ -66,6 +68,17 @@ def test_a_home_itself_is_refused_unless_it_is_named(home: Path) -> None:
 def test_system_directories_are_never_work_folders(path: str) -> None:
     with pytest.raises(PolicyRefused, match="work folder"):
         check_workspace(Path(path), (".*",), allowed=["/", path])
+
+
+def test_a_folder_that_is_yet_to_be_made_is_judged_by_its_path(home: Path, tmp_path: Path) -> None:
+    policy = Policy(config=Config({"Policy": {"state_dir": str(tmp_path / "state")}}))
+    assert policy.may_use(home / "notebooks")
+    assert not policy.may_use(home)
+    assert not policy.may_use(Path("/usr/notebooks"))
+    assert not policy.may_use(tmp_path / "state" / "notebooks")
+    narrow = Policy(config=Config({"Policy": {"allowed_workspaces": [str(tmp_path / "projects")]}}))
+    assert narrow.may_use(tmp_path / "projects" / "notebooks")
+    assert not narrow.may_use(home / "notebooks")
 
 
 def test_a_folder_that_everybody_writes_is_refused_unless_it_is_named(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from support.started import Started
+from support.harness import KernelClient
+from support.started import Installation, Started
 
 CANARY = "the canary"
 
@@ -37,3 +38,24 @@ def test_a_folder_with_too_many_hidden_entries_is_refused_by_its_name(plain_lab:
     assert answer.status_code >= 400
     for words in (str(folder), "10001", "hidden_files of the profile"):
         assert words in answer.text, answer.text
+
+
+def test_a_notebook_in_the_home_where_jupyterlab_was_started_runs_and_sees_nothing_of_it(plain: Installation) -> None:
+    with plain.start(cwd=plain.home) as server:
+        kernel = KernelClient(server, start_session(server, "first.ipynb"))
+        shown = kernel.check("import os; print(os.getcwd(), os.listdir(), os.path.exists('/workspace/secret.txt'))")
+        assert shown == "/workspace [] False\n"
+        [info] = server.call("GET", "api/agentbox/sandboxes")["sandboxes"]
+        assert "home directory" in info["workspace_notice"]
+        assert (info["workspace"], info["suggested_folder"]) == ("private", "notebooks")
+        kernel.shutdown()
+        (plain.home / "notebooks" / "data.csv").write_text("a,b")
+        kernel = KernelClient(server, start_session(server, "notebooks/first.ipynb"))
+        assert kernel.check("print(open('data.csv').read())") == "a,b\n"
+        kernel.shutdown()
+
+
+def start_session(server: Started, path: str) -> str:
+    """Open a notebook of the server's root directory as JupyterLab does; return its kernel's id."""
+    body = {"path": path, "name": path, "type": "notebook", "kernel": {"name": "agentbox"}}
+    return str(server.call("POST", "api/sessions", body)["kernel"]["id"])

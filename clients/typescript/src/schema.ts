@@ -2474,6 +2474,10 @@ export interface components {
              * @enum {unknown}
              */
             workspace: "folder" | "private" | "tenant";
+            /** @description Why a private workspace replaces the notebook's folder; empty if it does not. */
+            workspace_notice: string;
+            /** @description Name of a folder to create beside the notebook. A notebook in it gets its own folder. Empty for none. */
+            suggested_folder: string;
             tenant: string | null;
             /** @description Tools that may be used on it. */
             tools: string[];
