@@ -14,6 +14,7 @@ from .connect import open_connection
 from .egress import Egress
 from .jobs import Job, open_job
 from .kernels import Kernel, make_shared_directory, open_kernel
+from .link_attributes import hide_labels_of_links
 from .load import open_load
 from .lookup import open_lookup
 from .loop import Link, Loop, Stream
@@ -113,5 +114,6 @@ class Guest:
 def main() -> int:
     """Run the guest. Return the exit status of the sandbox."""
     settings = json.loads(os.environ.pop("AGENTBOX_GUEST"))
+    hide_labels_of_links()
     Guest(settings).run()
     return 0

@@ -216,6 +216,13 @@ class ImageContract:
         box.files.delete("deep", recursive=True)
         assert box.exec("ls deep").exit_code != 0
 
+    def test_a_list_with_links_has_no_errors(self, box: Sandbox) -> None:
+        listed = box.exec("ln -s nowhere link && ls -l link /tmp/.. && rm link")
+        assert listed.stderr == ""
+        assert "link -> nowhere" in listed.stdout
+        tried = box.exec(["python3", "-c", _ATTRIBUTES])
+        assert tried.stdout == "kept\n", "attributes other than labels are not affected\n" + tried.stderr
+
     # Code
 
     def test_every_language_keeps_its_values(self, box: Sandbox) -> None:
@@ -288,6 +295,7 @@ class ImageContract:
         box.run_code("x = 'now'; open('file', 'w').write(x)")
         box.restore(snapshot.id)
         assert box.run_code("print(x, open('file').read())").stdout == "then then\n"
+        assert box.exec("ln -s nowhere link && ls -l link").stderr == ""
         with box.fork() as copy:
             copy.run_code("x = 'copy'")
             assert box.run_code("print(x)").stdout == "then\n"
@@ -314,6 +322,15 @@ class ImageContract:
         again.process(counter.id).remove()
         info = serving.client.get("unowned").refresh()
         assert (info.state, info.end and info.end.cause) == ("ended", "lease_over")
+
+
+#: Sets an attribute of a file and reads it as ``lgetxattr`` does.
+_ATTRIBUTES = """
+import os
+open("/tmp/file", "w").close()
+os.setxattr("/tmp/file", "user.name", b"kept")
+print(os.getxattr("/tmp/file", "user.name", follow_symlinks=False).decode())
+"""
 
 
 class SandboxContract(ImageContract):
