@@ -101,7 +101,7 @@ KEYS = {
     "image": "name of an image, or `name@address`; see [images](images.md)",
     "python": "absolute path of a Python environment of the host, which is shown read-only. It must contain ipykernel",
     "init": "shell commands that run before the first kernel",
-    "services": 'shell commands by name, or `{"line": ..., "ready": ..., "timeout": seconds}`',
+    "services": 'list of `{"name": ..., "line": ..., "ready": ..., "timeout": seconds}`, as in a recipe',
     "preload": "modules that templates and waiting kernels import in advance",
     "pool_size": "number of kernels that a server keeps ready; see `Policy.pool_size`",
 }

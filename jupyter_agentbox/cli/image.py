@@ -11,6 +11,7 @@ import msgspec
 from traitlets import Bool, Unicode
 
 from jupyter_agentbox.errors import InvalidRequest, NotFound
+from jupyter_agentbox.linux import remove_tree
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.spec import format_size
 from jupyter_agentbox.storage.images import Image, ImageStore, archive, values
@@ -39,13 +40,25 @@ class _ImageCommand(Command):
             else:
                 print(f"kernelspec {kernelspecs.install_for_image(image.name, entry)}")
 
+    def withdraw(self, image: Image) -> None:
+        """Remove the kernelspecs of an image's kernels, and print each."""
+        from jupyter_agentbox.jupyter import kernelspecs
+
+        for name, path in kernelspecs.find_all_of_image(image.name).items():
+            try:
+                remove_tree(path)
+            except OSError as error:
+                print(f"kernelspec {path} cannot be removed: {error.strerror}; run `jupyter kernelspec remove {name}`")
+            else:
+                print(f"removed kernelspec {path}")
+
 
 class BuildCommand(_ImageCommand):
     """Build an image from a recipe or a Dockerfile.
 
     RECIPE is the name of a recipe that comes with agentbox, your own .toml file, or a file whose name begins with
-    "Dockerfile". Recipes are built from the package sources of this machine's apt. Dockerfiles are built with Docker,
-    and need --name. Progress goes to standard error.
+    "Dockerfile". Recipes are built from the package sources of this machine's apt. Dockerfiles are built with the
+    engine of DockerRuntime.host, and need --name. Progress goes to standard error.
     """
 
     name = "jupyter agentbox image build"
@@ -80,11 +93,14 @@ class BuildCommand(_ImageCommand):
         if file.name.startswith("Dockerfile"):
             if not file.is_file():
                 raise NotFound(f"Cannot build {file}: no such file. Check the path")
+            from jupyter_agentbox.runtimes.docker.runtime import DockerRuntime
+
             if not self.title:
                 raise InvalidRequest(
                     "Cannot build from a Dockerfile: the image has no name. Add --name=NAME", field="name"
                 )
-            image = dockerfile.build_file(store, file, values.make_recipe(self.title), on_progress)
+            host = DockerRuntime(config=Policy(parent=self).config).host
+            image = dockerfile.build_file(store, file, values.make_recipe(self.title), on_progress, host=host)
         else:
             recipe = values.read_recipe(values.find_recipe(wanted))
             image = build.build(store, recipe, on_progress, pip_environment=presets.pip_environment(), cache=cache)
@@ -122,7 +138,10 @@ class ListImagesCommand(_ImageCommand):
 
 
 class RemoveImageCommand(_ImageCommand):
-    """Remove images, by name or address. Snapshots taken on a removed image cannot be restored."""
+    """Remove images, by name or address, and the kernelspecs of the last image of a name.
+
+    Snapshots taken on a removed image cannot be restored.
+    """
 
     name = "jupyter agentbox image remove"
     description = __doc__ or ""
@@ -137,6 +156,8 @@ class RemoveImageCommand(_ImageCommand):
             image = store.get(reference)
             store.remove(image)
             print(f"removed {image.short}")
+            if all(other.name != image.name for other in store.list()):
+                self.withdraw(image)
         return 0
 
 

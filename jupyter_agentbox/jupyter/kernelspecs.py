@@ -325,6 +325,24 @@ def install_for_image(image: str, entry: KernelEntry, *, name: str | None = None
         return _install(Path(staging), name or f"{OWN_NAME}-{entry.name}", spec, prefix)
 
 
+def find_all_of_image(image: str) -> dict[str, Path]:
+    """Return the kernelspecs that :func:`install_for_image` installed for an image, by name.
+
+    Kernelspecs that were changed to request more than the image are not among them.
+    """
+    found = {}
+    for name, directory in KernelSpecManager().find_kernel_specs().items():
+        try:
+            spec = KernelSpec.from_resource_dir(directory)
+        except Exception:  # any unreadable spec is not one of ours
+            continue
+        stanza = spec.metadata.get("kernel_provisioner")
+        is_ours = stanza == {"provisioner_name": PROVISIONER_NAME, "config": {"image": image}}
+        if is_ours and real_argv(spec.argv) != spec.argv:
+            found[name] = Path(directory)
+    return found
+
+
 def find_image_of(name: str) -> str | None:
     """Return the image of an installed kernelspec, or None if it is not installed or names no image."""
     try:

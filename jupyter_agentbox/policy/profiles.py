@@ -10,9 +10,11 @@ import difflib
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from jupyter_agentbox.egress import presets, rules
 from jupyter_agentbox.errors import AgentboxError
@@ -29,6 +31,7 @@ from jupyter_agentbox.spec import (
     WarmStart,
     format_size,
 )
+from jupyter_agentbox.storage.images import values as image_values
 
 from .traits import parse_size
 
@@ -205,18 +208,15 @@ def _read_lines(value: object) -> tuple[str, ...]:
 
 
 def _read_services(value: object) -> tuple[Service, ...]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{value!r} must map names to services")
-    found = []
-    for name, item in value.items():
-        values = {"line": item} if isinstance(item, str) else item
-        try:
-            service = Service(name=name, **values)
-        except TypeError:
-            raise ValueError(f"service {name!r} must be a command, or have line, ready and timeout") from None
-        _read_lines([service.line, service.ready or "-"])
-        found.append(replace(service, timeout=_read_number(service.timeout)))
-    return tuple(found)
+    """Read services in the form of a recipe: a list of tables."""
+    try:
+        found = msgspec.convert(value, list[image_values.Service])
+    except msgspec.ValidationError as error:
+        raise ValueError(
+            f"{value!r:.100} must be a list such as [{{'name': 'pages', 'line': 'python3 -m http.server'}}], where "
+            f"each service may also have 'ready' and 'timeout' ({image_values.explain(error, value)})"
+        ) from None
+    return tuple(Service(item.name, item.line, item.ready or "", item.timeout) for item in found)
 
 
 def _read_env(value: object) -> dict[str, str]:

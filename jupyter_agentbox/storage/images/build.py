@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
+from jupyter_agentbox.errors import InvalidRequest, RuntimeFailed, RuntimeUnavailable
 
 from . import customize, tree
 from .commands import OnProgress, find_program, make_environment, piped
@@ -37,6 +37,11 @@ _SETTINGS = {
     "etc/apt": ("sources.list",),
     "etc/apt/sources.list.d": ("debian.sources", "ubuntu.sources", "0000sources.list"),
 }
+#: What apt prints about a package or a version that its sources do not have.
+_NOT_FOUND = re.compile(
+    r"E: (?:Unable to locate package (?P<package>\S+)|Package '(?P<empty>[^']+)' has no installation candidate"
+    r"|Version '(?P<version>[^']+)' for '(?P<of>[^']+)' was not found)"
+)
 _APT_SETTINGS = 'Acquire::Languages "none";\nAPT::Install-Recommends "false";\n'
 #: Seconds that each part of a build may take.
 TIMEOUT = 3600.0
@@ -79,6 +84,8 @@ def build(
         A required program is missing; the message says how to get it.
     RuntimeFailed
         A part failed or timed out. Nothing is left.
+    InvalidRequest
+        The distribution does not have a package of the recipe.
     """
     program = find_program("mmdebstrap", "apt-get install mmdebstrap")
     release = find_release()
@@ -94,10 +101,25 @@ def build(
         root.mkdir()
         unpacker = tree.Unpacker(root)
         command = make_command(program, recipe, release, sources, archives)
-        output = piped(command, lambda line: _pass_on(line, on_progress), timeout=timeout, what="mmdebstrap")
-        with output as (archive, _):
-            unpacker.add(archive)
-            archive.read()  # data after the end of the archive
+        not_found: list[str] = []
+
+        def on_line(line: str) -> None:
+            not_found.extend(_find_missing(line))
+            _pass_on(line, on_progress)
+
+        try:
+            with piped(command, on_line, timeout=timeout, what="mmdebstrap") as (archive, _):
+                unpacker.add(archive)
+                archive.read()  # data after the end of the archive
+        except RuntimeFailed:
+            if not not_found:
+                raise
+            raise InvalidRequest(
+                f"Cannot build image {recipe.name}: the package sources of {release} on this machine have no "
+                f"{' and no '.join(dict.fromkeys(not_found))}. Correct `debian` in the recipe; `apt-cache search` and "
+                "`apt-cache policy` list names and versions",
+                field="debian",
+            ) from None
         unpacker.finish()
         settle(root, release)
         packages = read_packages(root)
@@ -138,6 +160,14 @@ def _pass_on(line: str, on_progress: OnProgress) -> None:
     """Report steps and errors, but not what each package prints during its setup."""
     if re.match(r"[IWE]: ", line) and "hook" not in line and "skipping" not in line:
         on_progress(line[3:] if line.startswith("I: ") else line)
+
+
+def _find_missing(line: str) -> list[str]:
+    found = _NOT_FOUND.match(line)
+    if found is None:
+        return []
+    name = found["package"] or found["empty"]
+    return [f"package {name}" if name else f"version {found['version']} of package {found['of']}"]
 
 
 def find_release() -> str:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO
 
-from jupyter_agentbox.errors import RuntimeFailed, RuntimeUnavailable
+from jupyter_agentbox.errors import Damaged, RuntimeFailed, RuntimeUnavailable
 
 #: Callback that receives progress, one line at a time.
 OnProgress = Callable[[str], object]
@@ -96,7 +96,8 @@ def piped(
     Raises
     ------
     RuntimeFailed
-        As for :func:`run`, at the end of the block.
+        As for :func:`run`, at the end of the block. It replaces an error of the block about damaged data, because a
+        program that fails writes only a part of its data.
     """
     lines: deque[str] = deque(maxlen=50)
     last_lines: list[str] = []
@@ -130,10 +131,16 @@ def piped(
 
     listener = threading.Thread(target=listen, daemon=True)
     is_done = False
+    damage: Damaged | None = None
     try:
         timer.start()
         listener.start()
-        yield process.stdout, last_lines
+        try:
+            yield process.stdout, last_lines
+        except Damaged as error:
+            damage = error
+            while process.stdout.read(1 << 20):
+                pass
         is_done = True
     finally:
         if not is_done:
@@ -155,6 +162,8 @@ def piped(
         raise RuntimeFailed(f"{what} did not finish within {timeout:g} s; its last output: {_end_of(last_lines)}")
     if process.returncode:
         raise RuntimeFailed(f"{what} failed with status {process.returncode}: {_end_of(last_lines)}")
+    if damage is not None:
+        raise damage
 
 
 def _end_of(lines: Sequence[str]) -> str:

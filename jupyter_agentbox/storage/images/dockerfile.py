@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from jupyter_agentbox.errors import RuntimeFailed
 
 from . import tree
 from .build import TIMEOUT, read_packages
-from .commands import OnProgress, find_program, piped, run
-from .kernelspecs import add_kernels
+from .commands import OnProgress, find_program, make_environment, piped, run
+from .kernelspecs import add_kernels, add_python
 from .store import ImageStore
 from .values import Image, Recipe, read_environment
 
@@ -28,7 +28,13 @@ _OWN_VARIABLES = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
 
 
 def build_file(
-    store: ImageStore, file: Path, recipe: Recipe, on_progress: OnProgress, *, timeout: float = TIMEOUT
+    store: ImageStore,
+    file: Path,
+    recipe: Recipe,
+    on_progress: OnProgress,
+    *,
+    host: str = "",
+    timeout: float = TIMEOUT,
 ) -> Image:
     """Build an image from a Dockerfile, with its folder as the context, and add it to the store.
 
@@ -40,6 +46,8 @@ def build_file(
         The image's name, and settings that a Dockerfile cannot express. Its packages are not installed.
     on_progress : callable
         Called with each line of progress.
+    host : str
+        Address of Docker's engine; empty selects the one that Docker's own client would use.
     timeout : float
         Seconds for each step.
 
@@ -52,8 +60,9 @@ def build_file(
     """
     with store.staging() as folder:
         on_progress(f"{recipe.name}: docker build --file {file}")
-        root, variables = _build(folder, recipe.name, file, on_progress, timeout)
+        root, variables = _build(folder, recipe.name, file, on_progress, _make_environment(host), timeout)
         recipe = add_kernels(msgspec.structs.replace(recipe, env={**variables, **recipe.env}), root)
+        recipe = add_python(recipe, root)
         on_progress("hashing")
         origin = {"dockerfile": file.name, "built": "docker"}
         image = store.add(folder, recipe, origin=origin, packages=read_packages(root))
@@ -61,33 +70,43 @@ def build_file(
     return image
 
 
-def _build(folder: Path, name: str, file: Path, on_progress: OnProgress, timeout: float) -> tuple[Path, dict[str, str]]:
+def _make_environment(host: str) -> dict[str, str]:
+    env = make_environment()
+    if host:
+        env.pop("DOCKER_CONTEXT", None)  # it would take precedence
+        env["DOCKER_HOST"] = host
+    return env
+
+
+def _build(
+    folder: Path, name: str, file: Path, on_progress: OnProgress, env: Mapping[str, str], timeout: float
+) -> tuple[Path, dict[str, str]]:
     """Build with Docker and unpack the result. Return the tree and the variables that the image sets."""
     docker = find_program("docker", "apt-get install docker.io")
     tag = f"jupyter-agentbox/build:{name}"
     command = [docker, "build", "--network=host", "--tag", tag, "--file", str(file), str(file.parent)]
-    run(command, on_progress, timeout=timeout, what="docker build")
+    run(command, on_progress, env=env, timeout=timeout, what="docker build")
     root = folder / "rootfs"
     root.mkdir()
     unpacker = tree.Unpacker(root)
     with (
-        _container(docker, tag, folder, on_progress) as container,
-        piped([docker, "export", container], on_progress, timeout=timeout, what="docker export") as (data, _),
+        _container(docker, tag, folder, on_progress, env) as container,
+        piped([docker, "export", container], on_progress, env=env, timeout=timeout, what="docker export") as (data, _),
     ):
         unpacker.add(data)
         data.read()
     unpacker.finish()
-    found = _query(docker, "image", "inspect", "--format={{json .Config.Env}}", tag, on_progress=on_progress)
+    found = _query(docker, "image", "inspect", "--format={{json .Config.Env}}", tag, on_progress=on_progress, env=env)
     variables = [item for item in found or () if not item.startswith(_OWN_VARIABLES)]
     return root, read_environment(variables)
 
 
 @contextlib.contextmanager
-def _container(docker: str, tag: str, folder: Path, on_progress: OnProgress) -> Iterator[str]:
+def _container(docker: str, tag: str, folder: Path, on_progress: OnProgress, env: Mapping[str, str]) -> Iterator[str]:
     """Create a container that never runs, and yield its name. Also remove the containers of killed builds."""
 
     def call(*words: str, on_progress: OnProgress = lambda line: None) -> list[str]:
-        return run([docker, *words], on_progress, timeout=_SHORT_TIMEOUT, what=f"docker {words[0]}")
+        return run([docker, *words], on_progress, env=env, timeout=_SHORT_TIMEOUT, what=f"docker {words[0]}")
 
     filters = f"--filter=label={_BUILD}"
     for left in call("ps", "--all", filters, f'--format={{{{.ID}}}} {{{{.Label "{_BUILD}"}}}}'):
@@ -100,8 +119,8 @@ def _container(docker: str, tag: str, folder: Path, on_progress: OnProgress) -> 
         call("rm", "--force", name)
 
 
-def _query(*command: str, on_progress: OnProgress) -> Any:
-    with piped(command, on_progress, timeout=_SHORT_TIMEOUT) as (data, _):
+def _query(*command: str, on_progress: OnProgress, env: Mapping[str, str]) -> Any:
+    with piped(command, on_progress, env=env, timeout=_SHORT_TIMEOUT) as (data, _):
         output = data.read(1 << 20)
     try:
         return json.loads(output)

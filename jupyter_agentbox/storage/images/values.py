@@ -21,6 +21,19 @@ ADDRESS = r"^[0-9a-f]{64}$"
 _NAME = re.compile(NAME)
 #: Directory of the wheel's recipes, beneath ``share/jupyter``.
 _RECIPES = "agentbox-recipes"
+#: How a value of a recipe must look, by the name of its field.
+_FORMS = {
+    "pip": "one package with its exact version, such as duckdb==1.1.3",
+    "npm": "one package with its exact version, such as typescript@5.6.3",
+    "debian": "the name of a package, such as jq, with a version if needed: git=1:2.39.*",
+    "name": "lower-case letters, digits, and . _ -, such as mine",
+    "from": "the name of a recipe, such as python",
+    "env": "the name of a variable, such as TZ",
+    "files": "an absolute path, such as /usr/local/bin/hello",
+    "links": "an absolute path, such as /usr/local/bin/hello",
+    "interrupt_mode": "signal or message",
+}
+_PATTERN_ERROR = re.compile(r"matching regex .* - at (?:`key` in )?`(?P<path>\$[^`]*)`$")
 #: Maximum bytes of a recipe and of a description.
 MAX_TEXT = 1 << 20
 #: Maximum length of a chain of recipes, each based on the next.
@@ -235,6 +248,24 @@ def _read_whole(path: Path, below: tuple[Path, ...]) -> Recipe:
     return recipe if whole is None else _join(whole, recipe)
 
 
+def explain(error: msgspec.ValidationError, data: Any) -> str:
+    """Return the message of a validation error of `data`, with an example in place of a regular expression."""
+    found = _PATTERN_ERROR.search(str(error))
+    if found is None:
+        return str(error)
+    keys = re.findall(r"[A-Za-z_]+|\d+", found["path"])
+    form = next((_FORMS[key] for key in reversed(keys) if key in _FORMS), "text without NUL characters")
+    place = found["path"].removeprefix("$").removeprefix(".")
+    if place.endswith("[...]"):  # which of the values is unknown
+        return f"a value in {place.removesuffix('[...]')} is empty or contains a NUL character"
+    value = data
+    for key in keys:
+        value = value[int(key)] if isinstance(value, list) else value[key]
+    if isinstance(value, dict):  # the error is about one of its keys
+        return f"a name in {place} is not valid: it must be {form}"
+    return f"{place} is {value!r:.100}, but must be {form}"
+
+
 def _read(path: Path) -> Recipe:
     try:
         with path.open("rb") as file:
@@ -242,6 +273,8 @@ def _read(path: Path) -> Recipe:
         if len(data) > MAX_TEXT:
             raise InvalidRequest(f"{path} is larger than the maximum size of a recipe", field="recipe")
         return msgspec.toml.decode(data, type=Recipe)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"recipe {path}: {explain(error, msgspec.toml.decode(data))}", field="recipe") from None
     except OSError as error:
         raise NotFound(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:

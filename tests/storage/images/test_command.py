@@ -36,6 +36,13 @@ def test_an_image_is_imported_listed_offered_exported_and_removed(tmp_path: Path
             ("image", "verify"),
             ("kernelspec", "--image=theirs"),
             ("kernelspec", "--image=theirs", "y"),
+            ("kernelspec", "--image=theirs", "x", "--name=second"),
+            timeout=200,
+        )
+        mine, second, table, listed, verified, offered, unknown, named = ran
+        spec = json.loads((env.data / "kernels" / "agentbox-x" / "kernel.json").read_text())
+        ran = run_all(
+            env,
             ("image", "export", "mine", str(tmp_path / "mine.tar")),
             ("image", "remove", "mine", "theirs"),
             ("image", "remove", "mine"),
@@ -44,7 +51,7 @@ def test_an_image_is_imported_listed_offered_exported_and_removed(tmp_path: Path
             ("image",),
             timeout=200,
         )
-        mine, second, table, listed, verified, offered, unknown, out, gone, again, missing, bare, group = ran
+        out, gone, again, missing, bare, group = ran
         assert mine.out.startswith("imported mine@")
         assert "kernels/agentbox-x" in mine.out
         assert "agentbox-x belongs to image mine" in second.out
@@ -52,12 +59,14 @@ def test_an_image_is_imported_listed_offered_exported_and_removed(tmp_path: Path
         assert "recipes: all, base" in table.out
         assert {item["name"] for item in json.loads(listed.out)} == {"mine", "theirs"}
         assert verified.out.count("is unchanged") == 2
-        spec = json.loads((env.data / "kernels" / "agentbox-x" / "kernel.json").read_text())
         assert (offered.status, spec["display_name"]) == (0, "Other X (sandboxed)")
         assert spec["metadata"]["kernel_provisioner"]["config"] == {"image": "theirs"}
+        assert named.status == 0
         assert (unknown.status, "its kernels: x" in unknown.err) == (1, True)
         assert (out.status, (tmp_path / "mine.tar").stat().st_size > 0) == (0, True)
-        assert gone.out.count("removed ") == 2
+        assert gone.out.count("removed mine@") == gone.out.count("removed theirs@") == 1
+        assert gone.out.count("removed kernelspec ") == 2
+        assert not list((env.data / "kernels").iterdir())
         assert (again.status, "images are: none" in again.err) == (1, True)
         assert "or one of: all, base" in missing.err
         assert [result.status for result in (missing, bare, group)] == [1, 2, 2]

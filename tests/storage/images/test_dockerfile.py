@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from jupyter_client.kernelspec import KernelSpecManager
 from support.dockerd import Dockerd
-from support.harness import wait_until
+from support.harness import Env, wait_until
+from support.serving import run_all
 from support.trees import SYSTEM, make_tar
 from traitlets.config import Config
 
@@ -105,6 +107,45 @@ def test_a_dockerfile_becomes_an_image_that_a_sandbox_and_docker_can_use(
     (inspected,) = json.loads(call(engine, "image", "inspect", "jupyter-agentbox/build:mine"))
     assert "WHERE=there" in inspected["Config"]["Env"]
     assert call(engine, "ps", "--all", "--quiet") == "", "no container is left"
+
+
+def test_an_image_with_ipykernel_is_offered_by_jupyter_until_it_is_removed(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine is that of the settings, which docker's own client does not know."""
+    env = Env(tmp_path / "jupyter", config={"DockerRuntime": {"host": engine}})
+    try:
+        monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent.sock")
+        (tmp_path / "__init__.py").touch()
+        for name, text in (
+            ("Dockerfile", f"FROM {FROM}\nCOPY __init__.py /usr/local/lib/python3.11/dist-packages/ipykernel/\n"),
+            ("Dockerfile.venv", f"FROM {FROM}\nCOPY __init__.py /opt/venv/lib/python3.11/site-packages/ipykernel/\n"
+             "COPY __init__.py /opt/venv/bin/python3\nENV PATH=/opt/venv/bin:/usr/bin\n"),
+            ("Dockerfile.none", f"FROM {FROM}\nCOPY __init__.py /opt/lib/python3.11/site-packages/ipykernel/\n"),
+        ):  # fmt: skip
+            write(tmp_path, text, name)
+        ran = run_all(
+            env,
+            ("image", "build", str(tmp_path / "Dockerfile"), "--name=mine"),
+            ("image", "build", str(tmp_path / "Dockerfile.venv"), "--name=other"),
+            ("image", "build", str(tmp_path / "Dockerfile.none"), "--name=none"),
+            timeout=200,
+        )
+        assert [result.status for result in ran] == [0, 0, 0], ran
+        assert [("kernels/agentbox-" in result.out) for result in ran] == [True, True, False]
+        found = KernelSpecManager(kernel_dirs=[str(env.data / "kernels")]).get_kernel_spec("agentbox-mine")
+        assert (found.display_name, found.language) == ("Python (mine) (sandboxed)", "python")
+        assert found.metadata["kernel_provisioner"]["config"] == {"image": "mine"}
+        changed = env.data / "kernels" / "agentbox-other" / "kernel.json"
+        spec = json.loads(changed.read_text())
+        spec["metadata"]["kernel_provisioner"]["config"]["memory"] = "1 GiB"
+        changed.write_text(json.dumps(spec))
+        (removed,) = run_all(env, ("image", "remove", "mine", "other"), timeout=200)
+        assert "removed kernelspec" in removed.out
+        left = [path.name for path in (env.data / "kernels").iterdir()]
+        assert left == ["agentbox-other"], "a kernelspec that someone changed stays"
+    finally:
+        env.close()
 
 
 def test_a_container_of_a_build_that_was_killed_goes_with_the_next_and_another_ones_stays(

@@ -26,7 +26,9 @@ def test_init_scripts_run_in_order_and_services_after_them(has_runsc: None, mana
         manager,
         look,
         init=["echo one >> log; echo $WHO >> log", "echo two >> log"],
-        services={"late": {"line": "sleep 0.3; touch up; echo three >> log; sleep 1000", "ready": "test -e up"}},
+        services=[
+            {"name": "late", "line": "sleep 0.3; touch up; echo three >> log; sleep 1000", "ready": "test -e up"}
+        ],
         env={"WHO": "me"},
     )
     assert found.split() == ["one", "me", "two", "three"]
@@ -37,11 +39,11 @@ def test_init_scripts_run_in_order_and_services_after_them(has_runsc: None, mana
     [
         ({"init": ["true", "echo why >&2; exit 3", "true"]}, ["init script 2 of 3", "exited with 3", "why"]),
         (
-            {"services": {"db": {"line": "echo no port >&2; exit 4", "ready": "false"}}},
+            {"services": [{"name": "db", "line": "echo no port >&2; exit 4", "ready": "false"}]},
             ["'db'", "with status 4", "no port"],
         ),
         (
-            {"services": {"db": {"line": "sleep 1000", "ready": "echo not yet >&2; false", "timeout": 0.5}}},
+            {"services": [{"name": "db", "line": "sleep 1000", "ready": "echo not yet >&2; false", "timeout": 0.5}]},
             ["'db' was not ready within 0.5 s", "not yet"],
         ),
     ],
@@ -63,9 +65,11 @@ def test_what_fails_before_is_told_and_leaves_nothing(
         {"init": "ls"},
         {"init": ["a\0b"]},
         {"services": ["x"]},
-        {"services": {"x": {"line": "y", "more": 1}}},
-        {"services": {"x": {"line": "y", "timeout": -1}}},
-        {"services": {"x": {}}},
+        {"services": {"x": "y"}},
+        {"services": [{"name": "x", "line": "y", "more": 1}]},
+        {"services": [{"name": "x", "line": "y", "timeout": -1}]},
+        {"services": [{"name": "X", "line": "y"}]},
+        {"services": [{"name": "x"}]},
         {"python": "relative"},
         {"image": ""},
     ],

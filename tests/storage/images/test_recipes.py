@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.images import CACHE
 
-from jupyter_agentbox.errors import InvalidRequest, NotFound
-from jupyter_agentbox.storage.images import build, values
+from jupyter_agentbox.errors import InvalidRequest, NotFound, RuntimeFailed
+from jupyter_agentbox.storage.images import ImageStore, build, values
 
 
 def write(folder: Path, name: str, text: str) -> Path:
@@ -54,15 +55,17 @@ def test_recipes_are_put_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('pip = ["pandas"]', "pip"),
-        ('pip = ["pandas>=2"]', "pip"),
+        ('pip = ["pandas"]', r"pip\[0\] is 'pandas', but must be .* such as duckdb==1\.1\.3"),
+        ('pip = ["x==1", "pandas>=2"]', r"pip\[1\] is 'pandas>=2'"),
         ('pip = ["--index-url=x==1"]', "pip"),
-        ('npm = ["deno"]', "npm"),
+        ('npm = ["deno"]', r"such as typescript@5\.6\.3"),
         ('npm = ["--x@1.0.0"]', "npm"),
         ('debian = ["-o"]', "debian"),
-        ('debian = ["git;x"]', "debian"),
-        ('files = {x = "relative"}', "files"),
-        ('env = {"A=B" = ""}', "env"),
+        ('debian = ["git;x"]', "such as jq"),
+        ('files = {x = "relative"}', "a name in files .* an absolute path"),
+        ('env = {"A=B" = ""}', "a name in env"),
+        ('links = {"/x" = ""}', "a value in links"),
+        ('services = [{name = "A", line = "x"}]', r"services\[0\]\.name is 'A'"),
         ("unknown = 1", "unknown"),
         ("name", "recipe"),
     ],
@@ -70,6 +73,36 @@ def test_recipes_are_put_together(tmp_path: Path) -> None:
 def test_what_no_recipe_may_say(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         values.read_recipe(write(tmp_path, "whole", text))
+
+
+@pytest.mark.network
+@pytest.mark.timeout(600)
+def test_a_package_that_the_distribution_does_not_have_is_named(tmp_path: Path) -> None:
+    recipe = values.read_recipe(write(tmp_path, "whole", 'debian = ["no-such-package"]'))
+    store = ImageStore(tmp_path / "state")
+    with pytest.raises(InvalidRequest, match="have no package no-such-package"):
+        build.build(store, recipe, print, pip_environment={}, cache=CACHE / "downloads")
+    assert not list(store.directory.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("printed", "error", "words"),
+    [
+        ("E: Version '99' for 'less' was not found", InvalidRequest, "no version 99 of package less"),
+        ("E: Package 'x' has no installation candidate", InvalidRequest, "no package x"),
+        ("E: no room", RuntimeFailed, "mmdebstrap failed with status 25: E: no room"),
+    ],
+)
+def test_what_a_build_fails_of_is_told_and_not_what_it_wrote_of_the_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, error: type[Exception], words: str
+) -> None:
+    program = tmp_path / "mmdebstrap"
+    program.write_text(f'#!/bin/sh\nprintf x\necho "{printed}" >&2\nexit 25\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    recipe = values.make_recipe("x")
+    with pytest.raises(error, match=words):
+        build.build(ImageStore(tmp_path / "state"), recipe, print, pip_environment={}, cache=tmp_path / "cache")
 
 
 def test_recipes_in_a_circle(tmp_path: Path) -> None:
