@@ -9,6 +9,7 @@ URLs in such configuration may contain passwords, so only hosts and ports are ta
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import json
@@ -17,13 +18,15 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from jupyter_agentbox.errors import InvalidRequest
+from jupyter_agentbox.guest.own_pip import find_wheel
 from jupyter_agentbox.linux import write_atomically
 
 from .rules import DEFAULT_PORTS, normal_name
@@ -134,10 +137,13 @@ class _Pip:
 def _pip() -> _Pip:
     try:
         # Imported by name: pip is not a dependency and has no stubs.
-        configuration: Any = importlib.import_module("pip._internal.configuration").Configuration(isolated=False)
-        public: Any = importlib.import_module("pip._internal.models.index").PyPI
+        with _pip_importable():
+            configuration: Any = importlib.import_module("pip._internal.configuration").Configuration(isolated=False)
+            public: Any = importlib.import_module("pip._internal.models.index").PyPI
     except ImportError:
-        raise _Unavailable("pip is not installed in the environment of the Jupyter server") from None
+        raise _Unavailable(
+            "pip is not installed in the environment of the Jupyter server, and its Python has no copy of it"
+        ) from None
     try:
         configuration.load()
         values: Mapping[str, str] = dict(configuration.items())
@@ -156,6 +162,20 @@ def _pip() -> _Pip:
         return found
 
     return _Pip(value("index-url") or default[0], tuple(value("extra-index-url").split()), *default)
+
+
+@contextlib.contextmanager
+def _pip_importable() -> Iterator[None]:
+    """Make the pip that comes with Python importable where no other is, as in an environment of uv."""
+    python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+    wheel = find_wheel(os.path.dirname(python), f"{sys.version_info.major}.{sys.version_info.minor}")
+    if wheel:
+        sys.path.append(wheel)  # last, so that an installed pip takes precedence
+    try:
+        yield
+    finally:
+        if wheel:
+            sys.path.remove(wheel)
 
 
 def _pypi() -> list[str]:

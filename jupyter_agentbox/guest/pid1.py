@@ -1,7 +1,8 @@
 """Run as PID 1 of a sandbox: find an owner on the link, serve its requests, and exit when the lease expires.
 
 ``AGENTBOX_GUEST`` contains the settings as JSON: ``lease`` (seconds without an owner after which the sandbox ends),
-``uid`` and ``gid`` of user code, and ``is_waiting`` for a sandbox that must be claimed first (:mod:`.claim`).
+``uid`` and ``gid`` of user code, ``python`` and ``path`` (the interpreter of user code, and its PATH), and
+``is_waiting`` for a sandbox that must be claimed first (:mod:`.claim`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from .load import open_load
 from .lookup import open_lookup
 from .loop import Link, Loop, Stream
 from .memory import open_memory
+from .own_pip import provide
 from .processes import Processes
 
 TYPE_CHECKING = False
@@ -44,6 +46,7 @@ class Guest:
         self.kernels: dict[str, Kernel] = {}
         self.jobs: dict[str, Job] = {}
         self._lease = settings["lease"]
+        self._python = settings.get("python", ""), settings.get("path", "")
         self._claim = self._wait() if settings.get("is_waiting") else None
         self._count_down(self._lease)
         self.link = Link(self.loop, LINK_DIR, self._stream_opened, self._owner_found, self._owner_lost)
@@ -91,6 +94,9 @@ class Guest:
 
     def _stream_opened(self, stream: Stream) -> None:
         kind = stream.header.get("kind")
+        if kind in ("process", "kernel") and self._python[0]:
+            provide(*self._python)
+            self._python = "", ""
         if kind in ("process", "stdin"):
             open_job(self.loop, self.processes, self.jobs, stream)
         elif kind in ("kernel", "channel"):

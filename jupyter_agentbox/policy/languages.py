@@ -55,6 +55,12 @@ def has_module(python: str, module: str) -> bool:
     return bool(find_module(prefix, module))
 
 
+def is_kernels_python(executable: str) -> bool:
+    """Return whether a program is the interpreter of an environment that has, or may have, ipykernel."""
+    is_python = re.fullmatch(r"(python|pypy)[0-9.]*", os.path.basename(executable)) and os.path.isabs(executable)
+    return bool(is_python) and has_module(executable, "ipykernel")
+
+
 def find_module(prefix: str, module: str) -> list[str]:
     """Return the paths of a package's ``__init__.py`` files in an environment."""
     places = (f"{glob_safe(prefix)}/lib/python3*/site-packages", f"{glob_safe(prefix)}/lib/python3/dist-packages",

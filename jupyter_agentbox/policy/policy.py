@@ -40,7 +40,7 @@ from .configfiles import file_config
 from .environment import bin_dirs, environment_mounts, is_visible, kernel_environment, user_packages
 from .folders import check_mount, check_workspace, is_beneath, private_directories
 from .images import check_python, use_image
-from .languages import find_kernels
+from .languages import find_kernels, is_kernels_python
 from .profiles import (
     PROFILE_KEYS,
     REQUEST_KEYS,
@@ -104,8 +104,8 @@ class Policy(LoggingConfigurable):
         ``hidden_files`` (``[]`` shows all), ``workspace`` (``'folder'`` or ``'private'``), ``env``, ``mounts``,
         ``root`` (an image directory), ``is_root``, ``runtime``, ``image`` (a name),
         ``python`` (a Python environment of the host, read-only), ``init`` (shell commands that run first),
-        ``services`` (name: command, or ``{"line": ..., "ready": ...}``), ``preload`` (modules that templates import in
-        advance), ``pool_size``. A profile inherits all other values from Policy.
+        ``services`` (list of ``{"name": ..., "line": ..., "ready": ...}``), ``preload`` (modules that templates import
+        in advance), ``pool_size``. A profile inherits all other values from Policy.
         Everyone who can start a kernel can choose any profile. Example::
 
             c.Policy.profiles = {
@@ -504,6 +504,8 @@ class Policy(LoggingConfigurable):
         profile = self.choose(self.profile(requested.get("profile", self.default_profile)), requested)
         if profile.python != sys.executable and executable in (None, sys.executable):
             executable = str(profile.python)
+        elif profile.python == sys.executable and executable is not None and is_kernels_python(executable):
+            profile = replace(profile, python=executable, kernels=find_kernels(executable))
         limits = self._narrow_limits(profile, requested)
         hidden = tuple(dict.fromkeys((*profile.hidden, *requested.get("hidden_files", ()))))
         private_dirs = (*private_directories(), self.state_path, *private)

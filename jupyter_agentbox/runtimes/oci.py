@@ -61,7 +61,8 @@ def make_config(
         Inner id of user code.
     """
     rlimits = make_rlimits(spec.limits)
-    guest = {"lease": spec.lease_timeout, "uid": user, "gid": user, "home": HOME, "rlimits": rlimits}
+    guest = {"lease": spec.lease_timeout, "uid": user, "gid": user, "home": HOME, "rlimits": rlimits,
+             "python": spec.python, "path": spec.env.get("PATH", "")}  # fmt: skip
     if spec.layout == "waiting":
         guest["is_waiting"] = True
     capabilities = sorted(ROOT_CAPABILITIES if spec.is_root else GUEST_CAPABILITIES)

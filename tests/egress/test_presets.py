@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import venv
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.gate_box import Box
 
@@ -63,6 +65,23 @@ def test_without_pip_the_preset_is_empty_and_says_so(
     monkeypatch.setitem(sys.modules, "pip._internal.configuration", None)
     assert presets.expand("pypi") == ()
     assert "pip is not installed" in caplog.text
+
+
+def test_an_environment_without_pip_reads_its_configuration_with_the_one_that_comes_with_python(tmp_path: Path) -> None:
+    """As the Jupyter server of an environment that uv made."""
+    venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
+    packages = f"{Path(presets.__file__).parents[2]}:{Path(msgspec.__file__).parents[1]}"
+    code = (
+        f"import sys; sys.path += {packages.split(':')!r}\n"
+        "import jupyter_agentbox.egress.presets as presets\n"
+        "sys.path[:] = [entry for entry in sys.path if 'packages' not in entry]\n"  # a pip may be there
+        "print(*presets.lookup('pypi').hosts)\n"
+        "print('.whl' in sys.modules['pip'].__file__, [entry for entry in sys.path if entry.endswith('.whl')])\n"
+    )
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PIP_INDEX_URL": "https://mirror.corp.example:8443/simple"}
+    python = tmp_path / "venv" / "bin" / "python"
+    done = subprocess.run([python, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.stdout.splitlines() == ["mirror.corp.example:8443", "True []"], done.stderr
 
 
 def fake_npm(directory: Path, monkeypatch: pytest.MonkeyPatch, registries: dict[str, str]) -> Path:

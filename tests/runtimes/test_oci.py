@@ -19,7 +19,8 @@ def make(spec: SandboxSpec = SPEC, user: int = 1000) -> dict[str, object]:
 
 def test_the_whole() -> None:
     capabilities = ["CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_NET_BIND_SERVICE", "CAP_SETGID", "CAP_SETUID"]
-    guest = {"lease": 60.0, "uid": 1000, "gid": 1000, "home": "/home/user", "rlimits": RLIMITS}
+    guest = {"lease": 60.0, "uid": 1000, "gid": 1000, "home": "/home/user", "rlimits": RLIMITS,
+             "python": "", "path": ""}  # fmt: skip
     found = make()
     assert found == {
         "ociVersion": "1.0.2",

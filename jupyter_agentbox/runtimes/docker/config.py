@@ -350,7 +350,8 @@ def make_container(
     rlimits = oci.make_rlimits(spec.limits)
     if not is_isolated:  # gVisor counts this itself; Linux would refuse a limit above the engine's own
         rlimits["NOFILE"] = MAX_PLAIN_FILES
-    guest = {"lease": spec.lease_timeout, "uid": maps.user, "gid": maps.user, "home": HOME, "rlimits": rlimits}
+    guest = {"lease": spec.lease_timeout, "uid": maps.user, "gid": maps.user, "home": HOME, "rlimits": rlimits,
+             "python": spec.python, "path": spec.env.get("PATH", "")}  # fmt: skip
     capabilities = oci.ROOT_CAPABILITIES if spec.is_root else oci.GUEST_CAPABILITIES
     settings = {
         "uid_map": _map_text(maps.uids),

@@ -9,12 +9,11 @@ import sys
 import sysconfig
 import venv
 from collections.abc import Callable
-from importlib.metadata import distribution, requires
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 from support.boxes import Box
+from support.environments import copy_kernel
 from support.preparation import make_policy, start
 
 from jupyter_agentbox.egress import presets
@@ -25,26 +24,6 @@ from jupyter_agentbox.sandbox.processes import Command
 from jupyter_agentbox.sandbox.sandbox import Sandbox
 
 SYSTEM_PYTHON = "/usr/bin/python3"
-
-
-def copy_kernel(target: Path) -> None:
-    """Copy ipykernel and all that it needs into an environment, as installing it would."""
-    todo, seen = ["ipykernel"], set()
-    while todo:
-        name = todo.pop().lower()
-        if name in seen:
-            continue
-        seen.add(name)
-        for text in requires(name) or ():
-            requirement = Requirement(text)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                todo.append(requirement.name)
-        found = distribution(name)
-        for file in found.files or ():
-            source = Path(str(found.locate_file(file)))
-            if ".." not in file.parts and source.is_file():
-                (target / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(source, target / file)
 
 
 def make_venv(prefix: Path) -> None:
