@@ -83,8 +83,9 @@ A request for more than its profile allows is refused, and the error names the s
 
 KEYS = {
     "profile": "name of the profile",
-    "memory": "bytes, or text such as `512 MiB`; units are powers of 1024",
-    "cpus": "processor time, in processors, such as `0.5`",
+    "memory": "bytes, or text such as `512 MiB`; units are powers of 1024. Programs see [a little less]"
+    "(runtimes.md#the-machine-that-programs-see)",
+    "cpus": "processor time, in processors, such as `0.5`. Programs see that many processors, rounded up",
     "processes": "processes and threads",
     "disk": "like `memory`; for files written outside of the notebook's own folder",
     "allowed_hosts": "patterns and presets, within those of the profile (in a request) or of `Policy.allowed_hosts`",

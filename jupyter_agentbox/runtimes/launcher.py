@@ -364,6 +364,11 @@ def build(stage: str, plan: "list[tuple[Any, ...]]") -> None:
             restrict(target, is_writable)
         elif step == "workspace":
             covered = mount_workspace(stage, path, *rest)
+        elif step == "memory":
+            # runsc reads from here how much memory to show inside.
+            with open(target, "x") as file:
+                file.write(f"MemTotal: {rest[0] >> 10} kB\n")
+            mount(target, "/proc/meminfo", None, MS_BIND)
         elif step == "covered":
             with open(path if path.startswith("/") else target, "wb") as raw:
                 for name, is_folder in covered:  # in the format that guest/covers.py reads
@@ -446,7 +451,8 @@ def main() -> None:
         return
     if config["processors"]:
         allowed = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, allowed[: config["processors"]])
+        start = os.getpid() % len(allowed)  # so that sandboxes do not all run on the same processors
+        os.sched_setaffinity(0, (allowed * 2)[start : start + config["processors"]])
     os.umask(0o022)
     check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     check(libc.unshare(CLONE_NEWUSER | CLONE_NEWNS), "unshare")

@@ -186,7 +186,7 @@ class Launch:
     cgroups : sequence of str
         ``cgroup.procs`` files of the groups to run in.
     processors : int
-        Number of processors to stay on; 0 leaves the affinity unchanged.
+        Number of processors to run on; 0 for all. gVisor shows that many inside.
     file_size : int
         Maximum bytes of any file that these processes write; 0 for no limit.
     join : (int, int, str), optional

@@ -13,6 +13,7 @@ from pathlib import Path
 from jupyter_agentbox.errors import DiskFull
 from jupyter_agentbox.linux import measure_tree
 from jupyter_agentbox.runtimes import Usage, cgroups
+from jupyter_agentbox.runtimes.machine import find_memory_room
 from jupyter_agentbox.spec import GIB, MIB, Cause, End, SandboxSpec, format_size
 from jupyter_agentbox.storage.files.atomic import Room
 
@@ -169,14 +170,6 @@ def _describe_shortage(path: Path, free: int, floor: int) -> str:
 def _end(path: Path, free: int, floor: int) -> End:
     sentence = f"disk full: the sandbox was filling a disk of the host; {_describe_shortage(path, free, floor)}"
     return End(Cause.DISK_FULL, 137, sentence, "Policy.min_free_disk")
-
-
-def find_memory_room(limit: int) -> int:
-    """Return how many bytes of the memory limit to keep free, by killing programs.
-
-    This is 5 % of the limit, at least 48 MiB and at most 256 MiB, but never more than an eighth of the limit.
-    """
-    return min(limit // 8, max(48 * MIB, min(limit // 20, 256 * MIB)))
 
 
 class MemoryWatch:

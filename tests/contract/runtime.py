@@ -29,6 +29,24 @@ MakeBox = Callable[..., Box]
 
 LIMITS = Limits(memory=512 * MIB, cpus=2, processes=40, disk=64 * MIB)
 
+#: Prints what programs use to find the number of processors and the size of memory.
+MACHINE = """
+import ctypes, json, os, re, subprocess
+lines = dict(re.findall(r"(\\w+): +(\\d+) kB", open("/proc/meminfo").read()))
+info = (ctypes.c_long * 16)()
+assert ctypes.CDLL(None).sysinfo(info) == 0
+print(json.dumps({
+    "processors": [
+        os.cpu_count(), len(os.sched_getaffinity(0)), os.sysconf("SC_NPROCESSORS_CONF"),
+        int(subprocess.check_output(["nproc"])), int(subprocess.check_output(["nproc", "--all"])),
+        open("/proc/cpuinfo").read().count("processor\\t"),
+        len(re.findall("^cpu[0-9]", open("/proc/stat").read(), re.M)),
+    ],
+    "memory": [int(lines["MemTotal"]) * 1024, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), info[4]],
+    "available": [int(lines["MemAvailable"]) * 1024, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")],
+}))
+"""
+
 
 def _make_workspace(parent: Path) -> Path:
     path = parent / "notebooks"
@@ -322,6 +340,14 @@ class RuntimeContract:
         assert int(count) <= shared.spec.limits.processes
         assert number == "11"
         assert shared.run("echo fine") == "fine\n"
+
+    def test_programs_see_a_machine_as_large_as_the_limits(self, make_box: MakeBox, spec: SandboxSpec) -> None:
+        limits = replace(spec.limits, memory=1024 * MIB, cpus=0.5)
+        with make_box(replace(spec, limits=limits)) as box:
+            seen = json.loads(box.python(MACHINE))
+        assert set(seen["processors"]) == {1}, seen
+        assert all(0.8 * limits.memory < size <= limits.memory for size in seen["memory"]), seen
+        assert all(0 < size < limits.memory for size in seen["available"]), seen
 
     def test_one_file_cannot_fill_the_disk(self, shared: Box) -> None:
         for path in ("/tmp/big", "/workspace/big"):

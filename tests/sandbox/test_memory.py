@@ -10,7 +10,7 @@ from contract.sandboxes import FILL_MEMORY
 from support.boxes import ENV, boxed, run
 
 from jupyter_agentbox.guest.memory import Program, choose
-from jupyter_agentbox.sandbox.limits import find_memory_room
+from jupyter_agentbox.runtimes.machine import find_memory_room
 from jupyter_agentbox.sandbox.link.link import LinkThread
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.processes import Command

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from jupyter_agentbox.linux import PACKAGE
+from jupyter_agentbox.runtimes.machine import count_processors
 from jupyter_agentbox.sandbox.drivers import prepare_argv
 from jupyter_agentbox.spec import LIMIT_NAMES, Grant, SandboxSpec
 
@@ -32,6 +33,7 @@ _TRANSIENT = re.compile(r"JPY_SESSION_NAME|KERNEL_.*|TERM|COLORTERM|NO_COLOR")
 _CODE = (
     "guest",
     "sandbox/drivers/__init__.py",
+    "runtimes/machine.py",
     "runtimes/oci.py",
     "runtimes/rootfs.py",
     "kernels/warm/template_key.py",
@@ -57,7 +59,9 @@ def can_be_warm(spec: SandboxSpec, argv: Sequence[str]) -> bool:
 
 
 def unclaimed_spec(spec: SandboxSpec, *, lease: float) -> SandboxSpec:
-    """Return the spec of an unclaimed sandbox: nothing that belongs to one user, and the profile's maximum limits.
+    """Return the spec of an unclaimed sandbox: nothing that belongs to one user.
+
+    Its limits are the profile's, except for those that programs see as the size of the machine.
 
     Parameters
     ----------
@@ -69,7 +73,7 @@ def unclaimed_spec(spec: SandboxSpec, *, lease: float) -> SandboxSpec:
     assert spec.warm is not None
     return replace(
         spec,
-        limits=spec.warm.limits,
+        limits=replace(spec.warm.limits, memory=spec.limits.memory, cpus=spec.limits.cpus),
         grant=Grant(),
         workspace=None,
         hidden=(),
@@ -114,6 +118,7 @@ def find_inputs(spec: SandboxSpec, argv: Sequence[str], fingerprint: Mapping[str
         "argv": [os.path.dirname(argv[0]), os.path.realpath(argv[0]), *argv[1:]],
         "env": startup_environment(spec),
         "limits": vars(spec.warm.limits),
+        "machine": [spec.limits.memory, count_processors(spec.limits)],
         "preload": spec.warm.preload,
         "profile": spec.profile,
         "root": [str(spec.root), *(_stat(path) for path in _find_root_files(spec.root))],

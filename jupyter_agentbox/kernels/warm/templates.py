@@ -63,6 +63,7 @@ _DESCRIPTIONS = {
     "argv": "the interpreter",
     "env": "the environment",
     "limits": "the profile's limits",
+    "machine": "the number of processors",
     "preload": "the profile's preload",
     "packages": "the installed packages",
     "release": "runsc",
@@ -324,7 +325,9 @@ class Templates:
         same = [
             item
             for item in others
-            if all(item.meta.fingerprint.get(name) == own[name] for name in ("argv", "env", "profile", "mounts"))
+            if all(
+                item.meta.fingerprint.get(name) == own[name] for name in ("argv", "env", "profile", "mounts", "machine")
+            )
         ]
         rest = [item for item in others if item not in same]
         for item in [*same, *rest[: max(0, len(rest) + 1 - MAX_TEMPLATES)]]:

@@ -21,7 +21,7 @@ from typing import Any
 from jupyter_agentbox.errors import InvalidRequest, RuntimeUnavailable
 from jupyter_agentbox.guest import covers
 from jupyter_agentbox.guest.processes import _FIRST_MARK as FIRST_MARK
-from jupyter_agentbox.runtimes import cgroups, oci
+from jupyter_agentbox.runtimes import cgroups, machine, oci
 from jupyter_agentbox.runtimes.launcher import CLONE_NEWUSER
 from jupyter_agentbox.runtimes.namespaces import IdMaps
 from jupyter_agentbox.runtimes.oci import COVERS
@@ -362,6 +362,7 @@ def make_container(
         "folders": [(f"{HOME}/.cache", 0o755, maps.user), ("/tmp/.X11-unix", 0o1777, 0)],
         "layers": list(layers) if is_isolated else [],  # not every Linux allows overlays in a user namespace
         "layer_size": min(spec.limits.disk, spec.limits.memory // 2),
+        "processors": machine.count_processors(spec.limits) if is_isolated else 0,  # without gVisor, it cannot mount
         "covers": COVERS.read_text(encoding="utf-8") if covers_inside else "",
         "filter": filter_steps.hex(),
         "arguments": ["--lease", f"{spec.lease_timeout:g}"],

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 CLONE_NEWUSER, CLONE_NEWNS = 0x10000000, 0x00020000
 #: Directory of the layers, which only the guest can enter.
 LAYERS = "/run/agentbox/layers"
+#: Directory of the files that describe the machine.
+MACHINE = "/run/agentbox/machine"
 MS_BIND, MS_REC, MNT_DETACH = 4096, 16384, 2
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 PR_CAPBSET_DROP, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 24, 22, 2
@@ -72,6 +74,25 @@ def make_folders(folders: "list[tuple[str, int, int]]") -> None:
 
 def mount(kind: str, target: str, options: str) -> None:
     check(libc.mount(b"none", os.fsencode(target), kind.encode(), 0, os.fsencode(options)), target)
+
+
+def show_processors(number: int) -> None:
+    """Show that many processors inside, by the usual files and calls. gVisor itself shows all of the host's."""
+    os.sched_setaffinity(0, range(number))
+    with open("/proc/cpuinfo") as file:
+        processors = file.read().split("\n\n")[:number]
+    with open("/proc/stat") as file:
+        shown = {f"cpu{index}" for index in range(number)} | {"cpu"}
+        times = [line for line in file if not line.startswith("cpu") or line.split()[0] in shown]
+    texts = {"/proc/cpuinfo": "\n\n".join([*processors, ""]), "/proc/stat": "".join(times)}
+    for name in ("online", "possible", "present"):
+        texts[f"/sys/devices/system/cpu/{name}"] = f"0-{number - 1}\n" if number > 1 else "0\n"
+    os.mkdir(MACHINE, 0o700)
+    for index, (path, text) in enumerate(texts.items()):
+        if os.path.exists(path):
+            with open(f"{MACHINE}/{index}", "w") as file:
+                file.write(text)
+            check(libc.mount(f"{MACHINE}/{index}".encode(), path.encode(), None, MS_BIND, None), path)
 
 
 def add_layer(scratch: str, number: int, below: str, target: str) -> None:
@@ -150,6 +171,8 @@ def main(program: str, settings: str) -> None:
     what = json.loads(settings)
     enter_namespace(what["uid_map"], what["gid_map"])
     make_folders(what["folders"])
+    if 0 < what["processors"] < (os.cpu_count() or 1):
+        show_processors(what["processors"])
     if what["new_root"]:
         renew_root(what["new_root"], what["layers"], what["files"])
     elif what["layers"]:

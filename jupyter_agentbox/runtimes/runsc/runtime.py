@@ -12,7 +12,6 @@ import contextlib
 import functools
 import hashlib
 import json
-import math
 import os
 import shutil
 import signal
@@ -36,7 +35,7 @@ from jupyter_agentbox.linux import (
     remove_tree,
     send_signal,
 )
-from jupyter_agentbox.runtimes import Check, Handle, Runtime, Usage, cgroups, namespaces, oci, rootfs
+from jupyter_agentbox.runtimes import Check, Handle, Runtime, Usage, cgroups, machine, namespaces, oci, rootfs
 from jupyter_agentbox.spec import CLAIM_DIR, GIB, MIB, WORKSPACE, Cause, End, Limits, SandboxSpec, out_of_memory
 
 from . import import_cache, open_files
@@ -300,6 +299,7 @@ class RunscRuntime(Runtime):
                 plan.append(("covered", str(bundle / COVERED)))
             elif rootfs.hides_entries(spec):
                 plan.append(("covered", f"root{covers.COVERED}"))
+            plan.append(("memory", "meminfo", machine.find_visible_memory(spec.limits.memory)))
             plan.append(("config", str(bundle / "config.json"), json.dumps(config, separators=(",", ":"))))
             # Written before they exist, so that a sweep finds them even if this process ends during the start.
             (bundle / "cgroups").write_text("\n".join(found.name(sandbox_id)))
@@ -318,14 +318,17 @@ class RunscRuntime(Runtime):
                 stage=stage,
                 plan=plan,
                 cgroups=[f"{group}/cgroup.procs" for group in groups],
-                # Where the share of processor time cannot be enforced, the number of processors stands in for it.
-                processors=math.ceil(spec.limits.cpus) if "cpus" in missing else 0,
+                processors=machine.count_processors(spec.limits),
                 file_size=bound_file_size(spec.limits),
             )
             status = namespaces.run(launch, directory / "log", self.start_timeout)
             if status:
                 raise RuntimeFailed(f"runsc failed with status {status}: {namespaces.read_tail(directory / 'log')}")
-            return self._read_handle(directory, groups, maps.user)
+            handle = self._read_handle(directory, groups, maps.user)
+            # Where the share of processor time cannot be enforced, the number of processors stands in for it.
+            if "cpus" not in missing:
+                machine.release_processors(cgroups.read_pids(groups) or ())
+            return handle
         except BaseException:
             kill_processes(find_processes(directory))
             remove_cgroups(groups, CGROUP_TIMEOUT)

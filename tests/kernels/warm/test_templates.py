@@ -19,7 +19,7 @@ from jupyter_agentbox.errors import InvalidConfig
 from jupyter_agentbox.kernels.sandboxed_kernel import SandboxedKernel
 from jupyter_agentbox.kernels.warm.template_key import can_be_warm, find_inputs, make_key, unclaimed_spec
 from jupyter_agentbox.kernels.warm.templates import KernelRequest
-from jupyter_agentbox.spec import MIB, SandboxSpec
+from jupyter_agentbox.spec import SandboxSpec
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_two_kernels_of_one_template_share_nothing(place: Place) -> None:
     specs = [
         replace(place.spec(secret, env={"KERNEL_MINE": "first"}, allowed_hosts=[]), kernel_id="one"),
         replace(
-            place.spec(other, env={"KERNEL_MINE": "second"}, processes=100, memory="300 MiB", allowed_hosts=["github"]),
+            place.spec(other, env={"KERNEL_MINE": "second"}, processes=100, cpus=3.9, allowed_hosts=["github"]),
             kernel_id="two",
         ),
     ]
@@ -95,14 +95,15 @@ open("new.txt", "w").write("here")
             assert (secret / ".git" / "config").read_text() == "secret"
             assert (secret / "new.txt").read_text() == "here"
             assert not (other / "new.txt").exists()
-            limits = [Path(talk.sandbox.record.handle["cgroups"][0]) for talk in talks]  # type: ignore[index]
+            groups = [map(Path, talk.sandbox.record.handle["cgroups"]) for talk in talks]  # type: ignore[index]
             found = [
-                int((path / name).read_text())
-                for path in limits
-                for name in ("memory.limit_in_bytes", "memory.max")
+                int((path / name).read_text().split()[0])
+                for paths in groups
+                for path in paths
+                for name in ("cpu.cfs_quota_us", "cpu.max")
                 if (path / name).exists()
             ]
-            assert found == [specs[0].limits.memory, 300 * MIB]
+            assert found == [400_000, 390_000]
             resolve = (
                 "import socket\ntry: print(socket.gethostbyname('github.com'))\nexcept OSError as e: print('refused')"
             )
@@ -267,7 +268,7 @@ def test_the_key_follows_what_is_in_memory_and_nothing_else(tmp_path: Path) -> N
     for same in (
         replace(spec, kernel_id="x", workspace=tmp_path, hidden=()),
         replace(spec, env={**spec.env, "KERNEL_X": "1", "SECRET": "y", "TERM": "dumb"}),
-        place.spec(memory="300 MiB", allowed_hosts=[]),
+        place.spec(processes=100, allowed_hosts=[]),
     ):
         assert key(same) == first
     for name in ("python", "python3"):
@@ -284,6 +285,9 @@ def test_the_key_follows_what_is_in_memory_and_nothing_else(tmp_path: Path) -> N
         key(replace(spec, warm=replace(spec.warm, preload=("numpy",)))),
         key(spec, [*ARGV, "--log-level=DEBUG"]),
         key(spec, fingerprint="2"),
+        # Programs see these limits as the size of the machine, from the start on.
+        key(place.spec(memory="300 MiB")),
+        key(place.spec(cpus=1)),
     ):
         assert other != first
     (packages / "thing-1.0.dist-info").mkdir()
