@@ -27,6 +27,8 @@ _libc = ctypes.CDLL(None)
 
 OUTPUT_BYTES = 50_000_000
 BUFFER_BYTES = 10_000_000
+PRINTS = 60_000
+PRINTED_BYTES = sum(len(f"step {i} \n") + 20 for i in range(PRINTS))
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,11 @@ def output(kernel: Kernel) -> float:
         "import sys\nblock = ('x' * 99 + '\\n') * 10_000\n"
         f"for _ in range({OUTPUT_BYTES // 1_000_000}): sys.stdout.write(block)\nsys.stdout.flush()",
     )
+
+
+def prints(kernel: Kernel) -> float:
+    """Return the seconds until the output of 60,000 calls of print has arrived."""
+    return _until_here(kernel, PRINTED_BYTES, f"for i in range({PRINTS}): print('step', i, 'x' * 20)")
 
 
 def comm_buffers(kernel: Kernel) -> float:

@@ -273,6 +273,10 @@ class Output(OutStream):
                 Output._flusher.start()
         return count
 
+    def _is_master_process(self) -> bool:
+        """Return whether this is the kernel and no fork of it, without a system call, which is slow in gVisor."""
+        return not self._is_child
+
     def _schedule_flush(self) -> None: ...
 
     def _flush(self) -> None:
