@@ -118,7 +118,10 @@ class AppendRequest(Body, frozen=True):
 
 
 class EditRequest(Body, frozen=True):
-    """A text to replace in a file. It must occur exactly `count` times, or any number of times with `all`."""
+    """A text to replace in a file. It must occur exactly `count` times, or any number of times with `all`.
+
+    Newlines match any line ends of the file, which are kept.
+    """
 
     path: Path
     old: Annotated[str, Meta(min_length=1)]

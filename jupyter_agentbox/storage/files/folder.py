@@ -170,12 +170,15 @@ class Folder(FolderView):
     def edit(self, path: str, old: str, new: str, *, count: int | None = 1) -> Edited:
         """Replace a text in a file.
 
+        Newlines match the line ends of the file, which may be CRLF, and the replacement takes over the line ends of the
+        place. To change line ends, give an `old` with CRLF that is in the file: it is replaced exactly as given.
+
         Parameters
         ----------
         path : str
             The file. No link is followed.
         old : str
-            The text to replace, exactly as in the file, including newlines.
+            The text to replace, exactly as in the file apart from line ends.
         new : str
             The replacement.
         count : int, optional
@@ -192,7 +195,8 @@ class Folder(FolderView):
             if status.st_size > MAX_READ:
                 raise TooLarge(f"{name} has more than the {MAX_READ} bytes that can be edited", field="path")
             data = read_at(fd, 0, status.st_size)
-        times = data.count(before)
+        text = _Lines(data, before, after)
+        times = text.count()
         if not times:
             raise Conflict(f"the text does not occur in {name}", field="old")
         if count is not None and times != count:
@@ -201,11 +205,11 @@ class Folder(FolderView):
                 f"the text occurs in {name} {times} times, not {wanted}; include more context, or set the count",
                 field="old",
             )
-        if len(data) + times * (len(after) - len(before)) > MAX_READ:
+        if len(data) + times * (len(after) + after.count(b"\n") - len(before)) > MAX_READ:
             raise TooLarge(f"{name} would have more than the {MAX_READ} bytes that can be edited", field="new")
         file = self._new_file(parts, self._room())
         try:
-            file.write(data.replace(before, after))
+            file.write(text.replace())
             return Edited(make_entry(write_path(parts), file.commit(expect=status)), times)
         finally:
             file.discard()
@@ -421,6 +425,48 @@ class Folder(FolderView):
     def _add_used(self, size: int) -> None:
         with self._used_lock:
             self._used = Used(self._used.bytes + max(4096, size), self._used.is_exact)
+
+
+class _Lines:
+    """A file's content in which a text is replaced, whatever its line ends are."""
+
+    def __init__(self, data: bytes, old: bytes, new: bytes) -> None:
+        is_exact = b"\r\n" in old and old in data
+        # A byte that occurs nowhere stands for CRLF, so that line ends are one byte. Only binary data has none.
+        used = set(data).union(old, new)
+        mark = next((bytes([byte]) for byte in range(256) if byte not in used), b"\r\n")
+        self._mark = b"\r\n" if is_exact else mark
+        self._old, self._new = (text if is_exact else text.replace(b"\r\n", b"\n") for text in (old, new))
+        self._data = data.replace(b"\r\n", self._mark)
+        self._flat = data if is_exact or len(mark) > 1 else self._data.replace(mark, b"\n")
+
+    def count(self) -> int:
+        """Return how often the text occurs."""
+        return self._flat.count(self._old)
+
+    def replace(self) -> bytes:
+        """Return the content with all occurrences replaced."""
+        if self._flat == self._data:
+            return self._data.replace(self._old, self._new)
+        pieces, end = [], 0
+        while (start := self._flat.find(self._old, end)) >= 0:
+            pieces.append(self._data[end:start])
+            end = start + len(self._old)
+            pieces.append(self._replacement(start, end))
+        return b"".join((*pieces, self._data[end:])).replace(self._mark, b"\r\n")
+
+    def _replacement(self, start: int, end: int) -> bytes:
+        """Return the new text for a place, line by line with the line ends there; more lines have the last one's."""
+        first, *lines = self._new.split(b"\n")
+        if not lines:
+            return first
+        ends = [bytes([byte]) for byte in self._data[start:end] if byte in (self._mark[0], 10)]
+        if not ends:
+            near = self._flat.find(b"\n", end)
+            near = self._flat.rfind(b"\n", 0, start) if near < 0 else near
+            ends.append(self._data[near : near + 1])
+        ends += ends[-1:] * (len(lines) - len(ends))
+        return first + b"".join(end + line for end, line in zip(ends, lines, strict=False))
 
 
 def _encode(text: str, field: str) -> bytes:

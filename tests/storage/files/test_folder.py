@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
 import threading
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound, PolicyRefused, TooLarge
 from jupyter_agentbox.storage.files import Folder, FolderView
@@ -102,6 +106,52 @@ def test_edit(folder: Folder, root: Path) -> None:
     for wrong in ({"old": "", "new": ""}, {"old": "a", "new": "\ud800"}, {"old": "a", "new": "", "count": 0}):
         with pytest.raises(InvalidRequest):
             folder.edit("f", **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("before", "old", "new", "after"),
+    [
+        (b"a = 1\r\nb = 2\r\n", "a = 1\nb = 2", "a = 1\nb = 3", b"a = 1\r\nb = 3\r\n"),
+        (b"a = 1\r\nb = 2\r\n", "a = 1\r\nb = 2", "a = 1\r\nb = 3", b"a = 1\r\nb = 3\r\n"),
+        (b"a = 1\r\nb = 2", "b = 2", "b = 2\nc = 3\n", b"a = 1\r\nb = 2\r\nc = 3\r\n"),
+        (b"a = 1\nb = 2\n", "a = 1\r\nb = 2", "c\r\nd", b"c\nd\n"),
+        # A file of mixed line ends keeps those of each place.
+        (b"a\r\nb\nc\r\n", "a\nb", "1\n2\n3", b"1\r\n2\r\n3\nc\r\n"),
+        (b"a\r\nb\nc\r\n", "a\nb\nc", "1\n2\n3\n4", b"1\r\n2\n3\n4\r\n"),
+        (b"a\r\nb\nc\r\n", "b\nc", "2\n3", b"a\r\n2\n3\r\n"),
+        (b"a\r\nb\nc\r\n", "b", "1\n2", b"a\r\n1\n2\nc\r\n"),
+        (b"\xef\xbb\xbfa\r\nb\r\n", "a\nb", "c\nd", b"\xef\xbb\xbfc\r\nd\r\n"),
+        (b"\xef\xbb\xbfa\r\nb\r\n", "\ufeffa\nb", "\ufeffc\nd", b"\xef\xbb\xbfc\r\nd\r\n"),
+        # To change line ends, give them.
+        (b"a\r\nb\r\n", "a\r\n", "a\n", b"a\nb\r\n"),
+        (b"a\rb\r\n", "a\rb", "c", b"c\r\n"),
+        (bytes(range(256)) + b"a\r\nb", "a\r\nb", "c", bytes(range(256)) + b"c"),
+        (bytes(range(256)) + b"ba\r\n", "ba", "c", bytes(range(256)) + b"c\r\n"),
+    ],
+)
+def test_an_edit_keeps_line_ends(folder: Folder, root: Path, before: bytes, old: str, new: str, after: bytes) -> None:
+    folder.write("f", before)
+    assert folder.edit("f", old, new).replacements == 1
+    assert (root / "f").read_bytes() == after
+
+
+def test_an_edit_of_text_that_occurs_with_both_line_ends_is_ambiguous(folder: Folder, root: Path) -> None:
+    folder.write("f", b"a\r\nb\r\na\nb\n")
+    with pytest.raises(Conflict, match="2 times, not once"):
+        folder.edit("f", "a\nb", "c\nd")
+    assert folder.edit("f", "a\nb", "c\nd", count=None).replacements == 2
+    assert (root / "f").read_bytes() == b"c\r\nd\r\nc\nd\n"
+
+
+@given(st.lists(st.sampled_from(["a", "b", "\n", "\r\n", "\r"]), max_size=20).map("".join))
+def test_an_edit_that_changes_nothing_changes_nothing(text: str) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Folder(Path(name))
+        folder.write("f", text.encode())
+        for old in ("a\n", "a\nb", "b", "\n\n"):
+            with contextlib.suppress(Conflict):
+                folder.edit("f", old, old, count=None)
+        assert folder.read("f").data == text.encode()
 
 
 def test_an_edit_notes_that_the_file_changed_meanwhile(
