@@ -11,16 +11,16 @@ Use on the link thread only. Kernel output is hostile; ``models.outputs`` parses
 from __future__ import annotations
 
 import asyncio
-import io
 import signal
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from jupyter_agentbox.errors import RuntimeFailed
+from jupyter_agentbox.models.long_output import HeadTail
 from jupyter_agentbox.models.outputs import (
     ClearEvent,
     CodeResult,
@@ -51,6 +51,8 @@ ASK_INTERVAL = 0.5
 #: Seconds without any message after which another client's request that never ran, such as one with a wrong signature,
 #: no longer blocks.
 QUIET_TIME = 3.0
+# About the memory that a queued event needs, apart from its text.
+_EVENT_SIZE = 200
 
 
 class _Header(msgspec.Struct):
@@ -66,35 +68,52 @@ class _State(msgspec.Struct):
 
 
 class Feed:
-    """A queue of events for one reader. The run's limits bound it, because outdated events are dropped unread."""
+    """A queue of events for one reader.
 
-    def __init__(self) -> None:
+    Outdated events are dropped unread, and the run's limits bound the displays. If the reader is slow, the text in the
+    queue is shortened in the middle, and stdout and stderr are no longer in order.
+
+    Parameters
+    ----------
+    limit : int
+        Bytes of text from which a slow reader misses some.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._size = 0
         self._events: list[Event] = []
-        self._text: tuple[Any, io.StringIO] | None = None
+        self._texts: dict[Literal["stdout", "stderr"], HeadTail] = {}
         self._is_closed = False
         self._news = asyncio.Event()
 
     def put(self, event: Event) -> None:
         """Add an event. Text is appended to text that is still queued."""
         if isinstance(event, StreamEvent):
-            if self._text is None or self._text[0] != event.name:
-                self._end_text()
-                self._text = (event.name, io.StringIO())
-            self._text[1].write(event.text)
+            if event.name not in self._texts:
+                self._end_texts()
+                self._texts[event.name] = HeadTail(self._limit)
+            data = event.text.encode("utf-8", "replace")
+            self._texts[event.name].add(data)
+            self._size += len(data) + _EVENT_SIZE
         else:
-            self._end_text()
             if isinstance(event, ClearEvent):
                 self._events.clear()
+                self._texts.clear()
+                self._size = 0
+            self._end_texts()
             if isinstance(event, DisplayEvent) and event.is_update:
                 self._drop_update(event.display.display_id)
             self._events.append(event)
         self._news.set()
 
-    def _end_text(self) -> None:
-        if self._text is not None:
-            name, text = self._text
-            self._text = None
-            self._events.append(StreamEvent(name, text.getvalue()))
+    def _end_texts(self, is_read: bool = False) -> None:
+        """End the texts that are being appended to, unless too many are queued."""
+        if self._size <= self._limit or is_read:
+            for name, text in self._texts.items():
+                if data := text.value():
+                    self._events.append(StreamEvent(name, data.decode()))
+            self._texts.clear()
 
     def _drop_update(self, name: str | None) -> None:
         for i, event in enumerate(self._events):
@@ -109,12 +128,14 @@ class Feed:
 
     async def read(self) -> list[Event]:
         """Wait for events and return them. An empty list means that there are no more."""
-        while not self._events and self._text is None and not self._is_closed:
-            self._news.clear()
-            await self._news.wait()
-        self._end_text()
-        events, self._events = self._events, []
-        return events
+        while True:
+            while not self._events and not self._texts and not self._is_closed:
+                self._news.clear()
+                await self._news.wait()
+            self._end_texts(is_read=True)
+            events, self._events, self._size = self._events, [], 0
+            if events or self._is_closed:
+                return events
 
 
 class _Run:

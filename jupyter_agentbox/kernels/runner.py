@@ -26,7 +26,7 @@ from jupyter_agentbox.policy.languages import PYTHON, find_language, list_langua
 from jupyter_agentbox.sandbox.link.thread import LinkThread, on_link_thread
 from jupyter_agentbox.sandbox.record import KernelRecord
 from jupyter_agentbox.sandbox.sandbox import Sandbox
-from jupyter_agentbox.spec import MIB, WORKSPACE, End, format_size
+from jupyter_agentbox.spec import KIB, MIB, WORKSPACE, End, format_size
 
 from .front.front import Front
 from .kernelclient import END_GRACE, Feed, KernelClient
@@ -40,6 +40,8 @@ MAX_CONTEXTS = 16
 MAX_CODE = 4 * MIB
 #: Seconds that a signal may wait for a guest that does not read, and that a killed kernel may take to end.
 SIGNAL_TIMEOUT = 5.0
+#: Bytes of text that may wait for the reader of a stream, if the limits allow less.
+MIN_QUEUE = 64 * KIB
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 #: Where code runs: a sandbox, or an open notebook's kernel (:meth:`Runner.notebook`), which outlives its sandboxes.
@@ -237,8 +239,8 @@ class Runner:
         Parameters and errors are those of :meth:`run`. Closing the iterator early counts as cancelling the call.
         """
         self._check(code, timeout, limits)
-        feed = Feed()
         limits = limits or OutputLimits()
+        feed = Feed(max(limits.stream_bytes, MIN_QUEUE))
         task = asyncio.ensure_future(self._run(target, code, context, language, timeout, limits, keep_running, feed))
         try:
             while events := await self._thread.run(feed.read()):

@@ -25,9 +25,10 @@ class CodeRequest(Body, frozen=True):
     timeout : float, optional
         Seconds after which the code is interrupted; null for no limit.
     stream_bytes : int
-        Maximum number of bytes kept of stdout and of stderr each.
+        Maximum number of bytes kept of stdout and of stderr each: the beginning and the end, with a line between that
+        says how much is left out. A stream has all output, unless its client is too slow.
     display_bytes : int
-        Maximum number of bytes kept of all displays together.
+        Maximum number of bytes kept of all displays together, and of the result.
     displays : int
         Maximum number of displays kept.
     keep_running : bool

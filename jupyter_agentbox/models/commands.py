@@ -33,7 +33,8 @@ class ExecRequest(Body, frozen=True):
     timeout : float
         Seconds after which it is killed with all of its child processes. Output printed until then is returned.
     max_output : int
-        Maximum number of bytes kept of each output.
+        Maximum number of bytes kept of each output: the beginning and the end, with a line between that says how much
+        is left out.
     encoding : str
         Encoding of output in the response. With `utf-8`, invalid bytes become U+FFFD.
     """

@@ -2,18 +2,20 @@
 
 Sans-I/O: ``kernels.kernelclient`` passes in the contents of messages, which are hostile. Each kind of message is
 decoded into a fixed shape, so that unknown fields are skipped and never become objects. Output beyond a limit is
-counted but not kept. JSON in a MIME bundle stays as the text that was received.
+counted but not kept: of text the middle, of displays the later ones. JSON in a MIME bundle stays as the text that was
+received.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from jupyter_agentbox.spec import MIB, End
+
+from .long_output import OutputText
 
 T = TypeVar("T")
 
@@ -33,9 +35,9 @@ class OutputLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Parameters
     ----------
     stream_bytes : int
-        Maximum number of UTF-8 bytes of stdout and of stderr each. The first ones are kept.
+        Maximum number of UTF-8 bytes of stdout and of stderr each. The beginning and the end are kept.
     display_bytes : int
-        Maximum size of all displays and the result together. A display that does not fit is left out completely.
+        Maximum size of all displays together, and of the result. A display that does not fit is left out completely.
     displays : int
         Maximum number of displays.
     """
@@ -88,7 +90,9 @@ class CodeResult(msgspec.Struct, frozen=True, kw_only=True):
     status : str
         ``ok``, ``error`` if the code raised an exception, ``interrupted``, ``timed_out`` or ``kernel_died``.
     stdout, stderr : str
-        Output, without what ``clear_output`` removed.
+        Output as a terminal shows it: of a line that was printed repeatedly after carriage returns, such as a progress
+        bar, the last state. Without what ``clear_output`` removed. Where output is left out because of the limit, a
+        line says how much.
     result : Display or None
         Value of the last expression.
     displays : list of Display
@@ -256,36 +260,6 @@ def read(frame: bytes, shape: type[T]) -> T | None:
         return None
 
 
-class _Text:
-    """The beginning of a stream, up to a limit."""
-
-    def __init__(self, limit: int) -> None:
-        self.total = 0
-        self.is_truncated = False
-        self._limit = self._remaining = limit
-        self._text = io.StringIO()
-
-    def add(self, text: str) -> str:
-        """Append text, and return the part of it that is kept."""
-        data = text.encode("utf-8", "replace")
-        self.total += len(data)
-        if len(data) > self._remaining:
-            self.is_truncated = True
-            text = data[: self._remaining].decode("utf-8", "ignore")
-            self._remaining = 0
-        else:
-            self._remaining -= len(data)
-        self._text.write(text)
-        return text
-
-    def clear(self) -> None:
-        self._remaining = self._limit
-        self._text = io.StringIO()
-
-    def value(self) -> str:
-        return self._text.getvalue()
-
-
 class Outputs:
     """Collector of the outputs of one run.
 
@@ -294,16 +268,17 @@ class Outputs:
     limits : OutputLimits
         Limits on what is kept.
     emit : callable, optional
-        Called with each event as it arrives. Output beyond a limit causes no event.
+        Called with each event as it arrives. All text causes events, unchanged. Displays beyond a limit do not.
     """
 
     def __init__(self, limits: OutputLimits, emit: Callable[[Event], None] | None = None) -> None:
         self.error: CodeError | None = None
         self._limits = limits
         self._emit = emit or (lambda event: None)
-        self._texts = {"stdout": _Text(limits.stream_bytes), "stderr": _Text(limits.stream_bytes)}
+        self._texts = {name: OutputText(limits.stream_bytes) for name in ("stdout", "stderr")}
+        self._totals = dict.fromkeys(self._texts, 0)
         self._displays: list[tuple[Display, int]] = []
-        self._result: tuple[Display, int] | None = None
+        self._result: Display | None = None
         self._display_total = 0
         self._is_truncated = False
         self._is_clear_due = False
@@ -345,11 +320,13 @@ class Outputs:
             status=status,
             stdout=stdout.value(),
             stderr=stderr.value(),
-            result=self._result[0] if self._result else None,
+            result=self._result,
             displays=[display for display, _ in self._displays],
             error=self.error,
             truncated=self._is_truncated or stdout.is_truncated or stderr.is_truncated,
-            total_bytes=TotalBytes(stdout.total, stderr.total, self._display_total),
+            total_bytes=TotalBytes(
+                self._totals["stdout"] + stdout.total, self._totals["stderr"] + stderr.total, self._display_total
+            ),
             **values,
         )
 
@@ -359,9 +336,9 @@ class Outputs:
             return
         self._clear_if_due()
         name: Literal["stdout", "stderr"] = "stderr" if stream.name == "stderr" else "stdout"
-        text = self._texts[name].add(stream.text)
-        if text:
-            self._emit(StreamEvent(name, text))
+        if stream.text:
+            self._texts[name].add(stream.text)
+            self._emit(StreamEvent(name, stream.text))
 
     def _take_bundle(self, kind: str, content: bytes) -> None:
         bundle = None
@@ -375,7 +352,8 @@ class Outputs:
 
     def _add(self, kind: str, bundle: _Bundle | None, size: int) -> None:
         self._display_total += size
-        used = sum(used for _, used in self._displays) + (self._result[1] if self._result else 0)
+        # The result has room of its own, so that displays do not take it.
+        used = sum(used for _, used in self._displays) if kind != "execute_result" else 0
         if kind == "update_display_data":
             if bundle is None:
                 self._is_truncated = True
@@ -389,7 +367,7 @@ class Outputs:
             self._is_truncated = True
         elif kind == "execute_result":
             display = _display(bundle)
-            self._result = (display, size)
+            self._result = display
             self._emit(ResultEvent(display))
         else:
             display = _display(bundle)
@@ -413,8 +391,9 @@ class Outputs:
     def _clear_if_due(self) -> None:
         if self._is_clear_due:
             self._is_clear_due = False
-            for text in self._texts.values():
-                text.clear()
+            for name, text in self._texts.items():
+                self._totals[name] += text.total
+                self._texts[name] = OutputText(self._limits.stream_bytes)
             self._displays.clear()
             self._result = None
             self._emit(ClearEvent())

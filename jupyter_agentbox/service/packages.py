@@ -16,13 +16,14 @@ from dataclasses import dataclass
 
 from jupyter_agentbox.errors import InvalidRequest
 from jupyter_agentbox.models import Installed, InstallRequest, ProgressEvent, RefusedHost
+from jupyter_agentbox.models.long_output import OutputText, apply_movements
 from jupyter_agentbox.sandbox.processes import Command, Exit
 from jupyter_agentbox.spec import WORKSPACE
 from jupyter_agentbox.storage.files.paths import parse_path, write_path
 
 from .managed_sandbox import ManagedSandbox
 
-#: Maximum number of characters kept of the package manager's output, and of one line that is passed on.
+#: Maximum number of bytes kept of the package manager's output, and of characters of one line that is passed on.
 MAX_LOG = 16_000
 MAX_LINE = 1_000
 
@@ -108,29 +109,29 @@ async def install(managed: ManagedSandbox, request: InstallRequest) -> AsyncIter
     refused_before = managed.refusal_count
     began = time.monotonic()
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    log = line = ""
+    log, line = OutputText(MAX_LOG), ""
     async with await sandbox.processes.stream(command, timeout=request.timeout) as events:
         async for event in events:
             if isinstance(event, Exit):
                 break
             text = decoder.decode(event.data)
-            log = (log + text)[-MAX_LOG:]
+            log.add(text)
             *lines, line = (line + text)[-MAX_LOG:].split("\n")
-            for whole in lines:
+            for whole in map(apply_movements, lines):
                 if whole.strip():
                     yield ProgressEvent(whole.rstrip()[:MAX_LINE])
         else:
             raise AssertionError("a process's events end with its exit")
-    if line.strip():
-        yield ProgressEvent(line.rstrip()[:MAX_LINE])
+    if last := apply_movements(line).rstrip():
+        yield ProgressEvent(last[:MAX_LINE])
     refused = [RefusedHost(item.host, item.port, item.sentence) for item in managed.refusals(refused_before)]
     yield Done(
         Installed(
             is_ok=event.exit_code == 0,
-            message=_message(event, log, refused, request),
+            message=_message(event, log.value(), refused, request),
             exit_code=event.exit_code,
             duration=time.monotonic() - began,
-            log=log,
+            log=log.value(),
             refused=refused,
         )
     )

@@ -27,6 +27,24 @@ def test_variables_stay_and_outputs_come_apart(api: Api, box: str) -> None:
     assert api.ok("POST", box + "/code", {"code": "x"})["result"]["data"]["text/plain"] == "20"
 
 
+def test_a_flood_of_output_keeps_its_end_and_progress_its_last_state(api: Api, box: str) -> None:
+    code = (
+        "import sys\nfor i in range(60000): print('step', i, 'x' * 20)\n"
+        "for i in range(3000): print(f'\\r{i:4} of 3000', end='', file=sys.stderr)\nprint('RESULT 42')"
+    )
+    ran = api.ok("POST", box + "/code", {"code": code})
+    assert ran["stdout"].startswith("step 0 xxx")
+    assert ran["stdout"].endswith("\nRESULT 42\n")
+    assert "bytes of output left out]\n" in ran["stdout"]
+    assert len(ran["stdout"]) < 1024 * 1024 + 100
+    assert ran["stderr"] == "2999 of 3000"
+    assert (ran["truncated"], ran["total_bytes"]) == (True, {"stdout": 1_908_900, "stderr": 39_000, "displays": 0})
+    events = list(api.events("POST", box + "/code/stream", {"code": code, "stream_bytes": 1000}))
+    printed = "".join(event["text"] for name, event in events if name == "stream" and event["name"] == "stdout")
+    assert printed.endswith("\nRESULT 42\n")
+    assert len(events[-1][1]["result"]["stdout"]) < 1100
+
+
 def test_events(api: Api, box: str) -> None:
     events = list(api.events("POST", box + "/code/stream", {"code": "print(1)\n5"}))
     assert [name for name, _ in events] == ["stream", "result", "done"]

@@ -108,3 +108,15 @@ def test_what_is_wrong_is_one_line_and_a_status(env: Env) -> None:
     for (_, words), ran in zip(usage, run_all(env, *(arguments for arguments, _ in usage)), strict=True):
         assert (ran.status, ran.out) == (2, ""), ran
         assert words in ran.err
+
+
+def test_a_flood_of_output_and_progress_bars_come_as_they_are(env: Env) -> None:
+    code = (
+        "import sys\nfor i in range(60000): print('step', i, 'x' * 20)\n"
+        "for i in range(3): print(f'\\r{i}', end='', file=sys.stderr)\nprint('RESULT 42')"
+    )
+    ran = run(env, "run", "--offline", "-c", code)
+    assert ran.status == 0, ran.err
+    assert ran.out.count("\n") == 60_001
+    assert ran.out.endswith("\nRESULT 42\n")
+    assert ran.err.replace("\n", "\r") == "\r0\r1\r2"  # text mode turns carriage returns into newlines

@@ -6,7 +6,7 @@ import asyncio
 import json
 import tempfile
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -202,7 +202,7 @@ def test_a_run_that_was_given_up_in_the_kernels_queue_is_interrupted_when_it_beg
 
 def test_events_that_wait_are_joined_and_outdated_ones_dropped() -> None:
     async def work() -> None:
-        feed = Feed()
+        feed = Feed(10_000)
         for text in "abc":
             feed.put(StreamEvent("stdout", text))
         for value in ("1", "2"):
@@ -216,5 +216,25 @@ def test_events_that_wait_are_joined_and_outdated_ones_dropped() -> None:
         feed.close()
         assert await feed.read() == [ClearEvent()]
         assert await feed.read() == []
+
+    asyncio.run(work())
+
+
+def test_events_that_no_one_reads_take_bounded_memory_and_keep_the_end() -> None:
+    async def work() -> None:
+        feed = Feed(10_000)
+        names: tuple[Literal["stdout", "stderr"], ...] = ("stdout", "stderr")
+        for i in range(100_000):
+            feed.put(StreamEvent(names[i % 2], f"{i}\n"))
+            feed.put(DisplayEvent(Display({"text/plain": str(i)}, {}, "id"), is_update=True))
+        feed.put(StreamEvent("stdout", "RESULT 42\n"))
+        events = await feed.read()
+        assert len(events) < 200
+        texts = [event.text for event in events if isinstance(event, StreamEvent)]
+        assert sum(map(len, texts)) < 40_000
+        assert texts[:2] == ["0\n", "1\n"]  # in order while the queue is short
+        assert any(text.endswith("RESULT 42\n") and "bytes of output left out]" in text for text in texts[-2:])
+        feed.put(StreamEvent("stderr", "next"))
+        assert await feed.read() == [StreamEvent("stderr", "next")]
 
     asyncio.run(work())

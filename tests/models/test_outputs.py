@@ -37,14 +37,42 @@ def plain(out: Outputs) -> list[str]:
     return [display.data["text/plain"] for display in out.result("ok").displays]
 
 
-def test_text_is_cut_between_characters_and_counted_whole() -> None:
+def test_text_is_cut_in_the_middle_and_counted_whole() -> None:
     out = Outputs(OutputLimits(stream_bytes=6))
     for piece in ("äö", "ü!", "more"):
         out.take("stream", text("stdout", piece))
     out.take("stream", text("stderr", "short"))
     result = out.result("ok")
-    assert (result.stdout, result.stderr, result.truncated) == ("äöü", "short", True)
+    assert (result.stdout, result.stderr) == ("äö\n[5 bytes of output left out]\nre", "short")
+    assert result.truncated
     assert (result.total_bytes.stdout, result.total_bytes.stderr) == (11, 5)
+
+
+def test_all_text_causes_events_and_progress_leaves_its_last_state() -> None:
+    events: list[Event] = []
+    out = Outputs(OutputLimits(stream_bytes=20), events.append)
+    for i in range(50):
+        out.take("stream", text("stderr", f"\r{i} %"))
+        out.take("stream", text("stdout", f"{i}\n"))
+    result = out.result("ok")
+    assert result.stderr == "49 %"
+    assert result.stdout.startswith("0\n1\n")
+    assert result.stdout.endswith("48\n49\n")
+    assert result.truncated
+    assert "".join(event.text for event in events if isinstance(event, StreamEvent)) == "".join(
+        f"\r{i} %{i}\n" for i in range(50)
+    )
+
+
+def test_displays_leave_room_for_the_result() -> None:
+    out = Outputs(OutputLimits(display_bytes=200))
+    for _ in range(10):
+        out.take("display_data", bundle("x" * 80))
+    out.take("execute_result", bundle("42"))
+    result = out.result("ok")
+    assert result.result is not None
+    assert result.result.data == {"text/plain": "42"}
+    assert result.truncated
 
 
 def test_bytes_that_are_no_utf_8_are_replaced() -> None:
@@ -138,10 +166,10 @@ def test_any_messages_make_a_bounded_result_that_is_json(messages: list[tuple[st
     for kind, content in messages:
         out.take(kind, content)
     result = out.result("ok")
-    assert len(result.stdout.encode()) <= 60
+    assert len(result.stdout.encode()) <= 60 + len("\n[1,000 bytes of output left out]\n")
     assert len(result.displays) <= 3
     kept = msgspec.json.encode([result.displays, result.result])
-    assert len(kept) <= 200 * 2 + 400  # escapes, and the fields' own names
+    assert len(kept) <= 2 * (200 * 2) + 400  # escapes, and the fields' own names
     json.loads(msgspec.json.encode(result))
 
 

@@ -1382,12 +1382,12 @@ export interface components {
              */
             timeout?: number | null;
             /**
-             * @description Maximum number of bytes kept of stdout and of stderr each.
+             * @description Maximum number of bytes kept of stdout and of stderr each: the beginning and the end, with a line between that says how much is left out. A stream has all output, unless its client is too slow.
              * @default 1048576
              */
             stream_bytes?: number;
             /**
-             * @description Maximum number of bytes kept of all displays together.
+             * @description Maximum number of bytes kept of all displays together, and of the result.
              * @default 10485760
              */
             display_bytes?: number;
@@ -1413,12 +1413,12 @@ export interface components {
              */
             status: "error" | "interrupted" | "kernel_died" | "ok" | "timed_out";
             /**
-             * @description Output, without what ``clear_output`` removed.
+             * @description Output as a terminal shows it: of a line that was printed repeatedly after carriage returns, such as a progress bar, the last state. Without what ``clear_output`` removed. Where output is left out because of the limit, a line says how much.
              * @default
              */
             stdout?: string;
             /**
-             * @description Output, without what ``clear_output`` removed.
+             * @description Output as a terminal shows it: of a line that was printed repeatedly after carriage returns, such as a progress bar, the last state. Without what ``clear_output`` removed. Where output is left out because of the limit, a line says how much.
              * @default
              */
             stderr?: string;
@@ -1702,7 +1702,7 @@ export interface components {
              */
             timeout?: number;
             /**
-             * @description Maximum number of bytes kept of each output.
+             * @description Maximum number of bytes kept of each output: the beginning and the end, with a line between that says how much is left out.
              * @default 10485760
              */
             max_output?: number;
@@ -2017,7 +2017,7 @@ export interface components {
         };
         /**
          * EditRequest
-         * @description A text to replace in a file. It must occur exactly `count` times, or any number of times with `all`.
+         * @description A text to replace in a file. It must occur exactly `count` times, or any number of times with `all`. Newlines match any line ends of the file, which are kept.
          */
         EditRequest: {
             /** @description Path in the workspace, relative or absolute. */

@@ -14,7 +14,7 @@ from msgspec import Meta
 from jupyter_agentbox.models import Body, FileBytes, HostName, Label, Name, Path, Seconds
 from jupyter_agentbox.models.snapshots import Note, SnapshotId, Title
 
-#: Characters of text that a tool returns by default, and at most.
+#: Bytes of text that a tool returns by default, and at most.
 MAX_TEXT = 40_000
 MOST_TEXT = 1_000_000
 #: Maximum number of bytes of one part of a file.
@@ -23,7 +23,7 @@ MAX_PART = 4 * 1024 * 1024
 Package = Annotated[str, Meta(min_length=1, max_length=300)]
 MaxText = Annotated[
     int,
-    Meta(ge=100, le=MOST_TEXT, description="Maximum characters of output; longer output is shortened in the middle."),
+    Meta(ge=100, le=MOST_TEXT, description="Maximum bytes of output; longer output is shortened in the middle."),
 ]
 FilePath = Annotated[Path, Meta(description="Path in the workspace: relative, or starting with `/workspace/`.")]
 Directory = Annotated[Path, Meta(description="Directory to search recursively; default: the whole workspace.")]
@@ -174,7 +174,9 @@ class Edit(Target, frozen=True, kw_only=True):
     """A text to replace in a file."""
 
     path: FilePath
-    old: Annotated[str, Meta(min_length=1, description="The exact text, with enough context to be unique.")]
+    old: Annotated[
+        str, Meta(min_length=1, description="The exact text, with enough context to be unique. Newlines match CRLF.")
+    ]
     new: Annotated[str, Meta(description="The replacement.")]
     all: Annotated[bool, Meta(description="Replace all occurrences instead of exactly one.")] = False
 

@@ -16,7 +16,8 @@ from urllib.parse import quote
 import msgspec
 from mcp import types
 
-from jupyter_agentbox.models import ErrorAnswer, RefusedHost
+from jupyter_agentbox.models import ErrorAnswer, RefusedHost, long_output
+from jupyter_agentbox.models.long_output import apply_movements
 from jupyter_agentbox.models.outputs import CodeResult, Display
 from jupyter_agentbox.spec import MIB, format_size
 
@@ -43,44 +44,17 @@ def to_utf8(text: str) -> str:
 
 
 def strip_control(text: str) -> str:
-    """Return a text without terminal control: colours are removed, other control characters become U+FFFD."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", _ESCAPE.sub("", to_utf8(text)))
+    """Return a text without terminal control.
 
-
-class BoundedText:
-    """Buffer that keeps the beginning and the end of a text, up to a number of characters."""
-
-    def __init__(self, limit: int) -> None:
-        self.total = 0
-        self._first = limit * 2 // 3
-        self._last = limit - self._first
-        self._head = ""
-        self._tail = ""
-
-    def add(self, text: str) -> None:
-        """Append text."""
-        self.total += len(text)
-        room = self._first - len(self._head)
-        if room > 0:
-            self._head += text[:room]
-            text = text[room:]
-        if text:
-            self._tail = (self._tail + text[-2 * self._last :])[-2 * self._last :]
-
-    def value(self) -> str:
-        """Return the text that is kept, with a note of how much was left out."""
-        tail = self._tail[-self._last :]
-        omitted = self.total - len(self._head) - len(tail)
-        if not omitted:
-            return strip_control(self._head + tail)
-        return f"{strip_control(self._head)}\n[{omitted:,} of {self.total:,} characters omitted]\n{strip_control(tail)}"
+    Cursor movements are applied, so that progress bars show their last state. Colours are removed, and other control
+    characters become U+FFFD.
+    """
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", _ESCAPE.sub("", apply_movements(to_utf8(text))))
 
 
 def shorten(text: str, limit: int) -> str:
-    """Shorten a text in the middle, with a note."""
-    buffer = BoundedText(limit)
-    buffer.add(text)
-    return buffer.value()
+    """Shorten a text in the middle to a number of bytes, with a note, and strip its terminal control."""
+    return strip_control(long_output.shorten(text, limit))
 
 
 def text_block(text: str) -> types.TextContent:
@@ -158,11 +132,10 @@ def whole_text(content: bytes, is_end: bool) -> str | None:
 def code(result: CodeResult, limit: int) -> Result:
     """Return a result for a run of code: its text, then its images."""
     images = _Images()
-    display_texts = [images.take(display) for display in result.displays]
     parts = [
-        shorten(result.stdout, limit),
-        f"[stderr]\n{shorten(result.stderr, limit)}" if result.stderr else "",
-        *(shorten(text, limit) for text in display_texts),
+        strip_control(result.stdout),
+        f"[stderr]\n{strip_control(result.stderr)}" if result.stderr else "",
+        shorten("\n".join(filter(None, map(images.take, result.displays))), limit),
     ]
     if result.result is not None:
         parts.append(shorten(images.take(result.result), limit))

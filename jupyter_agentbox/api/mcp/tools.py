@@ -42,6 +42,7 @@ from jupyter_agentbox.models import (
     SnapshotRequest,
     WriteRequest,
 )
+from jupyter_agentbox.models.long_output import OutputText
 from jupyter_agentbox.sandbox.tokens import Verb
 from jupyter_agentbox.service.registry import Caller
 
@@ -51,6 +52,8 @@ from .results import Result
 
 Work = TypeVar("Work", bound=Callable[..., Awaitable[Result]])
 
+#: Bytes of the log of a failed installation that are returned.
+MAX_INSTALL_LOG = 4000
 _ROUTES = {route.operation: route for route in TABLE}
 
 
@@ -287,7 +290,13 @@ async def fork(context: ToolContext, args: schemas.Fork) -> Result:
 async def run_code(context: ToolContext, args: schemas.RunCode) -> Result:
     """Run code in a persistent Jupyter kernel. Returns its output, the value of the last expression, errors, and plots
     as images. Variables and imports persist between calls."""
-    body = CodeRequest(code=args.code, context=args.context, language=args.language, timeout=args.timeout)
+    body = CodeRequest(
+        code=args.code,
+        context=args.context,
+        language=args.language,
+        timeout=args.timeout,
+        stream_bytes=args.max_output,
+    )
     async with contextlib.aclosing(context.events(code.stream_code, args, body=body)) as events:
         async for name, event in events:
             if name == "stream":
@@ -304,7 +313,7 @@ async def bash(context: ToolContext, args: schemas.Bash) -> Result:
     if args.background:
         request = ProcessRequest(command=args.command, workdir=args.workdir)
         return results.data(await context.do(commands.start_process, args, body=request))
-    buffers = {name: results.BoundedText(args.max_output) for name in ("stdout", "stderr")}
+    buffers = {name: OutputText(args.max_output) for name in ("stdout", "stderr")}
     body = ExecRequest(command=args.command, workdir=args.workdir, timeout=args.timeout)
     async with contextlib.aclosing(context.events(commands.stream_command, args, body=body)) as events:
         async for name, event in events:
@@ -312,11 +321,11 @@ async def bash(context: ToolContext, args: schemas.Bash) -> Result:
                 buffers[name].add(event.text)
                 context.on_progress(event.text)
                 continue
-            stderr = buffers["stderr"].value()
+            stdout, stderr = (results.strip_control(buffer.value()) for buffer in buffers.values())
             end = f"[exit code {event.exit_code}]" if event.exit_code else ""
             if event.timed_out:
                 end = f"[killed after {args.timeout:g} s; set a longer timeout, or run it in the background]"
-            texts = (buffers["stdout"].value(), f"[stderr]\n{stderr}" if stderr else "", end)
+            texts = (stdout, f"[stderr]\n{stderr}" if stderr else "", end)
             text = "\n".join(part.rstrip("\n") for part in (*texts, results.refusals(event.refused)) if part)
             return results.answer(text, is_error=event.timed_out)
     raise AssertionError("a command's events end with its exit")
@@ -354,7 +363,7 @@ async def install(context: ToolContext, args: schemas.Install) -> Result:
             if name == "progress":
                 context.on_progress(event.text + "\n")
                 continue
-            log = "" if event.is_ok else results.strip_control(event.log[-4000:])
+            log = "" if event.is_ok else results.shorten(event.log, MAX_INSTALL_LOG)
             return results.answer(
                 results.strip_control(event.message), log, results.refusals(event.refused), is_error=not event.is_ok
             )

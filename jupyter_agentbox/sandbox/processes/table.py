@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from jupyter_agentbox.errors import InvalidRequest, NotFound, PolicyRefused
+from jupyter_agentbox.models.long_output import HeadTail
 from jupyter_agentbox.sandbox.link.thread import LinkThread, on_link_thread
 from jupyter_agentbox.sandbox.record import ProcessRecord
 from jupyter_agentbox.spec import MIB
@@ -115,7 +116,7 @@ class ProcessTable:
         timeout : float
             Seconds after which it is killed together with everything it started.
         max_output : int
-            Bytes kept of each output. The rest is read, counted and dropped.
+            Bytes kept of each output: the beginning and the end. The rest is read, counted and dropped.
 
         Raises
         ------
@@ -129,23 +130,20 @@ class ProcessTable:
             raise InvalidRequest(f"max_output must be between 0 and {MAX_OUTPUT} bytes", field="max_output")
         began = time.monotonic()
         running = self._command(command, stdin, timeout)
-        outputs = {"stdout": bytearray(), "stderr": bytearray()}
-        totals = dict.fromkeys(outputs, 0)
+        outputs = {name: HeadTail(max_output) for name in ("stdout", "stderr")}
         try:
             while isinstance(event := await running.next(), Output):
-                buffer = outputs[event.stream]
-                totals[event.stream] += len(event.data)
-                buffer += event.data[: max(0, max_output - len(buffer))]
+                outputs[event.stream].add(event.data)
         finally:
             running.close()
         return ExecResult(
-            stdout=bytes(outputs["stdout"]),
-            stderr=bytes(outputs["stderr"]),
+            stdout=outputs["stdout"].value(),
+            stderr=outputs["stderr"].value(),
             exit_code=event.exit_code,
             timed_out=event.timed_out,
-            truncated=any(totals[name] > len(buffer) for name, buffer in outputs.items()),
-            stdout_bytes=totals["stdout"],
-            stderr_bytes=totals["stderr"],
+            truncated=any(output.is_truncated for output in outputs.values()),
+            stdout_bytes=outputs["stdout"].total,
+            stderr_bytes=outputs["stderr"].total,
             duration=time.monotonic() - began,
         )
 

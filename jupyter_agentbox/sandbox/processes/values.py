@@ -128,7 +128,8 @@ class ExecResult:
     Parameters
     ----------
     stdout, stderr : bytes
-        The command's output, or the first part of it.
+        The command's output. If it is truncated, its beginning and its end, with a line between that says how much is
+        left out.
     exit_code : int
         128 + n after signal n, 127 if the program does not exist.
     timed_out : bool

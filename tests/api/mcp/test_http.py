@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import re
@@ -252,11 +253,50 @@ def test_what_is_long_or_silent_tells_that_it_goes_on(endpoint: Endpoint, box: s
     endpoint.run(test, mode=mode)
 
 
+def test_an_edit_keeps_the_line_ends_of_the_file(endpoint: Endpoint, box: str) -> None:
+    async def test(client: Client) -> None:
+        for first, after in ((b"", b""), (b"\xef\xbb\xbf", b"c = 4\n")):
+            content = first + b"a = 1\r\nb = 2\r\n" + after
+            await client.call_tool("upload", {"path": "windows.txt", "base64": base64.b64encode(content).decode()})
+            made = await client.call_tool("edit", {"path": "windows.txt", "old": "a = 1\nb = 2", "new": "a = 1\nb = 3"})
+            assert not made.is_error, text_of(made)
+            seen = text_of(await client.call_tool("read", {"path": "windows.txt"}))
+            again = {"path": "windows.txt", "old": seen, "new": seen + "d = 5\n", "all": True}
+            assert not (await client.call_tool("edit", again)).is_error
+            shown = text_of(await client.call_tool("bash", {"command": "base64 -w0 windows.txt"}))
+            assert base64.b64decode(shown) == first + b"a = 1\r\nb = 3\r\n" + after + b"d = 5\n"
+
+    endpoint.run(test)
+
+
+def test_floods_keep_their_end_and_progress_bars_their_last_state(endpoint: Endpoint, box: str) -> None:
+    flood = "for i in range(60000): print('step', i, 'x' * 20)\nprint('RESULT 42')"
+    bars = (
+        "import sys\nfor i in range(3000): print(f'\\r{i + 1:4}/3000 [{i * 50 // 3000 * chr(35):50}]', end='', "
+        "file=sys.stderr)\nprint(file=sys.stderr)\nprint('RESULT 42')"
+    )
+
+    async def test(client: Client) -> None:
+        for tool, arguments in (("run_code", {"code": flood}), ("bash", {"command": f'python3 -c "{flood}"'})):
+            shown = text_of(await client.call_tool(tool, arguments))
+            assert shown.startswith("step 0 xxx")
+            assert "RESULT 42" in shown[-200:]
+            assert "bytes of output left out]\n" in shown
+            assert len(shown) < 41_000
+        for tool, arguments in (("run_code", {"code": bars}), ("bash", {"command": f'python3 -c "{bars}"'})):
+            shown = text_of(await client.call_tool(tool, arguments))
+            assert [line.split(" [")[0] for line in shown.splitlines()] == ["RESULT 42", "[stderr]", "3000/3000"]
+        windows = await client.call_tool("bash", {"command": r"printf 'a\r\nb\r\n'"})
+        assert text_of(windows) == "a\nb"
+
+    endpoint.run(test)
+
+
 def test_output_is_bounded_and_harmless(endpoint: Endpoint, box: str) -> None:
     async def test(client: Client) -> None:
         big = await client.call_tool("bash", {"command": "yes 0123456789 | head -c 30000000; echo the end"})
         assert len(text_of(big)) < 41_000
-        assert "of 30,000,008 characters omitted]" in text_of(big)
+        assert "[29,960,008 bytes of output left out]" in text_of(big)
         assert text_of(big).endswith("the end")
         flood = await client.call_tool("run_code", {"code": "print('y' * 5_000_000)"})
         assert len(text_of(flood)) < 42_000

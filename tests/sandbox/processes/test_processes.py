@@ -94,9 +94,15 @@ def test_a_command_says_what_to_run_where_and_with_what(in_box: Callable[..., No
         assert (await runs(Command("yes | head -n1 >/dev/null; echo ${PIPESTATUS[0]}"))).stdout == b"141\n"
         # Without input it reads an end, not the guest's.
         assert (await runs(Command("cat; readlink /proc/self/fd/0"))).stdout == b"/dev/null\n"
-        assert (await runs(Command("head -c 3000000 /dev/zero; echo e >&2"), max_output=7)).stdout == b"\0" * 7
         result = await runs(Command("head -c 3000000 /dev/zero; echo e >&2"), max_output=7)
+        assert result.stdout == b"\0\0\0\0\n[2,999,993 bytes of output left out]\n\0\0\0"
         assert (result.truncated, result.stdout_bytes, result.stderr_bytes) == (True, 3_000_000, 2)
+        lines = await runs(Command("seq 60000; echo RESULT 42"), max_output=1000)
+        assert lines.stdout.startswith(b"1\n2\n3\n")
+        assert lines.stdout.endswith(b"\n60000\nRESULT 42\n")
+        assert len(lines.stdout) < 1100
+        # Output is data, and stays as it is if it fits.
+        assert (await runs(Command("printf 'a\\rb\\r\\n'"))).stdout == b"a\rb\r\n"
         with pytest.raises(InvalidRequest, match="workdir") as caught:
             await runs(Command("pwd", workdir="no/such"))
         assert caught.value.field == "workdir"
