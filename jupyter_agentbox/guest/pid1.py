@@ -1,8 +1,8 @@
 """Run as PID 1 of a sandbox: find an owner on the link, serve its requests, and exit when the lease expires.
 
 ``AGENTBOX_GUEST`` contains the settings as JSON: ``lease`` (seconds without an owner after which the sandbox ends),
-``uid`` and ``gid`` of user code, ``python`` and ``path`` (the interpreter of user code, and its PATH), and
-``is_waiting`` for a sandbox that must be claimed first (:mod:`.claim`).
+``uid`` and ``gid`` of user code, ``memory`` (bytes of the largest allocation), ``python`` and ``path`` (the interpreter
+of user code, and its PATH), and ``is_waiting`` for a sandbox that must be claimed first (:mod:`.claim`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import json
 import os
 import signal
 
+from .call_filter import install_filter
 from .connect import open_connection
 from .egress import Egress
 from .jobs import Job, open_job
 from .kernels import Kernel, make_shared_directory, open_kernel
-from .link_attributes import hide_labels_of_links
 from .load import open_load
 from .lookup import open_lookup
 from .loop import Link, Loop, Stream
@@ -120,6 +120,6 @@ class Guest:
 def main() -> int:
     """Run the guest. Return the exit status of the sandbox."""
     settings = json.loads(os.environ.pop("AGENTBOX_GUEST"))
-    hide_labels_of_links()
+    install_filter(settings["memory"])
     Guest(settings).run()
     return 0

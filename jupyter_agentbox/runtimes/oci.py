@@ -33,8 +33,11 @@ COVERS = GUEST / "covers.py"
 
 
 def make_rlimits(limits: Limits) -> dict[str, int]:
-    """Return the resource limits of all processes inside, by their names without the prefix ``RLIMIT_``."""
-    return {"CORE": 0, "FSIZE": limits.disk, "NOFILE": OPEN_FILES, "NPROC": limits.processes}
+    """Return the resource limits of all processes inside, by their names without the prefix ``RLIMIT_``.
+
+    In gVisor, ``DATA`` is the size of the heap (brk), which C libraries try to extend when they cannot map memory.
+    """
+    return {"CORE": 0, "DATA": limits.memory, "FSIZE": limits.disk, "NOFILE": OPEN_FILES, "NPROC": limits.processes}
 
 
 def make_config(
@@ -62,7 +65,7 @@ def make_config(
     """
     rlimits = make_rlimits(spec.limits)
     guest = {"lease": spec.lease_timeout, "uid": user, "gid": user, "home": HOME, "rlimits": rlimits,
-             "python": spec.python, "path": spec.env.get("PATH", "")}  # fmt: skip
+             "memory": spec.limits.memory, "python": spec.python, "path": spec.env.get("PATH", "")}  # fmt: skip
     if spec.layout == "waiting":
         guest["is_waiting"] = True
     capabilities = sorted(ROOT_CAPABILITIES if spec.is_root else GUEST_CAPABILITIES)

@@ -63,6 +63,32 @@ while True:
     kept.append(bytearray(b"x" * 4_000_000))
     time.sleep(0.1)
 """
+#: Tries to allocate more than the sandbox has, then to reserve as much, and to map a file.
+_ABSURD = """
+import array, mmap
+def attempt(action):
+    try:
+        action()
+        print("fine")
+    except MemoryError:
+        print("MemoryError")
+    except OSError as error:
+        print("OSError", error.errno)
+def map_memory(size, **options):
+    mmap.mmap(-1, size, **options).close()
+GIB, PRIVATE, NORESERVE = 1 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, 0x4000
+attempt(lambda: bytes(500 * GIB))
+attempt(lambda: array.array("d", [0.0]) * (100 * GIB))
+attempt(lambda: bytearray(GIB))
+attempt(lambda: map_memory(500 * GIB, flags=PRIVATE))
+attempt(lambda: map_memory(GIB))
+attempt(lambda: map_memory(500 * GIB, flags=PRIVATE, prot=0))
+attempt(lambda: map_memory(500 * GIB, flags=PRIVATE | NORESERVE))
+attempt(lambda: map_memory(300 << 20, flags=PRIVATE))
+with open("sparse", "w+b") as file:
+    file.truncate(60 << 20)
+    attempt(lambda: mmap.mmap(file.fileno(), 60 << 20).close())
+"""
 #: Longer than a server needs to restart.
 _LEASE = 300.0
 _PROFILES = {"brief": {"lease_timeout": 3.0}}
@@ -349,6 +375,13 @@ class SandboxContract(ImageContract):
         assert done.exit_code == 137
         assert "agentbox: out of memory: killed python3" in done.stderr
         assert hog.run_code("print(kept + 1)").stdout == "42\n"
+
+    def test_an_absurd_allocation_fails_and_the_kernel_lives(self, make: MakeSandbox) -> None:
+        small = make(memory="400 MiB")
+        small.run_code("kept = 41")
+        said = small.run_code(_ABSURD, timeout=120)
+        assert said.stdout.split("\n") == [*["MemoryError"] * 3, *["OSError 12"] * 2, *["fine"] * 4, ""], said
+        assert small.run_code("print(kept + 1)").stdout == "42\n"
 
     def test_out_of_memory(self, make: MakeSandbox, box: Sandbox) -> None:
         box.run_code("kept = 41")

@@ -87,3 +87,12 @@ def test_a_notebook_sees_a_machine_as_large_as_its_limits(server: Server) -> Non
     assert look(kernel)["memory"] == seen["memory"], "restarted"
     assert kernel.check(FILL, timeout=120).strip() == "True"
     kernel.shutdown()
+
+
+def test_an_absurd_allocation_raises_memory_error_and_variables_live(server: Server) -> None:
+    kernel = server.notebook("absurd.ipynb", "agentbox-small")
+    kernel.check("import numpy; kept = numpy.arange(1000)")
+    for line in ("numpy.ones((500 << 30) // 8)", "numpy.zeros(513 << 20, dtype='u1')", "bytearray(500 << 30)"):
+        assert "MemoryError" in kernel.execute(line).error, line
+    assert kernel.check("print(kept.sum())").strip() == "499500"
+    kernel.shutdown()

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(600)
 
 #: Ways to die, each once the file is written.
 DEATHS = {
-    "memory": "bytearray(2**30)",
+    "memory": "[bytearray(2**26) for _ in range(16)]",
     "disk": "for n in range(99): open(f'/workspace/large-{n}', 'wb').write(bytes(2**22))",
     "crash": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
 }

@@ -336,7 +336,7 @@ async def test_a_kernel_that_dies_is_dead_with_its_code_and_can_be_started_again
         await client.kc.wait_for_ready(timeout=100)
         assert await client.output("print(6 * 7)") == "42\n"
 
-        request = client.kc.execute("x = bytearray(400_000_000)\nfor i in range(0, len(x), 4096): x[i] = 1")
+        request = client.kc.execute("x = [bytearray(4_000_000) for _ in range(100)]")
         assert await dies(manager) == 137
         assert "out of memory (limit 256 MiB)" in await notice(client, request)
         await manager.restart_kernel(now=True)

@@ -18,7 +18,7 @@ from support.lab import BANNER, PATIENCE, Lab, kernelspec
 pytestmark = pytest.mark.timeout(900)
 
 CELLS = {
-    "memory": "bytearray(2**30)",
+    "memory": "[bytearray(2**26) for _ in range(16)]",
     "disk": "for n in range(99): open(f'/tmp/large-{n}', 'wb').write(bytes(2**22))",
     "exit": "import os; os._exit(7)",
     "crash": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
@@ -262,7 +262,7 @@ def test_a_kernel_that_is_given_up_is_started_again_with_its_files(lab: Lab) -> 
         lab.kill_server()
         lab.start_server(GIVE_UP)
     lab.write(
-        "kept.ipynb", "open('file', 'w').write('precious')", "bytearray(2**30)", "print(open('file').read())",
+        "kept.ipynb", "open('file', 'w').write('precious')", CELLS["memory"], "print(open('file').read())",
         kernel="private",
     )  # fmt: skip
     lab.show("kept.ipynb")

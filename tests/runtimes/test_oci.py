@@ -10,7 +10,7 @@ from jupyter_agentbox.runtimes.oci import COVERS, make_config
 from jupyter_agentbox.spec import MIB, Limits, SandboxSpec
 
 SPEC = SandboxSpec(limits=Limits(memory=512 * MIB, cpus=1, processes=50, disk=100 * MIB), env={"TOKEN": "canary"})
-RLIMITS = {"CORE": 0, "FSIZE": 100 * MIB, "NOFILE": 65536, "NPROC": 50}
+RLIMITS = {"CORE": 0, "DATA": 512 * MIB, "FSIZE": 100 * MIB, "NOFILE": 65536, "NPROC": 50}
 
 
 def make(spec: SandboxSpec = SPEC, user: int = 1000) -> dict[str, object]:
@@ -20,7 +20,7 @@ def make(spec: SandboxSpec = SPEC, user: int = 1000) -> dict[str, object]:
 def test_the_whole() -> None:
     capabilities = ["CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_NET_BIND_SERVICE", "CAP_SETGID", "CAP_SETUID"]
     guest = {"lease": 60.0, "uid": 1000, "gid": 1000, "home": "/home/user", "rlimits": RLIMITS,
-             "python": "", "path": ""}  # fmt: skip
+             "memory": 512 * MIB, "python": "", "path": ""}  # fmt: skip
     found = make()
     assert found == {
         "ociVersion": "1.0.2",

@@ -348,10 +348,11 @@ def make_container(
         System call filter to set after the user namespace exists.
     """
     rlimits = oci.make_rlimits(spec.limits)
-    if not is_isolated:  # gVisor counts this itself; Linux would refuse a limit above the engine's own
-        rlimits["NOFILE"] = MAX_PLAIN_FILES
+    if not is_isolated:
+        del rlimits["DATA"]  # in Linux, it includes reserved memory
+        rlimits["NOFILE"] = MAX_PLAIN_FILES  # gVisor counts this itself; Linux refuses a limit above the engine's own
     guest = {"lease": spec.lease_timeout, "uid": maps.user, "gid": maps.user, "home": HOME, "rlimits": rlimits,
-             "python": spec.python, "path": spec.env.get("PATH", "")}  # fmt: skip
+             "memory": spec.limits.memory, "python": spec.python, "path": spec.env.get("PATH", "")}  # fmt: skip
     capabilities = oci.ROOT_CAPABILITIES if spec.is_root else oci.GUEST_CAPABILITIES
     settings = {
         "uid_map": _map_text(maps.uids),
