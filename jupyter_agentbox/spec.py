@@ -54,7 +54,7 @@ class Limits:
     memory: int = 4 * GIB
     cpus: float = 4.0
     processes: int = 512
-    disk: int = 2 * GIB
+    disk: int = 20 * GIB
 
 
 #: Names that ``Policy.accept_unenforced`` may contain.

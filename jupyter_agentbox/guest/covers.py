@@ -5,15 +5,13 @@ does not know of those mounts, and would let code inside delete or replace the f
 knows of prevents that. A mount made inside needs no connection to the host. gVisor has about 250 of those, so mounts
 made inside are not limited by their number.
 
-This module is also a program. The runtime runsc passes its text to the interpreter (``-c``), with the guest's directory
-and arguments, to cover the hidden entries before the guest runs. The runtime docker uses ``container_start`` for that.
-It may use only the standard library and must not import other modules of the guest.
+The text of this module is also part of a sandbox's first program (``runtimes.sandbox_start``), which covers the hidden
+entries before the guest runs. It may use only the standard library and must not import other modules of the guest.
 """
 
 import ctypes
 import os
 import struct
-import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,17 +85,3 @@ def cover_found() -> None:
     """Cover the entries that the host found."""
     with open(COVERED, "rb") as file:
         cover(parse(file.read()))
-
-
-def main(program: str, arguments: "list[str]") -> None:
-    """Cover the entries that the host found, and run the guest in the directory ``program``."""
-    cover_found()
-    give_up_mounting()
-    sys.argv = [program, *arguments]
-    with open(program + "/__main__.py", encoding="utf-8") as text:
-        code = compile(text.read(), program + "/__main__.py", "exec")
-    exec(code, {"__name__": "__main__", "__file__": program + "/__main__.py", "__builtins__": __builtins__})
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])

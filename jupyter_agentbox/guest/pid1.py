@@ -111,6 +111,10 @@ class Guest:
             open_lookup(stream)
         elif kind == "memory":
             open_memory(stream, self.kernels, self.jobs)
+        elif kind == "disk":
+            from .disk import open_disk  # only a sandbox with a full disk needs it
+
+            open_disk(stream, self.processes, self.jobs)
         elif kind == "load":
             open_load(self.loop, stream, {kernel.pid for kernel in self.kernels.values()})
         else:

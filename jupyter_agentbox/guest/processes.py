@@ -7,6 +7,7 @@ that runs as uid 0 inside can drop its mark. It is then found through its parent
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -17,7 +18,7 @@ from .loop import CHUNK, Loop, Stream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 #: Seconds for which to look for processes that fork faster than they are found.
@@ -72,10 +73,13 @@ class Processes:
     ----------
     has_started : bool
         Whether a program was ever started.
+    is_full : bool
+        Whether programs may not write to files; see :mod:`.disk`.
     """
 
     def __init__(self, loop: Loop, uid: int, gid: int) -> None:
         self.has_started = False
+        self.is_full = False
         self.uid = uid
         self.gid = gid
         self._running: dict[int, Process] = {}
@@ -165,9 +169,10 @@ class Processes:
                 path = _find(program or argv[0], env.get("PATH", os.defpath))
                 os.seteuid(0)
                 self.has_started = True
-                pid = os.posix_spawn(
-                    path, argv, env, file_actions=actions, setsid=True, resetids=True, setsigdef=_DEFAULT_SIGNALS
-                )
+                with _file_size(0) if self.is_full else contextlib.nullcontext():
+                    pid = os.posix_spawn(
+                        path, argv, env, file_actions=actions, setsid=True, resetids=True, setsigdef=_DEFAULT_SIGNALS
+                    )
             finally:
                 os.setresuid(0, 0, 0)
                 os.setresgid(0, 0, 0)
@@ -191,6 +196,17 @@ class Processes:
         os.setgroups([mark])
         os.setresgid(gid, gid, 0)
         os.setresuid(uid, uid, 0)
+
+    @contextlib.contextmanager
+    def as_user(self) -> Iterator[None]:
+        """Run the block with the user's ids."""
+        try:
+            self._take_ids(False, self._last_mark)
+            yield
+        finally:
+            os.setresuid(0, 0, 0)
+            os.setresgid(0, 0, 0)
+            os.setgroups([])
 
     def reap(self) -> None:
         """Reap every child that has exited, including adopted ones."""
@@ -246,6 +262,19 @@ class Processes:
                     os.kill(pid, number)
             except OSError:
                 pass
+
+
+@contextlib.contextmanager
+def _file_size(limit: int) -> Iterator[None]:
+    """Give programs that the block starts a limit on the size of files."""
+    import resource  # needed only while the disk is full
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def _find(program: str, path: str) -> str:

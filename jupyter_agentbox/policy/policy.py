@@ -70,9 +70,11 @@ class Policy(LoggingConfigurable):
     max_cpus = Float(4.0, help="Maximum processor time of one sandbox, in processors.").tag(config=True)
     max_processes = Int(512, help="Maximum number of processes and threads in one sandbox.").tag(config=True)
     max_disk = ByteSize(
-        2 * GIB,
+        20 * GIB,
         help="""Maximum disk space of one sandbox: what it writes outside the notebook's folder, and the contents of a
-        private workspace. The notebook's own folder has no such limit; see ``min_free_disk``.""",
+        private workspace. At the limit, writes fail with "No space left on device" and the kernel continues. The
+        notebook's own folder has no such limit; see ``min_free_disk``. The default holds PyTorch with CUDA, which needs
+        about 13 GB while pip installs it.""",
     ).tag(config=True)
     min_free_disk = ByteSize(
         None,
@@ -205,7 +207,7 @@ class Policy(LoggingConfigurable):
         use the sandbox; 0 for none.""",
     ).tag(config=True)
     max_tenant_disk = ByteSize(
-        10 * GIB, help="Maximum disk space of one tenant's files. A sandbox that exceeds it ends."
+        10 * GIB, help="Maximum disk space of one tenant's files. At the limit, its sandboxes can't write."
     ).tag(config=True)
     blocked_commands = List(
         Unicode(),

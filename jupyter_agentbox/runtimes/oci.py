@@ -28,8 +28,21 @@ MASKED = (
 )  # fmt: skip
 READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 OPEN_FILES = 65536
-#: The program that covers hidden entries inside before the guest starts.
+#: The first program of a sandbox, and the program that covers hidden entries inside before the guest starts.
+START = Path(__file__).with_name("sandbox_start.py")
 COVERS = GUEST / "covers.py"
+#: Numbers of the capabilities that the guest keeps.
+CAPABILITIES = {
+    "CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_FSETID": 4, "CAP_KILL": 5, "CAP_SETGID": 6,
+    "CAP_SETUID": 7, "CAP_SETPCAP": 8, "CAP_NET_BIND_SERVICE": 10, "CAP_SYS_CHROOT": 18, "CAP_SYS_ADMIN": 21,
+    "CAP_SETFCAP": 31,
+}  # fmt: skip
+#: Capabilities to mount, and to drop capabilities. Only PID 1 has them, and gives them up before any user code runs.
+MOUNT_CAPABILITIES = ("CAP_SETPCAP", "CAP_SYS_ADMIN")
+#: Capabilities of whoever makes the writable layer: gVisor accesses the files in it with the maker's.
+LAYER_CAPABILITIES = (*ROOT_CAPABILITIES, *MOUNT_CAPABILITIES, "CAP_MKNOD")
+#: Mount point of the file system that receives what is written. It is not visible to user code.
+LAYER_DIR = f"{GUEST_DIR}/layer"
 
 
 def make_rlimits(limits: Limits) -> dict[str, int]:
@@ -45,6 +58,7 @@ def make_config(
     *,
     stage: Path,
     link: Path,
+    layer: Path,
     python: str,
     user: int,
 ) -> dict[str, Any]:
@@ -58,6 +72,8 @@ def make_config(
         Directory in which the launcher builds ``root`` and ``workspace``.
     link : Path
         Directory of the link's two FIFOs.
+    layer : Path
+        Empty directory for the file that receives what is written to the root.
     python : str
         Interpreter inside the sandbox that runs the guest.
     user : int
@@ -68,35 +84,56 @@ def make_config(
              "memory": spec.limits.memory, "python": spec.python, "path": spec.env.get("PATH", "")}  # fmt: skip
     if spec.layout == "waiting":
         guest["is_waiting"] = True
-    capabilities = sorted(ROOT_CAPABILITIES if spec.is_root else GUEST_CAPABILITIES)
-    covers_first = spec.layout == "plain" and hides_entries(spec)
-    if spec.layout == "waiting" or covers_first:
-        # Only PID 1 has these capabilities: to mount covers over hidden entries, and to drop the capabilities. It does
-        # so before any user code runs.
-        capabilities += ["CAP_SETPCAP", "CAP_SYS_ADMIN"]
+    capabilities: tuple[str, ...] = ROOT_CAPABILITIES if spec.is_root else GUEST_CAPABILITIES
+    if spec.layout == "waiting":
+        capabilities += MOUNT_CAPABILITIES  # the guest mounts the work folder when the sandbox is claimed
+    start = {
+        "uid_map": "",
+        "processors": 0,
+        "capabilities": [CAPABILITIES[name] for name in capabilities],
+        "new_root": LAYER_DIR,
+        "files": [],
+        "folders": [],
+        "layers": [],
+        "covers": COVERS.read_text(encoding="utf-8") if spec.layout == "plain" and hides_entries(spec) else "",
+        "filter": "",
+        "arguments": ["--lease", f"{spec.lease_timeout:g}"],
+    }
     # The name is a label for people who look at the process list from inside. The program is the same for all.
     process = {
         "terminal": False,
         "user": {"uid": 0, "gid": 0},
         "cwd": "/",
         "noNewPrivileges": True,
-        "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
+        "capabilities": dict.fromkeys(
+            ("bounding", "effective", "permitted"), sorted({*LAYER_CAPABILITIES, *capabilities})
+        ),
         "rlimits": [{"type": f"RLIMIT_{name}", "soft": value, "hard": value} for name, value in rlimits.items()],
         "env": ["PATH=/usr/bin:/bin", f"AGENTBOX_GUEST={json.dumps(guest)}"],
         "args": [
-            *(python, "-I", "-S", "-B"),
-            *(("-c", COVERS.read_text(encoding="utf-8")) if covers_first else ()),
-            *(f"{GUEST_DIR}/guest", "--lease", f"{spec.lease_timeout:g}"),
+            *(python, "-I", "-S", "-B", "-c", START.read_text(encoding="utf-8")),
+            *(f"{GUEST_DIR}/guest", json.dumps(start, separators=(",", ":"))),
         ],
     }
     shm = min(spec.limits.memory // 2, 2048 * MIB)
     is_writable = getattr(spec, "workspace_mode", "rw") == "rw"
     mode = "rw" if is_writable else "ro"
+    size = [f"size={spec.limits.disk}", "mode=700"]
     return {
         "ociVersion": "1.0.2",
         "process": process,
-        "root": {"path": str(stage / "root"), "readonly": False},
+        "root": {"path": str(stage / "root"), "readonly": True},
         "hostname": HOSTNAME,
+        # The mount of `layer` becomes a file system in memory whose contents are in a file of that directory.
+        "annotations": {
+            f"dev.gvisor.spec.mount.layer.{name}": value
+            for name, value in (
+                ("source", str(layer)),
+                ("type", "tmpfs"),
+                ("share", "container"),
+                ("options", ",".join(size)),
+            )
+        },
         "mounts": [
             _mount("/proc", "proc", "proc", ["nosuid", "nodev", "noexec"]),
             _mount("/sys", "sysfs", "sysfs", ["nosuid", "nodev", "noexec", "ro"]),
@@ -107,7 +144,8 @@ def make_config(
                 str(stage / ("workspace" if spec.layout == "plain" else "claim")),
                 ["rbind", mode, "nosuid", "nodev"],
             ),
-            # Writes to the root go to the layer above it. Folders whose contents must be kept are mounted separately.
+            _mount(LAYER_DIR, "bind", str(layer), ["rw", *size]),
+            # Writes to the root go to this layer. Folders whose contents must be kept are mounted separately.
             *(
                 _mount(item.target, "bind", f"{stage}/root{item.target}", ["rbind", "rw", "nosuid", "nodev"])
                 for item in spec.mounts

@@ -157,6 +157,7 @@ def _make_folders(user: int) -> list[Step]:
         ("folder", "root/tmp/.X11-unix", 0o1777, 0),
         ("folder", f"root{GUEST_DIR}", 0o700, 0),
         ("folder", f"root{GUEST_DIR}/link", 0o700, 0),
+        ("folder", f"root{GUEST_DIR}/layer", 0o700, 0),
         ("folder", f"root{WORKSPACE}", 0o755, 0),
         ("folder", f"root{HOME}", 0o755, user),
         ("folder", f"root{HOME}/.cache", 0o755, user),

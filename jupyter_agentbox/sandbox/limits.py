@@ -1,4 +1,4 @@
-"""Enforce the limits that only the owner of a sandbox can enforce: disk space, free space and memory pressure."""
+"""Enforce the limits that only the owner of a sandbox can enforce: private folders, free space and memory pressure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,16 @@ from jupyter_agentbox.errors import DiskFull
 from jupyter_agentbox.linux import measure_tree
 from jupyter_agentbox.runtimes import Usage, cgroups
 from jupyter_agentbox.runtimes.machine import find_memory_room
-from jupyter_agentbox.spec import GIB, MIB, Cause, End, SandboxSpec, format_size
+from jupyter_agentbox.spec import GIB, MIB, Cause, End, Limits, SandboxSpec, format_size
 from jupyter_agentbox.storage.files.atomic import Room
 
+#: The settings that control the disk limit.
+DISK_SETTING = "disk of the profile, Policy.max_disk"
+#: Bytes by which a sandbox may grow after writing was stopped: this minimum, or this fraction of its limit. And bytes
+#: beyond twice the limit with which it ends in any case.
+STOPPED_ROOM, STOPPED_DIVISOR, MAX_EXCESS = 32 * MIB, 8, GIB
+#: Bytes of a folder of the host that a program writes per second, at most. It determines how often it is measured.
+WRITE_RATE = GIB
 #: Growth is tracked when less than this multiple of the floor is free.
 TRACKING_MULTIPLE = 8
 #: Seconds after which a size mark is replaced, as long as enough space is free. Older growth no longer counts.
@@ -40,15 +47,59 @@ AWAKE_TIME, FREE_TIMEOUT = 1.0, 1.0
 IDLE_GROWTH = 4 * MIB
 
 
-def find_breach(usage: Usage, spec: SandboxSpec, room: int) -> End | None:
-    """Check the limits that nothing else enforces: disk always, and memory if there is no control group.
+class DiskQuota:
+    """A limit on disk space above which writing is stopped, and the sandbox ends only if it continues to grow.
+
+    Parameters
+    ----------
+    limit : int
+        Bytes.
+
+    Attributes
+    ----------
+    is_stopped : bool
+        Whether programs were told to stop writing.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.is_stopped = False
+        self._limit = limit
+        self._most = 0
+
+    def is_over(self, used: int) -> bool:
+        """Return whether nothing may be written."""
+        return used > self._limit
+
+    def mark(self, used: int) -> None:
+        """Record the size at the time when writing was stopped. Blocks that are freed later may not be used again."""
+        self.is_stopped = True
+        self._most = used + max(STOPPED_ROOM, self._limit // STOPPED_DIVISOR)
+
+    def is_escaped(self, used: int) -> bool:
+        """Return whether the size grew although writing was stopped, or is far beyond the limit."""
+        if not self.is_stopped:
+            return False
+        self._most = min(self._most, used + max(STOPPED_ROOM, self._limit // STOPPED_DIVISOR))
+        return used > min(self._most, 2 * self._limit + MAX_EXCESS)
+
+
+def describe_full_disk(limit: int, used: int) -> str:
+    """Return the sentence that explains a full disk."""
+    return f"disk full (limit {format_size(limit)}, used {format_size(used)})"
+
+
+def end_full_disk(limits: Limits, used: int) -> End:
+    """Return the reason of the end of a sandbox that wrote beyond its disk limit."""
+    return End(Cause.DISK_FULL, 137, describe_full_disk(limits.disk, used), DISK_SETTING)
+
+
+def find_breach(usage: Usage, spec: SandboxSpec) -> End | None:
+    """Check the memory limit if there is no control group.
 
     Parameters
     ----------
     usage : Usage
     spec : SandboxSpec
-    room : int
-        Bytes that the sandbox may use on disk now: the limit, or more if it has inherited more.
 
     Returns
     -------
@@ -56,13 +107,6 @@ def find_breach(usage: Usage, spec: SandboxSpec, room: int) -> End | None:
         Why the sandbox has to end, or None if it is within its limits.
     """
     limits = spec.limits
-    if usage.disk > room:
-        return End(
-            Cause.DISK_FULL,
-            137,
-            f"disk full (limit {format_size(limits.disk)}, used {format_size(usage.disk)})",
-            "limits.disk of the profile, Policy.max_disk",
-        )
     if usage.memory > limits.memory and "memory" in spec.accept_unenforced:
         return End(
             Cause.OUT_OF_MEMORY,

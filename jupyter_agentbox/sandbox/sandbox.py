@@ -32,7 +32,6 @@ from jupyter_agentbox.linux import remove_tree
 from jupyter_agentbox.runtimes import Handle, Runtime, Usage
 from jupyter_agentbox.runtimes.runsc import import_cache
 from jupyter_agentbox.spec import (
-    GIB,
     INTENDED,
     LIMIT_NAMES,
     MIB,
@@ -51,7 +50,16 @@ from .claims import apply_claim, begin, in_batches, record_start
 from .drivers import Kernel
 from .drivers.embedded import Claim
 from .freezer import Freezer
-from .limits import FreeSpace, MemoryWatch, find_breach
+from .limits import (
+    DISK_SETTING,
+    STOPPED_ROOM,
+    WRITE_RATE,
+    DiskQuota,
+    FreeSpace,
+    MemoryWatch,
+    end_full_disk,
+    find_breach,
+)
 from .link.link import Link, LinkThread, Stream, finished
 from .processes import Command, ExecResult, ProcessTable
 from .record import KernelRecord, Lock, ProcessRecord, Record, read_log_tail, was_told_to_end
@@ -65,10 +73,8 @@ CONNECT_TIMEOUT = 30.0
 WATCH_INTERVAL = 0.5
 SUSPEND_TIMEOUT = 10.0
 MEASURE_INTERVAL = 2.0
-#: A sandbox can inherit more files than its disk limit allows. INHERITED_ROOM: bytes that it may still write until it
-#: has deleted enough files. MAX_INHERITED: bytes beyond twice its limit that it may inherit; without this allowance
-#: such a sandbox would end immediately, every time it is started.
-INHERITED_ROOM, MAX_INHERITED = 32 * MIB, GIB
+#: Fractions of the disk limit at which the user is told that the disk is full, and below which he is told again.
+FULL, NOT_FULL = 0.99, 0.9
 #: Entries that stay in the directory of an ended sandbox whose files are kept.
 _KEPT = frozenset({"work", "tokens", "state.json", "lock", SESSION_FILE, KEPT_MARK})
 #: Seconds between two measurements of a frozen sandbox, which may still hold deleted files; and bytes of deleted files
@@ -116,8 +122,14 @@ class Sandbox:
         self._lock = Lock(directory)
         self._is_stopping: Cause | None = None
         self._freezer: Freezer | None = None
-        self._has_inherited = False
-        self._disk_room: int | None = None
+        is_private = record.spec.workspace is None
+        # The layer has the limit itself. Without a folder of its own, a sandbox gets near only what else it writes to.
+        self._disk = DiskQuota(record.spec.limits.disk + (0 if is_private else STOPPED_ROOM))
+        #: Whether the guest was told to stop writing, or None if that is unknown; and whether the user was told why.
+        self._is_stop_sent: bool | None = None
+        self._is_full_told = False
+        #: Why nothing may be written to a folder that is shared with other sandboxes. May be set from any thread.
+        self.shared_folder_full = ""
         #: Workspace paths that were moved from outside the sandbox, and whether anything was changed there. May be set
         #: from any thread.
         self._moved: list[str] = []
@@ -177,6 +189,7 @@ class Sandbox:
         try:
             self._make_directory(inherit)
             if saved is None:
+                self._is_stop_sent = False
                 self._link.listen()
                 await asyncio.to_thread(import_cache.install, self.directory, self.spec)
                 await finished(self._launch(self.runtime.start, self.id, self.spec, self.directory))
@@ -542,7 +555,6 @@ class Sandbox:
     def _inherit(self, other: Sandbox | None) -> None:
         if other is None or not (other.directory / "work").is_dir():
             return
-        self._has_inherited = True
         # Link the file before moving the workspace, so that the sweeper can tell at every moment whose files they are.
         with suppress(FileNotFoundError):
             os.link(other.directory / SESSION_FILE, self.directory / SESSION_FILE)
@@ -654,7 +666,7 @@ class Sandbox:
                 await self._find_end("the sandbox's process has ended")
                 return
             await freezer.look()
-            interval = FROZEN_INTERVAL if freezer.is_frozen else MEASURE_INTERVAL
+            interval = FROZEN_INTERVAL if freezer.is_frozen else self._measure_interval()
             breach = None
             if self._is_changed or now - measured > interval:
                 self._is_changed = False
@@ -663,8 +675,9 @@ class Sandbox:
                 with suppress(OSError, RuntimeError):
                     await self._measure(freezer)
                 if self.measured is not None:
-                    usage = self.measured[1]
-                    breach = find_breach(usage, self.spec, self._room(usage.disk))
+                    breach = find_breach(self.measured[1], self.spec)
+                    if breach is None and not freezer.is_frozen:
+                        breach = await self._check_disk(freezer)
             if breach is None and not freezer.is_frozen and self.measured is not None:
                 with suppress(OSError, RuntimeError):
                     breach = await asyncio.to_thread(self.free_space.find_breach, self.measured[1])
@@ -672,6 +685,51 @@ class Sandbox:
                 await self._end(breach)
                 return
             await asyncio.sleep(WATCH_INTERVAL)
+
+    def _measure_interval(self) -> float:
+        """Return the seconds until the next measurement: fewer if a private folder is nearly full."""
+        if self.measured is None or self.spec.workspace is not None:
+            return MEASURE_INTERVAL
+        return min(MEASURE_INTERVAL, max(0.0, self.spec.limits.disk - self.measured[1].disk) / WRITE_RATE)
+
+    async def _check_disk(self, freezer: Freezer) -> End | None:
+        """Stop writing if the disk limit is exceeded, and tell the user. Return why the sandbox has to end, or None."""
+        assert self.measured is not None
+        used, limit = self.measured[1].disk, self.spec.limits.disk
+        if self._disk.is_escaped(used):
+            return end_full_disk(self.spec.limits, used)
+        is_over = self._disk.is_over(used)
+        sentence = self.shared_folder_full
+        if is_over or used >= FULL * limit:
+            sentence = f"disk full: {format_size(used)} of {format_size(limit)} used. Delete files to continue"
+        if (is_stopped := is_over or bool(self.shared_folder_full)) != self._is_stop_sent:
+            if await self._ask_guest_to_stop(is_stopped, sentence if is_stopped else ""):
+                self._is_stop_sent = is_stopped
+            if is_over and not self._disk.is_stopped:
+                await self._measure(freezer)
+                self._disk.mark(self.measured[1].disk)
+        if not is_over:
+            self._disk.is_stopped = False
+        if sentence and not self._is_full_told:
+            setting = "Policy.max_tenant_disk" if sentence == self.shared_folder_full else DISK_SETTING
+            log.warning("sandbox %s: %s (%s)", self.id, sentence, setting)
+            await self._record_end(End(Cause.DISK_FULL, 0, sentence, setting), "notice")
+        self._is_full_told = bool(sentence) or (self._is_full_told and used > NOT_FULL * limit)
+        return None
+
+    async def _ask_guest_to_stop(self, is_full: bool, sentence: str) -> bool:
+        """Have the guest stop programs from writing, or let them write again. Return whether it did."""
+        stream: Stream | None = None
+        try:
+            stream = self._link.open({"kind": "disk"})
+            await asyncio.wait_for(_ask(stream, {"is_full": is_full, "sentence": sentence}), LOOKUP_TIMEOUT)
+            return True
+        except (LinkClosed, ProtocolError, ValueError, asyncio.TimeoutError) as error:
+            log.warning("sandbox %s may continue to write: %s", self.id, error)
+            return False
+        finally:
+            if stream is not None:
+                stream.reset()
 
     async def _measure(self, freezer: Freezer) -> None:
         """Measure resource usage, and have the guest release deleted files."""
@@ -729,15 +787,6 @@ class Sandbox:
         """
         self._moved += moved
         self._is_changed = True
-
-    def _room(self, used: int) -> int:
-        """Return how many bytes the sandbox may use on disk: its limit, or more if it inherited more."""
-        limit = self.spec.limits.disk
-        if self._disk_room is None:
-            is_over = self._has_inherited and limit < used <= 2 * limit + MAX_INHERITED
-            self._disk_room = used + INHERITED_ROOM if is_over else limit
-        self._disk_room = max(limit, min(self._disk_room, used + INHERITED_ROOM))
-        return self._disk_room
 
     async def _find_end(self, reason: str) -> None:
         """Find out why the link or the process was lost, and clean up."""

@@ -26,6 +26,7 @@ from jupyter_agentbox.kernels.warm.starts import WarmStarts
 from jupyter_agentbox.models import InstallRequest, SandboxInfo, SandboxPatch, SandboxRequest
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.policy.renewal import reapply_policy
+from jupyter_agentbox.sandbox.limits import DiskQuota
 from jupyter_agentbox.sandbox.link.thread import LinkThread, finished, on_link_thread
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.record import Record
@@ -50,6 +51,8 @@ MAX_ENDED = 200
 CULL_INTERVAL = 2.0
 #: Seconds between two measurements of the tenants' disk use.
 TENANT_INTERVAL = 5.0
+#: The setting that limits them.
+TENANT_SETTING = "Policy.max_tenant_disk"
 
 Start = Callable[[], Awaitable[Sandbox]]
 OnProgress = Callable[[str], object]
@@ -104,6 +107,7 @@ class SandboxService:
         self._sandboxes = self.registry.sandboxes
         self._thread = LinkThread.instance()
         self._watch_tasks: list[asyncio.Task[None]] = []
+        self._tenant_quotas: dict[tuple[str, str], DiskQuota] = {}
 
     # -- life cycle ----------------------------------------------------------------------------
 
@@ -286,7 +290,7 @@ class SandboxService:
         if managed.max_life is not None:
             managed.max_life = min(managed.max_life, policy.max_life)
         if request.tenant is not None:
-            managed.quota, managed.quota_setting = policy.max_tenant_disk, "Policy.max_tenant_disk"
+            managed.quota, managed.quota_setting = policy.max_tenant_disk, TENANT_SETTING
 
     async def _prepare(self, managed: ManagedSandbox, on_progress: OnProgress) -> None:
         """Write the requested files and install the requested packages before the sandbox is first used."""
@@ -473,7 +477,10 @@ class SandboxService:
         managed.close()
 
     async def _watch_tenants(self) -> None:
-        """End the sandboxes of a tenant over its disk quota, because code inside can write past the checks of REST."""
+        """Stop the sandboxes of a tenant over its disk quota from writing, and end them if they continue to.
+
+        Code inside can write past the checks of REST.
+        """
         limit = self.policy.max_tenant_disk
         tenants: dict[tuple[str, str], list[ManagedSandbox]] = {}
         for managed in self._sandboxes.values():
@@ -482,10 +489,25 @@ class SandboxService:
         for (owner, name), members in tenants.items():
             tenant = await asyncio.to_thread(Tenant.open, self.policy.state_path, owner, name)
             used = await asyncio.to_thread(tenant.used)
-            if used > limit:
-                message = f"the tenant exceeded its disk quota (limit {format_size(limit)}, used {format_size(used)})"
-                end = End(Cause.DISK_FULL, 137, message, "Policy.max_tenant_disk")
+            quota = self._tenant_quotas.setdefault((owner, name), DiskQuota(limit))
+            sentence = f"{format_size(used)} of {format_size(limit)} used"
+            if quota.is_escaped(used):
+                end = End(Cause.DISK_FULL, 137, f"the tenant exceeded its disk quota ({sentence})", TENANT_SETTING)
                 await asyncio.gather(*(self._end(managed, end) for managed in members))
+            if not quota.is_over(used):
+                quota.is_stopped = False
+            elif not quota.is_stopped and all(
+                managed.sandbox is None or managed.sandbox.shared_folder_full for managed in members
+            ):
+                quota.mark(used)  # since the previous round, nothing should be written
+            full = (
+                f"the tenant's disk quota is full: {sentence}. Delete files to continue" if quota.is_over(used) else ""
+            )
+            for managed in members:
+                if managed.sandbox is not None:
+                    managed.sandbox.shared_folder_full = full
+        for gone in self._tenant_quotas.keys() - tenants.keys():
+            del self._tenant_quotas[gone]
 
     def _start_watching(self) -> None:
         if not self._watch_tasks:

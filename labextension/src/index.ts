@@ -22,7 +22,7 @@ import { SandboxPanel } from './panel.js';
 import { Notices } from './reach.js';
 import { SandboxTerminal } from './terminal.js';
 import { SandboxView } from './view.js';
-import { idOf, type Info } from './words.js';
+import { formatNotice, idOf, type Info } from './words.js';
 
 const ID = 'jupyter-agentbox:plugin';
 /** Width in pixels below which a view opens as a tab instead of to the right. */
@@ -119,6 +119,13 @@ const plugin: JupyterFrontEndPlugin<void> = {
     app.shell.add(panel, 'left', { rank: 350, type: 'Sandboxes' });
     restorer?.add(panel, panel.id);
     new Notices(model, actions, () => wanted.notices);
+    model.noticed.connect((_, { sandbox, message, setting }) => {
+      const info = model.find(sandbox);
+      if (info && wanted.notices) {
+        const show = { label: trans.__('Show'), callback: () => void actions.run('details', info) };
+        Notification.warning(formatNotice(actions.name(info), message, setting, trans), { autoClose: false, actions: [show] });
+      }
+    });
 
     // -- of a notebook ------------------------------------------------------------------------
     const open = (info: Info): void => {

@@ -18,6 +18,13 @@ export interface Refused {
   reason: string;
 }
 
+/** Something that the user of a sandbox should know, while the sandbox continues. */
+export interface Notice {
+  sandbox: string;
+  message: string;
+  setting: string;
+}
+
 /** In milliseconds: the delay between an event and a refresh, and the polling intervals of one notebook and of all. */
 const SETTLE = 300;
 const POLL = 5000;
@@ -44,6 +51,7 @@ export class Model {
 
   private readonly _changed = new Signal<this, void>(this);
   private readonly _refused = new Signal<this, Refused>(this);
+  private readonly _noticed = new Signal<this, Notice>(this);
   private readonly _touched = new Signal<this, string>(this);
   private _infos: Info[] = [];
   private _paths = new Map<string, string>();
@@ -91,6 +99,11 @@ export class Model {
   /** Emitted when a connection is refused. */
   get refused(): ISignal<this, Refused> {
     return this._refused;
+  }
+
+  /** Emitted when the server has a notice for the user of a sandbox. */
+  get noticed(): ISignal<this, Notice> {
+    return this._noticed;
   }
 
   /** Emitted with the `sandbox_id` when a sandbox's audit log has new rows. */
@@ -271,6 +284,9 @@ export class Model {
       this._refused.emit({ sandbox, host: event['host'] ?? '', port: Number(event['port']), reason: event['reason'] ?? '' });
     } else if (kind === 'lifecycle') {
       const { kernel_id: kernel = '', cause = '', message = '', setting = '' } = event;
+      if (event['event'] === 'notice') {
+        this._noticed.emit({ sandbox, message, setting });
+      }
       if (event['event'] === 'ended' && kernel) {
         const ending = { kernel, sandbox, cause, message, setting, time: Date.now() / 1000 };
         const isAwaited = this.endings.get(kernel)?.sandbox === '';

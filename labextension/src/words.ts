@@ -161,6 +161,12 @@ export function explain(ending: Pick<Ending, 'cause' | 'message' | 'setting'>, t
   }
 }
 
+/** Format a notice of the server about a sandbox that continues, such as a full disk. */
+export function formatNotice(name: string, message: string, setting: string, trans: Trans): string {
+  const sentence = `${name.slice(name.lastIndexOf('/') + 1).slice(0, 24)}: ${message}.`;
+  return setting ? `${sentence} ${trans.__('Setting: %1.', setting)}` : sentence;
+}
+
 /** Return the part of the server's message that {@link explain} does not cover, such as `limit 300 MiB`. */
 export function factsOf(message: string): string {
   return /^[^()]*\(([^()]*)\)$/.exec(message)?.[1] ?? message;

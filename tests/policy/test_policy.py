@@ -44,7 +44,7 @@ def _no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 def test_the_defaults_are_safe() -> None:
     spec = make().resolve()
-    assert spec.limits == Limits(4 * GIB, 4.0, 512, 2 * GIB)
+    assert spec.limits == Limits(4 * GIB, 4.0, 512, 20 * GIB)
     assert spec.runtime == "runsc"
     assert not spec.is_root
     assert spec.workspace is None
@@ -215,7 +215,7 @@ def test_a_profile_inherits_what_it_leaves_out() -> None:
     assert policy.resolve().limits.memory == 4 * GIB
     spec = policy.resolve({"profile": "big"})
     assert spec.profile == "big"
-    assert spec.limits == Limits(8 * GIB, 2.0, 512, 2 * GIB)
+    assert spec.limits == Limits(8 * GIB, 2.0, 512, 20 * GIB)
     assert (spec.env["A"], spec.env["B"]) == ("1", "2")
     assert spec.hidden == ()
     assert spec.grant.hosts == ("example.org",)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -21,9 +20,8 @@ from support import ROOT
 from support.boxes import ENV, Box, boxed, run
 from support.waiting import scaled, wait_until_async
 
-from jupyter_agentbox.errors import AgentboxError, NotFound, RuntimeFailed, SandboxEnded
-from jupyter_agentbox.runtimes import Handle, namespaces
-from jupyter_agentbox.runtimes.docker import config
+from jupyter_agentbox.errors import NotFound, RuntimeFailed, SandboxEnded
+from jupyter_agentbox.runtimes import Handle, namespaces, oci
 from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 from jupyter_agentbox.sandbox.drivers import Kernel
 from jupyter_agentbox.sandbox.drivers.embedded import READ_BY_KERNEL, WRITTEN_BY_KERNEL
@@ -120,7 +118,7 @@ def test_without_subordinate_ids_user_code_has_the_capabilities_that_the_documen
             assert await box.text("id -u") == "0"
             sets = dict(line.split() for line in (await box.text("grep ^Cap /proc/self/status")).splitlines())
             names = ("DAC_OVERRIDE", "KILL", "SETGID", "SETUID", "NET_BIND_SERVICE")
-            wanted = sum(1 << config.CAPABILITIES[f"CAP_{name}"] for name in names)
+            wanted = sum(1 << oci.CAPABILITIES[f"CAP_{name}"] for name in names)
             assert {int(sets[f"{name}:"], 16) for name in ("CapEff", "CapPrm", "CapBnd")} == {wanted}
             documented = (ROOT / "docs" / "security.md").read_text()
             assert all(f"`{name}`" in documented for name in names)
@@ -197,16 +195,79 @@ def test_memory_of_no_program_ends_its_sandbox_which_says_why(
     ]
 
 
-def test_a_full_disk_ends_its_sandbox_which_says_why(manager: SandboxManager) -> None:
+FILL = """
+import errno, os
+made = []
+try:
+    for n in range(3000):
+        with open(f"{0}/part-{n}", "wb") as file:
+            made.append(file.name)
+            file.write(os.urandom(1 << 20))
+except OSError as error:
+    print(len(made), errno.errorcode[error.errno])
+"""
+
+
+def notices(manager: SandboxManager) -> list[str]:
+    """Return what the user was told."""
+    rows = manager.audit.query(kind="lifecycle")
+    return [row.detail["message"] for row in rows if row.detail["event"] == "notice"]
+
+
+def test_a_write_to_a_full_disk_fails_and_the_sandbox_continues(manager: SandboxManager) -> None:
     async def test(manager: SandboxManager) -> None:
         async with boxed(manager, limits=Limits(disk=64 * MIB)) as box:
-            one_file = await box.run("head -c 100000000 /dev/zero > /tmp/big")
-            assert one_file.exit_code != 0
+            # All places share one limit, which programs see.
+            await box.text("head -c 20000000 /dev/zero > ~/a; head -c 20000000 /dev/zero > /var/tmp/a")
+            count, name = (await box.python(FILL.replace("{0}", "/tmp"))).split()
+            assert 20 <= int(count) <= 27
+            assert name == "ENOSPC"
+            assert (await box.text("df --output=size,pcent -B 1M / /tmp /home/user")).split()[2:] == ["64", "100%"] * 3
+            await wait_until_async(lambda: bool(notices(manager)), 60, "the user is told")
+            assert notices(manager) == ["disk full: 64 MiB of 64 MiB used. Delete files to continue"]
+            await box.text("rm /tmp/part-* ~/a && head -c 20000000 /dev/zero > /tmp/again")
+            assert box.sandbox.end is None
+
+    run(test, manager)
+
+
+def test_a_full_private_folder_stops_writing_until_files_are_deleted(manager: SandboxManager) -> None:
+    slow = FILL.replace("{0}", "/workspace").replace("made.append", "time.sleep(.05); made.append")
+
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager, limits=Limits(disk=64 * MIB)) as box:
+            found = await box.argv(["/usr/bin/python3", "-c", "import time" + slow], timeout=120)
+            assert b"agentbox: disk full: " in found.stderr
+            count, name = found.stdout.decode().split()
+            assert name == "EFBIG"
+            assert 60 <= int(count) <= 200
+            assert (await box.run("echo x > later")).exit_code != 0, "programs that start now can't write either"
+            assert any("disk full" in text for text in notices(manager))
+            await box.text("rm part-*")
+            await wait_until_async(lambda: not box.sandbox._is_stop_sent, 60, "the space is free")
+            assert await box.text("echo x > later; cat later") == "x"
+            assert box.sandbox.end is None
+
+    run(test, manager)
+
+
+def test_a_sandbox_that_writes_although_it_was_stopped_ends(manager: SandboxManager) -> None:
+    raise_limit = (
+        "import resource, time\n"
+        "for n in range(1000):\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.getrlimit(resource.RLIMIT_FSIZE)[1],) * 2)\n"
+        "    try: open(f'/workspace/{n}', 'wb').write(bytes(1 << 20))\n"
+        "    except OSError: pass\n"
+        "    time.sleep(.03)\n"
+    )
+
+    async def test(manager: SandboxManager) -> None:
+        async with boxed(manager, limits=Limits(disk=64 * MIB)) as box:
             with pytest.raises(SandboxEnded, match=r"disk full \(limit 64 MiB"):
-                await box.run("for i in 1 2 3 4 5; do head -c 30000000 /dev/zero > /tmp/f$i; done; sleep 50")
+                await box.python(raise_limit)
             end = await asyncio.wait_for(LinkThread.instance().run(box.sandbox.wait_ended()), 60)
             assert end.cause is Cause.DISK_FULL
-            assert "limit 64 MiB" in end.message
+            assert end.setting == "disk of the profile, Policy.max_disk"
 
     run(test, manager)
 
@@ -214,10 +275,10 @@ def test_a_full_disk_ends_its_sandbox_which_says_why(manager: SandboxManager) ->
 def test_what_is_written_to_the_links_folder_counts_towards_the_disk_limit(manager: SandboxManager) -> None:
     async def test(manager: SandboxManager) -> None:
         async with boxed(manager, is_root=True, limits=Limits(disk=40 * MIB)) as box:
-            with contextlib.suppress(AgentboxError):  # ended in the middle
-                await box.run("for n in 1 2 3; do head -c 20000000 /dev/zero > /run/agentbox/link/$n; done; sleep 60")
-            end = await asyncio.wait_for(LinkThread.instance().run(box.sandbox.wait_ended()), 60)
-            assert end.cause == Cause.DISK_FULL
+            write = "head -c 2000000 /dev/zero > /run/agentbox/link/$n"
+            await box.run(f"n=0; while [ $n -lt 60 ]; do n=$((n+1)); {write}; sleep .1; done")
+            assert "disk full" in notices(manager)[0]
+            assert sum(path.stat().st_size for path in (box.sandbox.directory / "link").iterdir()) < 110_000_000
 
     run(test, manager)
 

@@ -318,21 +318,29 @@ def test_an_ended_one_says_why(policy: Policy) -> None:
     run(test)
 
 
-def test_a_tenant_that_keeps_too_much_ends_its_sandboxes(policy: Policy) -> None:
+def test_a_tenant_that_keeps_too_much_cannot_write_until_files_are_deleted(policy: Policy) -> None:
     policy.max_tenant_disk = 20 * 1024 * 1024
 
     async def test() -> None:
         async with opened(policy) as service:
-            await service.create(SandboxRequest(id="hog", tenant="acme"), caller=ADA)
-            async with service.registry.use("hog", "bash", caller=ADA) as managed:
-                await managed.running().processes.run(Command("head -c 40000000 /dev/zero > /workspace/big"))
-            for _ in range(1000):
-                info = await service.registry.get("hog", caller=ADA)
-                if info.state == "ended":
-                    break
-                await asyncio.sleep(0.1)
-            assert info.end is not None
-            assert info.end.cause == "disk_full"
-            assert "limit 20 MiB" in info.end.message
+            for name in ("hog", "other"):
+                await service.create(SandboxRequest(id=name, tenant="acme"), caller=ADA)
+
+            async def write(name: str, line: str) -> int | None:
+                async with service.registry.use(name, "bash", caller=ADA) as managed:
+                    return (await managed.running().processes.run(Command(line))).exit_code
+
+            async def until(is_wanted: Callable[[bool], bool]) -> None:
+                for _ in range(1000):
+                    if is_wanted(await write("other", "echo x > /workspace/small") == 0):
+                        return
+                    await asyncio.sleep(0.1)
+                raise AssertionError("the quota has no effect")
+
+            await write("hog", "head -c 40000000 /dev/zero > /workspace/big")
+            await until(lambda can_write: not can_write)
+            await write("hog", "rm /workspace/big")
+            await until(lambda can_write: can_write)
+            assert (await service.registry.get("hog", caller=ADA)).state == "running"
 
     run(test)

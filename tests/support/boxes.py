@@ -35,6 +35,11 @@ class Box:
         assert (result.exit_code, result.stderr) == (0, b"")
         return result.stdout.decode().strip()
 
+    async def python(self, code: str, timeout: float = 120.0) -> str:
+        result = await self.argv(["/usr/bin/python3", "-c", code], timeout=timeout)
+        assert (result.exit_code, result.stderr) == (0, b"")
+        return result.stdout.decode().strip()
+
 
 @asynccontextmanager
 async def boxed(manager: SandboxManager, **spec: object) -> AsyncIterator[Box]:

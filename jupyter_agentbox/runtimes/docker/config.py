@@ -24,18 +24,13 @@ from jupyter_agentbox.guest.processes import _FIRST_MARK as FIRST_MARK
 from jupyter_agentbox.runtimes import cgroups, machine, oci
 from jupyter_agentbox.runtimes.launcher import CLONE_NEWUSER
 from jupyter_agentbox.runtimes.namespaces import IdMaps
-from jupyter_agentbox.runtimes.oci import COVERS
+from jupyter_agentbox.runtimes.oci import COVERS, START
 from jupyter_agentbox.runtimes.rootfs import HOSTNAME, Step
 from jupyter_agentbox.spec import GUEST_DIR, HOME, MIB, WORKSPACE, Limits, SandboxSpec
 
 REPOSITORY = "jupyter-agentbox"
 #: Label of all our containers, and prefix of our other labels.
 LABEL = "jupyter-agentbox"
-#: Numbers of the capabilities that the guest keeps inside its user namespace.
-CAPABILITIES = {
-    "CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_FSETID": 4, "CAP_KILL": 5, "CAP_SETGID": 6,
-    "CAP_SETUID": 7, "CAP_NET_BIND_SERVICE": 10, "CAP_SYS_CHROOT": 18, "CAP_SETFCAP": 31,
-}  # fmt: skip
 #: Capabilities that the container's root needs to create the guest's user namespace. Nothing inside has them afterward.
 CONTAINER_CAPABILITIES = ("SETGID", "SETUID")
 #: Groups that mark the processes which a command has started, so that the guest can find them. They own nothing.
@@ -317,7 +312,6 @@ def make_container(
     labels: Mapping[str, str],
     layers: Sequence[str],
     files: Sequence[str] = (),
-    enter: str,
     is_isolated: bool = True,
     covers_inside: bool = False,
     filter_steps: bytes = b"",
@@ -338,8 +332,6 @@ def make_container(
         From :func:`make_mounts` and :func:`make_labels`.
     layers, files : list of str
         From :func:`find_layers` or :func:`find_root_layers`.
-    enter : str
-        Text of :mod:`.container_start`.
     is_isolated : bool
         Whether gVisor is the kernel.
     covers_inside : bool
@@ -357,7 +349,7 @@ def make_container(
     settings = {
         "uid_map": _map_text(maps.uids),
         "gid_map": _map_text([*maps.gids, MARKS]),
-        "capabilities": [CAPABILITIES[name] for name in capabilities],
+        "capabilities": [oci.CAPABILITIES[name] for name in capabilities],
         "new_root": NEW_ROOT if spec.is_root else "",
         "files": list(files),
         "folders": [(f"{HOME}/.cache", 0o755, maps.user), ("/tmp/.X11-unix", 0o1777, 0)],
@@ -372,7 +364,7 @@ def make_container(
     seccomp = json.dumps(make_seccomp(is_isolated=is_isolated), separators=(",", ":"))
     return {
         "Image": image,
-        "Entrypoint": [python, "-I", "-S", "-B", "-c", enter],
+        "Entrypoint": [python, "-I", "-S", "-B", "-c", START.read_text(encoding="utf-8")],
         "Cmd": [f"{GUEST_DIR}/guest", json.dumps(settings, separators=(",", ":"))],
         "Env": ["PATH=/usr/bin:/bin", f"AGENTBOX_GUEST={json.dumps(guest)}"],
         "User": "0:0",

@@ -2,7 +2,7 @@
 
 The sandbox matches the one of ``runtimes.runsc.runtime`` as closely as Docker allows: no network, the link's two FIFOs,
 a read-only view of the host, and the same ids inside. :mod:`.config` builds the requests to the engine, :mod:`.engine`
-sends them, and :mod:`.container_start` is the first program that the container runs. ``docs/runtimes.md`` lists the
+sends them, and ``runtimes.sandbox_start`` is the first program that the container runs. ``docs/runtimes.md`` lists the
 differences.
 
 Whether a sandbox is alive is determined by its process on this machine, never by the engine. An engine that hangs,
@@ -41,7 +41,6 @@ from jupyter_agentbox.spec import USER_ID, Cause, End, Limits, SandboxSpec, out_
 from . import config, orphans
 from .engine import Engine, EngineRuntime
 
-_ENTER = Path(__file__).with_name("container_start.py")
 #: Seconds for which information about the engine stays valid: its runtimes, and whether it responds.
 RUNTIME_INTERVAL, PING_INTERVAL = 60.0, 2.0
 #: Seconds that the engine may take to answer a ping.
@@ -257,7 +256,6 @@ class DockerRuntime(Runtime):
             labels=config.make_labels(sandbox_id, spec, self.state_dir),
             layers=layers,
             files=files,
-            enter=_ENTER.read_text(encoding="utf-8"),
             is_isolated=self.isolation == "gvisor",
             covers_inside=covers_inside,
             filter_steps=self._make_filter(),

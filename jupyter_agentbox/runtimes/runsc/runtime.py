@@ -293,7 +293,9 @@ class RunscRuntime(Runtime):
                 user=maps.user,
                 python=prefix,
             )
-            config = oci.make_config(spec, stage=stage, link=directory / "link", python=python, user=maps.user)
+            config = oci.make_config(
+                spec, stage=stage, link=directory / "link", layer=directory / "fs", python=python, user=maps.user
+            )
             # The entries to hide are known only after the launcher has searched the folder.
             if spec.layout == "claimed":
                 plan.append(("covered", str(bundle / COVERED)))
@@ -324,6 +326,7 @@ class RunscRuntime(Runtime):
             status = namespaces.run(launch, directory / "log", self.start_timeout)
             if status:
                 raise RuntimeFailed(f"runsc failed with status {status}: {namespaces.read_tail(directory / 'log')}")
+            self._release_layer(directory / "fs")
             handle = self._read_handle(directory, groups, maps.user)
             # Where the share of processor time cannot be enforced, the number of processors stands in for it.
             if "cpus" not in missing:
@@ -362,8 +365,19 @@ class RunscRuntime(Runtime):
             "--host-uds=none",
             "--host-fifo=open",
             "--ignore-cgroups",
-            f"--overlay2=root:dir={directory / 'fs'}",
+            "--overlay2=none",  # the sandbox's first program makes a layer of limited size
         ]
+
+    def _release_layer(self, folder: Path) -> None:
+        """Remove the name of the file that contains the writable layer, so that its space is free after any end."""
+        names = os.listdir(folder)
+        if not names:
+            raise RuntimeFailed(
+                f"this release of runsc ({self.read_version()}) keeps the writable layer in memory. Install another one"
+                f" with `{INSTALL_REMEDY}`"
+            )
+        for name in names:
+            (folder / name).unlink()
 
     def _read_handle(self, directory: Path, groups: tuple[str, ...], user: int) -> Handle:
         """Find the processes that runsc left running. Its state file is not readable for an ordinary user."""

@@ -198,7 +198,7 @@ def test_labels_tell_whose_it_is() -> None:
 
 
 def make(spec: SandboxSpec = SPEC, **options: Any) -> dict[str, Any]:
-    given: dict[str, Any] = {"mounts": [], "labels": {"a": "b"}, "layers": ["/usr"], "enter": "pass", **options}
+    given: dict[str, Any] = {"mounts": [], "labels": {"a": "b"}, "layers": ["/usr"], **options}
     return config.make_container(spec, image="image:1", runtime="gvisor", python="/usr/bin/python3", maps=MAPS, **given)
 
 
@@ -212,7 +212,7 @@ def test_a_container_is_confined_and_limited() -> None:
         True,
         {"a": "b"},
     )
-    assert made["Entrypoint"] == ["/usr/bin/python3", "-I", "-S", "-B", "-c", "pass"]
+    assert made["Entrypoint"] == ["/usr/bin/python3", "-I", "-S", "-B", "-c", oci.START.read_text()]
     assert [item.partition("=")[0] for item in made["Env"]] == ["PATH", "AGENTBOX_GUEST"], "nothing of the server's"
     assert host["Runtime"] == "gvisor"
     assert (host["NetworkMode"], host["IpcMode"], host["ReadonlyRootfs"]) == ("none", "none", True)
@@ -229,7 +229,7 @@ def test_a_container_is_confined_and_limited() -> None:
     assert settings["uid_map"] == "0 65534 1\n1000 501 1\n"
     assert settings["gid_map"].startswith("0 65533 1\n1000 502 1\n")
     assert len(settings["gid_map"].splitlines()) == 3, "and the groups by which the guest finds what it has started"
-    assert settings["capabilities"] == [config.CAPABILITIES[name] for name in oci.GUEST_CAPABILITIES]
+    assert settings["capabilities"] == [oci.CAPABILITIES[name] for name in oci.GUEST_CAPABILITIES]
     assert (settings["layers"], settings["layer_size"], settings["new_root"]) == (["/usr"], 64 * MIB, "")
 
 
@@ -240,7 +240,7 @@ def test_the_least_share_of_a_processor_is_what_docker_takes() -> None:
 def test_root_inside_has_what_package_managers_need() -> None:
     made = make(replace(SPEC, is_root=True), files=["/etc/passwd"])
     settings = json.loads(made["Cmd"][1])
-    assert settings["capabilities"] == [config.CAPABILITIES[name] for name in oci.ROOT_CAPABILITIES]
+    assert settings["capabilities"] == [oci.CAPABILITIES[name] for name in oci.ROOT_CAPABILITIES]
     assert (settings["new_root"], settings["files"]) == (config.NEW_ROOT, ["/etc/passwd"])
     assert config.NEW_ROOT in made["HostConfig"]["Tmpfs"]
     assert made["HostConfig"]["CapAdd"] == ["SETGID", "SETUID"], "that is inside of gVisor only"

@@ -1,11 +1,16 @@
-"""The first program of a container, as PID 1: drops the container's privileges, then becomes the guest.
+"""The first program of a sandbox, as PID 1: makes the root writable, gives up its privileges, and becomes the guest.
 
-Docker has no id maps per sandbox. So the container's root, whose rights end in gVisor's own kernel, creates a user
-namespace *inside*, with the maps that ``runtimes.namespaces`` chooses for every runtime: the guest is an id that owns
-nothing, and user code is the owner of the work folder. Nothing stays outside that namespace, and no process can leave
-it. Docker has no writable layer over binds, so the program also mounts writable layers, in memory, over
-read-only directories. The program is passed to the interpreter as text (``-c``), so it uses the standard library only.
-Its arguments are the guest's directory and JSON.
+All writes inside go to a layer of limited size, so a write beyond the disk limit fails with ``ENOSPC``. gVisor's own
+layer above a root has no such limit, so this program mounts one: with the runtime runsc, the layer's contents are in
+one file on the host's disk; with docker, which has no writable layer over binds, they are in memory.
+
+Docker has no id maps per sandbox either. So there the container's root, whose rights end in gVisor's own kernel,
+creates a user namespace *inside*, with the maps that ``runtimes.namespaces`` chooses for every runtime: the guest is an
+id that owns nothing, and user code is the owner of the work folder. Nothing stays outside that namespace, and no
+process can leave it.
+
+The program is passed to the interpreter as text (``-c``), so it uses the standard library only. Its arguments are the
+guest's directory and JSON.
 """
 
 import ctypes
@@ -169,7 +174,8 @@ def keep_capabilities(numbers: "list[int]") -> None:
 
 def main(program: str, settings: str) -> None:
     what = json.loads(settings)
-    enter_namespace(what["uid_map"], what["gid_map"])
+    if what["uid_map"]:
+        enter_namespace(what["uid_map"], what["gid_map"])
     make_folders(what["folders"])
     if 0 < what["processors"] < (os.cpu_count() or 1):
         show_processors(what["processors"])
