@@ -57,7 +57,8 @@ def test_a_notebook_whose_disk_is_full_keeps_its_variables(make_env: Callable[..
             # What pip leaves of a package that did not fit takes room until it is deleted.
             kernel.check("import shutil, sysconfig; shutil.rmtree(sysconfig.get_path('purelib') + '/toolarge')")
             kernel.check("open('/tmp/small', 'wb').write(bytes(4 << 20))")
-            kernel.check("open('beside.bin', 'wb').write(bytes(80 << 20))")  # the notebook's folder is not limited
+            # The notebook's folder is not limited.
+            kernel.check("for n in range(3): open(f'beside-{n}.bin', 'wb').write(bytes(40 << 20))")
             assert kernel.check("print(x)") == "1\n"
             kernel.shutdown()
         wait_until(lambda: "disk full: " in server.log.read_text(), 60, "the log says so")
