@@ -100,7 +100,8 @@ def test_the_whole() -> None:
 def test_the_first_program_keeps_only_the_guests_capabilities() -> None:
     assert make_start() == {
         "uid_map": "", "processors": 0, "capabilities": [CAPABILITIES[name] for name in USUAL],
-        "new_root": "/run/agentbox/layer", "files": [], "folders": [], "layers": [], "covers": "", "filter": "", "arguments": ["--lease", "60"],
+        "new_root": "/run/agentbox/layer", "files": [],
+        "folders": [], "layers": [], "covers": "", "filter": "", "arguments": ["--lease", "60"],
     }  # fmt: skip
     waiting = make_start(replace(SPEC, layout="waiting"))["capabilities"]
     assert set(waiting) - set(make_start()["capabilities"]) == {8, 21}, "it mounts the folder later"
