@@ -51,6 +51,7 @@ def test_a_notebook_whose_disk_is_full_keeps_its_variables(make_env: Callable[..
             count, name = kernel.check(FILL.replace("{0}", "/tmp")).split()
             assert name == "ENOSPC"
             assert 40 <= int(count) <= 65
+            wait_until(lambda: "disk full: " in server.log.read_text(), 60, "the log says so")
             kernel.check(DELETE)
             told = kernel.check(f"!python -m pip install --no-index --no-deps ./{wheel}")
             assert "No space left on device" in told, told
@@ -61,7 +62,6 @@ def test_a_notebook_whose_disk_is_full_keeps_its_variables(make_env: Callable[..
             kernel.check("for n in range(3): open(f'beside-{n}.bin', 'wb').write(bytes(40 << 20))")
             assert kernel.check("print(x)") == "1\n"
             kernel.shutdown()
-        wait_until(lambda: "disk full: " in server.log.read_text(), 60, "the log says so")
     env.assert_clean()
 
 
