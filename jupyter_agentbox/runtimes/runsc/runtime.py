@@ -410,12 +410,12 @@ class RunscRuntime(Runtime):
 def bound_file_size(limits: Limits) -> int:
     """Return the size limit for host files of a sandbox.
 
-    gVisor keeps the writable layer in one file and memory in another, and grows both by whole GiB. At the limit, writes
-    fail inside and everything else continues. The exact limit is enforced by the owner, who watches
-    :meth:`RunscRuntime.usage`. The memory file needs one extra step, because used pages are not contiguous, and room
-    for each process, hardly any of which is ever used: gVisor panics if it has none.
+    gVisor keeps the writable layer in one file and memory in another, and grows both by whole GiB. The layer has a
+    limit of its own, so this is a backstop. Both need one extra step, because used pages are not contiguous. The memory
+    file also needs room for each process, hardly any of which is ever used: gVisor panics if it has none.
     """
-    return max(-(-limits.disk // GIB), -(-(limits.memory + limits.processes * PROCESS_ROOM) // GIB) + 1) * GIB
+    largest = max(limits.disk, limits.memory + limits.processes * PROCESS_ROOM)
+    return (-(-largest // GIB) + 1) * GIB
 
 
 @functools.lru_cache(maxsize=8)
