@@ -12,7 +12,7 @@ from traitlets import Bool, Float, List, Unicode
 
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, SandboxEnded
 from jupyter_agentbox.kernels.warm.starts import WarmStarts
-from jupyter_agentbox.models import InstallRequest, SandboxRequest
+from jupyter_agentbox.models import SandboxRequest
 from jupyter_agentbox.policy.environment import user_name
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.sandbox.link.thread import LinkThread
@@ -20,7 +20,7 @@ from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.processes import Command as Program
 from jupyter_agentbox.sandbox.processes import Exit
 from jupyter_agentbox.service.managed_sandbox import ManagedSandbox
-from jupyter_agentbox.service.packages import check_names, install_all
+from jupyter_agentbox.service.packages import install_all, split_packages
 from jupyter_agentbox.spec import WORKSPACE, SandboxSpec
 
 from .base import (
@@ -63,7 +63,9 @@ class RunCommand(ProgramCommand):
     allow = List(Unicode(), help="Allow this host or preset instead of the profile's hosts. Can be repeated.").tag(
         config=True
     )
-    package = List(Unicode(), help="Install this Python package first. Can be repeated.").tag(config=True)
+    package = List(
+        Unicode(), help="Install this package first, such as pandas, npm:left-pad or R:data.table. Can be repeated."
+    ).tag(config=True)
     offline = Bool(False, help="Allow no host.").tag(config=True)
     stdin = Bool(False, help="Pass standard input to the script; it is read to its end first.").tag(config=True)
 
@@ -71,7 +73,7 @@ class RunCommand(ProgramCommand):
         """Start the sandbox, run the script until it ends, and end the sandbox."""
         if self.offline and (self.allow or self.package):
             raise UsageError("--offline cannot be combined with --allow or --package")
-        check_names(self.package)
+        self._installs = split_packages(self.package, "package")
         script = self._read_script()
         stdin = read_input() if self.stdin or (self.rest[:1] == ["-"] and not self.code) else b""
         policy = Policy(parent=self)
@@ -133,8 +135,8 @@ class RunCommand(ProgramCommand):
             if script and not self.mount:
                 name = Path(self.rest[0]).name
                 await asyncio.to_thread(lambda: managed.folder().write(name, script))
-            if self.package:
-                done = await install_all(managed, InstallRequest(packages=list(self.package)))
+            for request in self._installs:
+                done = await install_all(managed, request)
                 if not done.is_ok:
                     raise AgentboxError(f"the packages were not installed: {done.message}", field="package")
             return await self._script(managed, command, stdin)

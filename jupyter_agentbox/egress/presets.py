@@ -1,8 +1,8 @@
 """Read named groups of hosts from the configuration of the package managers themselves.
 
 A company's mirror therefore works without extra settings, and there is no list of hosts to maintain here. The
-configuration is read again each time, and reading blocks: it takes a file or two, and for npm one run of npm when its
-files have changed. Call it in a worker thread.
+configuration is read again each time, and reading blocks: it takes a file or two, and for npm and R one run of
+the program when its files have changed. Call it in a worker thread.
 
 URLs in such configuration may contain passwords, so only hosts and ports are taken from it.
 """
@@ -33,8 +33,8 @@ from .rules import DEFAULT_PORTS, normal_name
 
 log = logging.getLogger(__name__)
 
-#: Timeout for reading npm's configuration, in seconds.
-NPM_TIMEOUT = 20.0
+#: Timeout for asking npm or R for its configuration, in seconds.
+ASK_TIMEOUT = 20.0
 
 
 @dataclass(frozen=True)
@@ -189,21 +189,21 @@ def _pypi() -> list[str]:
 # -- npm ------------------------------------------------------------------------------------------
 
 
-def _run_npm(npm: str, *arguments: str, env: Mapping[str, str] | None = None) -> str:
+def _ask(name: str, program: str, *arguments: str, env: Mapping[str, str] | None = None) -> str:
     try:
         return subprocess.run(
-            [npm, *arguments],
+            [program, *arguments],
             cwd="/",  # a folder without the configuration of a project
             env={**os.environ, "NO_UPDATE_NOTIFIER": "1", **(env or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=NPM_TIMEOUT,
+            timeout=ASK_TIMEOUT,
             check=True,
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        # Leave out npm's output: it may contain secrets from the configuration.
-        raise _Unavailable(f"the configuration of npm cannot be read ({type(error).__name__})") from None
+        # Leave out the output: it may contain secrets from the configuration.
+        raise _Unavailable(f"the configuration of {name} cannot be read ({type(error).__name__})") from None
 
 
 def _stamp(path: str) -> tuple[str, int, int]:
@@ -249,13 +249,13 @@ def _npm() -> _Npm:
 
 def _query_npm(npm: str, no_registries: dict[str, str]) -> _Npm:
     try:
-        found = json.loads(_run_npm(npm, "config", "list", "--json"))
+        found = json.loads(_ask("npm", npm, "config", "list", "--json"))
         urls = {k: without_credentials(str(v)) for k, v in found.items() if k == "registry" or k.endswith(":registry")}
         files = [str(found[k]) for k in ("userconfig", "globalconfig") if found.get(k)]
     except (ValueError, AttributeError):
         raise _Unavailable("the configuration of npm cannot be parsed") from None
     no_registries |= {"npm_config_userconfig": "/nonexistent/user", "npm_config_globalconfig": "/nonexistent/global"}
-    default = _run_npm(npm, "config", "get", "registry", env=no_registries).strip()
+    default = _ask("npm", npm, "config", "get", "registry", env=no_registries).strip()
     return _Npm({k: url for k, url in urls.items() if url}, default, [_stamp(file) for file in files])
 
 
@@ -375,6 +375,84 @@ def _crates() -> list[str]:
     return _patterns(urls) + ([] if is_replaced else ["index.crates.io", "static.crates.io", "crates.io"])
 
 
+# -- R ---------------------------------------------------------------------------------------------
+
+_RPROFILES = ("/etc/R/Rprofile.site", "/usr/lib/R/etc/Rprofile.site", "/usr/local/lib/R/etc/Rprofile.site")
+#: R's last answer, by the state of the files that it depends on.
+_r_answers: dict[object, list[str]] = {}
+
+
+def _cran() -> list[str]:
+    # Without a choice of one's own, R suggests the first; packages link to the second.
+    return _patterns(_r_repositories()) or ["cloud.r-project.org", "cran.r-project.org"]
+
+
+def _r_repositories() -> list[str]:
+    """Return the repositories of R's options, which its profiles set; empty if R is not installed."""
+    program = shutil.which("Rscript")
+    if program is None:
+        return []
+    own = [os.environ.get(name, "") for name in ("R_PROFILE", "R_PROFILE_USER")]
+    files = [program, *_RPROFILES, *own, os.path.expanduser("~/.Rprofile")]
+    key = tuple(_stamp(file) for file in files)
+    if key not in _r_answers:
+        # A profile may print text of its own.
+        output = _ask("R", program, "-e", 'cat(paste0("\\nrepository ", getOption("repos")), "\\n")')
+        _r_answers.clear()
+        _r_answers[key] = re.findall(r"(?m)^repository (\S+)", output)
+    return _r_answers[key]
+
+
+# -- conda ------------------------------------------------------------------------------------------
+
+#: Settings of conda that name channels. Others have URLs too, such as those of proxies.
+_CHANNEL_SETTINGS = ("channels", "default_channels", "custom_channels", "custom_multichannels", "channel_alias")
+
+
+def _condarc_files() -> list[Path]:
+    home, env = Path(os.path.expanduser("~")), os.environ
+    config = Path(env.get("XDG_CONFIG_HOME") or home / ".config")
+    places = [Path("/etc/conda"), Path("/var/lib/conda"), config / "conda", home / ".conda", home]
+    places += [Path(env[name]) for name in ("CONDA_ROOT", "CONDA_PREFIX") if env.get(name)]
+    return [place / ".condarc" for place in places] + [Path(env[name]) for name in ("CONDARC",) if env.get(name)]
+
+
+def _conda_settings() -> dict[str, list[str]]:
+    """Return the values of the settings that name channels, from all of conda's files."""
+    found: dict[str, list[str]] = {}
+    for file in _condarc_files():
+        setting = ""
+        for line in _read(file).splitlines():
+            if top := re.match(r"([A-Za-z_]+)\s*:(.*)", line):
+                setting, line = top[1], top[2]
+            if setting in _CHANNEL_SETTINGS:
+                # Only names and URLs are needed, so no YAML parser is.
+                text = re.sub(r"(^|\s)#.*", "", line).strip().removeprefix("- ")
+                text = re.sub(r"^[\w.-]+:\s+", "", text)
+                found.setdefault(setting, []).extend(word for word in re.split(r"[\s,\[\]\"']+", text) if word)
+    return found
+
+
+def _conda() -> list[str]:
+    settings = _conda_settings()
+    urls = [url for values in settings.values() for url in values]
+    names = [name for name in settings.get("channels", ["defaults"]) if "://" not in name]
+    hosts = _patterns(urls)
+    if "channel_alias" not in settings and (set(names) - {"defaults", "nodefaults"} or "channels" not in settings):
+        hosts.append("conda.anaconda.org")
+    if "default_channels" not in settings and "defaults" in names:
+        hosts.append("repo.anaconda.com")
+    return hosts
+
+
+# -- Deno -------------------------------------------------------------------------------------------
+
+
+def _jsr() -> list[str]:
+    # The variable is Deno's own. The second host serves the same packages to npm.
+    return _patterns([os.environ.get("JSR_URL", "")]) or ["jsr.io", "npm.jsr.io"]
+
+
 #: Presets by name, with the function that returns the hosts of each.
 PRESETS: dict[str, Callable[[], list[str]]] = {
     "pypi": _pypi,
@@ -383,11 +461,14 @@ PRESETS: dict[str, Callable[[], list[str]]] = {
     "ubuntu": _apt("ubuntu"),
     "github": _github,
     "crates": _crates,
+    "cran": _cran,
+    "conda": _conda,
+    "jsr": _jsr,
 }
 
 
 def pip_environment() -> dict[str, str]:
-    """Return the environment variables that make pip and npm inside use the same indexes as outside.
+    """Return the environment variables that make pip, npm, Deno and conda inside use the same indexes as outside.
 
     Contains only values that differ from the defaults. User names and passwords are removed: they never go inside.
     """
@@ -409,6 +490,10 @@ def pip_environment() -> dict[str, str]:
             found["npm_config_registry"] = registry
     except _Unavailable:
         pass
+    if url := without_credentials(os.environ.get("JSR_URL", "")):
+        found["JSR_URL"] = url
+    if url := without_credentials("".join(_conda_settings().get("channel_alias", [])[-1:])):
+        found["CONDA_CHANNEL_ALIAS"] = url
     return found
 
 

@@ -41,6 +41,7 @@ from jupyter_agentbox.service.live.magics import install as install_magics
 from jupyter_agentbox.spec import WORKSPACE, Cause, End, SandboxSpec
 
 from .kernelspecs import check_folder, real_argv
+from .log_errors import shorten
 
 #: Seconds between two polls of :meth:`AgentboxProvisioner.wait`.
 WAIT_INTERVAL = 0.02
@@ -95,6 +96,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
         InvalidRequest, PolicyRefused
             Policy does not allow the kernelspec's request.
         """
+        shorten(self.log)
         self._refuse_encryption(kwargs)
         spec = self.kernel_spec
         argv = [*real_argv(spec.argv), *kwargs.pop("extra_arguments", [])]

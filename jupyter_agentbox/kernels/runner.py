@@ -22,7 +22,7 @@ import msgspec
 
 from jupyter_agentbox.errors import Conflict, InvalidRequest, LinkClosed, NotFound, SandboxEnded, TooLarge
 from jupyter_agentbox.models.outputs import CodeResult, ContextInfo, DoneEvent, Event, OutputLimits
-from jupyter_agentbox.policy.languages import PYTHON, find_language, list_languages
+from jupyter_agentbox.policy.languages import PYTHON, find_language, list_languages, suggest_image
 from jupyter_agentbox.sandbox.link.thread import LinkThread, on_link_thread
 from jupyter_agentbox.sandbox.record import KernelRecord
 from jupyter_agentbox.sandbox.sandbox import Sandbox
@@ -33,6 +33,7 @@ from .kernelclient import END_GRACE, Feed, KernelClient
 from .sandboxed_kernel import SandboxedKernel
 from .warm.starts import DEFAULT_CONTEXT as DEFAULT
 from .warm.starts import context_argv
+from .warm.templates import context_env
 
 #: Maximum number of contexts in one sandbox, not counting a notebook's kernel.
 MAX_CONTEXTS = 16
@@ -82,7 +83,7 @@ class _Context:
         other = find_language(spec.kernels, self.language) if self.language != PYTHON else None
         kernel = self._kernel = await self._sandbox.start_kernel(
             other.argv if other else context_argv(spec),
-            spec.env,
+            context_env(spec),
             WORKSPACE,
             key=self._key,
             signature_scheme="hmac-sha256",
@@ -391,10 +392,11 @@ class Runner:
         kernels = _sandbox_of(target).spec.kernels
         found = find_language(kernels, language)
         if found is None:
-            raise InvalidRequest(
-                f"no kernel for language {language!r:.60}; available languages: {', '.join(list_languages(kernels))}",
-                field="language",
+            message = (
+                f"no kernel for language {language!r:.60}; available languages: {', '.join(list_languages(kernels))}"
             )
+            remedy = suggest_image(language)
+            raise InvalidRequest(f"{message}. {remedy}" if remedy else message, field="language")
         return found.languages[0].lower()
 
     def _name(self, target: Target, name: str, language: str | None) -> str:

@@ -42,7 +42,8 @@ class SandboxRequest(Body, frozen=True):
     env : dict
         Environment variables of all processes inside.
     packages : list of str
-        Python packages to install before it is ready.
+        Packages to install before it is ready: of Python, such as `pandas==2.2.*`, and with a prefix those of Node.js
+        and R, such as `npm:left-pad@1.3.0` and `R:data.table`.
     files : dict
         Files to write to the workspace before it is ready: text, or `{"base64": ...}`.
     allowed_hosts : list of str, optional

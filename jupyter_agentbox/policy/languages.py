@@ -15,6 +15,8 @@ from pathlib import Path
 from jupyter_agentbox.spec import KernelCommand
 
 PYTHON = "python"
+#: Recipe of the package whose image has a language or package manager that is not Python's.
+IMAGES = {"r": "r", "typescript": "javascript", "javascript": "javascript", "npm": "javascript", "bash": "base"}
 #: Directories of programs, and of R packages, in every curated root.
 _PROGRAMS = ("/usr/local/bin", "/usr/bin")
 _R_LIBRARIES = ("/usr/local/lib/R/site-library", "/usr/lib/R/site-library", "/usr/lib/R/library")
@@ -82,6 +84,12 @@ def find_language(kernels: Sequence[KernelCommand], language: str) -> KernelComm
 def list_languages(kernels: Sequence[KernelCommand]) -> tuple[str, ...]:
     """Return the names of all languages, Python first."""
     return tuple(dict.fromkeys((PYTHON, *(name.lower() for kernel in kernels for name in kernel.languages))))
+
+
+def suggest_image(name: str) -> str:
+    """Return a sentence that names an image with a language or package manager; empty if no recipe has it."""
+    image = IMAGES.get(name.lower())
+    return f'Create the sandbox with image="{image}"; `jupyter agentbox image build {image}` builds it' if image else ""
 
 
 def _find_program(name: str, root: Path) -> str | None:

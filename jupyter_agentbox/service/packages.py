@@ -13,10 +13,12 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from jupyter_agentbox.errors import InvalidRequest
 from jupyter_agentbox.models import Installed, InstallRequest, ProgressEvent, RefusedHost
 from jupyter_agentbox.models.long_output import OutputText, apply_movements
+from jupyter_agentbox.policy.languages import suggest_image
 from jupyter_agentbox.sandbox.processes import Command, Exit
 from jupyter_agentbox.spec import WORKSPACE
 from jupyter_agentbox.storage.files.paths import parse_path, write_path
@@ -67,6 +69,39 @@ def check_names(names: Iterable[str], manager: str = "pip", field: str = "packag
             raise InvalidRequest(
                 f"{name[:100]!r} is not a valid package name for {manager}; examples: {_EXAMPLES[manager]}", field=field
             )
+
+
+def split_packages(packages: Iterable[str], field: str = "packages") -> list[InstallRequest]:
+    """Return one request for each package manager, in the order of its first package.
+
+    Parameters
+    ----------
+    packages : iterable of str
+        Names of Python packages, and names with a prefix: ``npm:left-pad@1.3.0``, ``R:data.table``.
+
+    Raises
+    ------
+    InvalidRequest
+        A name or prefix is malformed; the error has this `field`.
+    """
+    found: dict[Literal["pip", "npm", "R"], list[str]] = {}
+    for entry in packages:
+        prefix, colon, rest = entry.strip().partition(":")
+        if not colon:
+            found.setdefault("pip", []).append(entry)
+        elif prefix == "npm":
+            found.setdefault("npm", []).append(rest)
+        elif prefix == "R":
+            found.setdefault("R", []).append(rest)
+        else:
+            raise InvalidRequest(
+                f"{entry[:100]!r} is not a valid package name: the prefixes are npm: and R:, and Python packages have "
+                "none",
+                field=field,
+            )
+    for manager, names in found.items():
+        check_names(names, manager, field)
+    return [InstallRequest(packages=names, manager=manager) for manager, names in found.items()]
 
 
 def make_command(request: InstallRequest, python: str = sys.executable) -> Command:
@@ -158,9 +193,6 @@ def _message(end: Exit, log: str, refused: list[RefusedHost], request: InstallRe
     if refused:
         return "the gate refused: " + "; ".join(item.message for item in refused[:5])
     if end.exit_code == 127:
-        return (
-            f"{request.manager} is not installed in this sandbox; install it on the host, or use a profile whose root "
-            "directory has it"
-        )
+        return f"{request.manager} is not installed in this sandbox. {suggest_image(request.manager)}".rstrip()
     errors = _ERROR.findall(log)
     return errors[-1][:500] if errors else f"{request.manager} exited with status {end.exit_code}"

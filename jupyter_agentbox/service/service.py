@@ -23,11 +23,11 @@ from msgspec import UNSET
 from jupyter_agentbox.errors import AgentboxError, Conflict, InvalidRequest, NotFound, PolicyRefused
 from jupyter_agentbox.kernels.sandboxed_kernel import SandboxedKernel
 from jupyter_agentbox.kernels.warm.starts import WarmStarts
-from jupyter_agentbox.models import InstallRequest, SandboxInfo, SandboxPatch, SandboxRequest
+from jupyter_agentbox.models import SandboxInfo, SandboxPatch, SandboxRequest
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.policy.renewal import reapply_policy
 from jupyter_agentbox.sandbox.limits import DiskQuota
-from jupyter_agentbox.sandbox.link.thread import LinkThread, finished, on_link_thread
+from jupyter_agentbox.sandbox.link.thread import LinkThread, finished, log_failure, on_link_thread
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.record import Record
 from jupyter_agentbox.sandbox.sandbox import Sandbox
@@ -38,7 +38,7 @@ from jupyter_agentbox.spec import Cause, End, SandboxSpec, format_size
 from .expired import END, report_expired
 from .grants import Grants
 from .managed_sandbox import ManagedSandbox, check_request
-from .packages import check_names, install_all
+from .packages import install_all, split_packages
 from .quotas import Quotas
 from .registry import Caller, SandboxRegistry
 from .tenants import Tenant
@@ -135,7 +135,7 @@ class SandboxService:
         """
         caller.check_unscoped("create sandboxes")
         check_request(request)
-        check_names(request.packages)
+        split_packages(request.packages)
         known = self._sandboxes.get((caller.name, request.id)) if request.id is not None else None
         if known is not None and (known.state != "ended" or known.kept_until):
             if not await asyncio.to_thread(known.is_asked_for_by, request):
@@ -157,13 +157,14 @@ class SandboxService:
         )
         self._sandboxes[managed.key] = managed
         self._start_watching()
-        starting = managed.starting = self._thread.spawn(self._start(managed, on_progress=on_progress))
+        starting = managed.starting = self._thread.spawn(self._start(managed, on_progress=on_progress), is_awaited=True)
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
             # The caller has disconnected. A sandbox with a generated id could never be found again.
             if request.id is None:
                 starting.cancel()
+            starting.add_done_callback(log_failure)
             raise
         return managed.info(), True
 
@@ -300,9 +301,8 @@ class SandboxService:
         await self._install(managed, on_progress)
 
     async def _install(self, managed: ManagedSandbox, on_progress: OnProgress) -> None:
-        packages = managed.request.packages
-        if packages:
-            done = await install_all(managed, InstallRequest(packages=packages), on_progress)
+        for request in split_packages(managed.request.packages):
+            done = await install_all(managed, request, on_progress)
             if not done.is_ok:
                 raise Conflict(f"the packages were not installed: {done.message}", field="packages")
 

@@ -23,6 +23,7 @@ SECRET = "s3cret"
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No configuration but what a test makes."""
     names = "PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS CARGO_HOME npm_config_registry XDG_CACHE_HOME"
+    names += " XDG_CONFIG_HOME JSR_URL CONDARC CONDA_ROOT CONDA_PREFIX R_PROFILE R_PROFILE_USER"
     for name in names.split():
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -131,7 +132,7 @@ def test_npm_default_registry_needs_no_variable(home: Path, monkeypatch: pytest.
 
 def test_an_npm_that_hangs_or_fails_or_is_missing_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = fake_npm(home, monkeypatch, {})
-    monkeypatch.setattr(presets, "NPM_TIMEOUT", 0.3)
+    monkeypatch.setattr(presets, "ASK_TIMEOUT", 0.3)
     for body in ("exec sleep 20", "exit 3", "echo no json"):
         (runs.parent / "npm").write_text(f"#!/bin/sh\n{body}\n")
         preset = presets.lookup("npm")
@@ -174,6 +175,52 @@ def test_cargo_mirrors(home: Path) -> None:
         '# index = "https://comment.example/"\n[registries]\nmine = { index = "https://mine.example/git" }\n'
     )
     assert presets.expand("crates") == ("crates.corp.example:8443", "mine.example")
+
+
+def test_the_repositories_of_r_are_those_of_its_options(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(home))
+    assert len(presets.expand("cran")) == 2, "R's own default, also for an image where the machine has no R"
+    program = home / "Rscript"
+    program.write_text(
+        f"#!/bin/sh\necho run >> {home}/runs\necho welcome to https://no.example\n"
+        f"printf '\\nrepository %s' https://u:{SECRET}@cran.corp.example:8443/r @CRAN@ http://bioc.example\n"
+    )
+    program.chmod(0o755)
+    assert presets.expand("cran") == ("cran.corp.example:8443", "bioc.example")
+    assert presets.expand("cran") == ("cran.corp.example:8443", "bioc.example")
+    assert (home / "runs").read_text().count("run") == 1
+    (home / ".Rprofile").write_text("options(repos = 'https://other.example')")
+    presets.expand("cran")
+    assert (home / "runs").read_text().count("run") == 2, "a file has changed"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    assert "R cannot be read" in str(presets.lookup("cran").note)
+
+
+def test_the_channels_of_conda_are_those_of_its_files(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(presets.expand("conda")) == 2, "conda's own defaults"
+    (home / ".condarc").write_text(
+        "proxy_servers:\n  https: http://user:x@proxy.example:3128\n"
+        f"channels:\n  - https://u:{SECRET}@one.example/conda  # ours\n  - nodefaults\n"
+        "custom_channels:\n  team: http://two.example:8080/c\n"
+    )
+    assert presets.expand("conda") == ("one.example", "two.example:8080")
+    (home / "more").write_text(
+        f"channel_alias: https://u:{SECRET}@alias.example/\ndefault_channels: [https://three.example/main]\n"
+    )
+    monkeypatch.setenv("CONDARC", str(home / "more"))
+    assert set(presets.expand("conda")) == {"one.example", "two.example:8080", "alias.example", "three.example"}
+    assert presets.pip_environment()["CONDA_CHANNEL_ALIAS"] == "https://alias.example/"
+    (home / ".condarc").write_text("channels: [conda-forge, defaults]\n")
+    assert set(presets.expand("conda")) == {"alias.example", "three.example"}
+    assert SECRET not in repr(presets.pip_environment())
+
+
+def test_the_registry_of_jsr_is_that_of_deno(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(presets.expand("jsr")) == 2
+    assert "JSR_URL" not in presets.pip_environment()
+    monkeypatch.setenv("JSR_URL", f"https://u:{SECRET}@jsr.corp.example:8443/")
+    assert presets.expand("jsr") == ("jsr.corp.example:8443",)
+    assert presets.pip_environment()["JSR_URL"] == "https://jsr.corp.example:8443/"
 
 
 def test_every_preset_gives_patterns_or_a_reason() -> None:

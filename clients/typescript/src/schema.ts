@@ -2349,7 +2349,7 @@ export interface components {
                 [key: string]: string;
             };
             /**
-             * @description Python packages to install before it is ready.
+             * @description Packages to install before it is ready: of Python, such as `pandas==2.2.*`, and with a prefix those of Node.js and R, such as `npm:left-pad@1.3.0` and `R:data.table`.
              * @default []
              */
             packages?: string[];

@@ -57,7 +57,11 @@ class CreateSandbox(Body, frozen=True, kw_only=True):
         Meta(description="Name of an image with other languages or packages, such as `r`; default: the profile's."),
     ] = None
     packages: Annotated[
-        list[Package], Meta(max_length=200, description="Python packages to install first, e.g. `pandas==2.2.*`.")
+        list[Package],
+        Meta(
+            max_length=200,
+            description="Packages to install first: `pandas==2.2.*` (Python), `npm:left-pad`, `R:data.table`.",
+        ),
     ] = []
     files: Annotated[
         dict[str, str | FileBytes],

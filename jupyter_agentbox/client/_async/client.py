@@ -137,7 +137,8 @@ class AsyncClient:
             ports=list(ports),
             labels=dict(labels or {}),
         )
-        timeout = _START + (INSTALL_TIMEOUT if packages else 0.0)
+        managers = {name.partition(":")[0] if ":" in name else "" for name in packages}
+        timeout = _START + INSTALL_TIMEOUT * len(managers)
         response = await self._connection.send("POST", "/sandboxes", body=body, timeout=timeout)
         is_new = response.status_code == 201
         info = await self._connection.read(response, SandboxInfo)

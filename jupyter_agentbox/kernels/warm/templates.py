@@ -89,6 +89,11 @@ ctypes.CDLL(None).malloc_trim(0)
 _NOOP_CELL = "None"
 
 
+def context_env(spec: SandboxSpec) -> dict[str, str]:
+    """Return the environment of a context's kernel. Programs read its output, so it has no colours by default."""
+    return {"NO_COLOR": "1", **spec.env}
+
+
 @dataclass(frozen=True)
 class KernelRequest:
     """A request for a kernel, with the identity that it is to have.
@@ -125,7 +130,8 @@ class KernelRequest:
     @property
     def claim(self) -> Claim:
         """The claim that is sent to the kernel."""
-        return Claim(self.key, self.signature_scheme, self.spec.env, make_rlimits(self.spec.limits), self.context)
+        env = context_env(self.spec) if self.context else self.spec.env
+        return Claim(self.key, self.signature_scheme, env, make_rlimits(self.spec.limits), self.context)
 
 
 class Templates:

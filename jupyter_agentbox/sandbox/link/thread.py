@@ -58,11 +58,16 @@ class LinkThread:
             return await work
         return await asyncio.wrap_future(self.submit(work))
 
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run ``work`` as a background task and log its errors. Call on the link thread only."""
+    def spawn(self, work: Coroutine[Any, Any, Any], *, is_awaited: bool = False) -> asyncio.Task[Any]:
+        """Run ``work`` as a background task. Call on the link thread only.
+
+        Its errors are logged, unless the caller awaits it (`is_awaited`) and so gets them.
+        """
         task = self.loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._tasks.discard)
+        if not is_awaited:
+            task.add_done_callback(log_failure)
         return task
 
     async def repeat(self, interval: float, work: Callable[[], Awaitable[None]]) -> None:
@@ -74,12 +79,13 @@ class LinkThread:
             except Exception:
                 log.exception("a periodic task failed; it runs again at the next interval")
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            is_known = isinstance(error, AgentboxError)
-            log.error("a background task failed: %s", error, exc_info=None if is_known else error)
+
+def log_failure(task: asyncio.Task[Any]) -> None:
+    """Log the error of a background task that has ended."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        is_known = isinstance(error, AgentboxError)
+        log.error("a background task failed: %s", error, exc_info=None if is_known else error)
 
 
 def on_link_thread(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:

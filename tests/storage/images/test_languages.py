@@ -97,6 +97,7 @@ def test_an_interrupt_and_an_error_in_each_language(api: Api, box: str) -> None:
     for language, slow, wrong, name in (
         ("R", "Sys.sleep(60)", "stop('no')", "ERROR"),
         ("bash", "sleep 60", "false", ""),
+        ("javascript", "for (;;) {}", "throw new Error('no')", "Error"),
     ):
         late = api.ok("POST", f"{box}/code", {"code": slow, "language": language, "timeout": 2}, timeout=120)
         assert late["status"] == "timed_out", late
@@ -157,6 +158,20 @@ def test_packages_of_each_language_come_through_the_gate(api: Api, box: str) -> 
     assert done["refused"] or "repository" in done["message"], done
 
 
+@pytest.mark.network
+def test_a_sandbox_is_created_with_packages_of_each_manager(api: Api, mirror: Mirror) -> None:
+    make_r_repository(mirror.folder)
+    names = ["npm:left-pad@1.3.0", "six", "R:made.here"]
+    info = api.ok("POST", "/sandboxes", {"profile": "r", "packages": names}, timeout=300)
+    made = f"/sandboxes/{info['id']}"
+    assert run(api, made, "import six; print('six' in six.__file__)")["stdout"] == "True\n"
+    assert run(api, made, "cat(made.here::where())", language="R")["stdout"] == "on this machine"
+    assert run(api, made, "node -p \"require('left-pad')('x', 3)\"", language="bash")["stdout"] == "  x\n"
+    api.ok("DELETE", made)
+    error = api.fails(409, "POST", "/sandboxes", {"profile": "r", "packages": ["R:notThere"]}, timeout=300)
+    assert "not installed: notThere" in error["message"]
+
+
 R_PACKAGE = {
     "DESCRIPTION": (
         "Package: made.here\nVersion: 1.2\nTitle: Says Where\nDescription: Says where it was made.\n"
@@ -169,7 +184,7 @@ R_PACKAGE = {
 
 def make_r_repository(folder: Path) -> None:
     contrib = folder / "src" / "contrib"
-    contrib.mkdir(parents=True)
+    contrib.mkdir(parents=True, exist_ok=True)
     with tarfile.open(contrib / "made.here_1.2.tar.gz", "w:gz") as tar:
         for name, text in R_PACKAGE.items():
             member = tarfile.TarInfo(f"made.here/{name}")
@@ -216,6 +231,28 @@ def test_an_agent_makes_a_sandbox_of_an_image_and_runs_its_languages(server: Ser
             assert none.structured_content["field"] == "image"
 
     asyncio.run(asyncio.wait_for(work(), 240))
+
+
+def test_what_is_not_there_names_the_image_that_has_it(api: Api) -> None:
+    info = api.ok("POST", "/sandboxes", {"env": {"PATH": "/nonexistent"}})
+    bare = f"/sandboxes/{info['id']}"
+    error = api.fails(400, "POST", f"{bare}/code", {"code": "1", "language": "R"})
+    assert 'with image="r"; `jupyter agentbox image build r`' in error["message"]
+    for manager, image in (("R", "r"), ("npm", "javascript")):
+        done = api.ok("POST", f"{bare}/packages", {"packages": ["jsonlite"], "manager": manager})
+        assert f'{manager} is not installed in this sandbox. Create the sandbox with image="{image}"' in done["message"]
+    api.ok("DELETE", bare)
+    error = api.fails(400, "POST", "/sandboxes", {"packages": ["cran:jsonlite"]})
+    assert "prefixes are npm: and R:" in error["message"]
+
+
+def test_output_for_programs_has_no_colours_unless_they_want_them(api: Api, box: str) -> None:
+    for context in ("default", "second-python"):
+        assert run(api, box, "import os; print(os.environ['NO_COLOR'])", context=context)["stdout"] == "1\n"
+    info = api.ok("POST", "/sandboxes", {"env": {"NO_COLOR": ""}})
+    ran = api.ok("POST", f"/sandboxes/{info['id']}/code", {"code": "import os; print([os.environ['NO_COLOR']])"})
+    assert ran["stdout"] == "['']\n"
+    api.ok("DELETE", f"/sandboxes/{info['id']}")
 
 
 def test_an_image_may_be_refused_and_must_be_there(api: Api, env: Env) -> None:
