@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from jupyter_agentbox.kernels.runner import Runner, Target
 from jupyter_agentbox.models import CodeRequest, ContextRequest
 from jupyter_agentbox.models.outputs import (
@@ -20,6 +22,7 @@ from jupyter_agentbox.service.managed_sandbox import ManagedSandbox
 from jupyter_agentbox.spec import MIB
 
 from .call import Call
+from .images import Images
 from .routes import READY, EventStream, route
 
 EVENTS = {
@@ -62,7 +65,7 @@ async def run_code(call: Call) -> CodeResult:
     """
     body: CodeRequest = call.body
     async with call.use() as managed:
-        return await Runner.shared().run(
+        result = await Runner.shared().run(
             _place(managed),
             body.code,
             context=body.context,
@@ -71,6 +74,7 @@ async def run_code(call: Call) -> CodeResult:
             limits=_limits(body),
             keep_running=body.keep_running,
         )
+        return await Images(managed, body.image_pixels, body.image_bytes).fit_result(result)
 
 
 @route(
@@ -85,6 +89,7 @@ async def stream_code(call: Call) -> EventStream:
 async def _stream(call: Call) -> EventStream:
     body: CodeRequest = call.body
     async with call.use() as managed:
+        images = Images(managed, body.image_pixels, body.image_bytes)
         yield READY
         async for event in Runner.shared().stream(
             _place(managed),
@@ -95,6 +100,10 @@ async def _stream(call: Call) -> EventStream:
             limits=_limits(body),
             keep_running=body.keep_running,
         ):
+            if isinstance(event, (DisplayEvent, ResultEvent)):
+                event = msgspec.structs.replace(event, display=await images.fit_display(event.display))
+            elif isinstance(event, DoneEvent):
+                event = DoneEvent(await images.fit_result(event.result))
             yield str(event.__struct_config__.tag), event
 
 

@@ -8,6 +8,9 @@ from msgspec import Meta
 
 from .base import Body, Name
 
+ImagePixels = Annotated[int, Meta(ge=16, le=65_535)]
+ImageBytes = Annotated[int, Meta(ge=1000, le=64 * 1024 * 1024)]
+
 
 class CodeRequest(Body, frozen=True):
     """Code to run in a persistent kernel.
@@ -31,6 +34,10 @@ class CodeRequest(Body, frozen=True):
         Maximum number of bytes kept of all displays together, and of the result.
     displays : int
         Maximum number of displays kept.
+    image_pixels, image_bytes : int, optional
+        Maximum number of pixels of an image's side, and of its bytes; null for no limit. A larger image is saved in the
+        directory `agentbox-images` of the workspace, and reduced with the sandbox's Pillow. Without Pillow, it is left
+        out. `full_image` of its display says where it is.
     keep_running : bool
         Let the code run on when the client disconnects, instead of interrupting it.
     """
@@ -42,6 +49,8 @@ class CodeRequest(Body, frozen=True):
     stream_bytes: Annotated[int, Meta(ge=0, le=64 * 1024 * 1024)] = 1024 * 1024
     display_bytes: Annotated[int, Meta(ge=0, le=64 * 1024 * 1024)] = 10 * 1024 * 1024
     displays: Annotated[int, Meta(ge=0, le=10_000)] = 1000
+    image_pixels: ImagePixels | None = 2000
+    image_bytes: ImageBytes | None = 1_000_000
     keep_running: bool = False
 
 

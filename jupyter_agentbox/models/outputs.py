@@ -47,6 +47,27 @@ class OutputLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     displays: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 1000
 
 
+class FullImage(msgspec.Struct, frozen=True):
+    """An image that was reduced or left out because it is too large.
+
+    Parameters
+    ----------
+    mime : str
+    bytes : int
+        Its size.
+    width, height : int or None
+        In pixels, if they are known.
+    path : str or None
+        Its path in the workspace. None if it could not be saved there.
+    """
+
+    mime: str
+    bytes: int
+    width: int | None
+    height: int | None
+    path: str | None
+
+
 class Display(msgspec.Struct, frozen=True):
     """A MIME bundle.
 
@@ -59,11 +80,14 @@ class Display(msgspec.Struct, frozen=True):
         As the kernel sent it; values are ``msgspec.Raw``.
     display_id : str or None
         Id by which later updates refer to it.
+    full_image : FullImage or None
+        The full image, if the one in `data` was reduced, or left out because it could not be.
     """
 
     data: dict[str, Any]
     metadata: dict[str, Any] = {}
     display_id: str | None = None
+    full_image: FullImage | None = None
 
 
 class CodeError(msgspec.Struct, frozen=True):

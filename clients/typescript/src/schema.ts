@@ -1397,6 +1397,16 @@ export interface components {
              */
             displays?: number;
             /**
+             * @description Maximum number of pixels of an image's side, and of its bytes; null for no limit. A larger image is saved in the directory `agentbox-images` of the workspace, and reduced with the sandbox's Pillow. Without Pillow, it is left out. `full_image` of its display says where it is.
+             * @default 2000
+             */
+            image_pixels?: number | null;
+            /**
+             * @description Maximum number of pixels of an image's side, and of its bytes; null for no limit. A larger image is saved in the directory `agentbox-images` of the workspace, and reduced with the sandbox's Pillow. Without Pillow, it is left out. `full_image` of its display says where it is.
+             * @default 1000000
+             */
+            image_bytes?: number | null;
+            /**
              * @description Let the code run on when the client disconnects, instead of interrupting it.
              * @default false
              */
@@ -1502,6 +1512,26 @@ export interface components {
              * @default null
              */
             display_id?: string | null;
+            /**
+             * @description The full image, if the one in `data` was reduced, or left out because it could not be.
+             * @default null
+             */
+            full_image?: components["schemas"]["FullImage"] | null;
+        };
+        /**
+         * FullImage
+         * @description An image that was reduced or left out because it is too large.
+         */
+        FullImage: {
+            mime: string;
+            /** @description Its size. */
+            bytes: number;
+            /** @description In pixels, if they are known. */
+            width: number | null;
+            /** @description In pixels, if they are known. */
+            height: number | null;
+            /** @description Its path in the workspace. None if it could not be saved there. */
+            path: string | null;
         };
         /**
          * CodeError

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from jupyter_agentbox.models import Body, FileBytes, HostName, Label, Name, Path, Seconds
+from jupyter_agentbox.models.code import ImageBytes, ImagePixels
 from jupyter_agentbox.models.snapshots import Note, SnapshotId, Title
 
 #: Bytes of text that a tool returns by default, and at most.
@@ -25,6 +26,10 @@ MaxText = Annotated[
     int,
     Meta(ge=100, le=MOST_TEXT, description="Maximum bytes of output; longer output is shortened in the middle."),
 ]
+Pixels = Annotated[
+    ImagePixels, Meta(description="Maximum pixels of an image's side. Larger images are reduced, and saved in full.")
+]
+ImageSize = Annotated[ImageBytes, Meta(description="Maximum bytes of an image, likewise.")]
 FilePath = Annotated[Path, Meta(description="Path in the workspace: relative, or starting with `/workspace/`.")]
 Directory = Annotated[Path, Meta(description="Directory to search recursively; default: the whole workspace.")]
 Limit = Annotated[int, Meta(ge=1, le=10_000, description="Maximum number of results.")]
@@ -124,6 +129,8 @@ class RunCode(Target, frozen=True, kw_only=True):
     ] = None  # fmt: skip
     timeout: Annotated[float, Meta(gt=0, le=86_400, description="Seconds after which it is interrupted.")] = 120.0
     max_output: MaxText = MAX_TEXT
+    image_pixels: Pixels = 2000
+    image_bytes: ImageSize = 1_000_000
 
 
 class Bash(Target, frozen=True, kw_only=True):

@@ -7,7 +7,6 @@ if its first bytes match its type. Whatever is left out is reported.
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,9 +15,10 @@ from urllib.parse import quote
 import msgspec
 from mcp import types
 
+from jupyter_agentbox.api.images import SUFFIXES, SVG, bitmap_size, bitmap_type, decode
 from jupyter_agentbox.models import ErrorAnswer, RefusedHost, long_output
 from jupyter_agentbox.models.long_output import apply_movements
-from jupyter_agentbox.models.outputs import CodeResult, Display
+from jupyter_agentbox.models.outputs import CodeResult, Display, FullImage
 from jupyter_agentbox.spec import MIB, format_size
 
 #: Maximum number of images in one result, and of their bytes together.
@@ -30,12 +30,6 @@ Result = types.CallToolResult
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-_BITMAPS: tuple[tuple[str, bytes], ...] = (
-    ("image/png", b"\x89PNG\r\n\x1a\n"),
-    ("image/jpeg", b"\xff\xd8\xff"),
-    ("image/gif", b"GIF8"),
-)
-_SVG = "image/svg+xml"
 
 
 def to_utf8(text: str) -> str:
@@ -90,13 +84,6 @@ def refusals(refused: Iterable[RefusedHost]) -> str:
 
 
 # -- files -----------------------------------------------------------------------------------------
-
-
-def bitmap_type(content: bytes) -> str | None:
-    """Return the MIME type of an image by its first bytes, or None."""
-    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
-        return "image/webp"
-    return next((mime for mime, magic in _BITMAPS if content.startswith(magic)), None)
 
 
 def image(content: bytes, mime: str) -> types.ImageContent:
@@ -169,11 +156,17 @@ class _Images:
 
     def take(self, display: Display) -> str:
         """Take a display's image, if it has one; otherwise return its text."""
-        for mime in ("image/png", "image/jpeg", "image/gif", _SVG):
+        full = display.full_image
+        is_shown = any(mime in display.data for mime in SUFFIXES)
+        if full is not None:
+            self.notes.append(full_image(full, is_shown))
+            if not is_shown:
+                return ""
+        for mime in SUFFIXES:
             value = display.data.get(mime)
             if isinstance(value, str):
-                content = _bytes_of(value, mime)
-                if content is None:
+                content = decode(value, mime)
+                if content is None or (mime != SVG and bitmap_size(content) is None):
                     self.notes.append(f"[a display omitted: its data is not {mime}]")
                 elif len(self.blocks) >= MAX_IMAGES or self._size + len(content) > MAX_IMAGE_BYTES:
                     self.notes.append(f"[an image of {format_size(len(content))} omitted: too many images]")
@@ -189,15 +182,12 @@ class _Images:
         return f"[a display without a text form: {kinds or 'empty'}]"
 
 
-def _bytes_of(value: str, mime: str) -> bytes | None:
-    if mime == _SVG:
-        head = value[:1000].lstrip().lower()
-        return to_utf8(value).encode() if head.startswith(("<svg", "<?xml", "<!doctype svg", "<!--")) else None
-    try:
-        content = base64.b64decode("".join(value.split()), validate=True)
-    except (binascii.Error, ValueError):
-        return None
-    return content if bitmap_type(content) == mime else None
+def full_image(full: FullImage, is_shown: bool) -> str:
+    """Return a line about an image that was reduced or left out."""
+    pixels = f" of {full.width} x {full.height} pixels" if full.width and full.height else ""
+    place = f"in full: {strip_control(full.path)}" if full.path else "it could not be saved in full"
+    done = "was reduced" if is_shown else "could not be reduced to the limits"
+    return f"[the image{pixels} ({format_size(full.bytes)}) {done}; {place}]"
 
 
 def listing(lines: Sequence[str], note: str | None, is_truncated: bool) -> str:

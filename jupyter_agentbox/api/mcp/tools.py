@@ -16,6 +16,7 @@ import msgspec
 
 from jupyter_agentbox.api import code, commands, files, packages, sandboxes, snapshots
 from jupyter_agentbox.api.call import Call, Chunks
+from jupyter_agentbox.api.images import Images, bitmap_type
 from jupyter_agentbox.api.routes import READY, TABLE, Route
 from jupyter_agentbox.api.service import Service
 from jupyter_agentbox.errors import InvalidRequest, NotAuthorized, NotFound
@@ -45,6 +46,7 @@ from jupyter_agentbox.models import (
 from jupyter_agentbox.models.long_output import OutputText
 from jupyter_agentbox.sandbox.tokens import Verb
 from jupyter_agentbox.service.registry import Caller
+from jupyter_agentbox.spec import MIB
 
 from . import arguments as schemas
 from . import results
@@ -52,6 +54,8 @@ from .results import Result
 
 Work = TypeVar("Work", bound=Callable[..., Awaitable[Result]])
 
+#: Bytes of displays that are received, before images are reduced and text is shortened.
+MAX_DISPLAYS = 32 * MIB
 #: Bytes of the log of a failed installation that are returned.
 MAX_INSTALL_LOG = 4000
 _ROUTES = {route.operation: route for route in TABLE}
@@ -296,6 +300,9 @@ async def run_code(context: ToolContext, args: schemas.RunCode) -> Result:
         language=args.language,
         timeout=args.timeout,
         stream_bytes=args.max_output,
+        display_bytes=MAX_DISPLAYS,
+        image_pixels=args.image_pixels,
+        image_bytes=args.image_bytes,
     )
     async with contextlib.aclosing(context.events(code.stream_code, args, body=body)) as events:
         async for name, event in events:
@@ -377,11 +384,11 @@ async def install(context: ToolContext, args: schemas.Install) -> Result:
 async def read(context: ToolContext, args: schemas.Read) -> Result:
     """Read a text file or a part of it. An image file is returned as an image."""
     content, found = await _part(context, args, args.path, args.offset, args.length)
-    mime = results.bitmap_type(content) if found.offset == 0 else None
+    mime = bitmap_type(content) if found.offset == 0 else None
     if mime is not None and found.truncated and found.size <= schemas.MAX_PART:
         content, found = await _part(context, args, args.path, 0, schemas.MAX_PART)
     if mime is not None and not found.truncated:
-        return results.answer(results.image(content, mime))
+        return results.answer(*await _image(context, args, content, mime, found.path))
     text = results.whole_text(content, not found.truncated)
     if text is None:
         return results.answer(f"{found.path} is not text ({found.size:,} bytes); use download", is_error=True)
@@ -390,6 +397,18 @@ async def read(context: ToolContext, args: schemas.Read) -> Result:
     end = found.offset + len(text.encode())
     more = f"; continue at offset {end}" if end < found.size else ""
     return results.answer(text, f"[bytes {found.offset} to {end} of {found.size}{more}]")
+
+
+async def _image(
+    context: ToolContext, args: schemas.Target, content: bytes, mime: str, path: str | None = None
+) -> tuple[str | results.Block, ...]:
+    """Return the parts of a result for an image, which is reduced if it is large."""
+    call = await context.make(files.read_file, args)
+    managed = await call.sandboxes.registry.peek(call.id, caller=call.caller)
+    limits = CodeRequest("")
+    reduced, full = await Images(managed, limits.image_pixels, limits.image_bytes).fit(content, mime, path)
+    shown = [results.image(reduced, bitmap_type(reduced) or mime)] if reduced is not None else []
+    return (*shown, results.full_image(full, reduced is not None)) if full is not None else tuple(shown)
 
 
 async def _part(context: ToolContext, args: schemas.Target, path: str, offset: int, length: int) -> tuple[bytes, Any]:
@@ -515,5 +534,6 @@ async def http_request(context: ToolContext, args: schemas.HttpCall) -> Result:
     if found.encoding == "utf-8":
         return results.answer(head, results.shorten(found.body, args.max_output), note)
     content = msgspec.convert(found.body, bytes)
-    mime = results.bitmap_type(content)
-    return results.answer(head, results.image(content, mime) if mime else results.resource("body", content), note)
+    mime = bitmap_type(content)
+    parts = await _image(context, args, content, mime) if mime and not note else [results.resource("body", content)]
+    return results.answer(head, *parts, note)

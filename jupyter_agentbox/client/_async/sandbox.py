@@ -236,6 +236,8 @@ class AsyncSandbox:
         stream_bytes: int = 1024 * 1024,
         display_bytes: int = 10 * 1024 * 1024,
         displays: int = 1000,
+        image_pixels: int | None = 2000,
+        image_bytes: int | None = 1_000_000,
         keep_running: bool = False,
     ) -> CodeResult:
         """Run code in a persistent kernel. In a notebook's sandbox, ``default`` is the notebook's own kernel.
@@ -248,6 +250,9 @@ class AsyncSandbox:
             Seconds after which the code is interrupted.
         stream_bytes, display_bytes, displays : int
             Maximum bytes of each output stream and of all displays, and maximum number of displays.
+        image_pixels, image_bytes : int or None
+            Maximum pixels of an image's side, and maximum bytes of an image. Larger images are reduced; see
+            ``Display.full_image``. None for no limit.
         keep_running : bool
             Let the code run on when the client disconnects.
         """
@@ -259,6 +264,8 @@ class AsyncSandbox:
             stream_bytes=stream_bytes,
             display_bytes=display_bytes,
             displays=displays,
+            image_pixels=image_pixels,
+            image_bytes=image_bytes,
             keep_running=keep_running,
         )
         limit = _NO_TIMEOUT if timeout is None else timeout
@@ -274,6 +281,8 @@ class AsyncSandbox:
         stream_bytes: int = 1024 * 1024,
         display_bytes: int = 10 * 1024 * 1024,
         displays: int = 1000,
+        image_pixels: int | None = 2000,
+        image_bytes: int | None = 1_000_000,
         keep_running: bool = False,
     ) -> AsyncStream[Event]:
         """Run code and open a stream of its outputs. The last event is a DoneEvent with the result."""
@@ -285,6 +294,8 @@ class AsyncSandbox:
             stream_bytes=stream_bytes,
             display_bytes=display_bytes,
             displays=displays,
+            image_pixels=image_pixels,
+            image_bytes=image_bytes,
             keep_running=keep_running,
         )
         return await self._connection.events("POST", f"{self._path}/code/stream", code_decoders(), "done", body=body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import io
 import json
 import re
 from typing import Any
@@ -14,6 +15,7 @@ import httpx2
 import pytest
 import requests
 from mcp import Client, MCPError
+from PIL import Image
 from support.harness import wait_until
 from support.mcp_client import MODES, Endpoint, text_of, upload_in_parts
 
@@ -253,6 +255,53 @@ def test_what_is_long_or_silent_tells_that_it_goes_on(endpoint: Endpoint, box: s
     endpoint.run(test, mode=mode)
 
 
+def test_large_images_are_reduced_and_saved_in_full(endpoint: Endpoint, box: str) -> None:
+    noise = (
+        "import numpy\nfrom PIL import Image\nfrom IPython.display import display\n"
+        "full = Image.fromarray(numpy.random.default_rng(1).integers(0, 255, (1500, 3000, 3), 'uint8'))\n"
+        "display(full)\nfull.crop((0, 0, 3000, 300)).save('mine.png')"
+    )
+    plot = "import matplotlib.pyplot as plt\nplt.figure(figsize=(30, 20), dpi=200)\nplt.plot([1, 3, 2])\nplt.show()"
+
+    def size_of(result: Any) -> tuple[int, int]:
+        (block,) = [block for block in result.content if block.type == "image"]
+        content = base64.b64decode(block.data)
+        assert len(content) <= 1_000_000
+        shown = Image.open(io.BytesIO(content))
+        assert Image.MIME[str(shown.format)] == block.mime_type
+        return shown.size
+
+    async def test(client: Client) -> None:
+        shown = await client.call_tool("run_code", {"code": noise})
+        width, height = size_of(shown)
+        assert max(width, height) <= 2000
+        assert width == pytest.approx(2 * height, abs=2)
+        found = re.search(r"the image of 3000 x 1500 pixels \(.* MiB\) was reduced; in full: (\S+)]", text_of(shown))
+        assert found is not None, text_of(shown)
+        same = f"import numpy\nprint((numpy.asarray(Image.open('{found[1]}')) == numpy.asarray(full)).all())"
+        assert text_of(await client.call_tool("run_code", {"code": same})) == "True"
+        read = await client.call_tool("read", {"path": "mine.png"})
+        assert max(size_of(read)) <= 2000
+        assert "was reduced; in full: mine.png]" in text_of(read)
+
+        limits = {"image_pixels": 100, "image_bytes": 20_000}
+        small = await client.call_tool("run_code", {"code": "display(full)", **limits})
+        assert max(size_of(small)) <= 100
+        assert max(size_of(await client.call_tool("run_code", {"code": plot}))) == 2000
+        # What cannot be decoded, or would take too much memory.
+        bad = (
+            "import base64, struct\nfor sides in ((3000, 3000), (60000, 60000), (0, 9)):\n"
+            "    data = b'\\x89PNG\\r\\n\\x1a\\n\\0\\0\\0\\rIHDR' + struct.pack('>II', *sides) + bytes(99)\n"
+            "    display({'image/png': base64.b64encode(data).decode(), 'text/plain': 'x'}, raw=True)\n"
+            "display({'image/svg+xml': '<svg>' + ' ' * 2_000_000}, raw=True)"
+        )
+        left_out = await client.call_tool("run_code", {"code": bad})
+        assert [block.type for block in left_out.content] == ["text"]
+        assert text_of(left_out).count("could not be reduced to the limits; in full: agentbox-images/") == 4
+
+    endpoint.run(test)
+
+
 def test_an_edit_keeps_the_line_ends_of_the_file(endpoint: Endpoint, box: str) -> None:
     async def test(client: Client) -> None:
         for first, after in ((b"", b""), (b"\xef\xbb\xbf", b"c = 4\n")):
@@ -322,7 +371,7 @@ def test_output_is_bounded_and_harmless(endpoint: Endpoint, box: str) -> None:
         many = await client.call_tool(
             "run_code",
             {"code": "import base64\nfor i in range(25):\n    display({'image/png': base64.b64encode("
-             "b'\\x89PNG\\r\\n\\x1a\\n' + bytes(10)).decode()}, raw=True)"},
+             "b'\\x89PNG\\r\\n\\x1a\\n\\0\\0\\0\\rIHDR' + bytes([0, 0, 0, 9] * 2)).decode()}, raw=True)"},
         )  # fmt: skip
         assert len([block for block in many.content if block.type == "image"]) == 20
         assert text_of(many).count("omitted: too many images]") == 5

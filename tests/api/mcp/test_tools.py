@@ -105,7 +105,8 @@ def test_commands(endpoint: Endpoint, box: str, mode: str) -> None:
 
 
 def test_files(endpoint: Endpoint, box: str) -> None:
-    png = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(50_000)).decode()
+    header = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes([0, 0, 0, 9] * 2)
+    png = base64.b64encode(header + bytes(50_000)).decode()
 
     async def test(client: Client) -> None:
         async def call(tool: str, **arguments: object) -> str:
