@@ -51,6 +51,7 @@ def test_every_dependency_is_used_and_justified() -> None:
     used = set().union(*(imported(path) for path in MODULES)) - sys.stdlib_module_names - {"jupyter_agentbox", "guest"}
     # The kernel's process has its own; ours is that of ipykernel.
     used -= {"zmq", "pexpect", "_agentbox"}
+    used -= {"PIL"}  # of a program that runs inside
     used -= {"pytest"}  # of the suite for runtimes, which whoever runs it has
     assert used <= required
 
