@@ -90,6 +90,7 @@ KEYS = {
     "disk": "like `memory`; for files written outside of the notebook's own folder",
     "allowed_hosts": "patterns and presets, within those of the profile (in a request) or of `Policy.allowed_hosts`",
     "hidden_files": "patterns of names. A request adds to its profile's; a profile replaces `Policy.hidden_files`",
+    "read_only_files": "the same with `Policy.read_only_files`",
     "workspace": "`folder` (the notebook's own) or `private`. A request can only change it to `private`",
     "lease_timeout": "seconds",
     "freeze_after": "seconds of inactivity after which the sandbox is frozen; 0 for never",

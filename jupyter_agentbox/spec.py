@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jupyter_agentbox.names import HIDDEN_FILES, READ_ONLY_FILES
+
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
@@ -186,7 +188,9 @@ class SandboxSpec:
     workspace : Path or None
         Host folder mounted at ``/workspace``, or None for a private one.
     hidden : tuple of str
-        Shell patterns of workspace entries that stay hidden; empty hides nothing.
+        Patterns of workspace entries that stay hidden; empty hides nothing. See :class:`~jupyter_agentbox.names.Names`.
+    read_only : tuple of str
+        Patterns of workspace entries that are visible, but cannot be changed.
     env : mapping of str to str
         The complete environment of programs inside.
     is_root : bool
@@ -236,7 +240,8 @@ class SandboxSpec:
     root: Path | None = None
     mounts: tuple[Mount, ...] = ()
     workspace: Path | None = None
-    hidden: tuple[str, ...] = (".*",)
+    hidden: tuple[str, ...] = HIDDEN_FILES
+    read_only: tuple[str, ...] = READ_ONLY_FILES
     env: Mapping[str, str] = field(default_factory=dict)
     is_root: bool = False
     accept_unenforced: frozenset[str] = frozenset()

@@ -114,4 +114,4 @@ def test_the_package_has_thirteen_rooms() -> None:
     rooms = {path.parent.name for path in PACKAGE.glob("*/*.py")}
     files = {path.name for path in PACKAGE.glob("*.py")}
     assert len(rooms) == 13
-    assert files == {"__init__.py", "errors.py", "spec.py", "linux.py"}
+    assert files == {"__init__.py", "errors.py", "spec.py", "linux.py", "names.py"}

@@ -1,6 +1,6 @@
 """Serve the claim of a sandbox that was started in advance, before any user's code runs in it.
 
-Until the claim, PID 1 may mount. The claim mounts the work folder, covers its hidden entries, lowers the limits of
+Until the claim, PID 1 may mount. The claim mounts the work folder, covers its entries, lowers the limits of
 programs, and gives up the right to mount for good. Any failure ends the sandbox.
 """
 
@@ -27,7 +27,7 @@ class Claim:
     """Claim of a waiting sandbox. It can be made only once.
 
     From the host, as JSON messages on a stream of kind ``claim``: any number of
-    ``{"masks": [[path, is_folder], ...]}``, then ``{"rlimits": {...}, "lease": seconds}``, which is answered by
+    ``{"masks": [[path, kind], ...]}``, then ``{"rlimits": {...}, "lease": seconds}``, which is answered by
     ``{"ok": true}``.
 
     Parameters
@@ -66,7 +66,7 @@ class Claim:
             raise ValueError("the sandbox was already claimed")
         self._is_made = True
         mount(SOURCE, WORKSPACE, MS_BIND)
-        cover((path, is_folder) for path, is_folder in self._masks)
+        cover((path, kind) for path, kind in self._masks)
         give_up_mounting()
         for name, value in request["rlimits"].items():
             number = getattr(resource, f"RLIMIT_{name}")

@@ -32,10 +32,10 @@ from traitlets import List, Unicode, default
 
 from jupyter_agentbox import __all__ as PUBLIC
 from jupyter_agentbox.errors import AgentboxError, NotFound, PolicyRefused, TooLarge
+from jupyter_agentbox.names import HIDDEN_FILES, READ_ONLY_FILES, Names
 from jupyter_agentbox.policy.folders import private_directories, program_directories
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.storage.files.guarded import GuardedPaths
-from jupyter_agentbox.storage.files.paths import make_matcher
 
 #: Bytes to read at a time from a file that is downloaded.
 PART = 1024 * 1024
@@ -123,18 +123,24 @@ class AgentboxContentsManager(GuardedFiles, AsyncLargeFileManager):  # type: ign
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        hidden, private = {".*"}, [*private_directories(), *program_directories()]
+        hidden, read_only = set(HIDDEN_FILES), set(READ_ONLY_FILES)
+        private = [*private_directories(), *program_directories()]
         try:
             policy = Policy(parent=self.parent)
         except AgentboxError as error:
             self.log.warning(
-                "The file browser hides only names with a leading dot, because the policy cannot be read: %s", error
+                "The file browser uses the defaults of Policy.hidden_files and Policy.read_only_files, because the"
+                " policy cannot be read: %s",
+                error,
             )
         else:
             hidden.update(policy.hidden_files)
-            hidden.update(*(policy.profile(name).hidden for name in policy.profile_names()))
+            read_only.update(policy.read_only_files)
+            for name in policy.profile_names():
+                hidden.update(policy.profile(name).hidden)
+                read_only.update(policy.profile(name).read_only)
             private.append(policy.state_path)
-        self._is_hidden_name = make_matcher(sorted(hidden))
+        self._names = Names(sorted(hidden), sorted(read_only))
         self._private = [os.path.realpath(folder) for folder in private]
 
     @property
@@ -145,9 +151,7 @@ class AgentboxContentsManager(GuardedFiles, AsyncLargeFileManager):  # type: ign
     def paths_beneath(self, *folders: str) -> GuardedPaths:
         """Return the guarded paths below some folders, with this server's rules for links."""
         linked = [os.path.expanduser(folder) for folder in self.linked_folders]
-        return GuardedPaths(
-            [os.path.abspath(folder) for folder in folders], linked, self._is_hidden_name, self._private
-        )
+        return GuardedPaths([os.path.abspath(folder) for folder in folders], linked, self._names, self._private)
 
     @default("checkpoints")
     def _default_checkpoints(self) -> Any:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jupyter_agentbox.errors import AgentboxError, Conflict, LinkClosed, RuntimeFailed
+from jupyter_agentbox.runtimes.rootfs import has_covers
 from jupyter_agentbox.sandbox.drivers import Kernel
 from jupyter_agentbox.sandbox.link.link import LinkThread
 from jupyter_agentbox.sandbox.manager import SandboxManager
@@ -28,6 +29,7 @@ from jupyter_agentbox.sandbox.sandbox import Sandbox
 from jupyter_agentbox.sandbox.tokens import TokenStore
 from jupyter_agentbox.spec import WORKSPACE, Cause, End, SandboxSpec
 
+from .access_notes import AccessNotes
 from .front.front import Front, OnCommand, WakeHandlers, end_notice
 from .parked_kernel import ParkedKernel, Restoration
 from .warm.starts import WarmStarts
@@ -503,6 +505,7 @@ class SandboxedKernel:
         sandbox.clean_up_with(front.directory)
         self._kernel = kernel
         front.attach(kernel)
+        front.explain = AccessNotes(sandbox.spec, sandbox.workspace).explain if has_covers(sandbox.spec) else None
         front.first_notice, self.first_notice = self.first_notice, ""
         kernel.add_end_callback(lambda: self._ended(kernel))
         if kernel.end is not None:

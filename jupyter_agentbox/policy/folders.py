@@ -7,7 +7,6 @@ own Python. The decisions depend on paths; ``policy.policy`` and ``policy.enviro
 
 from __future__ import annotations
 
-import fnmatch
 import glob
 import os
 import pwd
@@ -20,6 +19,7 @@ from pathlib import Path
 from jupyter_core.paths import jupyter_config_dir, jupyter_data_dir, jupyter_runtime_dir
 
 from jupyter_agentbox.errors import InvalidRequest, PolicyRefused
+from jupyter_agentbox.names import Names
 
 #: Host directories in every curated root. Nothing below them needs a mount.
 SYSTEM_DIRS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -106,7 +106,7 @@ def check_workspace(
     folder : Path
         The notebook's folder.
     hidden : sequence of str
-        Shell patterns of entries that the runtime hides.
+        Patterns of entries that the runtime hides.
     allowed : sequence of str
         The administrator's list. The folder must be one of these or below one. If the list is empty, any folder is
         allowed except system directories, folders that other users can write to, and homes themselves. The latter two
@@ -165,10 +165,11 @@ def check_workspace(
             )
         if not is_beneath(own, [real]):
             continue
-        first, *deeper = os.path.relpath(own, real).split("/")
-        if first != "." and any(fnmatch.fnmatchcase(first, pattern) for pattern in names):
+        first, *deeper = parts = os.path.relpath(own, real).split("/")
+        if first != "." and Names(names).is_hidden(parts):
             continue
-        if first == "." or deeper:
+        # A folder with a leading dot is hidden whole. Another one cannot be, and code inside could replace it.
+        if first == "." or (deeper and not first.startswith(".")):
             raise PolicyRefused(
                 f"Cannot use the work folder {folder}: it contains {directory}, which the Jupyter server uses, so code "
                 "in a sandbox could escape. Move the notebook to a folder of its own",

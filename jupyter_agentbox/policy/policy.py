@@ -33,6 +33,7 @@ from traitlets.config import Config, LoggingConfigurable
 
 from jupyter_agentbox.egress import PROXY_ENV, presets
 from jupyter_agentbox.errors import AgentboxError, InvalidConfig, InvalidRequest, PolicyRefused
+from jupyter_agentbox.names import HIDDEN_FILES, READ_ONLY_FILES
 from jupyter_agentbox.spec import GIB, LIMIT_NAMES, OWN_HOSTS, Grant, Limits, Mount, SandboxSpec, WarmStart
 from jupyter_agentbox.storage.images import ImageStore
 
@@ -103,8 +104,8 @@ class Policy(LoggingConfigurable):
         key_trait=Unicode(),
         help="""Named sets of values that users choose from. Keys: ``memory``, ``cpus``, ``processes``, ``disk``,
         ``lease_timeout``, ``freeze_after``, ``allowed_hosts`` (within ``Policy.allowed_hosts``), ``private_hosts``,
-        ``hidden_files`` (``[]`` shows all), ``workspace`` (``'folder'`` or ``'private'``), ``env``, ``mounts``,
-        ``root`` (an image directory), ``is_root``, ``runtime``, ``image`` (a name),
+        ``hidden_files`` (``[]`` shows all), ``read_only_files``, ``workspace`` (``'folder'`` or ``'private'``),
+        ``env``, ``mounts``, ``root`` (an image directory), ``is_root``, ``runtime``, ``image`` (a name),
         ``python`` (a Python environment of the host, read-only), ``init`` (shell commands that run first),
         ``services`` (list of ``{"name": ..., "line": ..., "ready": ...}``), ``preload`` (modules that templates import
         in advance), ``pool_size``. A profile inherits all other values from Policy.
@@ -121,7 +122,20 @@ class Policy(LoggingConfigurable):
         False, help="Whether profiles may set ``is_root``: code is uid 0 inside, so that ``apt-get install`` works."
     ).tag(config=True)
     hidden_files = List(
-        Unicode(), [".*"], help="Shell patterns of names that are hidden inside, at any depth of the notebook's folder."
+        Unicode(),
+        list(HIDDEN_FILES),
+        help="""Names that are hidden inside, at any depth of the notebook's folder: secrets. A pattern is a name with
+        ``*``, ``?`` and ``[...]``, or several separated by slashes (``.config/gcloud``), and is compared without regard
+        to case. To add to the default: ``c.Policy.hidden_files.append('*.pem')``. ``['.*']`` hides all names with a
+        leading dot.""",
+    ).tag(config=True)
+    read_only_files = List(
+        Unicode(),
+        list(READ_ONLY_FILES),
+        help="""Names that are visible and cannot be changed inside, at any depth of the notebook's folder, because
+        programs outside run them: hooks, start-up files, settings of editors and agents. Patterns as in
+        ``hidden_files``, where ``**`` also stands for any number of names. They do not apply in ``node_modules`` and
+        ``site-packages``.""",
     ).tag(config=True)
     allowed_workspaces = List(
         Unicode(),
@@ -302,7 +316,10 @@ class Policy(LoggingConfigurable):
         """Reject settings whose values are invalid, or inconsistent with each other."""
         for key in LIMIT_NAMES:
             read({key: getattr(self, f"max_{key}")}, PROFILE_KEYS, f"Policy.max_{key}", InvalidConfig)
-        own = {name: getattr(self, name) for name in ("hidden_files", "mounts", "env", "lease_timeout", "freeze_after")}
+        own = {
+            name: getattr(self, name)
+            for name in ("hidden_files", "read_only_files", "mounts", "env", "lease_timeout", "freeze_after")
+        }
         read(own, PROFILE_KEYS, "Policy", InvalidConfig)
         for name in ("park_kernels_after", "keep_ended_for"):
             read({"freeze_after": getattr(self, name)}, PROFILE_KEYS, f"Policy.{name}", InvalidConfig)
@@ -388,6 +405,7 @@ class Policy(LoggingConfigurable):
             root=values.get("root"),
             is_root=values.get("is_root", False),
             hidden=values.get("hidden_files", tuple(self.hidden_files)),
+            read_only=values.get("read_only_files", tuple(self.read_only_files)),
             is_private=values.get("workspace", False),
             env={**self.env, **values.get("env", {})},
             mounts=(*read_mounts(self.mounts), *values.get("mounts", ())),
@@ -510,6 +528,7 @@ class Policy(LoggingConfigurable):
             profile = replace(profile, python=executable, kernels=find_kernels(executable))
         limits = self._narrow_limits(profile, requested)
         hidden = tuple(dict.fromkeys((*profile.hidden, *requested.get("hidden_files", ()))))
+        read_only = tuple(dict.fromkeys((*profile.read_only, *requested.get("read_only_files", ()))))
         private_dirs = (*private_directories(), self.state_path, *private)
         folder = None
         if workspace is not None and not (profile.is_private or requested.get("workspace", False)):
@@ -526,6 +545,7 @@ class Policy(LoggingConfigurable):
             mounts=mounts,
             workspace=folder,
             hidden=hidden,
+            read_only=read_only,
             env=kernel_environment(
                 os.environ,
                 limits=limits,

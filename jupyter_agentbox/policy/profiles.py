@@ -18,6 +18,7 @@ import msgspec
 
 from jupyter_agentbox.egress import presets, rules
 from jupyter_agentbox.errors import AgentboxError
+from jupyter_agentbox.names import HIDDEN_FILES, READ_ONLY_FILES
 from jupyter_agentbox.spec import (
     GUEST_DIR,
     KIB,
@@ -63,8 +64,8 @@ class Profile:
         Image directory to use as root.
     is_root : bool
         Whether user code is uid 0 inside.
-    hidden : tuple of str
-        Patterns of entries of the work folder to hide.
+    hidden, read_only : tuple of str
+        Patterns of entries of the work folder to hide, and to make read-only.
     is_private : bool
         Whether the work folder is a private one, never the notebook's.
     env : mapping
@@ -93,7 +94,8 @@ class Profile:
     runtime: str
     root: Path | None = None
     is_root: bool = False
-    hidden: tuple[str, ...] = (".*",)
+    hidden: tuple[str, ...] = HIDDEN_FILES
+    read_only: tuple[str, ...] = READ_ONLY_FILES
     is_private: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
@@ -131,11 +133,14 @@ def _read_texts(value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _read_hidden(value: object) -> tuple[str, ...]:
+def _read_patterns(value: object) -> tuple[str, ...]:
     patterns = _read_texts(value)
     for pattern in patterns:
-        if "/" in pattern:
-            raise ValueError(f"{pattern!r} contains a slash: use a pattern for names, such as '.*'")
+        if any(part in ("", ".", "..") for part in pattern.split("/")):
+            raise ValueError(
+                f"{pattern!r} must be a name or names separated by single slashes, such as '.config/gcloud'. It is "
+                "compared at any depth of the work folder"
+            )
     return patterns
 
 
@@ -253,7 +258,8 @@ REQUEST_KEYS: Mapping[str, Callable[[object], Any]] = {
     "processes": _read_count,
     "disk": parse_size,
     "allowed_hosts": _read_hosts,
-    "hidden_files": _read_hidden,
+    "hidden_files": _read_patterns,
+    "read_only_files": _read_patterns,
     "workspace": _read_workspace,
     "lease_timeout": _read_number,
     "image": _read_text,

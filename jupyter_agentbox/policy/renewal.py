@@ -62,9 +62,14 @@ def reapply_policy(
                 f"the sandbox mounts the folder {then.workspace}, but its profile now allows only private folders",
                 setting=f"{setting}['workspace']",
             )
-        if shown := [pattern for pattern in profile.hidden if pattern not in then.hidden]:
+        if shown := _find_new(profile.hidden, then.hidden):
             raise PolicyRefused(
                 f"the sandbox shows files that policy now hides ({', '.join(shown)})", setting="Policy.hidden_files"
+            )
+        if writable := _find_new(profile.read_only, (*then.hidden, *then.read_only)):
+            raise PolicyRefused(
+                f"the sandbox can write files that policy now makes read-only ({', '.join(writable)})",
+                setting="Policy.read_only_files",
             )
     private = (*private_directories(), policy.state_path)
     for mount in then.mounts:
@@ -96,6 +101,12 @@ def reapply_policy(
         min_free_disk=policy.min_free_disk,
         owner=owner,
     )
+
+
+def _find_new(patterns: Sequence[str], earlier: Sequence[str]) -> list[str]:
+    """Return the patterns that match more than the earlier ones. Of these, only a plain prefix counts as wider."""
+    prefixes = tuple(each[:-1] for each in earlier if each[1:].endswith("*") and not set(each[:-1]) & set("*?[/"))
+    return [pattern for pattern in patterns if pattern not in earlier and not pattern.startswith(prefixes)]
 
 
 def keep_hosts(policy: Policy, new: SandboxSpec, before: SandboxSpec) -> SandboxSpec:

@@ -264,8 +264,8 @@ class Runtime(LoggingConfigurable, metaclass=_Meta):  # type: ignore[metaclass]
         """
         raise RuntimeUnavailable(f"the runtime {self.name!r} does not support prestarted sandboxes")
 
-    def read_covered(self, directory: Path) -> list[tuple[str, bool]]:
-        """Return the hidden entries in the folder of a ``claimed`` sandbox, and whether each is a folder."""
+    def read_covered(self, directory: Path) -> list[tuple[str, str]]:
+        """Return the covered entries in the folder of a ``claimed`` sandbox, and how each is covered."""
         return []
 
     @abc.abstractmethod

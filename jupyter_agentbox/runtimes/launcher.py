@@ -24,17 +24,29 @@ if TYPE_CHECKING:  # importing typing would be slow
     from collections.abc import Callable
     from typing import Any
 
+    from jupyter_agentbox.names import Names
+
+    Patterns = tuple[list[str], list[str]]
+
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 PR_SET_NO_NEW_PRIVS = 38
 SYS_MOUNT_SETATTR = 442
 AT_FDCWD, AT_RECURSIVE = -100, 0x8000
+MNT_DETACH = 2
 SYS_OPEN_TREE, SYS_MOVE_MOUNT = 428, 429
 OPEN_TREE_CLONE, MOVE_MOUNT_EMPTY_PATHS = 1, 0x04 | 0x40
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 
-#: Limits on covered hidden entries. Each cover is a mount, and the stage stores the bytes of all paths.
+#: How an entry of the work folder is covered: an empty folder or a note in the place of a hidden folder or file; a
+#: read-only file or folder; a folder that contains read-only entries and must not be renamed; and a name that must not
+#: be created.
+HIDDEN_FOLDER, HIDDEN_FILE, READ_ONLY, HELD, BLOCKED = "d", "f", "r", "h", "b"
+#: Names of a Git directory in which a placeholder keeps code inside from creating the missing ones.
+GIT_HEAD = "HEAD"
+
+#: Limits on covered entries. Each cover is a mount, and the stage stores the bytes of all paths.
 MAX_COVERS, MAX_COVER_BYTES = 10_000, 4 << 20
 #: Maximum bytes of one path in the work folder, because code inside has to be able to name it.
 MAX_COVER_PATH = 4000
@@ -158,22 +170,12 @@ def open_without_links(path: str) -> int:
     return handle
 
 
-def make_matcher(patterns: list[str]) -> "Callable[[str], bool]":
-    """Return a predicate on names. The usual patterns, a prefix and a star, do not import regular expressions."""
-    if all(pattern[-1:] == "*" and not set(pattern[:-1]) & set("*?[") for pattern in patterns):
-        prefixes = tuple(pattern[:-1] for pattern in patterns)
-        return lambda name: name.startswith(prefixes)
-    import fnmatch
-
-    return lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
 class Refused(Exception):
     """The work folder cannot be used. The message is for the user who starts the sandbox."""
 
 
 class Search:
-    """A search for every hidden entry beneath a folder, at any depth.
+    """A search for every entry beneath a folder that must be covered, at any depth.
 
     If the search cannot be completed, the folder is refused. No link is followed. A hidden folder is covered as a
     whole, so its contents are not read. A folder that cannot be listed counts as hidden.
@@ -182,110 +184,144 @@ class Search:
     ----------
     top : str
         Path of the folder to search.
-    is_hidden : callable
-        Predicate on names.
+    names : Names
+        The classes of names; see :mod:`jupyter_agentbox.names`.
     folder : str
-        Name of the folder in a refusal.
+        The folder's path on the host, for refusals and for links.
     """
 
-    def __init__(self, top: str, is_hidden: "Callable[[str], bool]", folder: str) -> None:
-        self.found: list[tuple[str, bool]] = []
+    def __init__(self, top: str, names: "Names", folder: str) -> None:
+        self._found: dict[str, str] = {}
+        self._links: list[str] = []
         self._top = top
-        self._is_hidden = is_hidden
+        self._names = names
         self._folder = folder
         self._seen = self._size = 0
         self._deadline = time.monotonic() + SEARCH_TIME
 
-    def run(self) -> "list[tuple[str, bool]]":
-        """Return the relative paths of hidden entries, and whether each is a folder. Raises Refused."""
-        stack: list[tuple[str, int, list[str]]] = []
+    def run(self) -> "list[tuple[str, str]]":
+        """Return the relative paths of the entries, and how to cover each, in this order. Raises Refused."""
+        # Of each open folder: its path, its handle, and the name and state of the folders in it that are left.
+        stack: list[tuple[str, int, list[tuple[str, Any]]]] = []
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         prefix = ""
         try:
-            stack.append(("", top := os.open(self._top, flags), self._list("", top)))
+            stack.append(("", top := os.open(self._top, flags), self._list("", top, ())))
             while stack:
                 prefix, parent, names = stack[-1]
                 if not names:
                     stack.pop()
                     os.close(parent)
                     continue
-                prefix += names.pop()
+                name, state = names.pop()
+                prefix += name
                 try:
-                    handle = os.open(prefix.rpartition("/")[2], flags, dir_fd=parent)
+                    handle = os.open(name, flags, dir_fd=parent)
                 except OSError as error:
                     if error.errno in (errno.EACCES, errno.EPERM):
-                        self._add(prefix, True)
+                        self._add(prefix, HIDDEN_FOLDER)
                     elif error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                         raise
                     continue  # else: the entry no longer exists, or is no longer a folder
                 stack.append((prefix + "/", handle, []))
-                stack[-1][2].extend(self._list(prefix + "/", handle))
+                stack[-1][2].extend(self._list(prefix + "/", handle, state))
         except OSError as error:
-            raise self._refuse(f"cannot search {prefix[:200]!r} for hidden entries: {error.strerror}") from None
+            raise self._refuse(f"cannot search {prefix[:200]!r}: {error.strerror}") from None
         finally:
             for _, handle, _ in stack:
                 os.close(handle)
-        return self.found
+        self._add_links()
+        held = [path for path, kind in self._found.items() if kind in (READ_ONLY, BLOCKED)]
+        for path in held:
+            while path := path.rpartition("/")[0]:
+                if path in self._found:
+                    break
+                self._add(path, HELD)
+        # A mount hides the mounts that were made beneath its place before it.
+        order = (HELD, READ_ONLY, HIDDEN_FOLDER, HIDDEN_FILE, BLOCKED)
+        return sorted(self._found.items(), key=lambda item: (order.index(item[1]), item[0].count("/"), item[0]))
 
-    def _list(self, prefix: str, handle: int) -> "list[str]":
-        """Record the hidden entries of one folder, and return its other folders."""
-        folders = []
+    def _list(self, prefix: str, handle: int, state: "Any") -> "list[tuple[str, Any]]":
+        """Record the entries of one folder that must be covered, and return its other folders."""
+        folders, step = [], self._names.step
+        is_git = False
         with os.scandir(handle) as entries:
             for entry in entries:
                 self._seen += 1
                 if self._seen % 256 == 0 and time.monotonic() > self._deadline:
                     raise self._refuse(
-                        f"the search for hidden entries took more than {SEARCH_TIME:g} s: it saw {self._seen} entries"
-                        f" and was at {prefix[:200] or '.'!r}"
+                        f"the search for its hidden and read-only entries took more than {SEARCH_TIME:g} s: it saw"
+                        f" {self._seen} entries and was at {prefix[:200] or '.'!r}"
                     )
-                if self._is_hidden(entry.name):
-                    self._add(prefix + entry.name, entry.is_dir(follow_symlinks=False))
-                elif entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.name)
+                kind, below = step(state, entry.name)
+                is_git = is_git or entry.name == GIT_HEAD
+                is_folder = entry.is_dir(follow_symlinks=False)
+                if kind == "hidden":
+                    self._add(prefix + entry.name, HIDDEN_FOLDER if is_folder else HIDDEN_FILE)
+                elif is_folder:
+                    folders.append((entry.name, below))
+                    if kind == "read-only":
+                        self._add(prefix + entry.name, READ_ONLY)
+                elif kind and entry.is_symlink():
+                    self._links.append(prefix + entry.name)
+                elif kind:
+                    self._add(prefix + entry.name, READ_ONLY)
+        if is_git and state:
+            for name in self._names.git_files:
+                if step(state, name)[0] == "read-only" and not _exists(name, handle):
+                    self._add(prefix + name, BLOCKED)
         return folders
 
-    def _add(self, path: str, is_folder: bool) -> None:
-        self.found.append((path, is_folder))
+    def _add_links(self) -> None:
+        """Make what the links with read-only names lead to read-only, if it is in the folder."""
+        top = os.path.realpath(self._folder)
+        for path in self._links:
+            real = os.path.realpath(os.path.join(top, path))
+            if real.startswith(top + "/") and os.path.exists(real):
+                self._found.setdefault(real[len(top) + 1 :], READ_ONLY)
+
+    def _add(self, path: str, kind: str) -> None:
+        self._found[path] = kind
         size = len(os.fsencode(path))
         self._size += size
-        if len(self.found) > MAX_COVERS or self._size > MAX_COVER_BYTES:
-            tops = [found.partition("/")[0] for found, _ in self.found]
+        if len(self._found) > MAX_COVERS or self._size > MAX_COVER_BYTES:
+            tops = [found.partition("/")[0] for found in self._found]
             most = max(set(tops), key=tops.count)
             where = f", {tops.count(most)} of them in {most[:200]!r}" if tops.count(most) > 1 else ""
             raise self._refuse(
-                f"it contains too many hidden entries: {len(self.found)} were found{where}, and at most {MAX_COVERS}"
-                f" with {MAX_COVER_BYTES >> 20} MiB of names can be covered"
+                f"it contains too many hidden and read-only entries: {len(self._found)} were found{where}, and at most"
+                f" {MAX_COVERS} with {MAX_COVER_BYTES >> 20} MiB of names can be covered"
             )
         if size > MAX_COVER_PATH:
-            raise self._refuse(f"the path of the hidden entry {path[:100]!r}... is too long: {size} bytes")
+            raise self._refuse(f"the path {path[:100]!r}... is too long: {size} bytes")
 
     def _refuse(self, why: str) -> Refused:
         return Refused(
             f"Cannot use the work folder {self._folder}: {why}. Use a smaller folder, remove unneeded files, set"
-            ' "workspace": "private", or have hidden_files of the profile hide fewer names'
+            ' "workspace": "private", or have hidden_files and read_only_files of the profile match fewer names'
         )
 
 
-def find_hidden(top: str, is_hidden: "Callable[[str], bool]", folder: str = "") -> "list[tuple[str, bool]]":
-    """Return all hidden entries beneath ``top``; see :class:`Search`. Raises Refused."""
-    return Search(top, is_hidden, folder or top).run()
+def _exists(name: str, folder: int) -> bool:
+    try:
+        os.lstat(name, dir_fd=folder)
+    except FileNotFoundError:
+        return False
+    return True
 
 
-def cover(handle: int, stage: str) -> None:
-    """Mount an empty file or folder over what ``handle`` refers to, which may be a symbolic link itself."""
-    target = f"/proc/self/fd/{handle}"
-    is_folder = stat.S_ISDIR(os.fstat(handle).st_mode)
-    mount(stage + ("/empty" if is_folder else "/nothing"), target, None, MS_BIND)
+def find_entries(top: str, names: "Names", folder: str = "") -> "list[tuple[str, str]]":
+    """Return all entries beneath ``top`` that must be covered, and how; see :class:`Search`. Raises Refused."""
+    return Search(top, names, folder or top).run()
 
 
 def mount_workspace(
-    stage: str, path: str, source: str, device: int, inode: int, patterns: list[str], is_writable: bool
-) -> list[tuple[str, bool]]:
-    """Bind the workspace at ``<stage>/<path>``, cover its hidden entries, and return the covered entries.
+    stage: str, module: "Any", path: str, source: str, device: int, inode: int, patterns: "Patterns", is_writable: bool
+) -> "list[tuple[str, str]]":
+    """Bind the workspace at ``<stage>/<path>``, cover its entries, and return the covered ones.
 
     The parent has checked the folder and identifies it by device and inode. A folder that has replaced it is refused.
     """
-    covered: list[tuple[str, bool]] = []
     target = stage + "/" + path
     handle = open_without_links(source)
     found = os.fstat(handle)
@@ -294,50 +330,95 @@ def mount_workspace(
     mount(f"/proc/self/fd/{handle}", target, None, MS_BIND | MS_REC)
     os.close(handle)
     restrict(target, is_writable)
-    if patterns:
-        for empty in (stage + "/empty", stage + "/nothing"):
+    hidden, read_only = patterns
+    if not hidden and not read_only:
+        return []
+    loaded: dict[str, Any] = {"__name__": "names"}
+    exec(module, loaded)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))  # one descriptor for each folder of a path
+    # Where nothing can be written, read-only names need no cover.
+    entries = find_entries(target, loaded["Names"](hidden, read_only if is_writable else ()), source)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    return Covers(stage, target).apply(entries)
+
+
+class Covers:
+    """The covers on the entries of a work folder, as mounts in this view.
+
+    Parameters
+    ----------
+    stage : str
+        Directory that contains ``empty``, ``nothing`` and ``hold``, an empty folder, a file and another folder.
+    target : str
+        Path of the work folder in this view.
+    """
+
+    def __init__(self, stage: str, target: str) -> None:
+        self._stage, self._target = stage, target
+        for name in ("/empty", "/nothing"):
             # These are separate read-only mounts, so that everything bound from them is read-only too.
-            mount(empty, empty, None, MS_BIND)
-            restrict(empty, False)
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))  # one descriptor for each folder of a path
-        found_entries = find_hidden(target, make_matcher(patterns), source)
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        for path, _ in found_entries:
+            mount(stage + name, stage + name, None, MS_BIND)
+            restrict(stage + name, False)
+
+    def apply(self, entries: "list[tuple[str, str]]") -> "list[tuple[str, str]]":
+        """Cover the entries, and return those that could be covered: others no longer exist, or are links now."""
+        covered = []
+        for path, kind in entries:
+            if kind in (BLOCKED, HELD):  # only inside: gVisor renames and creates from another mount namespace
+                covered.append((path, kind))
+                continue
             try:
-                handle = open_without_links(target + "/" + path)
+                handle = open_without_links(self._target + "/" + path)
             except OSError as error:
-                if error.errno == errno.ELOOP and "/" not in path:
-                    # A link cannot be followed outside the sandbox, so only its text needs hiding.
-                    covered += cover_link(target + "/" + path, path, stage)
-                continue  # else: removed or replaced by a link since it was listed
+                if error.errno == errno.ELOOP and "/" not in path and self._cover_link(path):
+                    covered.append((path, HIDDEN_FILE))
+                continue
             try:
-                covered.append((path, stat.S_ISDIR(os.fstat(handle).st_mode)))
-                cover(handle, stage)
+                is_folder = stat.S_ISDIR(os.fstat(handle).st_mode)
+                if kind in (HIDDEN_FILE, HIDDEN_FOLDER):
+                    kind = HIDDEN_FOLDER if is_folder else HIDDEN_FILE
+                self._cover(handle, kind, is_folder)
+                covered.append((path, kind))
             finally:
                 os.close(handle)
-    return covered
+        return covered
+
+    def _cover(self, handle: int, kind: str, is_folder: bool) -> None:
+        place = f"/proc/self/fd/{handle}"
+        if kind == READ_ONLY:
+            # Made read-only elsewhere first, so that no name that code can change is used twice.
+            hold = self._stage + ("/hold" if is_folder else "/hold-file")
+            mount(place, hold, None, MS_BIND)
+            restrict(hold, False)
+            mount(hold, place, None, MS_BIND)
+            check(libc.umount2(os.fsencode(hold), MNT_DETACH), hold)
+        else:
+            mount(self._stage + ("/empty" if is_folder else "/nothing"), place, None, MS_BIND)
+
+    def _cover_link(self, path: str) -> bool:
+        """Cover a symbolic link. It cannot be followed outside the sandbox, so only its text needs hiding."""
+        try:
+            handle = os.open(self._target + "/" + path, os.O_PATH | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        try:
+            mount(self._stage + "/nothing", f"/proc/self/fd/{handle}", None, MS_BIND)
+            return True
+        except OSError:
+            return False  # some kernels cannot mount over links
+        finally:
+            os.close(handle)
 
 
-def cover_link(location: str, path: str, stage: str) -> list[tuple[str, bool]]:
-    try:
-        handle = os.open(location, os.O_PATH | os.O_NOFOLLOW)
-    except OSError:
-        return []
-    try:
-        cover(handle, stage)
-        return [(path, False)]
-    except OSError:
-        return []  # some kernels cannot mount over links
-    finally:
-        os.close(handle)
+def build(stage: str, plan: "list[tuple[Any, ...]]", module: "Any") -> None:
+    """Carry out the steps that :mod:`.rootfs` planned, on a small file system mounted at ``stage``.
 
-
-def build(stage: str, plan: "list[tuple[Any, ...]]") -> None:
-    """Carry out the steps that :mod:`.rootfs` planned, on a small file system mounted at ``stage``."""
+    ``module`` is the compiled code of :mod:`jupyter_agentbox.names`, which this program cannot import.
+    """
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     mount("tmpfs", stage, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=16m,nr_inodes=16k")
-    covered: list[tuple[str, bool]] = []
+    covered: list[tuple[str, str]] = []
     for step, path, *rest in plan:
         target = stage + "/" + path
         if step == "folder":
@@ -363,7 +444,7 @@ def build(stage: str, plan: "list[tuple[Any, ...]]") -> None:
             mount(source, target, None, MS_BIND | MS_REC)
             restrict(target, is_writable)
         elif step == "workspace":
-            covered = mount_workspace(stage, path, *rest)
+            covered = mount_workspace(stage, module, path, *rest)
         elif step == "memory":
             # runsc reads from here how much memory to show inside.
             with open(target, "x") as file:
@@ -371,8 +452,8 @@ def build(stage: str, plan: "list[tuple[Any, ...]]") -> None:
             mount(target, "/proc/meminfo", None, MS_BIND)
         elif step == "covered":
             with open(path if path.startswith("/") else target, "wb") as raw:
-                for name, is_folder in covered:  # in the format that guest/covers.py reads
-                    raw.write((b"d" if is_folder else b"f") + os.fsencode(name) + b"\0")
+                for name, kind in covered:  # in the format that guest/covers.py reads
+                    raw.write(kind.encode() + os.fsencode(name) + b"\0")
         elif step == "config":
             with open(path, "w") as file:
                 file.write(rest[0])
@@ -417,7 +498,7 @@ def join(pid: int, start_time: int, target: str) -> "Callable[[str], None]":
 def mount_into_sandbox(config: "dict[str, Any]") -> None:
     """Mount the planned tree into the view of a running sandbox."""
     move = join(*config["join"])
-    build(config["stage"], config["plan"])
+    build(config["stage"], config["plan"], config["names"])
     move(config["stage"] + "/claim/work")
 
 
@@ -464,7 +545,7 @@ def main() -> None:
         os.setgroups([])
     os.setresuid(0, 0, 0)
     if config["stage"]:
-        build(config["stage"], config["plan"])
+        build(config["stage"], config["plan"], config["names"])
     refuse_calls()
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0)

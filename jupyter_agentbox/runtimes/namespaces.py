@@ -20,15 +20,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import CodeType
 from typing import IO, Any
 
 from jupyter_agentbox.errors import InvalidRequest, RuntimeFailed, RuntimeUnavailable
-from jupyter_agentbox.linux import find_python
+from jupyter_agentbox.linux import PACKAGE, find_python
 from jupyter_agentbox.spec import USER_ID
 
 from . import launcher
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
+NAMES = PACKAGE / "names.py"
 #: Program that runs the code it receives first. Run from its file, the launcher would be compiled again each time.
 _LOADER = "import marshal, sys; exec(marshal.load(sys.stdin.buffer))"
 #: A host id that owns nothing, for the guest's own processes if the server is root.
@@ -227,6 +229,7 @@ def run(launch: Launch, log: Path, timeout: float) -> int:
         "stage": str(launch.stage) if launch.stage else "",
         "plan": launch.plan,
         "join": launch.join,
+        "names": _compile_names() if launch.plan else None,
         "processors": launch.processors,
         "may_set_groups": launch.maps.may_set_groups,
         "env": {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
@@ -274,6 +277,12 @@ def _compile_launcher() -> bytes:
     return marshal.dumps(compile(LAUNCHER.read_bytes(), str(LAUNCHER), "exec"))
 
 
+@functools.lru_cache(maxsize=1)
+def _compile_names() -> CodeType:
+    """Compile the module that classifies names, which the launcher runs without the package."""
+    return compile(NAMES.read_bytes(), str(NAMES), "exec")
+
+
 def _join_cgroups(pid: int, cgroups: Sequence[str]) -> None:
     """Move a process that waits for its configuration into control groups."""
     try:
@@ -309,7 +318,9 @@ def ask_helper(launch: Launch, directory: Path, timeout: float) -> str | None:
         What failed, or an empty string on success; None if the helper no longer exists and nothing was done.
     """
     folder = directory / HELPER
-    config = marshal.dumps({"join": launch.join, "stage": str(launch.stage), "plan": launch.plan})
+    # As text, because another server, of another Python, may have started the helper.
+    names = NAMES.read_text(encoding="utf-8")
+    config = marshal.dumps({"join": launch.join, "stage": str(launch.stage), "plan": launch.plan, "names": names})
     try:
         answer = os.open(folder / "answer", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -367,7 +378,7 @@ def raise_refusal(words: str) -> None:
     """Raise InvalidRequest if ``words`` contain the launcher's refusal of a work folder."""
     _, sign, sentence = words.rpartition(launcher.REFUSED)
     if sign:
-        raise InvalidRequest(sentence, field="workspace", setting="hidden_files of the profile, Policy.hidden_files")
+        raise InvalidRequest(sentence, field="workspace", setting="Policy.hidden_files")
 
 
 def _wait(process: subprocess.Popen[bytes], deadline: float) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 from jupyter_agentbox.linux import GUEST
 from jupyter_agentbox.spec import CLAIM_DIR, GUEST_DIR, HOME, MIB, WORKSPACE, Limits, SandboxSpec
 
-from .rootfs import HOSTNAME, hides_entries
+from .rootfs import HOSTNAME, has_covers
 
 #: Capabilities of the guest: to run programs as another user, to bind low ports on loopback, and to read the user's
 #: files.
@@ -28,7 +28,7 @@ MASKED = (
 )  # fmt: skip
 READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 OPEN_FILES = 65536
-#: The first program of a sandbox, and the program that covers hidden entries inside before the guest starts.
+#: The first program of a sandbox, and the program that covers entries of the work folder before the guest starts.
 START = Path(__file__).with_name("sandbox_start.py")
 COVERS = GUEST / "covers.py"
 #: Numbers of the capabilities that the guest keeps.
@@ -95,7 +95,7 @@ def make_config(
         "files": [],
         "folders": [],
         "layers": [],
-        "covers": COVERS.read_text(encoding="utf-8") if spec.layout == "plain" and hides_entries(spec) else "",
+        "covers": COVERS.read_text(encoding="utf-8") if spec.layout == "plain" and has_covers(spec) else "",
         "filter": "",
         "arguments": ["--lease", f"{spec.lease_timeout:g}"],
     }

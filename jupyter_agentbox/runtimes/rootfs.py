@@ -4,9 +4,9 @@ This module only plans. :mod:`.launcher` carries out the steps in a mount namesp
 is a small file system of its own with read-only binds in it, so anything that is not named here does not exist inside:
 no ``/root``, ``/home``, ``/var``, ``/run``, ``/opt``, ``/srv``, ``/mnt``, and no device or socket of the host.
 
-The hidden entries of a work folder are those that exist at the start, at any depth. If the search for them cannot be
-completed, the start is refused. An entry that gets a hidden name later is not hidden, and neither is a file that a
-program outside puts in a hidden file's place.
+The hidden and read-only entries of a work folder are those that exist at the start, at any depth. If the search for
+them cannot be completed, the start is refused. An entry that gets such a name later is an ordinary one, and so is a
+file that a program outside puts in a covered file's place.
 
 Steps, with paths relative to the stage::
 
@@ -15,7 +15,7 @@ Steps, with paths relative to the stage::
     ("link", path, target)
     ("bind", path, source, is_writable)
     ("workspace", path, source, device, inode, patterns, is_writable)
-    ("covered", path)                      list of the workspace's hidden entries, for the program that covers them
+    ("covered", path)                      list of the workspace's covered entries, to cover them inside as well
     ("config", absolute path, text)        the OCI configuration
 """
 
@@ -31,12 +31,20 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_agentbox.errors import InvalidRequest
+from jupyter_agentbox.guest import covers
 from jupyter_agentbox.linux import GUEST, get_runtime_directories
+from jupyter_agentbox.names import Names
 from jupyter_agentbox.spec import CLAIM_DIR, GUEST_DIR, HOME, USER_ID, WORKSPACE, Mount, SandboxSpec
 
-from .launcher import make_matcher
-
 Step = tuple[Any, ...]
+
+#: What the launcher needs on the stage to cover entries; see :class:`.launcher.Covers`.
+_STAGE_FILES: tuple[Step, ...] = (
+    ("folder", "empty", 0o555, 0),
+    ("file", "nothing", covers.NOTE),
+    ("folder", "hold", 0o755, 0),
+    ("file", "hold-file", ""),
+)
 
 HOSTNAME = "agentbox"
 
@@ -84,7 +92,7 @@ def make_plan(
     workspace : Path
         Host folder for ``/workspace``, already checked.
     is_private : bool
-        Whether the folder belongs to the sandbox itself, so that nothing in it is hidden.
+        Whether the folder belongs to the sandbox itself, so that nothing in it is covered.
     user : int
         Inner id of user code.
     host : Path
@@ -111,31 +119,30 @@ def make_plan(
             ("folder", "claim/work", 0o755, 0),
             ("folder", f"root{CLAIM_DIR}", 0o700, 0),
         ]
-    if spec.layout != "plain" or hides_entries(spec):
-        steps.append(("file", f"root{GUEST_DIR}/nothing", ""))
+    if spec.layout != "plain" or has_covers(spec):
+        steps += [("file", f"root{GUEST_DIR}/{name}", text) for name, text in covers.FILES.items()]
     if spec.layout != "waiting":
         steps.append(_show_workspace(spec, workspace, is_private))
     return steps
 
 
-def hides_entries(spec: SandboxSpec) -> bool:
+def has_covers(spec: SandboxSpec) -> bool:
     """Return whether the work folder may contain entries that must be covered."""
-    return spec.workspace is not None and bool(spec.hidden)
+    return spec.workspace is not None and bool(spec.hidden or spec.read_only)
 
 
 def make_claim_plan(spec: SandboxSpec, workspace: Path, *, is_private: bool) -> list[Step]:
     """Return the steps that build only the workspace, for a ``waiting`` sandbox; see :func:`make_plan`."""
     return [
         ("folder", "claim/work", 0o755, 0),
-        ("folder", "empty", 0o555, 0),
-        ("file", "nothing", ""),
+        *_STAGE_FILES,
         _show_workspace(spec, workspace, is_private),
     ]
 
 
 def _show_workspace(spec: SandboxSpec, workspace: Path, is_private: bool) -> Step:
     found = workspace.stat()
-    patterns = [] if is_private else list(spec.hidden)
+    patterns: tuple[list[str], list[str]] = ([], []) if is_private else (list(spec.hidden), list(spec.read_only))
     is_writable = getattr(spec, "workspace_mode", "rw") == "rw"
     path = "workspace" if spec.layout == "plain" else "claim/work"
     return ("workspace", path, str(workspace), found.st_dev, found.st_ino, patterns, is_writable)
@@ -145,8 +152,7 @@ def _make_folders(user: int) -> list[Step]:
     folders: list[Step] = [
         ("folder", "root", 0o755, 0),
         ("folder", "workspace", 0o755, 0),
-        ("folder", "empty", 0o555, 0),
-        ("file", "nothing", ""),
+        *_STAGE_FILES,
     ]
     folders += [
         ("folder", f"root/{name}", 0o755, 0) for name in ("proc", "sys", "dev", "dev/shm", "etc", "run", "home")
@@ -340,7 +346,7 @@ def check_workspace(folder: Path, hidden: tuple[str, ...], forbidden: tuple[Path
             raise InvalidRequest(f"{real} belongs to agentbox itself; choose another work folder", field="workspace")
         if below.startswith(text + "/"):
             parts = below[len(text) + 1 :].split("/")
-            if not hidden or not any(make_matcher(list(hidden))(part) for part in parts[:1]):
+            if not Names(hidden).is_hidden(parts):
                 raise InvalidRequest(
                     f"{real} contains {below}, which belongs to agentbox; choose another folder, or add {parts[0]}"
                     " to hidden_files of the profile",

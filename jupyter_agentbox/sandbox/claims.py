@@ -59,8 +59,8 @@ def begin(record: Record, directory: Path, lock: Lock) -> None:
         raise
 
 
-async def apply_claim(link: Link, claim: Claim, covered: list[tuple[str, bool]], lease: float) -> None:
-    """Have the guest mount the workspace, cover the hidden entries, and give up its right to mount.
+async def apply_claim(link: Link, claim: Claim, covered: list[tuple[str, str]], lease: float) -> None:
+    """Have the guest mount the workspace, cover its entries, and give up its right to mount.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ async def apply_claim(link: Link, claim: Claim, covered: list[tuple[str, bool]],
         A connected link.
     claim : Claim
     covered : list of (str, bool)
-        Hidden entries of the workspace, and whether each is a folder.
+        Entries of the workspace to cover, and how; see :mod:`jupyter_agentbox.guest.covers`.
     lease : float
         Seconds that the sandbox outlives its owner.
 
@@ -83,7 +83,7 @@ async def apply_claim(link: Link, claim: Claim, covered: list[tuple[str, bool]],
         raise RuntimeFailed(f"cannot claim the prestarted sandbox: {error}") from None
 
 
-async def _ask(link: Link, claim: Claim, covered: list[tuple[str, bool]], lease: float) -> None:
+async def _ask(link: Link, claim: Claim, covered: list[tuple[str, str]], lease: float) -> None:
     stream = link.open({"kind": "claim"})
     try:
         for masks in in_batches(covered):

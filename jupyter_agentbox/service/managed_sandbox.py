@@ -306,12 +306,13 @@ class ManagedSandbox:
         """Return its workspace for file operations. Blocks briefly. May be called from any thread."""
         sandbox = self.running()
         if self._folder is None:
-            # Hidden entries apply to a folder that existed before. In its own workspace, any file name is allowed.
-            hidden = sandbox.spec.hidden if sandbox.spec.workspace is not None and not self.request.tenant else ()
+            # The classes of names apply to a folder that existed before. In its own workspace, any name is allowed.
+            is_own = sandbox.spec.workspace is None or bool(self.request.tenant)
             self._folder = Folder(
                 sandbox.workspace,
-                hidden,
+                () if is_own else sandbox.spec.hidden,
                 self.quota,
+                read_only=() if is_own else sandbox.spec.read_only,
                 quota_setting=self.quota_setting,
                 held=lambda: sandbox.measured[1].held if sandbox.measured is not None else 0,
                 free=lambda: sandbox.free_space.room(),

@@ -277,7 +277,8 @@ class SandboxService:
         if request.tenant is None:
             return spec
         tenant = Tenant.open(self.policy.state_path, managed.owner, request.tenant)
-        return replace(spec, workspace=tenant.workspace, hidden=(), mounts=(*spec.mounts, *tenant.mounts))
+        mounts = (*spec.mounts, *tenant.mounts)
+        return replace(spec, workspace=tenant.workspace, hidden=(), read_only=(), mounts=mounts)
 
     def _restrict(self, managed: ManagedSandbox) -> None:
         """Apply today's policy limits to a sandbox, whatever policy it was created under."""

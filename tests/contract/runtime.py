@@ -20,6 +20,7 @@ from typing import ClassVar
 import pytest
 
 from jupyter_agentbox.errors import InvalidRequest
+from jupyter_agentbox.guest.covers import NOTE
 from jupyter_agentbox.runtimes import Handle, Runtime
 from jupyter_agentbox.spec import MIB, Cause, Limits, Mount, SandboxSpec
 
@@ -48,6 +49,50 @@ print(json.dumps({
 """
 
 
+#: Code that tries everything to change read-only entries, in a namespace of its own as well, as if it may mount.
+_CHANGE_EVERYTHING = """
+import ctypes, os, shutil, subprocess
+libc = ctypes.CDLL(None)
+names = ['.git/hooks', '.git/config', '.git/commondir', '.git/config.worktree', '.envrc', 'app/.vscode', 'hooks']
+names += ['app/repo/.git/' + name for name in ('hooks', 'config', 'commondir')]
+names += ['.git', 'app/repo/.git', 'app/repo', 'app']
+def attempt(*calls):
+    for call in calls:
+        try:
+            call()
+        except OSError:
+            pass
+def change():
+    for name in names:
+        for path in (name, name + '/evil', name + '/pre-push', name + '/tasks.json'):
+            attempt(
+                lambda: open(path, 'w').write('evil'), lambda: os.truncate(path, 0), lambda: os.unlink(path),
+                lambda: os.link('data.csv', path), lambda: os.symlink('data.csv', path), lambda: os.chmod(path, 0o777),
+                lambda: os.rename('data.csv', path), lambda: os.link(path, 'linked'),
+                lambda: open('linked', 'w').write('evil'),
+                lambda: os.mkdir(path) if path.endswith(('hooks', 'dir')) else 0,
+            )
+        attempt(lambda: os.rename(name, 'moved'), lambda: os.rename('moved', name))
+change()
+if os.fork() == 0:
+    libc.unshare(0x10000000 | 0x00020000)
+    for name in names:
+        target = ('/workspace/' + name).encode()
+        libc.mount(b'none', target, b'none', 32 | 4096, None)
+        libc.umount2(target, 0)
+        libc.umount2(target, 2)
+    change()
+    os._exit(0)
+os.wait()
+"""
+
+
+def _read_all(top: Path, *names: str) -> dict[str, str]:
+    """Return the contents of files, and of the files in folders."""
+    files = [path for name in names for path in ([top / name, *(top / name).rglob("*")])]
+    return {str(path): path.read_text() for path in files if path.is_file()}
+
+
 def _make_workspace(parent: Path) -> Path:
     path = parent / "notebooks"
     path.mkdir()
@@ -64,10 +109,13 @@ class RuntimeContract:
         Whether files outside of the work folder count as memory instead of disk.
     covers_special : bool
         Whether hidden symbolic links and FIFOs are covered. If not, links keep their text, and FIFOs are refused.
+    has_placeholders : bool
+        Whether missing names of a Git directory cannot be created, and the folders of read-only entries not renamed.
     """
 
     has_layer_in_memory: ClassVar[bool] = False
     covers_special: ClassVar[bool] = True
+    has_placeholders: ClassVar[bool] = True
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -179,10 +227,10 @@ class RuntimeContract:
         with make_box(replace(spec, hidden=(".*", "secret*"))) as box:
             assert "canary" not in box.run("cat .git/* .env .wei* deep/.env secrets.txt; grep -r canary .")
             special = "cat .link; timeout 2 cat .fifo;" if self.covers_special else ""
-            assert box.run(f"ls -A .git; {special} echo $?").split() == ["0"]
+            assert set(box.run(f"ls -A .git; cat .env; {special} echo $?").splitlines()) == {NOTE.strip(), "0"}
             box.run("rm -rf .git .env; mv .git git; mv .env env; ln .env hard; echo x > .env; touch .git/x", "root")
             assert "canary" not in box.run("grep -rs canary /workspace", "root")
-            assert box.run("mv deep moved; cat moved/.env; cat data.csv").startswith("a,b")
+            assert box.run("mv deep moved; cat moved/.env; cat data.csv").startswith(f"{NOTE}a,b")
             box.run("rm -rf d0/.* d1/.* d2/.*; for f in d2/.*; do echo x > $f; mv $f y; done", "root")
         assert (workspace / ".env").read_text() == "canary"
         assert (workspace / "moved" / ".env").read_text() == "canary"
@@ -197,8 +245,8 @@ class RuntimeContract:
         workspace.mkdir()
         deep = "/".join("abcdefgh")
         for folder in ("app", f"node_modules/{deep}"):
-            (workspace / folder / ".git").mkdir(parents=True)
-            (workspace / folder / ".git" / "config").write_text("canary")
+            (workspace / folder / ".ssh").mkdir(parents=True)
+            (workspace / folder / ".ssh" / "config").write_text("canary")
             (workspace / folder / ".env").write_text("canary")
         flood = (
             "import os\nos.chdir('flooded')\nfor n in range(300): os.mkdir(f'.{n}')\n"
@@ -210,6 +258,35 @@ class RuntimeContract:
             assert "canary" not in box.run("grep -rs canary /workspace; ls -A app")
             assert "canary" not in box.run("grep -rs canary /workspace", "root")
 
+    def test_what_runs_on_the_host_is_visible_and_cannot_be_changed(
+        self, make_box: MakeBox, spec: SandboxSpec, workspace: Path
+    ) -> None:
+        git = "git -c user.name=me -c user.email=me@host.example"
+        subprocess.run(
+            f"{git} init -q . && {git} add . && {git} commit -qm first && mkdir -p app/.vscode"
+            f" && {git} init -q app/repo"
+            " && rm -r app/repo/.git/hooks && echo evil=no > .envrc && echo {} > app/.vscode/tasks.json"
+            " && ln -s hooks .husky && mkdir hooks && echo kept > hooks/pre-push",
+            shell=True, cwd=workspace, check=True, timeout=60,
+        )  # fmt: skip
+        kept = (".git/config", ".git/hooks", ".envrc", "app/.vscode", "app/repo/.git/config", "hooks")
+        before = _read_all(workspace, *kept)
+        with make_box(spec) as box:
+            assert box.run("cat .envrc app/.vscode/tasks.json hooks/pre-push") == "evil=no\n{}\nkept\n"
+            ordinary = "export HOME=/tmp; git config --global safe.directory '*'; echo more >> data.csv"
+            commit = "-c user.name=me -c user.email=me@host.example commit -qam"
+            assert box.run(f"{ordinary}; git {commit} second && git log --format=%s") == "second\nfirst\n"
+            assert "fatal" in box.run(f"{ordinary}; git remote add x y")
+            made = f"{ordinary}; cd app/repo && echo 1 > new && git add new && git {commit} made && git log --format=%s"
+            assert box.run(made) == "made\n"
+            for who in ("user", "root"):
+                box.python(_CHANGE_EVERYTHING, who, timeout=120.0)
+        assert before == _read_all(workspace, *kept)
+        if self.has_placeholders:
+            for folder in (".git", "app/repo/.git"):
+                assert not {"commondir", "config.worktree"} & set(os.listdir(workspace / folder))
+            assert "hooks" not in os.listdir(workspace / "app/repo/.git")
+
     def test_more_hidden_entries_than_can_be_covered_refuse_the_start(
         self, make_box: MakeBox, spec: SandboxSpec, workspace: Path
     ) -> None:
@@ -217,7 +294,8 @@ class RuntimeContract:
             (workspace / f"d{folder}").mkdir()
             for number in range(1000):
                 (workspace / f"d{folder}" / f".{number}").touch()
-        with pytest.raises(InvalidRequest, match=r"hidden_files of the profile") as caught, make_box(spec):
+        spec = replace(spec, hidden=(".*",))
+        with pytest.raises(InvalidRequest, match=r"hidden_files and read_only_files") as caught, make_box(spec):
             pass
         assert str(workspace) in str(caught.value)
         assert "10001" in str(caught.value)

@@ -32,7 +32,7 @@ def server(make_env: Callable[..., Env]) -> Iterator[Server]:
 def kernel(server: Server) -> Iterator[KernelClient]:
     """One kernel that all tests of the module look out of."""
     (server.env.work / "a").mkdir()
-    for name in (".env", ".git/config", ".ssh/id_ed25519"):
+    for name in (".env", ".aws/credentials", ".ssh/id_ed25519"):
         path = server.env.work / "a" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(CANARY)
@@ -109,9 +109,9 @@ def test_files_of_the_servers_user_cannot_be_read(kernel: KernelClient, server: 
     assert CANARY not in seen
 
 
-def test_dot_files_of_the_workspace_are_hidden(kernel: KernelClient) -> None:
+def test_secrets_in_the_workspace_are_hidden(kernel: KernelClient) -> None:
     seen = kernel.check(
-        "import os\nprint(os.getcwd())\nfor name in ('.env', '.git/config', '.ssh/id_ed25519'):\n"
+        "import os\nprint(os.getcwd())\nfor name in ('.env', '.aws/credentials', '.ssh/id_ed25519'):\n"
         "    try: print(repr(open(name).read()))\n    except OSError as error: print(type(error).__name__)"
     )
     assert seen.startswith("/workspace")

@@ -374,29 +374,38 @@ async def test_a_link_within_its_own_folder_is_followed(api: Api, jp_fetch: Any,
 async def test_no_link_leads_to_what_is_hidden_from_sandboxes(
     api: Api, jp_serverapp: Any, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Code inside sees neither; the server must not read or write them for it."""
+    """Code inside cannot see or write them; the server must not read or write them for it."""
     (project / ".git" / "hooks").mkdir(parents=True)
     (project / ".git" / "hooks" / "pre-commit").write_text("safe")
     (project / "venv").mkdir()
     (project / "venv" / "site.py").write_text("safe")
     monkeypatch.setattr(jp_serverapp.contents_manager, "_private", [str(project / "venv")])
-    for target in (".env", ".git/hooks/pre-commit", "venv/site.py", f"{project}/.env"):
+    (project / ".envrc").write_text("safe")
+    (project / ".config" / "gcloud").mkdir(parents=True)
+    (project / ".config" / "gcloud" / "key").write_text("secret")
+    (project / ".git" / "plan.txt").symlink_to("hooks/pre-commit")
+    names = (".env", ".git/hooks/pre-commit", ".git/plan.txt", ".envrc", ".config/gcloud/key", "venv/site.py")
+    for target in (*names, f"{project}/.env"):
         (project / "plan.txt").symlink_to(target)
         for verb, path, body in (
             ("GET", "proj/plan.txt", None),
             ("PUT", "proj/plan.txt", TEXT),
             ("POST", "proj", {"copy_from": "proj/plan.txt"}),
         ):
-            assert "hidden from sandboxes" in await api.refused(verb, path, body)
+            said = await api.refused(verb, path, body)
+            assert "hidden from sandboxes" in said or "read-only in sandboxes" in said
         (project / "plan.txt").unlink()
-    assert (project / ".git" / "hooks" / "pre-commit").read_text() == "safe"
+    (project / "plan.txt").symlink_to(".git/hooks/new")
+    assert "read-only in sandboxes" in await api.refused("PUT", "proj/plan.txt", TEXT)
+    assert (project / ".git" / "hooks" / "pre-commit").read_text() == (project / ".envrc").read_text() == "safe"
+    assert os.listdir(project / ".git" / "hooks") == ["pre-commit"]
     assert (project / "venv" / "site.py").read_text() == "safe"
 
 
 def test_the_folders_that_the_server_runs_from_count_as_hidden(manager: AgentboxContentsManager) -> None:
     assert os.path.realpath(sys.prefix) in manager._private
-    assert manager._is_hidden_name(".git")
-    assert not manager._is_hidden_name("git")
+    assert manager._names.is_hidden([".env"])
+    assert not manager._names.is_hidden(["env"])
 
 
 async def test_content_is_saved_as_jupyter_saves_it(api: Api, project: Path) -> None:

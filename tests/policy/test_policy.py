@@ -17,6 +17,7 @@ from traitlets.config import Config, Configurable
 
 from jupyter_agentbox.egress import PROXY_ENV
 from jupyter_agentbox.errors import InvalidConfig, InvalidRequest, PolicyRefused
+from jupyter_agentbox.names import HIDDEN_FILES, READ_ONLY_FILES
 from jupyter_agentbox.policy import configfiles
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.policy.profiles import PROFILE_KEYS, REQUEST_KEYS
@@ -48,7 +49,7 @@ def test_the_defaults_are_safe() -> None:
     assert spec.runtime == "runsc"
     assert not spec.is_root
     assert spec.workspace is None
-    assert spec.hidden == (".*",)
+    assert (spec.hidden, spec.read_only) == (HIDDEN_FILES, READ_ONLY_FILES)
     assert spec.accept_unenforced == frozenset()
     assert spec.grant.hosts == tuple(HOSTS)
     assert spec.grant.private_hosts == ()
@@ -82,7 +83,7 @@ def test_a_request_narrows() -> None:
     spec = make().resolve(request, workspace="/nowhere", kernel_id="k", owner="o")
     assert spec.limits == Limits(512 * MIB, 1.0, 64, 100 * MIB)
     assert spec.grant.hosts == ("example.org:443", "a.example.net", "*.b.example.net")
-    assert spec.hidden == (".*", "secret*")
+    assert spec.hidden == (*HIDDEN_FILES, "secret*")
     assert spec.workspace is None
     assert spec.lease_timeout == 5
     assert (spec.kernel_id, spec.owner) == ("k", "o")
@@ -153,7 +154,8 @@ def test_a_misspelt_key_or_profile_is_answered_with_the_right_one() -> None:
         {"allowed_hosts": ["https://example.org/"]},
         {"allowed_hosts": ["127.0.0.1"]},
         {"allowed_hosts": [5]},
-        {"hidden_files": ["a/b"]},
+        {"hidden_files": ["a/../b"]},
+        {"read_only_files": ["/a"]},
         {"workspace": "/etc"},
         {"profile": ["x"]},
         {"lease_timeout": 0},
@@ -258,7 +260,8 @@ def test_a_request_is_bounded_by_its_profile_and_not_by_the_ceiling() -> None:
         ({"allowed_hosts": ["http://x"]}, "allowed_hosts"),
         ({"accept_unenforced": ["everything"]}, "accept_unenforced"),
         ({"lease_timeout": 0.0}, "lease_timeout"),
-        ({"hidden_files": ["a/b"]}, "slash"),
+        ({"hidden_files": ["a//b"]}, "separated by single slashes"),
+        ({"read_only_files": ["../b"]}, "separated by single slashes"),
         ({"mounts": {"/run/agentbox/x": "/srv"}}, "every sandbox uses it"),
         ({"allowed_host": ["x"]}, r"unknown setting Policy.allowed_host \(did you mean 'allowed_hosts'"),
         ({"max_memroy": 5}, "did you mean 'max_memory'"),
@@ -315,7 +318,7 @@ def test_the_state_directory_is_never_shown(tmp_path: Path) -> None:
         policy.resolve(workspace=tmp_path / "a")
     with pytest.raises(PolicyRefused):
         make(state_dir=str(state), mounts={"/data": str(tmp_path / "a")}).resolve()
-    assert policy.resolve(workspace=tmp_path / "a" / "b").hidden == (".*", "state")
+    assert policy.resolve(workspace=tmp_path / "a" / "b").hidden == (*HIDDEN_FILES, "state")
 
 
 def test_a_profile_may_keep_the_notebooks_folder_out(tmp_path: Path) -> None:

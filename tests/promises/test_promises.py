@@ -12,6 +12,8 @@ import pytest
 from support.harness import CANARY, KernelClient, wait_until
 from support.started import Installation, Started
 
+from jupyter_agentbox.guest.covers import NOTE
+
 #: What the tests of limits and of a server's end have in the user's own file.
 SMALL = {
     "Policy": {
@@ -26,7 +28,7 @@ SMALL = {
 def kernel(plain_lab: Started) -> Iterator[KernelClient]:
     """A notebook's kernel in JupyterLab, beside which there are secrets."""
     work = plain_lab.env.work
-    for path in ("other/secret.txt", "proj/.env", "proj/.git/config", "proj/.ssh/id", "proj/app/.env"):
+    for path in ("other/secret.txt", "proj/.env", "proj/.aws/credentials", "proj/.ssh/id", "proj/app/.env"):
         (work / path).parent.mkdir(parents=True, exist_ok=True)
         (work / path).write_text(CANARY)
     (work / "proj" / "data.csv").write_text("a,b\n")
@@ -62,15 +64,14 @@ def test_code_sees_its_own_folder_and_no_other_notebooks(kernel: KernelClient) -
     assert kernel.check("import os; print('other' in os.listdir('..'), os.path.exists('../other'))") == "False False\n"
 
 
-def test_dot_files_beside_the_notebook_are_empty(kernel: KernelClient) -> None:
+def test_secrets_beside_the_notebook_are_hidden(kernel: KernelClient) -> None:
     code = (
         "import os\n"
-        "for path in ('.env', '.git', '.ssh', 'app/.env'):\n"
+        "for path in ('.env', '.aws', '.ssh', 'app/.env'):\n"
         "    print(open(path).read() if os.path.isfile(path) else os.listdir(path))"
     )
     seen = kernel.check(code)
-    assert CANARY not in seen
-    assert set(seen.split()) <= {"[]"}, seen
+    assert seen.splitlines() == [NOTE.strip(), "", "[]", "[]", NOTE.strip(), ""]
 
 
 def test_no_secret_of_the_servers_environment_is_inside(kernel: KernelClient) -> None:

@@ -109,7 +109,7 @@ def test_the_first_program_keeps_only_the_guests_capabilities() -> None:
 
 def test_where_entries_are_hidden_they_are_covered_before_the_guest_runs() -> None:
     assert make_start(replace(SPEC, workspace=Path("/w"))) == {**make_start(), "covers": COVERS.read_text()}
-    assert make(replace(SPEC, workspace=Path("/w"), hidden=())) == make()
+    assert make(replace(SPEC, workspace=Path("/w"), hidden=(), read_only=())) == make()
 
 
 def test_root_inside_adds_only_what_package_managers_need() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 from jupyter_agentbox.errors import InvalidRequest
 from jupyter_agentbox.guest import covers
+from jupyter_agentbox.names import HIDDEN_FILES, READ_ONLY_FILES, Names
 from jupyter_agentbox.runtimes import launcher
 from jupyter_agentbox.runtimes.rootfs import Step, check_workspace, compile_guest, make_plan
 from jupyter_agentbox.spec import Mount, SandboxSpec
@@ -30,6 +33,9 @@ def host(tmp_path: Path) -> Path:
     (base / "lib").mkdir()
     (base / "etc/localtime").symlink_to("/usr/share/zoneinfo/Etc/UTC")
     return base
+
+
+PATTERNS = (list(HIDDEN_FILES), list(READ_ONLY_FILES))
 
 
 def plan(host: Path, spec: SandboxSpec, **more: object) -> list[Step]:
@@ -51,7 +57,7 @@ def test_the_view_of_the_host_is_short(host: Path) -> None:
     links = [step[1:] for step in steps if step[0] == "link"]
     assert links == [("root/bin", "usr/bin"), ("root/etc/localtime", "/usr/share/zoneinfo/Etc/UTC")]
     found = (host.parent / "ws").stat()
-    assert steps[-1] == ("workspace", "workspace", f"{host.parent}/ws", found.st_dev, found.st_ino, [".*"], True)
+    assert steps[-1] == ("workspace", "workspace", f"{host.parent}/ws", found.st_dev, found.st_ino, PATTERNS, True)
 
 
 def test_what_is_made_up_names_nobody(host: Path) -> None:
@@ -98,7 +104,7 @@ def test_environments_keep_their_path_and_are_bound_once(host: Path, tmp_path: P
 
 
 def test_private_work_folders_hide_nothing(host: Path) -> None:
-    assert plan(host, SandboxSpec(), is_private=True)[-1][5] == []
+    assert plan(host, SandboxSpec(), is_private=True)[-1][5] == ([], [])
 
 
 def test_work_folders_are_judged_by_their_real_path(tmp_path: Path) -> None:
@@ -124,22 +130,55 @@ def test_work_folders_are_judged_by_their_real_path(tmp_path: Path) -> None:
         assert caught.value.field == "workspace"
 
 
-@pytest.mark.parametrize(
-    ("patterns", "hidden", "shown"),
-    [
-        ([".*"], [".git", ".", ".a\n"], ["a", "a.b"]),
-        ([".*", "secret*"], [".x", "secrets"], ["a-secret"]),
-        (["*.pem", "[iI]d_rsa"], ["a.pem", "Id_rsa"], [".git", "pem"]),
-    ],
-)
-def test_patterns(patterns: list[str], hidden: list[str], shown: list[str]) -> None:
-    is_hidden = launcher.make_matcher(patterns)
-    assert all(map(is_hidden, hidden))
-    assert not any(map(is_hidden, shown))
+def find(top: Path, hidden: Sequence[str] = (".*",), read_only: Sequence[str] = ()) -> list[tuple[str, str]]:
+    return launcher.find_entries(str(top), Names(hidden, read_only))
 
 
-def find(top: Path) -> list[tuple[str, bool]]:
-    return sorted(launcher.find_hidden(str(top), launcher.make_matcher([".*"])))
+def test_read_only_entries_are_found_with_the_folders_that_hold_them(tmp_path: Path) -> None:
+    for name in (
+        "app/.git/hooks",
+        "app/.git/refs",
+        ".git/modules/lib/deep/hooks",
+        ".git/worktrees/w",
+        "node_modules/x/.vscode",
+    ):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("app/.git/HEAD", "app/.git/config", ".git/modules/lib/deep/HEAD", ".git/worktrees/w/HEAD",
+                 ".git/worktrees/w/commondir", "sub/deep/.envrc", "node_modules/x/.env", "tree/.git"):  # fmt: skip
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "hooks").mkdir()
+    (tmp_path / ".husky").symlink_to("hooks")
+    (tmp_path / ".claude").symlink_to("/etc")
+    found = find(tmp_path, HIDDEN_FILES, READ_ONLY_FILES)
+    by_kind = {kind: [path for path, each in found if each == kind] for kind in "dfrhb"}
+    assert by_kind["d"] == []
+    assert by_kind["f"] == ["node_modules/x/.env"]
+    assert by_kind["r"] == [
+        "hooks", "tree/.git", "app/.git/config", "app/.git/hooks", "sub/deep/.envrc", ".git/worktrees/w/commondir",
+        ".git/modules/lib/deep/hooks",
+    ]  # fmt: skip
+    assert by_kind["b"] == [
+        *(f"app/.git/{name}" for name in ("commondir", "config.worktree")),
+        *(f".git/worktrees/w/{name}" for name in ("config", "config.worktree", "hooks")),
+        *(f".git/modules/lib/deep/{name}" for name in ("commondir", "config", "config.worktree")),
+    ]
+    assert by_kind["h"] == [
+        ".git", "app", "sub", "tree", ".git/modules", ".git/worktrees", "app/.git", "sub/deep", ".git/modules/lib",
+        ".git/worktrees/w", ".git/modules/lib/deep",
+    ]  # fmt: skip
+    order = [path for path, _ in found]
+    assert all(order.index(path) > order.index(os.path.dirname(path)) for path in by_kind["h"] if "/" in path)
+
+
+def test_a_large_folder_is_searched_quickly(tmp_path: Path) -> None:
+    for number in range(50):
+        (tmp_path / "node_modules" / f"p{number}").mkdir(parents=True)
+        for file in range(100):
+            os.close(os.open(tmp_path / "node_modules" / f"p{number}" / f"index{file}.js", os.O_CREAT | os.O_WRONLY))
+    began = time.monotonic()
+    assert find(tmp_path, HIDDEN_FILES, READ_ONLY_FILES) == []
+    assert time.monotonic() - began < 1.0, "5,000 entries; 100,000 take a fraction of the 10 s that a search may take"
 
 
 def test_the_search_for_hidden_entries_is_complete(tmp_path: Path) -> None:
@@ -156,9 +195,9 @@ def test_the_search_for_hidden_entries_is_complete(tmp_path: Path) -> None:
         (tmp_path / f"f{number}").touch()
     found = find(tmp_path)
     assert len(found) == 401
-    assert (".link", False) in found
-    assert ("d/" * 199 + ".env", False) in found
-    assert ("d/" * 199 + ".git", True) in found
+    assert (".link", "f") in found
+    assert ("d/" * 199 + ".env", "f") in found
+    assert ("d/" * 199 + ".git", "d") in found
 
 
 def test_a_search_that_is_not_completed_refuses_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +206,7 @@ def test_a_search_that_is_not_completed_refuses_the_folder(tmp_path: Path, monke
         (tmp_path / "many" / f".{number}").touch()
     cases: list[tuple[str, float, str]] = [
         ("MAX_COVERS", 299, r"300 were found, 300 of them in 'many'"),
-        ("MAX_COVER_BYTES", 1000, r"too many hidden entries"),
+        ("MAX_COVER_BYTES", 1000, r"too many hidden and read-only entries"),
         ("MAX_COVER_PATH", 8, r"is too long"),
         ("SEARCH_TIME", -1.0, r"saw 256 entries .* was at 'many/'"),
     ]
@@ -177,7 +216,7 @@ def test_a_search_that_is_not_completed_refuses_the_folder(tmp_path: Path, monke
             with pytest.raises(launcher.Refused, match=words) as caught:
                 find(tmp_path)
         assert str(caught.value).startswith(f"Cannot use the work folder {tmp_path}: ")
-        assert "hidden_files of the profile" in str(caught.value)
+        assert "hidden_files and read_only_files of the profile" in str(caught.value)
 
 
 def test_folders_that_are_nested_deeper_than_can_be_searched_refuse_the_folder(tmp_path: Path) -> None:
@@ -206,7 +245,7 @@ def test_a_folder_that_cannot_be_listed_is_covered_whole(tmp_path: Path, monkeyp
         return real(path, *args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(launcher.os, "open", refuse)
-    assert find(tmp_path) == [("theirs", True)]
+    assert find(tmp_path) == [("theirs", "d")]
 
 
 def test_no_link_is_followed(tmp_path: Path) -> None:
@@ -220,7 +259,8 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
 def test_names_of_any_bytes_reach_the_program_that_covers() -> None:
     names = ("plain", 'qu"o\\te', "new\nline", "umlaut \u00e4", os.fsdecode(b"\xff\xfe"))
     data = b"".join(b"f" + os.fsencode(name) + b"\0" for name in names) + b"dfolder/.git\0"
-    assert covers.parse(data) == [*((name, False) for name in names), ("folder/.git", True)]
+    assert covers.parse(data) == [*((name, "f") for name in names), ("folder/.git", "d")]
+    assert covers.pack(covers.parse(data)) == data
 
 
 def test_a_plan_is_marshallable(host: Path) -> None:

@@ -77,6 +77,7 @@ def unclaimed_spec(spec: SandboxSpec, *, lease: float) -> SandboxSpec:
         grant=Grant(),
         workspace=None,
         hidden=(),
+        read_only=(),
         env=startup_environment(spec),
         lease_timeout=lease,
         freeze_after=0.0,

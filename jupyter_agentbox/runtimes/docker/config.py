@@ -43,8 +43,9 @@ ROOT_IDS, ROOT_ID_COUNT = 2_000_000_000, 65533
 MAX_PLAIN_FILES = 4096
 #: Files that Docker writes itself, unless something is mounted at their paths.
 DOCKERS_OWN = ("resolv.conf", "hosts", "hostname")
-#: Maximum number of hidden files in a work folder of a plain container, because the engine mounts a cover for each.
-MAX_HIDDEN_FILES = 100
+#: Maximum number of hidden files and read-only entries in a work folder of a plain container, because the engine makes
+#: a mount for each.
+MAX_COVERS = 100
 #: Calls that no code inside needs, refused if Linux itself serves them.
 REFUSED_CALLS = (
     "acct", "add_key", "bpf", "clock_adjtime", "clock_settime", "delete_module", "finit_module", "fsconfig", "fsmount",
@@ -107,48 +108,57 @@ def make_image(steps: Sequence[Step], maps: IdMaps) -> bytes:
 
 
 def make_mounts(
-    steps: Sequence[Step], hidden: Sequence[tuple[str, bool]], own: Path, link: Path, *, covers_inside: bool = False
+    steps: Sequence[Step],
+    entries: Sequence[tuple[str, str]],
+    own: Path,
+    link: Path,
+    *,
+    covers_inside: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return Docker's mounts: the binds, the work folder with its hidden entries covered, and the link.
+    """Return Docker's mounts: the binds, the work folder with its entries covered, and the link.
 
     Parameters
     ----------
     steps : list
         From :func:`~jupyter_agentbox.runtimes.rootfs.make_plan`.
-    hidden : list of (str, bool)
-        Relative paths of the entries of the work folder to cover, and whether each is a directory.
+    entries : list of (str, str)
+        Relative paths of the entries of the work folder to cover, and how; see :mod:`jupyter_agentbox.guest.covers`.
     own : Path
-        Directory that contains the files of :data:`DOCKERS_OWN` and an empty file, ``nothing``.
+        Directory that contains the files of :data:`DOCKERS_OWN` and those of :data:`covers.FILES`.
     link : Path
         Directory of the link's two FIFOs.
     covers_inside : bool
         Whether PID 1 covers the entries that the file ``covered`` of `own` lists, so that they need no mounts.
     """
-    mounts = [_bind(f"/etc/{name}", own / name) for name in DOCKERS_OWN]
+    mounts, workspace = [_bind(f"/etc/{name}", own / name) for name in DOCKERS_OWN], ""
     for step, path, *rest in steps:
         if step == "bind":
             mounts.append(_bind(path.removeprefix("root"), rest[0], is_writable=rest[1]))
         elif step == "workspace":
-            mounts.append(_bind(WORKSPACE, rest[0], is_writable=rest[-1]))
-    files = 0
+            workspace = rest[0]
+            mounts.append(_bind(WORKSPACE, workspace, is_writable=rest[-1]))
+    binds = 0
     if covers_inside:
-        mounts += [_bind(covers.COVERED, own / "covered"), _bind(covers.NOTHING, own / "nothing")]
-        hidden = ()
-    for name, is_folder in hidden:
-        files += not is_folder
-        if files > MAX_HIDDEN_FILES:
+        mounts += [_bind(f"{GUEST_DIR}/{name}", own / name) for name in ("covered", *covers.FILES)]
+        mounts.append(_bind(covers.SHOWN, workspace))
+        entries = ()
+    for name, kind in entries:
+        target = f"{WORKSPACE}/{name}"
+        binds += kind in "fr"
+        if binds > MAX_COVERS:
             raise InvalidRequest(
-                f"Cannot cover the work folder's hidden entries: it has more than {MAX_HIDDEN_FILES} hidden files, the"
-                " limit of the runtime docker-runc. Put the notebook into a folder of its own, or use the runtime runsc"
-                " or docker",
+                f"Cannot cover the entries of the work folder: it has more than {MAX_COVERS} hidden files and read-only"
+                " entries, the limit of the runtime docker-runc. Put the notebook into a folder of its own, or use the"
+                " runtime runsc or docker",
                 field="workspace",
             )
-        target = f"{WORKSPACE}/{name}"
-        if is_folder:
+        if kind == "d":
             options = {"SizeBytes": 4096, "Mode": 0o555}
             mounts.append({"Type": "tmpfs", "Target": target, "ReadOnly": True, "TmpfsOptions": options})
-        else:
+        elif kind == "f":
             mounts.append(_bind(target, own / "nothing"))
+        elif kind == "r":
+            mounts.append(_bind(target, f"{workspace}/{name}"))
     mounts.append(_bind(f"{GUEST_DIR}/link", link, is_writable=True))
     return list({mount["Target"]: mount for mount in mounts}.values())  # the last mount at a path is visible
 

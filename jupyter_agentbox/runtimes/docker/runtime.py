@@ -33,8 +33,9 @@ from jupyter_agentbox.linux import (
     remove_tree,
     send_signal,
 )
+from jupyter_agentbox.names import Names
 from jupyter_agentbox.runtimes import Check, Handle, Runtime, Usage, cgroups, namespaces, rootfs
-from jupyter_agentbox.runtimes.launcher import Refused, find_hidden, make_matcher
+from jupyter_agentbox.runtimes.launcher import HIDDEN_FILE, READ_ONLY, Refused, find_entries
 from jupyter_agentbox.runtimes.runsc.runtime import measure_shared
 from jupyter_agentbox.spec import USER_ID, Cause, End, Limits, SandboxSpec, out_of_memory
 
@@ -235,13 +236,13 @@ class DockerRuntime(Runtime):
         own = directory / "docker"
         own.mkdir(mode=0o700, exist_ok=True)
         texts = {path.rpartition("/")[2]: rest[0] for step, path, *rest in steps if step == "file"}
-        for name in (*config.DOCKERS_OWN, "nothing"):
-            (own / name).write_text(texts.get(name, ""))
+        for name in (*config.DOCKERS_OWN, *covers.FILES):
+            (own / name).write_text(texts.get(name, covers.FILES.get(name, "")))
             (own / name).chmod(0o444)
-        hidden = [] if is_private else list(_find_hidden(workspace, spec))
-        covers_inside = bool(hidden) and self.isolation == "gvisor"
+        entries = [] if is_private else list(_find_entries(workspace, spec))
+        covers_inside = bool(entries) and self.isolation == "gvisor"
         if covers_inside:
-            (own / "covered").write_bytes(covers.pack(hidden))
+            (own / "covered").write_bytes(covers.pack(entries))
             (own / "covered").chmod(0o444)
         layers, files = config.find_layers(steps), list[str]()
         if spec.is_root:
@@ -252,7 +253,7 @@ class DockerRuntime(Runtime):
             runtime=kind.name,
             python="/usr/bin/python3" if spec.root else python,
             maps=maps,
-            mounts=config.make_mounts(steps, hidden, own, directory / "link", covers_inside=covers_inside),
+            mounts=config.make_mounts(steps, entries, own, directory / "link", covers_inside=covers_inside),
             labels=config.make_labels(sandbox_id, spec, self.state_dir),
             layers=layers,
             files=files,
@@ -400,26 +401,29 @@ def _find_in_kernel_log(container: str) -> bool | None:
     return None
 
 
-def _find_hidden(workspace: Path, spec: SandboxSpec) -> Iterator[tuple[str, bool]]:
-    """Yield the hidden entries to cover, and whether each is a folder.
+def _find_entries(workspace: Path, spec: SandboxSpec) -> Iterator[tuple[str, str]]:
+    """Yield the entries to cover, and how.
 
     Symbolic links are skipped: nothing can be mounted on them, and they cannot lead outside the sandbox. A FIFO is
     refused, because gVisor would wait forever for its other end.
     """
     try:
-        found = find_hidden(str(workspace), make_matcher(list(spec.hidden))) if spec.hidden else []
+        found = find_entries(str(workspace), Names(spec.hidden, spec.read_only))
     except Refused as error:
-        raise InvalidRequest(str(error), field="workspace", setting="hidden_files of the profile") from None
-    for name, _ in found:
+        raise InvalidRequest(str(error), field="workspace", setting="Policy.hidden_files") from None
+    for name, kind in found:
+        if kind not in (HIDDEN_FILE, READ_ONLY):
+            yield name, kind
+            continue
         try:
             mode = (workspace / name).lstat().st_mode
         except FileNotFoundError:
             continue
-        if stat.S_ISDIR(mode) or stat.S_ISREG(mode):
-            yield name, stat.S_ISDIR(mode)
+        if stat.S_ISREG(mode) or (kind == READ_ONLY and stat.S_ISDIR(mode)):
+            yield name, kind
         elif not stat.S_ISLNK(mode):
             raise InvalidRequest(
-                f"Cannot cover the hidden entry {name!r} of the work folder: it is neither a file nor a folder, and the"
+                f"Cannot cover the entry {name!r} of the work folder: it is neither a file nor a folder, and the"
                 " runtime docker covers only those. Remove it, or use the runtime runsc",
                 field="workspace",
             )

@@ -51,7 +51,7 @@ PROCESS_ROOM = 16 * MIB
 PAUSED = "paused"
 #: Path of the work folder in /proc, in the view of gVisor's file server, for both layouts.
 _WORK = (f"/root{WORKSPACE}/", f"/root{CLAIM_DIR}/work/")
-#: File in the sandbox's bundle that lists the hidden entries of the work folder.
+#: File in the sandbox's bundle that lists the covered entries of the work folder.
 COVERED = "covered"
 #: Seconds to wait until control groups can be removed after their processes have ended.
 CGROUP_TIMEOUT = 30.0
@@ -229,7 +229,7 @@ class RunscRuntime(Runtime):
             raise RuntimeFailed(f"cannot mount the work folder: {failure}")
         shutil.rmtree(directory / namespaces.HELPER, ignore_errors=True)
 
-    def read_covered(self, directory: Path) -> list[tuple[str, bool]]:
+    def read_covered(self, directory: Path) -> list[tuple[str, str]]:
         """Return the list that the launcher wrote."""
         return covers.parse((directory / "bundle" / COVERED).read_bytes())
 
@@ -296,10 +296,10 @@ class RunscRuntime(Runtime):
             config = oci.make_config(
                 spec, stage=stage, link=directory / "link", layer=directory / "fs", python=python, user=maps.user
             )
-            # The entries to hide are known only after the launcher has searched the folder.
+            # The entries to cover are known only after the launcher has searched the folder.
             if spec.layout == "claimed":
                 plan.append(("covered", str(bundle / COVERED)))
-            elif rootfs.hides_entries(spec):
+            elif rootfs.has_covers(spec):
                 plan.append(("covered", f"root{covers.COVERED}"))
             plan.append(("memory", "meminfo", machine.find_visible_memory(spec.limits.memory)))
             plan.append(("config", str(bundle / "config.json"), json.dumps(config, separators=(",", ":"))))

@@ -16,7 +16,8 @@ replace the file and leave its other names unchanged; append refuses a file with
 has hard-linked into the directory are shown.
 
 *Hidden names* are treated as nonexistent, wherever a path or a link goes through them, and creating one is refused. A
-directory that contains hidden names is moved with them, copied without them, and not deleted.
+directory that contains hidden names is copied without them, and neither moved nor deleted. The same holds for changes
+to *read-only names*, which can be read and listed.
 
 *Atomic writes.* New content is in an unnamed file until it is complete and verified, and then gets its name in one
 step. Permission bits are kept; set-user-id and similar bits are never set.

@@ -288,8 +288,8 @@ def _build(archive: io.BufferedIOBase, builder: Builder, budget: Budget) -> None
         parts, path = member.parts, builder.path(member.parts)
         if not parts:
             continue  # the directory itself
-        if any(map(builder.tree.is_hidden, parts)):
-            builder.skipped.add(path, "its name is hidden in this sandbox")
+        if refusal := builder.tree.find_refusal(parts, is_folder=member.kind == "directory"):
+            builder.skipped.add(path, refusal[0])
         elif member.kind == "directory":
             builder.directory(parts, member.mode)
         elif member.kind == "link":

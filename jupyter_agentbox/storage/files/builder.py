@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from jupyter_agentbox.errors import AgentboxError, Conflict, NotFound, TooLarge
 from jupyter_agentbox.models.file_entries import Copied, kind_of
+from jupyter_agentbox.names import Names
 from jupyter_agentbox.storage.trees import closing
 
 from .atomic import NewFile, Room, check_replaceable, copy_data, look, make_name, permissions
@@ -154,7 +155,9 @@ def copy_tree(source: Tree, plan: list[Item], builder: Builder, budget: Budget) 
     for parts, status, target in plan:
         budget.require()
         kind = kind_of(status.st_mode)
-        if kind == "directory":
+        if refusal := builder.tree.find_refusal(parts, is_folder=kind == "directory"):
+            builder.skipped.add(builder.path(parts), refusal[0])
+        elif kind == "directory":
             builder.directory(parts, permissions(status))
         elif kind == "link":
             builder.link(parts, target)
@@ -176,30 +179,38 @@ def copy_tree(source: Tree, plan: list[Item], builder: Builder, budget: Budget) 
     return builder.result()
 
 
-def delete_tree(directory: int, name: str, path: str, hidden: tuple[str, ...], budget: Budget) -> int:
+def check_unchangeable(tree: Tree, path: str, budget: Budget, verb: str) -> None:
+    """Raise Conflict if a directory contains hidden or read-only entries. `path` and `verb` are for the message."""
+    if not tree.names:
+        return
+    budget = copy(budget)  # so that the check uses up none of it
+    for found in tree.walk(budget, see_hidden=True):
+        if tree.find_refusal(found.parts, is_folder=stat.S_ISDIR(found.status.st_mode)):
+            raise _covered_entries_error(path, verb)
+    budget.refuse()
+
+
+def delete_tree(
+    directory: int, name: str, path: str, budget: Budget, names: Names | None = None, at: Parts = ()
+) -> int:
     """Delete a directory with everything in it, and return the number of deleted entries.
 
     Uses at most two descriptors and no recursion, however deep and wide the tree is. If another process adds entries
-    as fast as they are deleted, the budget ends the operation.
+    as fast as they are deleted, the budget ends the operation. `at` is the path to which the `names` apply.
 
     Raises
     ------
     Conflict
-        The directory contains hidden entries. Nothing was deleted.
+        The directory contains hidden or read-only entries. Nothing was deleted.
     TooLarge
         The deletion is incomplete. The message says how much was deleted and how to continue.
     """
     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     with translate_os_errors(path):
         top = os.open(name, flags, dir_fd=directory)
-    visible, tree = Tree(top, hidden), Tree(os.dup(top))
+    visible, tree = Tree(top, names, at), Tree(os.dup(top))
     try:
-        if hidden:
-            check_budget = copy(budget)  # a copy, so that the check uses up none of the budget
-            for found in visible.walk(check_budget, see_hidden=True):
-                if visible.is_hidden(found.name):
-                    raise _hidden_entries_error(path)
-            check_budget.refuse()
+        check_unchangeable(visible, path, budget, "deleted")
         with translate_os_errors(path):
             return _empty(tree, visible, path, budget) + _remove(directory, name)
     finally:
@@ -235,8 +246,8 @@ def _empty(tree: Tree, visible: Tree, path: str, budget: Budget) -> int:
             entries = _read_batch(base)
             for name, is_directory in entries:
                 take()
-                if visible.is_hidden(name):
-                    raise _hidden_entries_error(path)
+                if visible.find_refusal((*inside, name), is_folder=is_directory):
+                    raise _covered_entries_error(path, "deleted")
                 if not is_directory:
                     count += _unlink(base, name)
                 elif removed := _remove(base, name, quietly=True):
@@ -284,8 +295,9 @@ def _remove(directory: int, name: str, *, quietly: bool = False) -> int:
     return 1
 
 
-def _hidden_entries_error(path: str) -> Conflict:
+def _covered_entries_error(path: str, verb: str) -> Conflict:
     return Conflict(
-        f"{show(path)} cannot be deleted: it contains entries that are hidden in this sandbox; delete the others",
+        f"{show(path)} cannot be {verb}: it contains entries that are hidden or read-only in sandboxes"
+        f" (Policy.hidden_files, Policy.read_only_files). Only the others can be {verb}",
         field="path",
     )

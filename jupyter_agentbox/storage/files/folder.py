@@ -15,7 +15,7 @@ from jupyter_agentbox.storage.trees import closing, libc
 
 from . import archives
 from .atomic import NewFile, Room, check_replaceable, copy_data, look, permissions
-from .builder import Builder, copy_tree, delete_tree, make_plan
+from .builder import Builder, check_unchangeable, copy_tree, delete_tree, make_plan
 from .paths import Parts, show, write_path
 from .transfer import Upload, check_announced
 from .tree import Budget, Tree, open_found, translate_os_errors
@@ -31,7 +31,7 @@ class Folder(FolderView):
 
     Parameters
     ----------
-    root, hidden, mount
+    root, hidden, read_only, mount
         See :class:`~jupyter_agentbox.storage.files.view.FolderView`.
     quota : int, optional
         Bytes on disk up to which writes through this object may fill the folder.
@@ -49,12 +49,13 @@ class Folder(FolderView):
         hidden: tuple[str, ...] = (),
         quota: int | None = None,
         *,
+        read_only: tuple[str, ...] = (),
         mount: str = "/workspace",
         quota_setting: str = "Policy.max_disk",
         held: Callable[[], int] = lambda: 0,
         free: Callable[[], Room | None] = lambda: None,
     ) -> None:
-        super().__init__(root, hidden, mount=mount)
+        super().__init__(root, hidden, read_only=read_only, mount=mount)
         self.quota, self._quota_setting = quota, quota_setting
         self._held, self._free = held, free
         self._used = Used(0)
@@ -190,6 +191,7 @@ class Folder(FolderView):
             raise InvalidRequest("the count must be 1 or more", field="count")
         parts = self._parse(path)
         name, before, after = show(write_path(parts)), _encode(old, "old"), _encode(new, "new")
+        self._tree.check_name(parts, is_change=True)
         with closing(self._tree.open_file(parts, follow=False)) as fd, translate_os_errors(write_path(parts)):
             status = os.fstat(fd)
             if status.st_size > MAX_READ:
@@ -217,7 +219,8 @@ class Folder(FolderView):
     def mkdir(self, path: str, *, parents: bool = False, exist_ok: bool = False) -> Entry:
         """Create a directory, and with `parents` also missing ones above it."""
         parts = self._parse(path)
-        with closing(self._tree.open_parent(parts, make=parents)) as directory, translate_os_errors(write_path(parts)):
+        parent = self._tree.open_parent(parts, make=parents, is_folder=True)
+        with closing(parent) as directory, translate_os_errors(write_path(parts)):
             try:
                 os.mkdir(parts[-1], dir_fd=directory)
             except FileExistsError:
@@ -227,14 +230,25 @@ class Folder(FolderView):
             return make_entry(write_path(parts), os.stat(parts[-1], dir_fd=directory, follow_symlinks=False))
 
     def move(self, source: str, target: str, *, parents: bool = False, overwrite: bool = False) -> Entry:
-        """Move an entry of any kind to another path. With `overwrite`, it may replace a file or an empty directory."""
+        """Move an entry of any kind to another path. With `overwrite`, it may replace a file or an empty directory.
+
+        A directory with hidden or read-only entries is not moved.
+        """
         old, new = self._parse(source, "source"), self._parse(target, "target")
         with (
             closing(self._tree.open_parent(old)) as from_dir,
             closing(self._tree.open_parent(new, make=parents)) as to_dir,
         ):
             with translate_os_errors(write_path(old)):
-                os.stat(old[-1], dir_fd=from_dir, follow_symlinks=False)
+                status = os.stat(old[-1], dir_fd=from_dir, follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode) and self._tree.names:
+                flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                with translate_os_errors(write_path(old)), closing(os.open(old[-1], flags, dir_fd=from_dir)) as fd:
+                    tree = self._tree.beneath(fd, old)
+                    try:
+                        check_unchangeable(tree, write_path(old), Budget(MAX_DELETE), "moved")
+                    finally:
+                        tree.close()
             if new[: len(old)] == old and new != old:
                 raise InvalidRequest("a directory cannot be moved into itself", field="target")
             with translate_os_errors(write_path(new)):
@@ -282,11 +296,12 @@ class Folder(FolderView):
         origin = view or self
         old, new = origin._parse(source, "source"), self._parse(target, "target")
         budget = Budget(max_entries, timeout)
-        with closing(origin._tree.open(old, follow=True)) as fd:
+        opened, real = origin._tree.resolve(old, follow=True)
+        with closing(opened) as fd:
             if stat.S_ISDIR(os.fstat(fd).st_mode):
                 if not recursive:
                     raise Conflict(f"{show(write_path(old))} is a directory; set recursive to copy it", field="source")
-                tree = Tree(os.dup(fd), origin._tree.hidden)
+                tree = origin._tree.beneath(fd, real)
                 try:
                     return self._copy_tree(tree, new, budget, parents=parents, overwrite=overwrite)
                 finally:
@@ -310,14 +325,15 @@ class Folder(FolderView):
         # The list is complete before anything is created, so that a copy of a directory into itself ends.
         plan = make_plan(source, budget)
         with closing(self._tree.make_directories(new)) as top:
-            tree = Tree(os.dup(top), self._tree.hidden)
+            tree = self._tree.beneath(top, new)
         with Builder(tree, new, self._room(), overwrite) as builder:
             return copy_tree(source, plan, builder, budget)
 
     def delete(self, path: str, *, recursive: bool = False, missing_ok: bool = False, timeout: float = 300.0) -> int:
         """Delete an entry of any kind. For a link, delete the link, not its target.
 
-        A directory must be empty, unless `recursive`. A directory with hidden entries is not deleted.
+        A directory must be empty, unless `recursive`. A directory with hidden or read-only entries is not
+        deleted.
 
         Returns
         -------
@@ -335,7 +351,7 @@ class Folder(FolderView):
                 if not recursive:
                     os.rmdir(parts[-1], dir_fd=directory)
                     return 1
-                return delete_tree(directory, parts[-1], write_path(parts), self._tree.hidden, budget)
+                return delete_tree(directory, parts[-1], write_path(parts), budget, self._tree.names, parts)
         except NotFound:
             if missing_ok:
                 return 0
@@ -358,7 +374,7 @@ class Folder(FolderView):
         """Start the upload of an archive (tar, tar.gz or zip), to be unpacked into a directory once it is complete.
 
         The whole archive is checked before anything is created. Absolute names and ``..`` cause a refusal. Links that
-        lead outside, special files and hidden names are left out and reported.
+        lead outside, special files, hidden names and read-only names are left out and reported.
 
         Parameters
         ----------
@@ -378,7 +394,7 @@ class Folder(FolderView):
         parts = self._parse(path)
 
         def deliver(file: NewFile, digest: str) -> Copied:
-            tree = Tree(os.dup(file.directory), self._tree.hidden)
+            tree = self._tree.beneath(file.directory, parts)
             with (
                 Builder(tree, parts, self._room(), overwrite) as builder,
                 open(os.dup(file.fd), "rb") as archive,

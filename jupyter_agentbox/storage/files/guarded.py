@@ -13,14 +13,15 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
 from jupyter_agentbox.errors import Conflict, InvalidRequest, PolicyRefused
 from jupyter_agentbox.models.file_entries import kind_of
+from jupyter_agentbox.names import HIDDEN_FILES, PARENT, READ_ONLY, READ_ONLY_FILES, Names
 from jupyter_agentbox.storage.trees import closing, libc
 
 from .atomic import Room, copy_content, copy_data, look, permissions
@@ -46,9 +47,9 @@ class GuardedPaths:
         Absolute paths of folders. The path to a base is trusted; what is beneath it is not.
     linked : sequence of str
         Folders that links may lead to, wherever the links are.
-    is_hidden : callable
-        Predicate on names that are hidden from sandboxes. No link may lead to such a name, because code in a sandbox
-        could then make the server read or write what the sandbox itself cannot.
+    names : Names
+        Names that sandboxes do not see, or cannot write. No link may lead to one, because code in a sandbox could then
+        make the server read or write what the sandbox itself cannot.
     private : sequence of str
         Folders that are hidden from sandboxes regardless of their names, as paths without links.
     setting : str
@@ -57,7 +58,7 @@ class GuardedPaths:
 
     bases: Sequence[str]
     linked: Sequence[str] = ()
-    is_hidden: Callable[[str], bool] = lambda name: name.startswith(".")
+    names: Names = field(default_factory=lambda: Names(HIDDEN_FILES, READ_ONLY_FILES))
     private: Sequence[str] = ()
     setting: str = "AgentboxContentsManager.linked_folders"
 
@@ -93,7 +94,7 @@ class GuardedPaths:
                     links += 1
                     if links > _MAX_LINKS:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-                    inner, folder = self._resolve_link(os.path.relpath(path, base), directory, name, target)
+                    inner, folder = self._resolve_link(base, os.path.relpath(path, base), directory, name, target)
                     parts[:0] = inner
                     child = os.open(folder or ".", _DIRECTORY, dir_fd=None if folder else directory)
                 elif not parts:
@@ -116,7 +117,9 @@ class GuardedPaths:
                 raise InvalidRequest("The root directory cannot be moved or deleted.")
             yield directory, name
 
-    def _resolve_link(self, path: str, directory: int, name: str, target: str) -> tuple[list[str], str | None]:
+    def _resolve_link(
+        self, base: str, path: str, directory: int, name: str, target: str
+    ) -> tuple[list[str], str | None]:
         """Return where a link leads: names, and the folder they are relative to, or None for the link's own directory.
 
         The path resolution here only determines which names are tried. Each of them is then opened in turn.
@@ -129,9 +132,12 @@ class GuardedPaths:
         parts = _parts(real, here)
         reason = f"leads out of its folder, to {show(real)}"
         if parts is not None:
-            if not any(map(self.is_hidden, parts)) and all(_parts(real, folder) is None for folder in self.private):
+            # The names count from the base, because the link may be in a folder such as .git itself.
+            kind, _ = self.names.classify(_parts(real, os.path.realpath(base)) or parts)
+            if not kind and all(_parts(real, folder) is None for folder in self.private):
                 return parts, None
-            reason = f"leads to {show(real)}, which is hidden from sandboxes"
+            state = "read-only in" if kind in (READ_ONLY, PARENT) else "hidden from"
+            reason = f"leads to {show(real)}, which is {state} sandboxes"
         raise PolicyRefused(
             f"Cannot open {show(path)}: the link {show(name)} {reason}. Code in a sandbox can create such"
             f" links. Delete the link, or add its target folder to {self.setting}.",
@@ -440,7 +446,7 @@ def _delete(directory: int, name: str, *, recursive: bool) -> None:
     if not stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
         os.unlink(name, dir_fd=directory)
     elif recursive:
-        delete_tree(directory, name, name, (), Budget(_MAX_ENTRIES, _MAX_SECONDS))
+        delete_tree(directory, name, name, Budget(_MAX_ENTRIES, _MAX_SECONDS))
     else:
         os.rmdir(name, dir_fd=directory)
 

@@ -9,10 +9,9 @@ written form, and names without such bytes, which is nearly all of them, are wri
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from jupyter_agentbox.errors import InvalidRequest
 
@@ -100,15 +99,6 @@ def show(text: str) -> str:
     clean = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], write_name(text))
     clean = clean.encode("utf-8", "backslashreplace").decode()
     return clean if len(clean) <= 200 else f"{clean[:120]}…{clean[-70:]}"
-
-
-def make_matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
-    """Return a predicate on single names from shell patterns, such as ``.*``."""
-    if not patterns:
-        return lambda name: False
-    # The translation of fnmatch uses atomic groups, so that no name can make the match slow.
-    expression = re.compile("|".join(fnmatch.translate(pattern) for pattern in dict.fromkeys(patterns)))
-    return lambda name: expression.match(name) is not None
 
 
 def is_inner_link(depth: int, target: str) -> bool:

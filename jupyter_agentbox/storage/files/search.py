@@ -178,7 +178,8 @@ def grep(
         "max_text": MAX_TEXT,
         "seconds": int(budget.remaining_seconds()) + 2,
     }
-    with closing(tree.open(top, follow=True)) as fd:
+    opened, real = tree.resolve(top, follow=True)
+    with closing(opened) as fd:
         is_directory = stat.S_ISDIR(os.fstat(fd).st_mode)
         file = None if is_directory else open_found(fd, write_path(top))
         worker = _Worker(request)
@@ -186,7 +187,7 @@ def grep(
             worker.compile(budget.remaining_seconds())
             search = _Search(worker, limit, budget)
             if file is None:
-                _search_beneath(tree, fd, top, wanted, search, budget)
+                _search_beneath(tree.beneath(fd, real), top, wanted, search, budget)
             else:
                 search.file(file, write_path(top))
         finally:
@@ -196,8 +197,7 @@ def grep(
     return Matches(search.matches, search.files, search.skipped, budget.reason is not None, budget.reason)
 
 
-def _search_beneath(tree: Tree, fd: int, top: Parts, wanted: Glob | None, search: _Search, budget: Budget) -> None:
-    beneath = Tree(os.dup(fd), tree.hidden)
+def _search_beneath(beneath: Tree, top: Parts, wanted: Glob | None, search: _Search, budget: Budget) -> None:
     try:
         for found in beneath.walk(budget, enter=wanted.may_match_beneath if wanted else None):
             if search.is_done:

@@ -31,11 +31,13 @@ from jupyter_agentbox.errors import (
     TooLarge,
 )
 from jupyter_agentbox.models.file_entries import Kind, kind_of
+from jupyter_agentbox.names import HIDDEN, PARENT, READ_ONLY, Names
 from jupyter_agentbox.storage.trees import Found, closing, libc, walk
 
-from .paths import MAX_PATH, Parts, make_matcher, show, write_path
+from .paths import MAX_PATH, Parts, show, write_path
 
 _MAX_LINKS = 40
+_HIDDEN_SETTING, _READ_ONLY_SETTING = "Policy.hidden_files", "Policy.read_only_files"
 
 KIND_NAMES: dict[Kind, str] = {
     "file": "a file",
@@ -167,24 +169,45 @@ class Tree(Held):
     ----------
     root : Path or int
         The directory, or a descriptor of it, which then belongs to the tree.
-    hidden : tuple of str
-        Shell patterns of names that are treated as nonexistent, at any depth.
+    names : Names, optional
+        Classes of names. Hidden ones are treated as nonexistent, read-only ones are not changed.
+    at : tuple of str
+        Path of the directory in the folder to which the names apply.
     """
 
-    def __init__(self, root: Path | int, hidden: tuple[str, ...] = ()) -> None:
+    def __init__(self, root: Path | int, names: Names | None = None, at: Parts = ()) -> None:
         self.fd = root if isinstance(root, int) else os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self.hidden = hidden
-        self.is_hidden = make_matcher(hidden)
+        self.names, self.at = names or Names(), at
 
-    def check_name(self, parts: Parts, *, is_new: bool = False) -> None:
-        """Refuse a path with a hidden name by the name alone, so that the error does not reveal what exists."""
-        for part in parts:
-            if self.is_hidden(part):
-                reason = f"names like {show(part)} are hidden in this sandbox"
-                setting = "Policy.hidden_files"
-                if is_new:
-                    raise PolicyRefused(f"{show('/'.join(parts))} cannot be created: {reason}", setting=setting)
-                raise NotFound(f"{show('/'.join(parts))} does not exist: {reason}", field="path", setting=setting)
+    def beneath(self, fd: int, parts: Parts) -> Tree:
+        """Return the directory of a descriptor, which is duplicated, as a tree. `parts` is its path without links."""
+        return Tree(os.dup(fd), self.names, self.at + parts)
+
+    def check_name(self, parts: Parts, *, is_change: bool = False, is_folder: bool = False) -> None:
+        """Refuse a path with a hidden name, or to change a read-only one.
+
+        The name alone decides, so that the error does not reveal what exists.
+        """
+        if (refusal := self.find_refusal(parts, is_change=is_change, is_folder=is_folder)) is None:
+            return
+        reason, setting = refusal
+        path = show("/".join(parts))
+        if is_change:
+            raise PolicyRefused(f"{path} cannot be changed: {reason}", setting=setting)
+        raise NotFound(f"{path} does not exist: {reason}", field="path", setting=setting)
+
+    def find_refusal(self, parts: Parts, *, is_change: bool = True, is_folder: bool = False) -> tuple[str, str] | None:
+        """Return why a path must not be used, or not be changed, and the setting; None if it may be.
+
+        With `is_folder`, the change is to create a folder, in which ordinary entries may then be created.
+        """
+        kind, where = self.names.classify(self.at + parts)
+        name = show("/".join(where))
+        if kind == HIDDEN:
+            return f"{name} is hidden in sandboxes ({_HIDDEN_SETTING})", _HIDDEN_SETTING
+        if is_change and (kind == READ_ONLY or (kind == PARENT and not is_folder)):
+            return f"{name} is read-only in sandboxes ({_READ_ONLY_SETTING})", _READ_ONLY_SETTING
+        return None
 
     def open(self, parts: Parts, *, follow: bool = False, follow_last: bool | None = None) -> int:
         """Open an entry of any kind with ``O_PATH``.
@@ -203,6 +226,10 @@ class Tree(Held):
         AgentboxError
             The entry does not exist, a name is hidden, or a link may not be followed.
         """
+        return self.resolve(parts, follow=follow, follow_last=follow_last)[0]
+
+    def resolve(self, parts: Parts, *, follow: bool = False, follow_last: bool | None = None) -> tuple[int, Parts]:
+        """Open an entry as :meth:`open` does, and return its descriptor and its path without links."""
         self.check_name(parts)
         if follow_last is None:
             follow_last = follow
@@ -210,13 +237,13 @@ class Tree(Held):
             if libc.has_openat2:
                 try:
                     flags = os.O_PATH if follow_last else os.O_PATH | os.O_NOFOLLOW
-                    return libc.openat2(self.fd, "/".join(parts) or ".", flags)
+                    return libc.openat2(self.fd, "/".join(parts) or ".", flags), parts
                 except OSError as error:
                     # The walk finds the cause: a link to follow, or the actual error.
                     libc.has_openat2 = error.errno != errno.ENOSYS
             return self._walk(parts, follow, follow_last)
 
-    def _walk(self, parts: Parts, follow: bool, follow_last: bool) -> int:
+    def _walk(self, parts: Parts, follow: bool, follow_last: bool) -> tuple[int, Parts]:
         original, links = write_path(parts), 0
         while True:
             index, target = 0, ""
@@ -225,7 +252,7 @@ class Tree(Held):
                 for index, name in enumerate(parts):
                     if name == "..":
                         break  # the names before it have been opened as directories
-                    self.check_name((name,))
+                    self.check_name(parts[: index + 1])
                     child = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
                     os.close(fd)
                     fd = child
@@ -240,7 +267,7 @@ class Tree(Held):
                         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
                 else:
                     found, fd = fd, -1
-                    return found
+                    return found, parts
             finally:
                 if fd >= 0:
                     os.close(fd)
@@ -257,11 +284,14 @@ class Tree(Held):
             if links > _MAX_LINKS or sum(map(len, parts)) > MAX_PATH:
                 raise Conflict(f"{show(original)} goes through too many links", field="path")
 
-    def open_parent(self, parts: Parts, *, make: bool = False) -> int:
-        """Open the directory that contains ``parts[-1]``, through no link; with `make`, create it if it is missing."""
+    def open_parent(self, parts: Parts, *, make: bool = False, is_folder: bool = False) -> int:
+        """Open the directory that contains ``parts[-1]``, through no link; with `make`, create it if it is missing.
+
+        ``parts[-1]`` is to be changed. With `is_folder`, it is to be created as a folder.
+        """
         if not parts:
             raise InvalidRequest("the folder itself cannot be changed", field="path")
-        self.check_name(parts, is_new=True)
+        self.check_name(parts, is_change=True, is_folder=is_folder)
         try:
             fd = self.open(parts[:-1])
         except NotFound:
@@ -275,7 +305,7 @@ class Tree(Held):
 
     def make_directories(self, parts: Parts, mode: int = 0o777) -> int:
         """Create the missing directories of a path, through no link, and open the last one."""
-        self.check_name(parts, is_new=True)
+        self.check_name(parts, is_change=True, is_folder=True)
         fd = self.open(())
         try:
             for index, name in enumerate(parts):
@@ -320,10 +350,19 @@ class Tree(Held):
             Whether to yield hidden entries. They are never descended into.
         """
 
+        # The state of each directory that is entered, so that each name is classified once.
+        states: dict[Parts, tuple[object, ...]] = {(): self._find_state()}
+        step, has_names = self.names.step, bool(self.names)
+
+        def is_hidden(found: Found) -> bool:
+            return has_names and step(states[found.parts[:-1]], found.name)[0] == HIDDEN
+
         def descend(found: Found) -> bool:
             parts = found.parts
-            if self.is_hidden(found.name) or (enter and not enter(parts)) or (depth and len(parts) >= depth):
+            if is_hidden(found) or (enter and not enter(parts)) or (depth and len(parts) >= depth):
                 return False
+            if has_names:
+                states[parts] = step(states[parts[:-1]], found.name)[1]
             if len(os.fsencode(found.path)) >= MAX_PATH - 256:
                 budget.cut(f"stopped at paths longer than {MAX_PATH - 256} bytes")
                 return False
@@ -337,8 +376,14 @@ class Tree(Held):
             if budget.remaining_seconds() <= 0:
                 budget.take()
                 return
-            if see_hidden or not self.is_hidden(found.name):
+            if see_hidden or not is_hidden(found):
                 yield found
+
+    def _find_state(self) -> tuple[object, ...]:
+        state: tuple[object, ...] = ()
+        for name in self.at:
+            state = self.names.step(state, name)[1]
+        return state
 
 
 def open_found(fd: int, path: str) -> int:

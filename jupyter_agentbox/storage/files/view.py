@@ -11,6 +11,7 @@ from types import TracebackType
 
 from jupyter_agentbox.errors import Conflict, InvalidRequest, NotFound, TooLarge
 from jupyter_agentbox.models.file_entries import Content, Entry, Listing, Matches, kind_of, make_entry
+from jupyter_agentbox.names import Names
 from jupyter_agentbox.storage.trees import Found, closing
 
 from . import archives, search
@@ -45,15 +46,18 @@ class FolderView:
     ----------
     root : Path
         The directory. It is opened now and never looked up again.
-    hidden : tuple of str
-        Shell patterns of names that are treated as nonexistent, at any depth.
+    hidden, read_only : tuple of str
+        Patterns of names that are treated as nonexistent, and of names that are not changed, at any depth; see
+        :class:`~jupyter_agentbox.names.Names`.
     mount : str
         Path by which callers know the folder. Absolute paths begin with it.
     """
 
-    def __init__(self, root: Path, hidden: tuple[str, ...] = (), *, mount: str = "/workspace") -> None:
+    def __init__(
+        self, root: Path, hidden: tuple[str, ...] = (), *, read_only: tuple[str, ...] = (), mount: str = "/workspace"
+    ) -> None:
         with translate_os_errors(str(root)):
-            self._tree = Tree(root, hidden)
+            self._tree = Tree(root, Names(hidden, read_only))
         self.mount = mount
 
     def close(self) -> None:
@@ -263,10 +267,11 @@ class FolderView:
         if kind not in ("tar", "zip"):
             raise InvalidRequest("an archive's kind must be tar or zip", field="kind")
         parts = self._parse(path)
-        with closing(self._tree.open(parts, follow=True)) as fd:
+        opened, real = self._tree.resolve(parts, follow=True)
+        with closing(opened) as fd:
             if not stat.S_ISDIR(os.fstat(fd).st_mode):
                 raise Conflict(f"{show(write_path(parts))} is not a directory", field="path")
-            tree = Tree(os.dup(fd), self._tree.hidden)
+            tree = self._tree.beneath(fd, real)
         try:
             return archives.Packed(tree, kind, Budget(max_entries, 60.0), max_bytes)
         except BaseException:
@@ -279,11 +284,12 @@ class FolderView:
     def _beneath(self, path: str) -> Iterator[tuple[Tree, Parts]]:
         """Open a directory as a separate tree, following links that stay inside."""
         parts = self._parse(path)
-        with closing(self._tree.open(parts, follow=True)) as fd:
+        opened, real = self._tree.resolve(parts, follow=True)
+        with closing(opened) as fd:
             if not stat.S_ISDIR(mode := os.fstat(fd).st_mode):
                 kind = KIND_NAMES[kind_of(mode)]
                 raise Conflict(f"{show(write_path(parts))} is {kind}, not a directory", field="path")
-            tree = Tree(os.dup(fd), self._tree.hidden)
+            tree = self._tree.beneath(fd, real)
         try:
             yield tree, parts
         finally:

@@ -16,6 +16,7 @@ import pytest
 from support.warm_kernels import ARGV, PRELOADED, Place, Talk
 
 from jupyter_agentbox.errors import InvalidConfig
+from jupyter_agentbox.guest.covers import NOTE
 from jupyter_agentbox.kernels.sandboxed_kernel import SandboxedKernel
 from jupyter_agentbox.kernels.warm.template_key import can_be_warm, find_inputs, make_key, unclaimed_spec
 from jupyter_agentbox.kernels.warm.templates import KernelRequest
@@ -42,8 +43,8 @@ async def start(place: Place, spec: SandboxSpec, key: str) -> Talk:
 
 def test_two_kernels_of_one_template_share_nothing(place: Place) -> None:
     secret = place.folder("one")
-    (secret / ".git").mkdir()
-    (secret / ".git" / "config").write_text("secret")
+    (secret / ".ssh").mkdir()
+    (secret / ".ssh" / "config").write_text("secret")
     (secret / ".env").write_text("secret")
     (secret / "a.txt").write_text("one")
     other = place.folder("two")
@@ -85,14 +86,14 @@ print(json.dumps({
             # What is hidden can be neither read, nor moved away, nor replaced.
             hidden = """
 import os, subprocess
-print(os.path.getsize(".env"), os.listdir(".git"))
-for command in ("mv .git x", "mv .env x", "rm .env", "echo x > .env", "rmdir .git", "touch .git/x"):
+print(os.path.getsize(".env"), os.listdir(".ssh"))
+for command in ("mv .ssh x", "mv .env x", "rm .env", "echo x > .env", "rmdir .ssh", "touch .ssh/x"):
     print(subprocess.run(command, shell=True, capture_output=True).returncode != 0, end=" ")
 print(os.path.lexists("/run/agentbox/claim/work/.env"))
 open("new.txt", "w").write("here")
 """
-            assert (await talks[0].say(hidden)).split() == ["0", "[]", *["True"] * 6, "False"]
-            assert (secret / ".git" / "config").read_text() == "secret"
+            assert (await talks[0].say(hidden)).split() == [str(len(NOTE)), "[]", *["True"] * 6, "False"]
+            assert (secret / ".ssh" / "config").read_text() == "secret"
             assert (secret / "new.txt").read_text() == "here"
             assert not (other / "new.txt").exists()
             groups = [map(Path, talk.sandbox.record.handle["cgroups"]) for talk in talks]  # type: ignore[index]

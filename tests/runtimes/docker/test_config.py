@@ -63,9 +63,12 @@ def test_mounts_are_read_only_and_private_but_for_the_work_folder_and_the_link()
         ("bind", "root/etc/hosts", "/etc/hosts", False),
         ("workspace", "root/workspace", "/home/ada/work", True),
     ]
-    mounts = config.make_mounts(steps, [(".git", True), (".env", False)], Path("/own"), Path("/state/link"))
+    mounts = config.make_mounts(
+        steps, [(".", "h"), (".vscode", "r"), (".git", "d"), (".env", "f")], Path("/own"), Path("/state/link")
+    )
     assert [mount["Target"] for mount in mounts] == [
-        "/etc/resolv.conf", "/etc/hosts", "/etc/hostname", "/usr", "/workspace", "/workspace/.git", "/workspace/.env",
+        "/etc/resolv.conf", "/etc/hosts", "/etc/hostname", "/usr", "/workspace", "/workspace/.vscode",
+        "/workspace/.git", "/workspace/.env",
         "/run/agentbox/link",
     ]  # fmt: skip
     found = {mount["Target"]: mount for mount in mounts}
@@ -76,20 +79,22 @@ def test_mounts_are_read_only_and_private_but_for_the_work_folder_and_the_link()
         "TmpfsOptions": {"SizeBytes": 4096, "Mode": 0o555},
     }  # fmt: skip
     assert found["/workspace/.env"]["Source"] == "/own/nothing"
+    assert found["/workspace/.vscode"]["Source"] == "/home/ada/work/.vscode"
     binds = [mount for mount in mounts if mount["Type"] == "bind"]
     assert all(mount["BindOptions"] == {"Propagation": "rprivate"} for mount in binds)
 
 
-def test_more_hidden_files_than_can_be_covered_are_refused_and_folders_are_not_counted() -> None:
-    names = [f".{number}" for number in range(config.MAX_HIDDEN_FILES + 1)]
+def test_more_entries_than_can_be_covered_are_refused_and_hidden_folders_are_not_counted() -> None:
+    names = [f".{number}" for number in range(config.MAX_COVERS + 1)]
 
-    def make(is_folder: bool) -> int:
-        return len(config.make_mounts([], [(name, is_folder) for name in names], Path("/own"), Path("/link")))
+    def make(kind: str) -> int:
+        return len(config.make_mounts([], [(name, kind) for name in names], Path("/own"), Path("/link")))
 
-    assert make(True) == len(names) + 4
-    with pytest.raises(InvalidRequest, match="more than 100 hidden files") as caught:
-        make(False)
-    assert caught.value.field == "workspace"
+    assert make("d") == len(names) + 4
+    for kind in "fr":
+        with pytest.raises(InvalidRequest, match="more than 100 hidden files") as caught:
+            make(kind)
+        assert caught.value.field == "workspace"
 
 
 def test_layers_lie_over_folders_that_nothing_is_mounted_in(tmp_path: Path) -> None:

@@ -263,6 +263,83 @@ def test_odd_names_travel(folder: Folder, root: Path) -> None:
     assert folder.delete(carried + "2") == 1
 
 
+def test_read_only_names_are_read_and_not_changed(root: Path, has_openat2: bool) -> None:
+    (root / "a/.git/hooks").mkdir(parents=True)
+    (root / "a/.git/HEAD").write_text("ref")
+    (root / "a/.git/hooks/pre-commit").write_text("exit")
+    (root / "a/.envrc").write_text("exit")
+    os.symlink("a/.git", root / "git")
+    os.symlink("a/.git/hooks", root / "hooks")
+    (root / "tree/.vscode").mkdir(parents=True)
+    (root / "tree/.vscode/tasks.json").write_text("{}")
+    (root / "tree/file").write_text("x")
+    with Folder(root, (".env*",), read_only=(".git/hooks", ".vscode", ".envrc")) as folder:
+        assert not folder.exists("a/.envrc"), "what both lists match is hidden"
+    with Folder(root, read_only=(".git/hooks", ".git/config", ".vscode", ".envrc")) as folder:
+        for path in ("a/.git/hooks/pre-commit", "git/hooks/pre-commit", "hooks/pre-commit", "a/.envrc"):
+            assert folder.read(path).data.startswith(b"exit")
+        assert len(folder.grep("exit").matches) == 2
+        changes = (
+            lambda path: folder.write(path, b"evil", parents=True),
+            lambda path: folder.append(path, b"evil"),
+            lambda path: folder.edit(path, "exit", "evil"),
+            lambda path: folder.mkdir(path, parents=True),
+            lambda path: folder.move("a/.git/HEAD", path, overwrite=True),
+            lambda path: folder.move(path, "away"),
+            lambda path: folder.copy("a/.git/HEAD", path, overwrite=True),
+            lambda path: folder.delete(path, recursive=True),
+            lambda path: folder.unpack(path),
+        )
+        for path in (
+            "a/.git/hooks",
+            "a/.git/hooks/pre-commit",
+            "a/.git/hooks/new",
+            "a/.GIT/HOOKS/new",
+            "a/.git/config",
+        ):
+            for change in changes:
+                with pytest.raises(
+                    PolicyRefused, match=r"is read-only in sandboxes \(Policy\.read_only_files\)"
+                ) as caught:
+                    change(path)
+                assert caught.value.setting == "Policy.read_only_files"
+        for path in ("git/hooks/new", "hooks/new"):
+            with pytest.raises((PolicyRefused, Conflict)):
+                folder.write(path, b"evil")
+        # A Git directory can be filled, and is neither replaced nor moved, and its parents are not either.
+        folder.write("a/.git/refs/heads/config", b"1", parents=True)
+        folder.mkdir("new/.git", parents=True)
+        for change in (
+            lambda: folder.write("new2/.git", b"gitdir: x", parents=True),
+            lambda: folder.move("a/.git", "g"),
+        ):
+            with pytest.raises(PolicyRefused):
+                change()
+        for change in (lambda: folder.move("a", "b"), lambda: folder.delete("a", recursive=True)):
+            with pytest.raises(Conflict, match="read-only in sandboxes"):
+                change()
+        copied = folder.copy("tree", "copy", recursive=True)
+        assert sorted(os.listdir(root / "copy")) == ["file"]
+        assert any("Policy.read_only_files" in sentence for sentence in copied.skipped)
+    assert (root / "a/.git/hooks/pre-commit").read_text() == "exit"
+    assert sorted(os.listdir(root / "a/.git")) == ["HEAD", "hooks", "refs"]
+
+
+def test_names_of_several_parts_have_no_second_path(root: Path, has_openat2: bool) -> None:
+    (root / ".config/gcloud").mkdir(parents=True)
+    (root / ".config/gcloud/key").write_text("secret")
+    os.symlink(".config", root / "settings")
+    with Folder(root, (".config/gcloud",)) as folder:
+        assert [entry.path for entry in folder.list("settings").entries] == []
+        assert [entry.path for entry in folder.list(".config", recursive=True).entries] == []
+        for path in ("settings/gcloud/key", "settings/gcloud", ".config/gcloud/key"):
+            with pytest.raises(NotFound, match="hidden in sandboxes"):
+                folder.stat(path)
+        assert folder.grep("secret", "settings").matches == []
+        folder.copy("settings", "copied", recursive=True)
+    assert list((root / "copied").iterdir()) == []
+
+
 def test_hidden_names_do_not_exist(root: Path, has_openat2: bool) -> None:
     (root / "a/.git").mkdir(parents=True)
     (root / "a/.git/config").write_text("secret")
@@ -273,7 +350,7 @@ def test_hidden_names_do_not_exist(root: Path, has_openat2: bool) -> None:
     with Folder(root, hidden=(".*",)) as folder:
         for path in (".env", "a/.git", "a/.git/config", "a/link", "git/config", "git"):
             for look in (folder.stat, folder.read, folder.list, folder.download, folder.pack, folder.grep):
-                with pytest.raises(NotFound, match="hidden in this sandbox") as caught:
+                with pytest.raises(NotFound, match="hidden in sandboxes") as caught:
                     look("secret", path) if look == folder.grep else look(path)
                 assert caught.value.setting == "Policy.hidden_files"
             assert not folder.exists(path)
@@ -281,15 +358,16 @@ def test_hidden_names_do_not_exist(root: Path, has_openat2: bool) -> None:
                 folder.copy(path, "copy", recursive=True)
         for path in (".new", ".d/x", "a/.git/x", ".env"):
             for make in (folder.mkdir, lambda path: folder.write(path, b""), lambda path: folder.move("a/file", path)):
-                with pytest.raises(PolicyRefused, match="hidden in this sandbox"):
+                with pytest.raises(PolicyRefused, match="hidden in sandboxes"):
                     make(path)
             with pytest.raises((NotFound, PolicyRefused)):
                 folder.delete(path, recursive=True)
         assert [entry.path for entry in folder.list(recursive=True).entries] == ["a", "git", "a/file", "a/link"]
         assert folder.glob("**/.*").entries == []
         assert folder.grep("secret").matches == []
-        with pytest.raises(Conflict, match="contains entries that are hidden"):
-            folder.delete("a", recursive=True)
+        for change in (lambda: folder.delete("a", recursive=True), lambda: folder.move("a", "c")):
+            with pytest.raises(Conflict, match="contains entries that are hidden"):
+                change()
         assert (root / "a/file").exists()
         folder.copy("a", "b", recursive=True)
         assert sorted(os.listdir(root / "b")) == ["file"]
