@@ -30,6 +30,7 @@ def format_size(size: int) -> str:
 #: Paths and ids inside every sandbox, the same for every runtime.
 WORKSPACE = "/workspace"
 HOME = "/home/user"
+HOSTNAME = "agentbox"
 USER_ID = 1000
 #: Directory that only the guest can enter. It contains the link, the guest's program and connection files.
 GUEST_DIR = "/run/agentbox"

@@ -17,12 +17,15 @@ sentence that names the setting.
 
 from __future__ import annotations
 
+from jupyter_agentbox.spec import HOSTNAME
+
 #: Addresses inside the sandbox on which the guest's proxies listen.
 HTTP_PROXY_ADDRESS = ("127.0.0.1", 3128)
 SOCKS_ADDRESS = ("127.0.0.1", 1080)
 
 _PROXY = "http://{}:{}".format(*HTTP_PROXY_ADDRESS)
-_NO_PROXY = "localhost,127.0.0.1,::1"
+#: The sandbox's own names and addresses. Programs know different forms of them; the guest's proxy serves the rest.
+_NO_PROXY = f"localhost,127.0.0.1,127.0.0.0/8,::1,0.0.0.0,{HOSTNAME}"
 
 #: Environment variables for code inside, so that programs use the proxy and show its refusals in their own errors.
 #: Servers inside the sandbox are reached directly. ``all_proxy`` and ``ws_proxy`` stay unset: several clients fail on

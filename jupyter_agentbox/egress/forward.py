@@ -189,6 +189,8 @@ class Timeouts:
     ----------
     head : float
         For the first bytes of the guest: HTTP head, SOCKS request, TLS hello.
+    slot : float
+        For another connection to end, if the sandbox has as many as it may have.
     lookup, connect : float
         For one lookup, and for connecting to one address.
     idle, half_closed : float
@@ -200,6 +202,7 @@ class Timeouts:
     """
 
     head: float = 30.0
+    slot: float = 30.0
     lookup: float = 10.0
     connect: float = 10.0
     idle: float = 3600.0

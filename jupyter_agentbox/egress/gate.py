@@ -11,13 +11,13 @@ import functools
 import ipaddress
 import logging
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from jupyter_agentbox.errors import AgentboxError, LinkClosed
-from jupyter_agentbox.spec import Grant
+from jupyter_agentbox.spec import HOSTNAME, Grant
 
 from . import http1, wire
 from .dial import Connect, Resolve, Resolver, connect_stream, dial, is_own_address, refused_answer
@@ -63,7 +63,7 @@ class GateLimits:
     Parameters
     ----------
     connections : int
-        Concurrent streams, not counting DNS streams.
+        Concurrent connections to servers. Further ones wait for ``timeouts.slot`` seconds and are then refused.
     names : int
         Names that have an address inside.
     lookups : int
@@ -129,7 +129,9 @@ class Gate:
         self._next_address = 0
         self._upstreams: set[Upstream] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._connections = 0
+        self._streams = 0
+        self._slots = self.limits.connections
+        self._waiting: deque[asyncio.Future[None]] = deque()
         self._dns_streams = 0
         self._is_closed = False
 
@@ -152,7 +154,7 @@ class Gate:
     @property
     def is_busy(self) -> bool:
         """Whether a connection or a stream of DNS queries is open."""
-        return self._connections > 0 or self._dns_streams > 0
+        return self._streams > 0 or self._dns_streams > 0
 
     async def handle(self, stream: Stream) -> None:
         """Serve one stream of the guest, of kind "tcp" or "dns", until it ends. Never raises."""
@@ -189,16 +191,11 @@ class Gate:
         serve = {"http": self._serve_proxy, "socks": self._serve_socks, "direct": self._serve_direct}.get(str(via))
         if serve is None:
             return
-        if self._connections >= self.limits.connections:
-            sentence = f"the sandbox has {self._connections} open connections, which is the maximum"
-            if via == "http":
-                await send_and_close(stream, http1.refusal(503, "", sentence), 0.1)
-            return
-        self._connections += 1
+        self._streams += 1
         try:
             await serve(stream, Source(stream.read))
         finally:
-            self._connections -= 1
+            self._streams -= 1
 
     async def _serve_proxy(self, stream: Stream, client: Source) -> None:
         forwarder = HttpForwarder(
@@ -306,11 +303,54 @@ class Gate:
         return decide(host, port, self._grant).is_allowed
 
     async def _open(self, host: str, port: int) -> Upstream:
-        """Decide, look up, log and connect. Raises :class:`Refused`."""
+        """Decide, wait for others to end, look up, log and connect. Raises :class:`Refused`."""
         decision = decide(host, port, self._grant)
         name = decision.host
         if not decision.is_allowed:
             raise Refused(decision.reason, 400 if decision.is_malformed else 403, name, port)
+        await self._take_slot(name, port)
+        try:
+            upstream = await self._connect_to(decision, port)
+        except BaseException:
+            self._return_slot()
+            raise
+        self._upstreams.add(upstream)
+        if self._is_closed or not self._is_allowed(name, port):
+            upstream.close()  # the grant has changed in the meantime
+            raise Refused(f"{name}:{port} is no longer allowed", 403, name, port)
+        return upstream
+
+    async def _take_slot(self, name: str, port: int) -> None:
+        """Wait until another connection may be opened, in the order of arrival. Raises :class:`Refused`."""
+        if self._slots > 0:
+            self._slots -= 1
+            return
+        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(slot)
+        try:
+            await asyncio.wait((slot,), timeout=self._times.slot)
+        except BaseException:
+            if slot.done():
+                self._return_slot()
+            raise
+        finally:
+            if not slot.done():
+                self._waiting.remove(slot)
+        if not slot.done():
+            why = (
+                f"{name}:{port} is refused: this sandbox has {self.limits.connections} open connections, the maximum, "
+                f"and none was closed for {self._times.slot:g} s; close connections that are not in use"
+            )
+            raise Refused(why, 503, name, port)
+
+    def _return_slot(self) -> None:
+        if self._waiting:
+            self._waiting.popleft().set_result(None)
+        else:
+            self._slots += 1
+
+    async def _connect_to(self, decision: Decision, port: int) -> Upstream:
+        name = decision.host
         failure: Refused | None = None
         addresses: list[str] = []
         try:
@@ -331,12 +371,7 @@ class Gate:
         except OSError as error:
             why = error.strerror or str(error)
             raise Refused(f"{name}:{port} is allowed, but the connection failed: {why}", 502, name, port) from None
-        upstream = Upstream(name, port, decision.rule, address, reader, writer, self._closed)
-        self._upstreams.add(upstream)
-        if self._is_closed or not self._is_allowed(name, port):
-            upstream.close()  # the grant has changed in the meantime
-            raise Refused(f"{name}:{port} is no longer allowed", 403, name, port)
-        return upstream
+        return Upstream(name, port, decision.rule, address, reader, writer, self._closed)
 
     async def _log_allowed(self, decision: Decision, port: int, addresses: list[str]) -> None:
         try:
@@ -376,6 +411,7 @@ class Gate:
 
     def _closed(self, upstream: Upstream) -> None:
         self._upstreams.discard(upstream)
+        self._return_slot()
         self._audit.note(
             "egress_closed",
             self.sandbox_id,
@@ -424,7 +460,7 @@ class Gate:
             return query.error, None, [], None
         is_address_query = query.type == wire.TYPE_A
         shown = query.name.lower()
-        if shown == "localhost":
+        if shown in ("localhost", HOSTNAME) or shown.endswith(".localhost"):
             return wire.NOERROR, "127.0.0.1" if is_address_query else None, [], None
         if shown.endswith(".arpa"):
             return wire.NXDOMAIN, None, [], None  # reverse lookups and the like; the gate has no data for them

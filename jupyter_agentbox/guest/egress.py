@@ -1,8 +1,9 @@
-"""Listen on loopback for outgoing connections of the sandbox, and pass each one, unparsed, to the host.
+"""Listen on loopback for outgoing connections of the sandbox, and pass each one, unchanged, to the host.
 
 There is an HTTP proxy and a SOCKS5 proxy at fixed ports. There is also a name server, whose answers are loopback
-addresses, and a listener on each of those addresses that the host names. The host's gate does all parsing and makes all
-decisions (``egress/gate.py``; ``egress/wire.py`` describes the format of the "dns" stream).
+addresses, and a listener on each of those addresses that the host names. The host's gate makes all decisions
+(``egress/gate.py``; ``egress/wire.py`` describes the format of the "dns" stream). Only connections to the sandbox
+itself do not leave it (:mod:`.proxy`).
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import socket
 import sys
 
 from .loop import LinkDown, Loop
+from .proxy import ProxyClient
 from .pump import Pump
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from .loop import Link, Stream
 
@@ -25,9 +28,10 @@ HTTP_PROXY_ADDRESS = ("127.0.0.1", 3128)
 SOCKS_ADDRESS = ("127.0.0.1", 1080)
 DNS_ADDRESS = ("127.0.0.1", 53)
 
-#: Maximum number of connections, and the length of the accept queue.
-MAX_CONNECTIONS = 256
-BACKLOG = 128
+#: Maximum number of connections, and the length of each accept queue, in which further ones wait. The gate allows fewer
+#: connections to servers (``GateLimits``), so that it is the gate that refuses those that wait for too long.
+MAX_CONNECTIONS = 448
+BACKLOG = 1024
 #: Maximum number of transparent listeners. A new one replaces the least recently used.
 MAX_LISTENERS = 512
 #: Maximum number of pending queries. Further queries are answered with a failure.
@@ -47,6 +51,7 @@ NO_OWNER = (
     b"HTTP/1.1 503 agentbox: no owner is connected to this sandbox at the moment\r\n"
     b"Content-Length: 0\r\nConnection: close\r\n\r\n"
 )
+_SOCKS_FAILED = b"\x05\x01\x00\x01" + bytes(6)
 _SERVFAIL = 2
 Address = tuple[str, int]
 
@@ -98,6 +103,9 @@ class Egress:
         self._connections = 0
         self._listeners: collections.OrderedDict[Address, socket.socket] = collections.OrderedDict()
         self._fixed: list[socket.socket] = []
+        # Functions that accept again on listeners where connections wait for others to end.
+        self._paused: list[Callable[[], None]] = []
+        self._clients: set[ProxyClient] = set()
         self._lingering: set[Callable[[], None]] = set()
         self.names = NameServer(loop, link, self.listen)
         #: Actual addresses: "http", "socks" and "dns".
@@ -121,6 +129,8 @@ class Egress:
 
     def close(self) -> None:
         """Close every listener."""
+        for client in list(self._clients):
+            client.close()
         for close in list(self._lingering):
             close()
         for sock in [*self._fixed, *self._listeners.values()]:
@@ -157,6 +167,10 @@ class Egress:
 
     def _serve(self, sock: socket.socket, via: str) -> None:
         def accept() -> None:
+            if self._connections >= MAX_CONNECTIONS:
+                self._loop.watch(sock.fileno())
+                self._paused.append(watch)
+                return
             try:
                 connection, _ = sock.accept()
             except OSError as error:
@@ -175,17 +189,41 @@ class Egress:
         watch()
 
     def _accepted(self, connection: socket.socket, via: str) -> None:
-        address, port = connection.getsockname()
-        if self._connections >= MAX_CONNECTIONS:
-            connection.close()
-            return
         self._connections += 1
-        try:
-            stream = self._link.open({"kind": "tcp", "via": via, "address": address, "port": port})
-        except LinkDown:
-            self._reject(connection, NO_OWNER if via == "http" else b"")
+        address, port = connection.getsockname()
+        header = {"kind": "tcp", "via": via, "address": address, "port": port}
+        if via == "direct":
+            self._pass_on(connection, header)
             return
-        Pump(self._loop, connection, stream, on_done=self._connection_done)
+
+        def done() -> None:
+            self._clients.discard(client)
+            self._connection_done()
+
+        def pass_on(sock: socket.socket, data: bytes, answered: int) -> None:
+            self._clients.discard(client)
+            self._pass_on(sock, header, data, answered)
+
+        def reject(sock: socket.socket, answer: bytes) -> None:
+            self._clients.discard(client)
+            self._reject(sock, answer)
+
+        client = ProxyClient(self._loop, connection, via, pass_on, reject, done)
+        self._clients.add(client)
+
+    def _pass_on(self, connection: socket.socket, header: dict[str, Any], data: bytes = b"", answered: int = 0) -> None:
+        """Pass a connection on to the host, with bytes already read.
+
+        The client may have been sent the first bytes of the host's answer already.
+        """
+        try:
+            stream = self._link.open(header)
+        except LinkDown:
+            self._reject(connection, NO_OWNER if header["via"] == "http" else _SOCKS_FAILED if answered else b"")
+            return
+        Pump(self._loop, connection, stream, data, self._connection_done, is_abrupt=True)
+        if answered:
+            _skip(stream, answered)
 
     def _reject(self, connection: socket.socket, words: bytes) -> None:
         def close() -> None:
@@ -219,6 +257,26 @@ class Egress:
 
     def _connection_done(self) -> None:
         self._connections -= 1
+        paused, self._paused = self._paused, []
+        for watch in paused:
+            watch()
+
+
+def _skip(stream: Stream, count: int) -> None:
+    """Drop the first bytes that arrive on a stream."""
+    on_data = stream.on_data
+
+    def first_data(data: bytes) -> None:
+        nonlocal count
+        dropped = min(count, len(data))
+        count -= dropped
+        stream.consumed(dropped)
+        if not count:
+            stream.on_data = on_data
+        if data[dropped:]:
+            on_data(data[dropped:])
+
+    stream.on_data = first_data
 
 
 class NameServer:

@@ -1,12 +1,14 @@
-"""Carry bytes between a socket inside and a stream of the link."""
+"""Carry bytes between a socket inside and a stream of the link, or between two sockets inside."""
 
 from __future__ import annotations
+
+import socket
+import struct
 
 from .loop import CHUNK, LinkDown, Loop, Stream, ignore
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
     Callback = Callable[[], object]
@@ -28,6 +30,9 @@ class Pump:
         Called once when the pump has ended.
     queue_size : int
         Number of bytes read from the socket ahead of the stream's credit.
+    is_abrupt : bool
+        Whether a stream that is reset before its EOF also resets the socket, so that its program does not take what it
+        has read so far for the whole.
     """
 
     def __init__(
@@ -38,9 +43,11 @@ class Pump:
         initial: bytes = b"",
         on_done: Callback = ignore,
         queue_size: int = CHUNK,
+        is_abrupt: bool = False,
     ) -> None:
         self._loop = loop
         self._sock: socket.socket | None = sock
+        self._is_abrupt = is_abrupt
         self._stream = stream
         self._on_done = on_done
         self._queue_size = queue_size
@@ -163,4 +170,119 @@ class Pump:
         self._shut_if_done()
 
     def _stream_reset(self, reason: str) -> None:
+        if self._sock is not None and self._is_abrupt and not self._has_stream_eof:
+            reset_on_close(self._sock)
         self._finish()
+
+
+def reset_on_close(sock: socket.socket) -> None:
+    """Have a TCP connection end with a reset instead of an EOF when it is closed."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    except OSError:
+        pass
+
+
+class Splice:
+    """Two-way copy between two non-blocking sockets, which runs until both ends are closed.
+
+    Parameters
+    ----------
+    loop : Loop
+    near, far : socket.socket
+        Sockets, owned by the splice from here on.
+    to_near, to_far : bytes
+        Bytes that are sent first.
+    on_done : callable, optional
+        Called once when the splice has ended.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        near: socket.socket,
+        far: socket.socket,
+        to_near: bytes = b"",
+        to_far: bytes = b"",
+        on_done: Callback = ignore,
+    ) -> None:
+        self._loop = loop
+        self._on_done = on_done
+        self._ends = _End(near, to_near), _End(far, to_far)
+        self._rewatch()
+
+    def close(self) -> None:
+        """Close both sockets now. Does nothing if they are closed."""
+        if self._ends[0].sock.fileno() < 0:
+            return
+        for end in self._ends:
+            self._loop.watch(end.sock.fileno())
+            end.sock.close()
+        self._on_done()
+
+    def _rewatch(self) -> None:
+        for end, other in (self._ends, self._ends[::-1]):
+            if other.has_eof and not end.pending and not end.is_shut:
+                end.is_shut = True
+                try:
+                    end.sock.shutdown(socket.SHUT_WR)
+                except OSError:
+                    pass
+        if all(end.is_shut for end in self._ends):
+            self.close()
+            return
+        for end, other in (self._ends, self._ends[::-1]):
+            self._loop.watch(
+                end.sock.fileno(),
+                self._reader(end, other) if end.is_readable(other) else None,
+                self._writer(end) if end.pending else None,
+            )
+
+    def _reader(self, end: _End, other: _End) -> Callback:
+        return lambda: self._read(end, other)
+
+    def _writer(self, end: _End) -> Callback:
+        return lambda: self._write(end)
+
+    def _read(self, end: _End, other: _End) -> None:
+        try:
+            data = end.sock.recv(CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._fail()
+            return
+        other.pending += data
+        end.has_eof = not data
+        if data:
+            self._write(other)
+        else:
+            self._rewatch()
+
+    def _write(self, end: _End) -> None:
+        try:
+            del end.pending[: end.sock.send(end.pending)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._fail()
+            return
+        self._rewatch()
+
+    def _fail(self) -> None:
+        for end in self._ends:
+            reset_on_close(end.sock)
+        self.close()
+
+
+class _End:
+    """One socket of a splice."""
+
+    def __init__(self, sock: socket.socket, pending: bytes) -> None:
+        self.sock = sock
+        self.pending = bytearray(pending)
+        self.has_eof = False
+        self.is_shut = False
+
+    def is_readable(self, other: _End) -> bool:
+        return not self.has_eof and len(other.pending) < CHUNK

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_agentbox.linux import GUEST
-from jupyter_agentbox.spec import CLAIM_DIR, GUEST_DIR, HOME, MIB, WORKSPACE, Limits, SandboxSpec
+from jupyter_agentbox.spec import CLAIM_DIR, GUEST_DIR, HOME, HOSTNAME, MIB, WORKSPACE, Limits, SandboxSpec
 
-from .rootfs import HOSTNAME, has_covers
+from .rootfs import has_covers
 
 #: Capabilities of the guest: to run programs as another user, to bind low ports on loopback, and to read the user's
 #: files.

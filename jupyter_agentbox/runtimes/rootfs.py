@@ -34,7 +34,7 @@ from jupyter_agentbox.errors import InvalidRequest
 from jupyter_agentbox.guest import covers
 from jupyter_agentbox.linux import GUEST, get_runtime_directories
 from jupyter_agentbox.names import Names
-from jupyter_agentbox.spec import CLAIM_DIR, GUEST_DIR, HOME, USER_ID, WORKSPACE, Mount, SandboxSpec
+from jupyter_agentbox.spec import CLAIM_DIR, GUEST_DIR, HOME, HOSTNAME, USER_ID, WORKSPACE, Mount, SandboxSpec
 
 Step = tuple[Any, ...]
 
@@ -45,8 +45,6 @@ _STAGE_FILES: tuple[Step, ...] = (
     ("folder", "hold", 0o755, 0),
     ("file", "hold-file", ""),
 )
-
-HOSTNAME = "agentbox"
 
 #: Entries of the host's root besides /usr. Each becomes a link or a directory, as it is on the host.
 TOP_LEVEL = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")

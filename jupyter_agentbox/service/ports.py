@@ -23,6 +23,7 @@ from jupyter_agentbox.errors import InvalidRequest, LimitReached, LinkClosed
 from jupyter_agentbox.sandbox.link.link import Stream
 from jupyter_agentbox.sandbox.link.thread import on_link_thread
 from jupyter_agentbox.sandbox.sandbox import Sandbox
+from jupyter_agentbox.spec import HOSTNAME
 
 from .managed_sandbox import ManagedSandbox
 from .refusals import Throttle
@@ -51,7 +52,7 @@ _RESPONSE_HEADERS = frozenset(
     }
 )  # fmt: skip
 _ACCEPT_HEADERS = frozenset({"sec-websocket-accept", "sec-websocket-extensions", "sec-websocket-protocol"})
-_LOCAL = frozenset({"localhost", "127.0.0.1", "0.0.0.0"})
+_LOCAL = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", HOSTNAME})
 _VALUE = re.compile(r"[\t \x21-\x7e\x80-\xff]*")
 _TARGET = re.compile(r"/[\x21-\x7e]*")
 _HOST = re.compile(r"[A-Za-z0-9.-]+(:[0-9]{1,5})?|\[[0-9a-fA-F:]+\](:[0-9]{1,5})?")

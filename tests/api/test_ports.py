@@ -226,3 +226,26 @@ def test_a_websocket_is_carried(api: Api, app: str) -> None:
     carried.send("shared")
     assert carried.recv() == "shared"
     carried.close()
+
+
+def test_a_program_that_listens_on_the_second_localhost_only(api: Api) -> None:
+    app = APP.replace("socket.socket()", "socket.socket(socket.AF_INET6)").replace('"127.0.0.1"', '"::1"')
+    assert app.count("::1") == 1
+    api.ok("POST", "/sandboxes", {"id": "second", "files": {"app.py": app}, "ports": [7001, 7005]})
+    api.ok("POST", "/sandboxes/second/processes", {"command": "exec python3 app.py"})
+    path = "/sandboxes/second/ports/7001"
+    wait_until(lambda: api("GET", path + "/").status_code == 207, 90, "the program listens")
+    assert echo(api, "GET", path + "/a")["target"] == "/a"
+    carried = websocket.create_connection(
+        api.url(path + "/socket").replace("http", "ws", 1),
+        header=[f"Authorization: token {api.server.token}"],
+        http_no_proxy=["127.0.0.1"],
+        timeout=30,
+    )
+    carried.send("hello")
+    assert carried.recv() == "hello"
+    carried.close()
+    refused = api("GET", "/sandboxes/second/ports/7005/")
+    assert refused.status_code >= 400
+    assert "Connection refused" in refused.text
+    api("DELETE", "/sandboxes/second")

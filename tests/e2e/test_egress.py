@@ -6,6 +6,7 @@ import asyncio
 import json
 import ssl
 import subprocess
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -198,6 +199,126 @@ def test_what_is_not_is_refused_and_named(kernel: KernelClient, code: str, words
     said = kernel.execute(code)
     assert said.reply["status"] == "ok", said
     assert all(word in said.text for word in words), said.text
+
+
+#: Servers of the sandbox's own, and each program's way to ask them.
+OWN_SERVERS = """\
+import http.server, threading
+class Own(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers(); self.wfile.write(b'own')
+    do_HEAD = do_GET
+    def log_message(self, *words): pass
+class Own6(http.server.ThreadingHTTPServer): address_family = socket.AF_INET6
+own = http.server.ThreadingHTTPServer(('0.0.0.0', 0), Own)
+port = own.server_address[1]
+for each in (own, Own6(('::1', port), Own)): threading.Thread(target=each.serve_forever, daemon=True).start()
+own_hosts = ['0.0.0.0', socket.gethostname(), '127.0.0.2', '[::1]', 'localhost', 'app.localhost', '[::]', '127.1']
+def ask_all(ask):
+    for host in own_hosts: assert '200' in str(ask(f'http://{host}:{port}/')), (host, ask(f'http://{host}:{port}/'))
+    print('all')
+"""
+OWN_CLIENTS = {
+    "urllib": "ask_all(lambda url: urllib.request.urlopen(url, timeout=60).status)",
+    "requests": "import requests; ask_all(lambda url: requests.get(url, timeout=60))",
+    "one session": "import requests; one = requests.Session(); ask_all(lambda url: one.get(url, timeout=60))",
+    "httpx": "import httpx; ask_all(lambda url: httpx.head(url, timeout=60))",
+    "curl": "ask_all(lambda url: run(f'curl -sSg -m 60 -o /dev/null -w %{{http_code}} {url}'))",
+    "curl by the proxy": (
+        "ask_all(lambda url: run(f'curl -sSgp --noproxy no -m 60 -o /dev/null -w %{{http_code}} {url}'))"
+    ),
+    "curl by SOCKS": (
+        "socks = '--noproxy no --proxy socks5h://127.0.0.1:1080'\n"
+        "ask_all(lambda url: run(f'curl -sSg {socks} -m 60 -o /dev/null -w %{{http_code}} {url}'))"
+    ),
+    "node": "ask_all(lambda url: run(f\"node -e 'fetch(process.argv[1]).then(r => console.log(r.status))' {url}\"))",
+}
+
+
+@pytest.mark.parametrize("client", OWN_CLIENTS)
+def test_the_sandboxs_own_servers_are_no_egress(kernel: KernelClient, server: Server, site: Site, client: str) -> None:
+    path = narrow(server, kernel, site)
+    kernel.check("if 'own' not in globals():\n" + textwrap.indent(OWN_SERVERS, "    "))
+    log = f"api/agentbox{path}/egress/log?limit=1000"
+    before = server.call("GET", log)["rows"]
+    said = kernel.execute(OWN_CLIENTS[client])
+    assert (said.text.strip(), said.notices) == ("all", ""), said
+    assert len(server.call("GET", log)["rows"]) == len(before)
+
+
+#: Opens many connections at a time, by name and by the proxy, each for one request.
+MANY = """\
+import asyncio
+address = socket.gethostbyname(site)
+async def one(number):
+    host, tunnel = (address, False) if number % 2 else ('127.0.0.1', True)
+    reader, writer = await asyncio.open_connection(host, 3128 if tunnel else plain)
+    target = f'{site}:{plain}'
+    if tunnel:
+        writer.write(f'CONNECT {target} HTTP/1.1\\r\\nHost: {target}\\r\\n\\r\\n'.encode())
+        assert b' 200 ' in await reader.readuntil(b'\\r\\n\\r\\n')
+    writer.write(f'GET /hello HTTP/1.1\\r\\nHost: {site}\\r\\nConnection: close\\r\\n\\r\\n'.encode())
+    text = await reader.read()
+    writer.close()
+    return text.endswith(f'hello from {site}'.encode())
+async def many(): return await asyncio.gather(*map(one, range(1000)), return_exceptions=True)
+import collections; print(collections.Counter(map(repr, await many())))
+"""
+
+
+def test_a_thousand_requests_at_a_time_all_succeed(kernel: KernelClient, server: Server, site: Site) -> None:
+    narrow(server, kernel, site)
+    said = kernel.execute(MANY)
+    assert (said.text.strip(), said.notices) == ("Counter({'True': 1000})", "")
+
+
+#: Holds as many connections as a sandbox may have, and asks for three more.
+HOLD = """\
+import threading
+def hold(via, kept):
+    target = f'{site}:{plain}'
+    ways = {'http': ('127.0.0.1', 3128), 'socks': ('127.0.0.1', 1080), 'name': (site, plain)}
+    sock = socket.create_connection(ways[via], 100)
+    if via == 'http':
+        sock.sendall(f'CONNECT {target} HTTP/1.1\\r\\nHost: {target}\\r\\n\\r\\n'.encode())
+    elif via == 'socks':
+        name = bytes([len(site)]) + site.encode()
+        sock.sendall(b'\\5\\1\\0'); sock.recv(2)
+        sock.sendall(b'\\5\\1\\0\\3' + name + plain.to_bytes(2, 'big'))
+    try: answer = sock.recv(999)
+    except OSError as error: answer = type(error).__name__
+    kept.append((via, answer, sock))
+def hold_all(ways):
+    kept = []
+    threads = [threading.Thread(target=hold, args=(via, kept)) for via in ways]
+    for each in threads: each.start()
+    for each in threads: each.join()
+    return kept
+"""
+
+
+def test_too_many_are_refused_with_a_sentence_and_harm_no_other_sandbox(
+    kernel: KernelClient, server: Server, site: Site
+) -> None:
+    path = narrow(server, kernel, site)
+    kernel.check(HOLD + "held = hold_all(['http'] * 256)")
+    assert kernel.check("print({answer[:12] for _, answer, _ in held})") == "{b'HTTP/1.1 200'}\n"
+    more = kernel.start("more = hold_all(['http', 'socks', 'name'])")
+    other = server.notebook("two.ipynb")
+    told = other.check(
+        f"import urllib.request\nprint(urllib.request.urlopen('http://{SITE}:{site.ports[0]}/hello').read())"
+    )
+    assert HELLO in told
+    other.shutdown()
+    sentence = f"{SITE}:{site.ports[0]} is refused: this sandbox has 256 open connections, the maximum"
+    assert sentence in kernel.finish(more).notices
+    assert sentence in kernel.check("print([answer for via, answer, _ in more if via == 'http'][0].decode())")
+    assert kernel.check("print([answer[1] for via, answer, _ in more if via == 'socks'])") == "[1]\n"
+    assert kernel.check("print([answer for via, answer, _ in more if via == 'name'])") == "['ConnectionResetError']\n"
+    rows = server.call("GET", f"api/agentbox{path}/egress/log?limit=1000&kind=egress_failed")["rows"]
+    assert len([row for row in rows if sentence in (row.get("reason") or "")]) == 3
+    kernel.check("for _, _, sock in held + more: sock.close()\ndel held, more")
+    assert kernel.check("print(fetch(site))").strip() == HELLO
 
 
 def test_a_host_that_is_asked_for_is_reached_once_allowed_and_cut_off_once_narrowed(

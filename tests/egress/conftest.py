@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.gate_box import Box, HttpServer, make_certificate, running
 
+from jupyter_agentbox.guest import proxy
 from jupyter_agentbox.spec import Grant
 
 
@@ -31,6 +32,12 @@ def make_box(tmp_path: Path) -> Iterator[Callable[..., Box]]:
     yield make
     for box in made:
         box.close()
+
+
+@pytest.fixture
+def hostile_guest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have guests pass on even connections to the sandbox itself."""
+    monkeypatch.setattr(proxy, "own_addresses", lambda host: ())
 
 
 @pytest.fixture

@@ -345,6 +345,7 @@ def socks(box: Box, host: str, port: int, command: int = 1) -> tuple[socket.sock
     return sock, reply[1]
 
 
+@pytest.mark.usefixtures("hostile_guest")
 def test_socks_by_name_only(make_box: MakeBox, web: HttpServer) -> None:
     box = make_box("a.example", "missing.example", "raw.example:9000")
     box.world.add("a.example", 80, web.server_address)
@@ -416,6 +417,7 @@ def test_the_next_address_is_tried(make_box: MakeBox, web: HttpServer) -> None:
     assert box.world.dials == [("203.0.113.99", 80), (PUBLIC, 80)]
 
 
+@pytest.mark.usefixtures("hostile_guest")
 def test_this_machine_is_out_of_reach_whatever_the_allowlist_says(make_box: MakeBox, web: HttpServer) -> None:
     port = web.server_address[1]
     box = make_box("*", f"*:{port}", private=("*", f"*:{port}"), real=True)
@@ -563,17 +565,67 @@ def test_the_names_remembered_are_bounded(make_box: MakeBox) -> None:
 # -- bounds, failures, changes
 
 
-def test_too_many_connections_are_refused_and_the_rest_live_on(make_box: MakeBox, web: HttpServer) -> None:
-    box = make_box("a.example", limits=GateLimits(connections=4))
-    box.world.add("a.example", 80, web.server_address)
-    silent = [box.dial() for _ in range(4)]
-    until(lambda: box.gate._connections == 4)
-    assert box.say(b"").startswith(b"HTTP/1.1 503 agentbox: the sandbox has 4 open connections")
-    silent.pop().close()
-    until(lambda: box.gate._connections == 3)
-    assert b" 200 " in box.say(GET.format("a.example", "/")[:-2].encode() + b"Connection: close\r\n\r\n")
-    for sock in silent:
+def read_until_end(sock: socket.socket) -> None:
+    while sock.recv(65536):
+        pass
+
+
+def test_too_many_connections_are_refused_by_every_way_out(make_box: MakeBox) -> None:
+    with socket.socket() as free:  # a port that ordinary users may bind, too
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    target = f"a.example:{port}"
+    box = make_box(target, limits=GateLimits(connections=2, timeouts=Timeouts(slot=0.3)))
+    request = "CONNECT {0} HTTP/1.1\r\nHost: {0}\r\n\r\n"
+    with running(RawServer(read_until_end)) as server:
+        box.world.add("a.example", port, server)
+        held = [box.connect(target) for _ in range(2)]
+        sentence = f"{target} is refused: this sandbox has 2 open connections, the maximum"
+        assert box.say(request.format(target).encode()).startswith(b"HTTP/1.1 503 agentbox: " + sentence.encode())
+        sock, code = socks(box, "a.example", port)
         sock.close()
+        assert code == 1
+        address = socket.inet_ntoa(ask(box, dns_packet("a.example"))[-4:])
+        with socket.create_connection((address, port), 60) as sock, pytest.raises(ConnectionResetError):
+            sock.recv(1)
+        rows = box.wait_rows(3, kind="egress_failed")
+        assert [row.host for row in rows] == ["a.example"] * 3
+        assert all(sentence in row.reason for row in rows)
+        assert all(sentence in words for _, _, words in box.refusals)
+        assert box.say(request.format("b.example:443").encode()).startswith(b"HTTP/1.1 403 ")
+        held.pop().close()
+        box.wait_rows(kind="egress_closed")
+        box.connect(target).close()
+        held.pop().close()
+
+
+def test_connections_over_the_limit_wait_for_others_to_end(make_box: MakeBox) -> None:
+    box = make_box("a.example:7000", limits=GateLimits(connections=3, timeouts=Timeouts(slot=200)))
+    with running(RawServer(lambda sock: sock.sendall(sock.recv(5)))) as server:
+        box.world.add("a.example", 7000, server)
+
+        def exchange(number: int) -> bytes:
+            with box.connect("a.example:7000") as sock:
+                sock.sendall(b"%5d" % number)
+                return read_all(sock)
+
+        with ThreadPoolExecutor(50) as pool:
+            assert list(pool.map(exchange, range(200))) == [b"%5d" % number for number in range(200)]
+    assert box.refusals == []
+    until(lambda: box.gate._slots == 3)
+    assert not box.gate._waiting
+
+
+def test_a_gate_that_closes_forgets_who_waits(make_box: MakeBox) -> None:
+    box = make_box("a.example:7000", limits=GateLimits(connections=1))
+    with running(RawServer(read_until_end)) as server:
+        box.world.add("a.example", 7000, server)
+        with box.connect("a.example:7000"), box.dial() as waiting:
+            waiting.sendall(b"CONNECT a.example:7000 HTTP/1.1\r\nHost: a.example:7000\r\n\r\n")
+            until(lambda: len(box.gate._waiting) == 1)
+            box.thread.submit(box.gate.aclose()).result(60)
+            assert read_all(waiting) == b""
+    assert (box.gate._slots, len(box.gate._waiting)) == (1, 0)
 
 
 def test_silence_is_ended(make_box: MakeBox) -> None:
@@ -680,7 +732,7 @@ def test_without_an_owner_everything_is_refused_at_once_and_works_again_after(
     until(lambda: not box.guest.link._is_up)
     before = time.monotonic()
     assert box.say(GET.format("a.example", "/").encode()).startswith(b"HTTP/1.1 503 agentbox: no owner")
-    assert box.say(b"\x05\x01\x00", "socks") == b""
+    assert box.say(b"\x05\x01\x00\x05\x01\x00\x03\x01a\x00\x50", "socks")[:4] == b"\x05\x00\x05\x01"
     assert ask(box, dns_packet("a.example"))[3] & 15 == 2
     assert time.monotonic() - before < 30
     box.own()
@@ -722,6 +774,7 @@ def test_what_is_no_host_name_is_a_bad_request_and_not_a_decision(make_box: Make
     assert (box.world.dials, box.world.lookups) == ([], [])
 
 
+@pytest.mark.usefixtures("hostile_guest")
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "0x7f.1"])
 def test_an_address_is_a_decision(make_box: MakeBox, host: str) -> None:
     box = make_box("*")
@@ -747,7 +800,7 @@ def test_many_connections_at_once(make_box: MakeBox, web: HttpServer) -> None:
     for thread in threads:
         thread.join(200)
     assert failed == []
-    until(lambda: box.gate._connections == 0)
+    until(lambda: box.gate._streams == 0)
 
 
 @pytest.mark.parametrize("arguments", [["https://git.example/x.git"], ["http://git.example/x.git"]])
@@ -847,7 +900,7 @@ def test_slow_hosts_of_one_sandbox_hold_up_no_requests_of_others(make_box: MakeB
             box.world.add("slow.example", 80, server.getsockname())
         request = HttpRequest(url="http://slow.example/", timeout=60)
         waiting = [asyncio.ensure_future(fetch.fetch(slow.gate, request)) for _ in range(fetch.MAX_REQUESTS)]
-        while slow.gate._connections < fetch.MAX_REQUESTS:
+        while slow.gate._streams < fetch.MAX_REQUESTS:
             await asyncio.sleep(0.01)
         with pytest.raises(PolicyRefused, match="in progress"):
             await fetch.fetch(slow.gate, request)

@@ -3,116 +3,23 @@
 from __future__ import annotations
 
 import errno
-import select
 import socket
-import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from support.inside import Inside, is_readable
 
 from jupyter_agentbox.guest import egress
-from jupyter_agentbox.guest.loop import LinkDown, Loop
-
-
-class FakeStream:
-    """Keeps what the guest wrote."""
-
-    def __init__(self, header: dict[str, Any]) -> None:
-        self.header = header
-        self.written = b""
-        self.is_reset = False
-        self.credit = 65536
-        self.on_data: Callable[[bytes], object] = lambda data: None
-        self.on_eof = self.on_credit = lambda: None
-        self.on_reset: Callable[[str], object] = lambda reason: None
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-
-    def write_eof(self) -> None:
-        self.written += b"<eof>"
-
-    def reset(self, reason: str = "") -> None:
-        self.is_reset = True
-
-    def consumed(self, count: int) -> None:
-        pass
-
-
-class FakeLink:
-    def __init__(self) -> None:
-        self.is_down = False
-        self.streams: list[FakeStream] = []
-
-    def open(self, header: dict[str, Any]) -> FakeStream:
-        if self.is_down:
-            raise LinkDown("nobody")
-        self.streams.append(FakeStream(header))
-        return self.streams[-1]
-
-
-class Inside:
-    def __init__(self) -> None:
-        self.loop = Loop()
-        self.link = FakeLink()
-        free = ("127.0.0.1", 0)
-        self.egress = egress.Egress(self.loop, self.link, http=free, socks=free, dns=free)  # type: ignore[arg-type]
-        self.egress.start()
-        self.sockets: list[socket.socket] = []
-
-    def run(self, until: Callable[[], object] = lambda: False, timeout: float = 60.0) -> None:
-        end = time.monotonic() + timeout
-        timer: list[Any] = []
-
-        def check() -> None:
-            nonlocal timer
-            self.loop.is_running = not until() and time.monotonic() < end
-            timer = self.loop.later(0.005, check)
-
-        self.loop.is_running = True
-        check()
-        self.loop.run()
-        self.loop.cancel(timer)
-
-    def connect(self, via: str) -> socket.socket:
-        sock = socket.create_connection(self.egress.addresses[via], 60)
-        self.sockets.append(sock)
-        return sock
-
-    def udp(self, data: bytes) -> socket.socket:
-        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        sock.settimeout(60)
-        sock.sendto(data, self.egress.addresses["dns"])
-        self.sockets.append(sock)
-        return sock
-
-
-@pytest.fixture
-def inside() -> Iterator[Inside]:
-    made = Inside()
-    yield made
-    made.egress.close()
-    for sock in made.sockets:
-        sock.close()
-    for stream in made.link.streams:
-        stream.on_reset("over")
-    made.loop._poll.close()
-
 
 QUERY = b"\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x01a\x00\x00\x01\x00\x01"
-
-
-def is_readable(sock: socket.socket) -> bool:
-    return bool(select.select([sock], [], [], 0)[0])
 
 
 def test_each_connection_becomes_a_stream_that_says_where_it_came_in(inside: Inside) -> None:
     for count, via in enumerate(("http", "socks"), 1):
         sock = inside.connect(via)
-        sock.sendall(b"hello")
+        sock.sendall(b"hello\n")
         inside.run(
-            lambda count=count: len(inside.link.streams) == count and inside.link.streams[-1].written == b"hello"
+            lambda count=count: len(inside.link.streams) == count and inside.link.streams[-1].written == b"hello\n"
         )
         address, port = inside.egress.addresses[via]
         assert inside.link.streams[-1].header == {"kind": "tcp", "via": via, "address": address, "port": port}
@@ -124,9 +31,11 @@ def test_without_an_owner_it_says_so_and_closes(inside: Inside) -> None:
     inside.link.is_down = True
     http, socks, dns = inside.connect("http"), inside.connect("socks"), inside.udp(QUERY)
     http.sendall(b"GET http://a/ HTTP/1.1\r\n\r\n")
+    socks.sendall(b"\5\1\0\5\1\0\3\x01a\0\x50")
     inside.run(lambda: is_readable(http) and is_readable(socks) and is_readable(dns))
     assert http.recv(100).startswith(b"HTTP/1.1 503 agentbox: no owner")
-    assert socks.recv(100) == b""
+    assert socks.recv(2) == b"\5\0"
+    assert socks.recv(100) == b"\5\1\0\1" + bytes(6)
     assert dns.recv(100) == b"\x12\x34\x81\x82" + bytes(8)
     http.close()
     socks.close()
@@ -205,15 +114,32 @@ def test_a_port_in_use_harms_nothing_else(inside: Inside, capsys: pytest.Capture
     assert len(capsys.readouterr().err.splitlines()) == 3
 
 
-def test_connections_are_bounded(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_over_the_limit_wait(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(egress, "MAX_CONNECTIONS", 2)
-    sockets = [inside.connect("http") for _ in range(3)]
-    inside.run(lambda: is_readable(sockets[2]))
-    assert sockets[2].recv(10) == b""
-    inside.link.streams[0].on_reset("")
-    more = inside.connect("http")
-    inside.run(lambda: len(inside.link.streams) == 3)
-    assert not is_readable(more)
+    sockets = [inside.connect(via) for via in ("http", "http", "http", "socks", "http")]
+    for sock in sockets:
+        sock.sendall(b"hello\n")
+    for count in range(2, 6):
+        inside.run(lambda count=count: len(inside.link.streams) == count)
+        inside.run(timeout=0.1)
+        assert len(inside.link.streams) == count
+        assert inside.egress._connections == 2
+        assert sum(map(is_readable, sockets)) == count - 2
+        inside.link.streams[count - 2].on_reset("")
+
+
+def test_a_stream_that_is_reset_is_no_end(inside: Inside) -> None:
+    cut, whole = inside.connect("http"), inside.connect("http")
+    for count, sock in enumerate((cut, whole), 1):
+        sock.sendall(b"hello\n")
+        inside.run(lambda count=count: len(inside.link.streams) == count)
+        inside.link.streams[-1].on_data(b"data")
+    inside.link.streams[1].on_eof()
+    for stream in inside.link.streams:
+        stream.on_reset("")
+    assert (whole.recv(10), whole.recv(10)) == (b"data", b"")
+    with pytest.raises(ConnectionResetError):
+        cut.recv(10) and cut.recv(10)
 
 
 def test_too_few_descriptors_do_not_make_it_spin(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:

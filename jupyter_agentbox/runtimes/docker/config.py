@@ -25,8 +25,8 @@ from jupyter_agentbox.runtimes import cgroups, machine, oci
 from jupyter_agentbox.runtimes.launcher import CLONE_NEWUSER
 from jupyter_agentbox.runtimes.namespaces import IdMaps
 from jupyter_agentbox.runtimes.oci import COVERS, START
-from jupyter_agentbox.runtimes.rootfs import HOSTNAME, Step
-from jupyter_agentbox.spec import GUEST_DIR, HOME, MIB, WORKSPACE, Limits, SandboxSpec
+from jupyter_agentbox.runtimes.rootfs import Step
+from jupyter_agentbox.spec import GUEST_DIR, HOME, HOSTNAME, MIB, WORKSPACE, Limits, SandboxSpec
 
 REPOSITORY = "jupyter-agentbox"
 #: Label of all our containers, and prefix of our other labels.

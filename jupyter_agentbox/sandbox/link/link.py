@@ -56,8 +56,9 @@ NUDGE_INTERVAL, MAX_LEFT = 0.05, 256
 _PAIR = re.compile(r"(?:up|down)\.([0-9]{1,18})(?:\..*)?", re.ASCII | re.DOTALL)
 #: Fields that are kept of the header of a stream that the guest opens.
 HEADER_FIELDS = ("kind", "via", "address", "port")
-#: Streams that one guest may have open at a time.
+#: Streams that one guest may have open at a time, and streams that are served, with those whose end is still handled.
 MAX_GUEST_STREAMS = 512
+MAX_SERVED_STREAMS = 4 * MAX_GUEST_STREAMS
 
 
 class Stream:
@@ -476,7 +477,7 @@ class Link:
 
     def _opened(self, stream_id: int, header: dict[str, Any]) -> None:
         # A guest that quickly opens and resets streams must not make serving tasks accumulate here.
-        if self._serving >= MAX_GUEST_STREAMS:
+        if self._serving >= MAX_SERVED_STREAMS:
             self._connection.reset(stream_id, "too many streams")
             return
         known = {name: value for name in HEADER_FIELDS if isinstance(value := header.get(name), str | int)}

@@ -17,7 +17,7 @@ import pytest
 
 import jupyter_agentbox
 from jupyter_agentbox.errors import LinkClosed
-from jupyter_agentbox.sandbox.link.link import MAX_GUEST_STREAMS, Link, LinkThread, Stream
+from jupyter_agentbox.sandbox.link.link import MAX_SERVED_STREAMS, Link, LinkThread, Stream
 
 PACKAGE = Path(jupyter_agentbox.__file__).parent
 
@@ -255,7 +255,7 @@ def test_noise_from_the_guest_costs_its_link_and_nothing_else(
     while not lost and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(lost) == 1
-    assert link._serving <= MAX_GUEST_STREAMS
+    assert link._serving <= MAX_SERVED_STREAMS
     assert memory() - before < 64 * 1024 * 1024
 
     async def settle() -> None:
