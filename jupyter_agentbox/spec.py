@@ -102,11 +102,22 @@ class Grant:
         Patterns of hosts that may resolve to private addresses.
     setting : str
         The setting that a refusal names.
+    user_hosts : tuple of str
+        Patterns of hosts that a person allowed in addition. Their names never resolve to private addresses.
+    may_allow : tuple of str
+        Patterns of the hosts that a person may allow. A port ``*`` stands for every port.
     """
 
     hosts: tuple[str, ...] = ()
     private_hosts: tuple[str, ...] = ()
     setting: str = "Policy.allowed_hosts"
+    user_hosts: tuple[str, ...] = ()
+    may_allow: tuple[str, ...] = ()
+
+    @property
+    def all_hosts(self) -> tuple[str, ...]:
+        """Patterns of all hosts that the sandbox may reach."""
+        return tuple(dict.fromkeys((*self.hosts, *self.user_hosts)))
 
 
 @dataclass(frozen=True)
@@ -209,6 +220,11 @@ class SandboxSpec:
         ``auto``, or ``relay`` to reach every kernel through the relay.
     kernel_id, kernel_name, owner : str
         Labels.
+    notebook : str
+        Path of the notebook on the host, for the hosts that a person allowed for it; empty if unknown.
+    consent_id : str
+        Identifies a sandbox without a kernel id, over its restarts and restores, in the hosts that a person allowed
+        for it. Its forks have others.
     origin : str
         Root directory of the server whose notebook uses this kernel. The next server with the same root directory
         reconnects to it. Empty for all other sandboxes.
@@ -253,6 +269,8 @@ class SandboxSpec:
     kernel_id: str = ""
     kernel_name: str = ""
     owner: str = ""
+    notebook: str = ""
+    consent_id: str = ""
     origin: str = ""
     runtime: str = "runsc"
     layout: str = "plain"

@@ -22,7 +22,14 @@ from jupyter_agentbox.models import (
     SandboxPatch,
     SandboxRequest,
 )
-from jupyter_agentbox.models.service import GrantQuery
+from jupyter_agentbox.models.service import (
+    GrantQuery,
+    HostConsent,
+    HostRevocation,
+    HostRules,
+    HostVerdict,
+    SavedRevocation,
+)
 from jupyter_agentbox.service.fetch import fetch
 from jupyter_agentbox.spec import MIB
 
@@ -94,13 +101,58 @@ async def revive_sandbox(call: Call) -> SandboxInfo:
 
 @route("GET", "/sandboxes/{id}/egress", "read", query=GrantQuery, answer=GrantInfo, is_poll=True)
 async def get_egress(call: Call) -> GrantInfo:
-    """Get the hosts that a sandbox may reach, and those that it may be granted."""
+    """Get the hosts that a sandbox may reach, and whether and for what the caller may allow each refused host."""
     host = call.query.host if call.query is not None else None  # MCP passes no query
     found = await call.sandboxes.grants.get(call.id, host, caller=call.caller)
-    if found.verdict is not None and found.verdict.may_allow and not await call.is_allowed("write"):
-        refused = msgspec.structs.replace(found.verdict, may_allow=False, message="you have no write permission")
-        return msgspec.structs.replace(found, verdict=refused)
-    return found
+    if await call.is_allowed("write"):
+        return found
+
+    def refuse(verdict: HostVerdict) -> HostVerdict:
+        message = verdict.message or "you have no write permission"
+        return msgspec.structs.replace(verdict, may_allow=False, message=message, scopes=[])
+
+    return msgspec.structs.replace(
+        found,
+        may_allow=[],
+        refused=[refuse(verdict) for verdict in found.refused],
+        verdict=refuse(found.verdict) if found.verdict is not None else None,
+    )
+
+
+@route(
+    "POST", "/sandboxes/{id}/egress/rules", "write", body=HostConsent, answer=GrantInfo, errors=(409,), is_owners=True
+)
+async def allow_host(call: Call) -> GrantInfo:
+    """Allow a host for a sandbox's kernel, for its notebook, or always for its profile. Only a person may do this.
+
+    `Policy.user_may_allow` limits which hosts. A name that resolves to a private address is refused. Takes effect
+    immediately, and again when the kernel restarts.
+    """
+    await call.sandboxes.grants.allow(call.id, call.body.host, call.body.scope, caller=call.caller)
+    return await call.sandboxes.grants.get(call.id, caller=call.caller)
+
+
+@route(
+    "DELETE", "/sandboxes/{id}/egress/rules", "write", query=HostRevocation, answer=GrantInfo, errors=(409,),
+    is_owners=True,
+)  # fmt: skip
+async def revoke_host(call: Call) -> GrantInfo:
+    """Revoke a host that a person allowed for a sandbox. Open connections to it are closed."""
+    await call.sandboxes.grants.revoke(call.id, call.query.host, call.query.scope, caller=call.caller)
+    return await call.sandboxes.grants.get(call.id, caller=call.caller)
+
+
+@route("GET", "/egress/rules", "read", answer=HostRules, is_poll=True, is_owners=True)
+async def list_allowed_hosts(call: Call) -> HostRules:
+    """List all hosts that a person allowed, for any kernel, notebook or profile."""
+    return HostRules(await call.sandboxes.grants.saved_rules(caller=call.caller))
+
+
+@route("DELETE", "/egress/rules", "write", query=SavedRevocation, status=204, errors=(404, 409), is_owners=True)
+async def revoke_allowed_host(call: Call) -> None:
+    """Revoke a host that a person allowed. Open connections to it are closed."""
+    query = call.query
+    await call.sandboxes.grants.revoke_saved(query.host, query.scope, query.target, caller=call.caller)
 
 
 @route("GET", "/sandboxes/{id}/egress/log", "read", query=AuditFilters, answer=AuditRows, is_poll=True)
@@ -123,7 +175,7 @@ async def get_egress_log(call: Call) -> AuditRows:
 async def ask_host(call: Call) -> AskInfo:
     """Request access to a host. The request is pending until a person decides.
 
-    A host that the profile does not cover is refused immediately, because no one could allow it.
+    A host that neither the profile covers nor a person may allow (`Policy.user_may_allow`) is refused immediately.
     """
     return await call.sandboxes.grants.ask(call.id, call.body.host, call.body.why, caller=call.caller)
 

@@ -40,6 +40,7 @@ _COMMANDS = {
     "list": (f"{__name__}.machine.ListCommand", "List all sandboxes of this user."),
     "prune": (f"{__name__}.machine.PruneCommand", "Remove leftovers of sandboxes whose owner has exited."),
     "token": (f"{__name__}.tokens.TokenCommand", "Create, list and revoke tokens for one sandbox."),
+    "egress": (f"{__name__}.egress.EgressCommand", "List, allow and revoke hosts that sandboxes may reach."),
     "audit": (f"{__name__}.audit.AuditCommand", "Verify or export the audit log."),
 }
 

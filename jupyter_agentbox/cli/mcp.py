@@ -60,6 +60,7 @@ class MCPCommand(Command):
         from jupyter_agentbox.service.service import SandboxService
 
         service = SandboxService(Policy(parent=self))
+        service.grants.is_attended = False  # its only caller is an agent
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)

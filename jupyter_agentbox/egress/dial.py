@@ -10,11 +10,13 @@ import contextlib
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
+from jupyter_agentbox.errors import PolicyRefused
 from jupyter_agentbox.spec import Grant
 
-from .rules import Kind, classify_address, private_rule
+from .rules import Kind, classify_address, parse_pattern, ports_of, private_rule
 
 #: Returns the addresses of a name.
 Resolve = Callable[[str, int], Awaitable[list[str]]]
@@ -100,6 +102,7 @@ def refused_answer(
     tuple of (str, str) or None
         The address, and the sentence for the guest, which does not contain the address.
     """
+    also = "" if port in ports_of(name, replace(grant, user_hosts=())) else " and Policy.allowed_hosts"
     for address in addresses:
         try:
             kind = classify_address(address)
@@ -109,10 +112,43 @@ def refused_answer(
             kind = Kind(kind.what if kind is not None else "this machine's own")
         if kind is not None and private_rule(name, port, grant, is_ordinary=kind.is_ordinary) is None:
             return address, (
-                f"{name}:{port} is refused: the name resolves to a non-public address ({kind.what}); "
-                f"to allow it, add {name}:{port} (setting: Policy.private_hosts)"
+                f"Blocked by sandbox: {name}:{port} resolves to a non-public address ({kind.what}). "
+                f"To allow it, add {name}:{port} to Policy.private_hosts{also}."
             )
     return None
+
+
+async def check_public(
+    host: str, resolve: Resolve, is_own: Callable[[str], bool] = is_own_address, timeout: float = 10.0
+) -> None:
+    """Check that a host that a person wants to allow does not resolve to an address that is not public.
+
+    Each connection is checked again. A name that is not found passes, and so does a wildcard.
+
+    Parameters
+    ----------
+    host : str
+        A host pattern.
+    resolve, is_own : callable
+        The lookup, and whether an address belongs to this machine.
+    timeout : float
+        Seconds for the lookup.
+
+    Raises
+    ------
+    PolicyRefused
+        Only ``Policy.private_hosts`` can allow the host.
+    """
+    pattern = parse_pattern(host)
+    if not pattern.is_exact:
+        return
+    port = pattern.ports[-1]
+    try:
+        addresses = await asyncio.wait_for(resolve(pattern.name, port), timeout)
+    except (OSError, asyncio.TimeoutError):
+        return
+    if (refused := refused_answer(pattern.name, port, addresses, Grant(), is_own)) is not None:
+        raise PolicyRefused(refused[1], field="host", setting="Policy.private_hosts")
 
 
 async def connect_stream(address: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -7,6 +7,7 @@ are bounded: its connections, the bytes buffered for each, its names, its lookup
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import ipaddress
 import logging
@@ -20,7 +21,7 @@ from jupyter_agentbox.errors import AgentboxError, LinkClosed
 from jupyter_agentbox.spec import HOSTNAME, Grant
 
 from . import http1, wire
-from .dial import Connect, Resolve, Resolver, connect_stream, dial, is_own_address, refused_answer
+from .dial import Connect, Resolve, Resolver, check_public, connect_stream, dial, is_own_address, refused_answer
 from .forward import (
     TLS_ALERT,
     Refused,
@@ -34,7 +35,7 @@ from .forward import (
     send_and_close,
 )
 from .http_forward import HttpForwarder
-from .rules import Decision, check_grant, decide, normal_name, ports_of, printable
+from .rules import Decision, check_grant, decide, explain_refusal, normal_name, ports_of, printable
 
 log = logging.getLogger(__name__)
 
@@ -147,9 +148,13 @@ class Gate:
         check_grant(grant)
         self._grant = grant
         for upstream in list(self._upstreams):
-            is_allowed = decide(upstream.host, upstream.port, grant).is_allowed
-            if not is_allowed or refused_answer(upstream.host, upstream.port, [upstream.address], grant, self._is_own):
+            decision = decide(upstream.host, upstream.port, grant)
+            if not decision.is_allowed or self._refused_answer(decision, upstream.port, [upstream.address]):
                 upstream.close()
+
+    async def check_public(self, host: str) -> None:
+        """Check a host that a person wants to allow; see :func:`~jupyter_agentbox.egress.dial.check_public`."""
+        await check_public(host, self._resolve, self._is_own, self._times.lookup)
 
     @property
     def is_busy(self) -> bool:
@@ -302,6 +307,11 @@ class Gate:
     def _is_allowed(self, host: str, port: int) -> bool:
         return decide(host, port, self._grant).is_allowed
 
+    def _refused_answer(self, decision: Decision, port: int, addresses: list[str]) -> tuple[str, str] | None:
+        """Return the address that refuses a name, if there is one. A person's consent never covers private ones."""
+        grant = dataclasses.replace(self._grant, private_hosts=()) if decision.is_users else self._grant
+        return refused_answer(decision.host, port, addresses, grant, self._is_own)
+
     async def _open(self, host: str, port: int) -> Upstream:
         """Decide, wait for others to end, look up, log and connect. Raises :class:`Refused`."""
         decision = decide(host, port, self._grant)
@@ -361,7 +371,7 @@ class Gate:
             pass
         if not addresses:
             failure = failure or Refused(f"{name}:{port} is allowed, but its name was not found", 502, name, port)
-        elif refused := refused_answer(name, port, addresses, self._grant, self._is_own):
+        elif refused := self._refused_answer(decision, port, addresses):
             raise Refused(refused[1], 403, name, port, {"address": refused[0]})
         if failure is not None:
             raise failure
@@ -382,7 +392,7 @@ class Gate:
                 host=decision.host,
                 port=port,
                 rule=decision.rule,
-                detail={"addresses": addresses[:8]},
+                detail={"addresses": addresses[:8], **({"allowed_by": "user"} if decision.is_users else {})},
             )
         except AgentboxError as error:
             log.error("egress of %s refused: %s", self.sandbox_id, error)
@@ -470,7 +480,7 @@ class Gate:
         except ValueError:
             name, ports = printable(query.name), ()
         if not ports:
-            sentence = f"{name} is not allowed (setting: {self._grant.setting})"
+            sentence = explain_refusal(name, 0, self._grant)
             return wire.NXDOMAIN, None, [], Refused(sentence, 403, name, 0, {"via": "dns"})
         if not is_address_query:
             return wire.NOERROR, None, [], None

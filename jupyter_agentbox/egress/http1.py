@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from .rules import printable
+from .rules import BLOCKED, printable
 from .wire import WireError
 
 #: Largest head in bytes, and maximum number of header lines.
@@ -280,12 +280,18 @@ class BodyReader:
             _lines(b"\r\n" + line + b"\r\n")
 
 
+#: Start of the reason phrase of the gate's own responses, except those that begin with BLOCKED.
+GATE_PREFIX = "agentbox: "
+
+
 def refusal(status: int, phrase: str, sentence: str, method: str = "GET") -> bytes:
     """Return a response of the gate itself, with the refusal's sentence as its reason phrase.
 
     Programs such as pip and requests show only the reason phrase of a failed CONNECT.
     """
-    text = "agentbox: " + (sentence.strip() or phrase)
+    text = sentence.strip() or phrase
+    if not text.startswith(BLOCKED):
+        text = GATE_PREFIX + text
     phrase = " ".join(printable(word, 300) for word in text.split())[:500]
     body = b"" if method == "HEAD" else phrase.encode() + b"\n"
     head = (

@@ -23,8 +23,13 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 #: Ports of a pattern that names no port.
 DEFAULT_PORTS = (80, 443)
+#: Port of a pattern that covers every port: ``*``. Only lists of the hosts that a person may allow contain it.
+ANY_PORT = 0
 #: Longest name in the DNS, in characters.
 MAX_NAME = 253
+
+#: Start of the sentence for every refused host.
+BLOCKED = "Blocked by sandbox"
 
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
 _PRINTABLE = frozenset(string.ascii_letters + string.digits + string.punctuation)
@@ -45,7 +50,7 @@ class Pattern:
     is_below : bool
         Whether the pattern matches the subdomains of ``name``, without ``name`` itself.
     port : int or None
-        The only allowed port; None means :data:`DEFAULT_PORTS`.
+        The only allowed port; None means :data:`DEFAULT_PORTS`. :data:`ANY_PORT` means every port.
     """
 
     text: str
@@ -57,6 +62,10 @@ class Pattern:
     def ports(self) -> tuple[int, ...]:
         """Allowed ports."""
         return DEFAULT_PORTS if self.port is None else (self.port,)
+
+    def has_port(self, port: int) -> bool:
+        """Return whether the pattern allows a port."""
+        return self.port == ANY_PORT or port in self.ports
 
     @property
     def is_exact(self) -> bool:
@@ -87,6 +96,8 @@ class Decision:
         For a refusal: one sentence in printable ASCII that names host and port, and the setting that would allow them.
     is_malformed : bool
         Whether the host is refused because it is not a valid host name. No setting can allow it.
+    is_users : bool
+        Whether a person allowed the host, and policy alone would not have.
     """
 
     is_allowed: bool
@@ -94,6 +105,7 @@ class Decision:
     rule: str | None = None
     reason: str = ""
     is_malformed: bool = False
+    is_users: bool = False
 
 
 class AddressGivenError(ValueError):
@@ -180,7 +192,9 @@ def is_malformed(text: str) -> bool:
     return False
 
 
-def parse_pattern(text: str, *, setting: str = "Policy.allowed_hosts", field: str = "hosts") -> Pattern:
+def parse_pattern(
+    text: str, *, setting: str = "Policy.allowed_hosts", field: str = "hosts", has_any_port: bool = False
+) -> Pattern:
     """Parse one entry of an allowlist.
 
     Parameters
@@ -189,6 +203,8 @@ def parse_pattern(text: str, *, setting: str = "Policy.allowed_hosts", field: st
         ``name``, ``*.name`` or ``*``, with or without ``:port``.
     setting, field : str
         Setting and field that the error names.
+    has_any_port : bool
+        Whether the port may be ``*``, for every port.
 
     Raises
     ------
@@ -209,9 +225,12 @@ def parse_pattern(text: str, *, setting: str = "Policy.allowed_hosts", field: st
     if colon:
         if ":" in digits or host.startswith("["):
             raise bad("is a URL or an IP address: only names are allowed")
-        if not re.fullmatch(r"[0-9]{1,5}", digits, re.ASCII) or not 1 <= int(digits) <= 65535:
+        if has_any_port and digits == "*":
+            port = ANY_PORT
+        elif re.fullmatch(r"[0-9]{1,5}", digits, re.ASCII) and 1 <= int(digits) <= 65535:
+            port = int(digits)
+        else:
             raise bad("has an invalid port")
-        port = int(digits)
     if host == "*":
         return Pattern(text, "", True, port)
     is_below = host.startswith("*.")
@@ -223,22 +242,34 @@ def parse_pattern(text: str, *, setting: str = "Policy.allowed_hosts", field: st
 
 
 @functools.lru_cache(maxsize=256)
-def parse_patterns(texts: tuple[str, ...], setting: str, field: str = "hosts") -> tuple[Pattern, ...]:
+def parse_patterns(
+    texts: tuple[str, ...], setting: str, field: str = "hosts", *, has_any_port: bool = False
+) -> tuple[Pattern, ...]:
     """Parse a list of patterns; see :func:`parse_pattern`. Cached, because every decision needs the list."""
-    return tuple(parse_pattern(text, setting=setting, field=field) for text in texts)
+    return tuple(parse_pattern(text, setting=setting, field=field, has_any_port=has_any_port) for text in texts)
 
 
 def check_grant(grant: Grant) -> None:
     """Raise :class:`~jupyter_agentbox.errors.InvalidRequest` if a grant contains a malformed pattern."""
     parse_patterns(grant.hosts, grant.setting)
     parse_patterns(grant.private_hosts, "Policy.private_hosts", "private_hosts")
+    _users_patterns(grant)
+    _allowable_patterns(grant)
+
+
+def _users_patterns(grant: Grant) -> tuple[Pattern, ...]:
+    return parse_patterns(grant.user_hosts, "jupyter agentbox egress list")
+
+
+def _allowable_patterns(grant: Grant) -> tuple[Pattern, ...]:
+    return parse_patterns(grant.may_allow, "Policy.user_may_allow", "user_may_allow", has_any_port=True)
 
 
 def ports_of(name: str, grant: Grant) -> tuple[int, ...]:
     """Return the ports on which a grant allows a normalised name; empty if it does not allow the name."""
     found = {
         port
-        for pattern in parse_patterns(grant.hosts, grant.setting)
+        for pattern in (*parse_patterns(grant.hosts, grant.setting), *_users_patterns(grant))
         if pattern.matches_name(name)
         for port in pattern.ports
     }
@@ -257,24 +288,41 @@ def decide(host: str, port: int, grant: Grant) -> Decision:
     grant : Grant
         What the sandbox may reach.
     """
-    setting = f"(setting: {grant.setting})"
     try:
         name = normal_name(host)
-    except AddressGivenError as error:
+    except AddressGivenError:
         shown = printable(host)
-        return Decision(False, shown, None, f"{shown}:{port} {error} {setting}")
+        reason = f"{BLOCKED}: {shown}:{port}. Only host names can be allowed, not IP addresses."
+        return Decision(False, shown, None, reason)
     except ValueError as error:
         shown = printable(host)
         return Decision(False, shown, None, f"{shown}:{port} {error}", is_malformed=True)
     for pattern in parse_patterns(grant.hosts, grant.setting):
         if port in pattern.ports and pattern.matches_name(name):
             return Decision(True, name, pattern.text)
-    ports = ports_of(name, grant)
-    if ports:
-        some = ", ".join(map(str, ports))
-        why = f"{name}:{port} is not allowed, only port {some}; add {name}:{port} {setting}"
-        return Decision(False, name, None, why)
-    return Decision(False, name, None, f"{name}:{port} is not allowed {setting}")
+    for pattern in _users_patterns(grant):
+        if port in pattern.ports and pattern.matches_name(name):
+            return Decision(True, name, pattern.text, is_users=True)
+    return Decision(False, name, None, explain_refusal(name, port, grant))
+
+
+def explain_refusal(name: str, port: int, grant: Grant) -> str:
+    """Return the sentence for a refused host: where a person can allow it, and the setting.
+
+    Parameters
+    ----------
+    name : str
+        Normalised name.
+    port : int
+        Port number; 0 for a name lookup.
+    grant : Grant
+        What the sandbox may reach.
+    """
+    target = f"{name}:{port}" if port else name
+    patterns = _allowable_patterns(grant)
+    if any(pattern.matches_name(name) and (not port or pattern.has_port(port)) for pattern in patterns):
+        return f"{BLOCKED}: {target}. Allow it in the Sandboxes panel, or add it to {grant.setting}."
+    return f"{BLOCKED}: {target}. Ask your administrator to add it to {grant.setting}."
 
 
 @dataclass(frozen=True)

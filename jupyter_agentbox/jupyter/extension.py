@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import threading
 from collections.abc import Awaitable, Callable
@@ -16,6 +17,7 @@ from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
 from jupyter_server.extension.application import ExtensionApp
 from jupyter_server.serverapp import ServerApp
+from jupyter_server.utils import ensure_async
 from tornado import web
 from tornado.ioloop import IOLoop
 from traitlets import Bool, Enum
@@ -199,6 +201,7 @@ class AgentboxExtension(ExtensionApp):
             self._service.snapshots.start_kernel = partial(start_restored, self.serverapp)
             self._service.parker.start()
             sandboxes.start_kernel = partial(start_again, self.serverapp)
+            sandboxes.grants.find_notebook = partial(find_notebook, self.serverapp)
         if gateway_url is None:
             loop: Any = IOLoop.current()
             activity = KernelActivity(self.serverapp.kernel_manager, loop.asyncio_loop)
@@ -329,6 +332,15 @@ class ServerHandler(TokenMixin, APIHandler):
     async def get(self) -> None:
         """Send a :class:`~jupyter_agentbox.models.service.ServerInfo`."""
         await self.finish(msgspec.json.encode(await asyncio.to_thread(self._describe)))
+
+
+async def find_notebook(server: ServerApp, kernel_id: str) -> str:
+    """Return the path on the host of the notebook that uses a kernel; empty if none does."""
+    sessions: list[dict[str, Any]] = await ensure_async(server.session_manager.list_sessions())
+    for session in sessions:
+        if session["kernel"]["id"] == kernel_id:
+            return os.path.join(server.root_dir, str(session["path"]).lstrip("/"))
+    return ""
 
 
 def raise_limits(context: zmq.Context[Any]) -> None:

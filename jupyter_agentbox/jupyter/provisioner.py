@@ -37,6 +37,7 @@ from jupyter_agentbox.policy.renewal import keep_hosts, reapply_policy
 from jupyter_agentbox.sandbox.link.link import LinkThread
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.record import Record
+from jupyter_agentbox.service.consent import ConsentWatch
 from jupyter_agentbox.service.live.magics import install as install_magics
 from jupyter_agentbox.spec import WORKSPACE, Cause, End, SandboxSpec
 
@@ -141,6 +142,8 @@ class AgentboxProvisioner(KernelProvisionerBase):
         """
         spec, env = self.kernel_spec, self._launch.get("env")
         request = self._request
+        # The notebook may have been renamed since Jupyter named it.
+        notebook = (before.notebook if before is not None else "") or str((env or {}).get("JPY_SESSION_NAME", ""))
         if place is not None:
             request = {**request, "profile": place.profile}
             if env is None:
@@ -156,6 +159,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
                 kernelspec_env=spec.env,
                 launch_env=env,
                 kernel_id=self.kernel_id or "",
+                notebook=notebook,
             )
             return dataclasses.replace(
                 found, kernel_name=getattr(self.parent, "kernel_name", ""), origin=self._root_directory
@@ -309,6 +313,7 @@ class AgentboxProvisioner(KernelProvisionerBase):
         )
         sandboxed.language = (self.kernel_spec.language or "python").lower()
         install_magics(sandboxed, policy)
+        ConsentWatch.start(policy)
         # After a failed automatic restart, Jupyter drops the provisioner without a final call.
         self._releaser = weakref.finalize(self, sandboxed.release_later)
         self._releaser.atexit = False

@@ -21,19 +21,27 @@ class GrantQuery(Body, frozen=True):
     host: HostName | None = None
 
 
+#: What a person allows a host for: the kernel, the notebook, or always for the profile.
+Scope = Literal["kernel", "notebook", "always"]
+
+
 class HostVerdict(Answer, frozen=True):
     """Whether a sandbox may be allowed to reach a host.
 
     Parameters
     ----------
+    host : str
+        `name`, or `name:port` for a port other than 80 and 443.
     is_allowed : bool
-        Whether the sandbox's grant already lists the host.
+        Whether the sandbox may already reach the host.
     may_allow : bool
         Whether the caller may allow the host.
     message : str
         Why the caller may not allow it.
     setting : str, optional
         The administrator's setting that controls this.
+    scopes : list of str
+        For what the caller may allow it: `kernel`, `notebook`, `always` (for the profile).
     """
 
     host: str
@@ -41,6 +49,83 @@ class HostVerdict(Answer, frozen=True):
     may_allow: bool
     message: str
     setting: str | None
+    scopes: list[Scope]
+
+
+class HostRule(Answer, frozen=True):
+    """A host that a person allowed.
+
+    Parameters
+    ----------
+    host : str
+        Host pattern.
+    scope : str
+        `kernel`, `notebook` or `always`.
+    target : str
+        The kernel's id, the notebook's path on the server, or the profile's name.
+    by : str
+        Who allowed it.
+    added : float
+        When, in seconds since the epoch.
+    """
+
+    host: str
+    scope: Scope
+    target: str
+    by: str
+    added: float
+
+
+class HostRules(Answer, frozen=True):
+    """All hosts that a person allowed, oldest first."""
+
+    rules: list[HostRule]
+
+
+class HostConsent(Body, frozen=True):
+    """A host that a person allows.
+
+    Parameters
+    ----------
+    host : str
+        The `host` of a verdict, or another host pattern.
+    scope : str
+        For what: one of the verdict's `scopes`.
+    """
+
+    host: HostName
+    scope: Scope = "kernel"
+
+
+class HostRevocation(Body, frozen=True):
+    """Which of the hosts that a person allowed to revoke; without `scope`, for each scope.
+
+    Parameters
+    ----------
+    host : str
+        The rule's host.
+    scope : str, optional
+        The rule's scope.
+    """
+
+    host: HostName
+    scope: Scope | None = None
+
+
+class SavedRevocation(HostRevocation, frozen=True):
+    """Which of all hosts that a person allowed to revoke.
+
+    Parameters
+    ----------
+    host : str
+        The rule's host.
+    scope : str, optional
+        The rule's scope. Without it, for each scope.
+    target : str, optional
+        The rule's target. Without it, for each target.
+    """
+
+    target: Annotated[str, Meta(max_length=4096)] | None = None
 
 
 class GrantInfo(Answer, frozen=True):
@@ -54,6 +139,12 @@ class GrantInfo(Answer, frozen=True):
         Hosts that the sandbox may be granted at most; presets are listed by name.
     setting : str
         The administrator's setting that defines the ceiling.
+    may_allow : list of str
+        Hosts that the caller may allow in addition. The port `*` stands for every port.
+    rules : list of HostRule
+        The hosts that a person allowed and that apply to the sandbox.
+    refused : list of HostVerdict
+        Verdicts on the hosts of refused connections that are still not allowed.
     verdict : HostVerdict, optional
         Verdict on the host in the query.
     """
@@ -62,6 +153,9 @@ class GrantInfo(Answer, frozen=True):
     private_hosts: list[str]
     ceiling: list[str]
     setting: str
+    may_allow: list[str]
+    rules: list[HostRule]
+    refused: list[HostVerdict]
     verdict: HostVerdict | None = None
 
 

@@ -37,7 +37,8 @@ from jupyter_agentbox.names import HIDDEN_FILES, READ_ONLY_FILES
 from jupyter_agentbox.spec import GIB, LIMIT_NAMES, OWN_HOSTS, Grant, Limits, Mount, SandboxSpec, WarmStart
 from jupyter_agentbox.storage.images import ImageStore
 
-from .configfiles import file_config
+from .configfiles import file_config, find_enforcing_files
+from .consent import HostRules, notebook_path
 from .environment import bin_dirs, environment_mounts, is_visible, kernel_environment, user_packages
 from .folders import check_mount, check_workspace, is_beneath, private_directories
 from .images import check_python, use_image
@@ -92,6 +93,16 @@ class Policy(LoggingConfigurable):
         ``*.example.org`` (all subdomains, not the name itself), ``example.org:8443``. The default ports are 80 and 443.
         To add to the default: ``c.Policy.allowed_hosts.append('example.org')``.""",
     ).tag(config=True)
+    user_may_allow = HostPatterns(
+        None,
+        allow_none=True,
+        has_any_port=True,
+        help="""Hosts that a person may allow for a sandbox in addition, in JupyterLab or with
+        ``jupyter agentbox egress allow``: names of presets, and patterns as in ``allowed_hosts``, whose port may be
+        ``*`` for every port. Names that resolve to private addresses are refused in any case. The default, ``None``,
+        is every host (``['*:*']``), and none if ``AgentboxExtension.enforce`` is set. ``[]``: no host. Agents and code
+        inside can never allow a host.""",
+    ).tag(config=True)
     private_hosts = HostPatterns(
         has_presets=False,
         help="""Patterns of allowed hosts whose names may resolve to private addresses, such as a database in the
@@ -104,6 +115,7 @@ class Policy(LoggingConfigurable):
         key_trait=Unicode(),
         help="""Named sets of values that users choose from. Keys: ``memory``, ``cpus``, ``processes``, ``disk``,
         ``lease_timeout``, ``freeze_after``, ``allowed_hosts`` (within ``Policy.allowed_hosts``), ``private_hosts``,
+        ``user_may_allow`` (within ``Policy.user_may_allow``),
         ``hidden_files`` (``[]`` shows all), ``read_only_files``, ``workspace`` (``'folder'`` or ``'private'``),
         ``env``, ``mounts``, ``root`` (an image directory), ``is_root``, ``runtime``, ``image`` (a name),
         ``python`` (a Python environment of the host, read-only), ``init`` (shell commands that run first),
@@ -289,6 +301,8 @@ class Policy(LoggingConfigurable):
         data directory. Only this user can enter it, and no sandbox can see it."""
     ).tag(config=True)
 
+    _host_rules: HostRules | None = None
+
     def __init__(self, **kwargs: Any) -> None:
         parent = kwargs.get("parent")
         if kwargs.get("config") is None:
@@ -333,6 +347,23 @@ class Policy(LoggingConfigurable):
                 f"{', '.join(self.profile_names())}",
                 setting="Policy.default_profile",
             )
+
+    @property
+    def allowable_hosts(self) -> tuple[str, ...]:
+        """The value of ``user_may_allow``, or its default."""
+        chosen: list[str] | None = self.user_may_allow
+        if chosen is not None:
+            return tuple(chosen)
+        section = self.config.get("AgentboxExtension", {})
+        is_enforced = section.get("enforce", False) is not False or bool(find_enforcing_files())
+        return () if is_enforced else ("*:*",)
+
+    @property
+    def host_rules(self) -> HostRules:
+        """The hosts that a person allowed."""
+        if self._host_rules is None or self._host_rules.path.parent != self.state_path:
+            self._host_rules = HostRules(self.state_path)
+        return self._host_rules
 
     @property
     def state_path(self) -> Path:
@@ -400,6 +431,7 @@ class Policy(LoggingConfigurable):
             limits=Limits(**limits),
             hosts=self._profile_hosts(values, "allowed_hosts", setting),
             private_hosts=self._profile_hosts(values, "private_hosts", setting),
+            user_may_allow=expand(self._profile_hosts(values, "user_may_allow", setting)),
             hosts_setting=f"{setting}['allowed_hosts']" if "allowed_hosts" in values else "Policy.allowed_hosts",
             runtime=runtime,
             root=values.get("root"),
@@ -417,7 +449,7 @@ class Policy(LoggingConfigurable):
 
     def _profile_hosts(self, values: Mapping[str, Any], key: str, setting: str) -> tuple[str, ...]:
         """Return a profile's host patterns, or else Policy's. A profile's patterns must be within Policy's."""
-        ceiling = tuple(getattr(self, key))
+        ceiling = self.allowable_hosts if key == "user_may_allow" else tuple(getattr(self, key))
         entries: tuple[str, ...] = values.get(key, ceiling)
         if (entry := find_uncovered(entries, ceiling)) is not None:
             raise InvalidConfig(
@@ -491,6 +523,7 @@ class Policy(LoggingConfigurable):
         kernelspec_env: Mapping[str, str] | None = None,
         launch_env: Mapping[str, str] | None = None,
         kernel_id: str = "",
+        notebook: str = "",
         owner: str = "",
         private: Sequence[Path] = (),
     ) -> SandboxSpec:
@@ -510,6 +543,8 @@ class Policy(LoggingConfigurable):
             The kernelspec's ``env``, and the environment given to the launch call. Untrusted.
         kernel_id, owner : str
             Labels.
+        notebook : str
+            Path of the notebook on the host, if it is known. The hosts that a person allowed for it are granted.
         private : sequence of Path
             Directories that no sandbox may see, such as a state directory that was moved.
 
@@ -537,7 +572,7 @@ class Policy(LoggingConfigurable):
             )
         packages = user_packages(executable) if profile.root is None else None
         mounts = self._mounts(profile, executable, resource_dir, private_dirs)
-        return SandboxSpec(
+        spec = SandboxSpec(
             profile=profile.name,
             limits=limits,
             grant=self._narrow_hosts(profile, requested),
@@ -564,6 +599,7 @@ class Policy(LoggingConfigurable):
             min_free_disk=self.min_free_disk,
             driver=self.kernel_driver,
             kernel_id=kernel_id,
+            notebook=notebook_path(notebook),
             owner=owner,
             runtime=profile.runtime,
             warm=profile.warm if self.templates or profile.warm.pool_size else None,
@@ -573,6 +609,22 @@ class Policy(LoggingConfigurable):
             init=profile.init,
             services=profile.services,
         )
+        return self.with_consent(spec)
+
+    def with_consent(self, spec: SandboxSpec) -> SandboxSpec:
+        """Return a spec with the hosts that a person allowed for its kernel, its notebook or its profile.
+
+        Only hosts that policy lets a person allow today are granted. A sandbox with hosts of its own request gets only
+        those for its kernel. Blocks briefly. Raises the same errors as :meth:`profile`.
+        """
+        may_allow = self.profile(spec.profile).user_may_allow
+        found = self.host_rules.hosts(
+            kernel=spec.kernel_id or spec.consent_id,
+            notebook="" if spec.grant.setting == OWN_HOSTS else spec.notebook,
+            profile=None if spec.grant.setting == OWN_HOSTS else spec.profile,
+        )
+        hosts = tuple(host for host in found if find_uncovered([host], may_allow) is None)
+        return replace(spec, grant=replace(spec.grant, user_hosts=hosts, may_allow=may_allow))
 
     def _narrow_limits(self, profile: Profile, requested: Mapping[str, Any]) -> Limits:
         changes = {key: self._narrow(profile, key, getattr(profile.limits, key), requested) for key in LIMIT_NAMES}

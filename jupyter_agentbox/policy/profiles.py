@@ -58,6 +58,8 @@ class Profile:
         Patterns. `hosts` may also contain names of presets.
     hosts_setting : str
         The setting that an error names.
+    user_may_allow : tuple of str
+        Patterns of the hosts that a person may allow in addition, with presets expanded. The port may be ``*``.
     runtime : str
         Name of the runtime.
     root : Path or None
@@ -92,6 +94,7 @@ class Profile:
     private_hosts: tuple[str, ...]
     hosts_setting: str
     runtime: str
+    user_may_allow: tuple[str, ...] = ()
     root: Path | None = None
     is_root: bool = False
     hidden: tuple[str, ...] = HIDDEN_FILES
@@ -115,6 +118,15 @@ def _read_hosts(value: object) -> tuple[str, ...]:
     for text in texts:
         if text not in presets.PRESETS:
             rules.parse_pattern(text)
+    return texts
+
+
+def _read_allowable(value: object) -> tuple[str, ...]:
+    """Read host patterns, whose port may be ``*``, and names of presets."""
+    texts = _read_texts(value)
+    for text in texts:
+        if text not in presets.PRESETS:
+            rules.parse_pattern(text, setting="Policy.user_may_allow", has_any_port=True)
     return texts
 
 
@@ -270,6 +282,7 @@ REQUEST_KEYS: Mapping[str, Callable[[object], Any]] = {
 PROFILE_KEYS: Mapping[str, Callable[[object], Any]] = {
     **{key: reader for key, reader in REQUEST_KEYS.items() if key != "profile"},
     "private_hosts": _read_plain_hosts,
+    "user_may_allow": _read_allowable,
     "runtime": _read_text,
     "root": _read_root,
     "freeze_after": _read_seconds,
@@ -347,8 +360,8 @@ def find_uncovered(entries: Iterable[str], ceiling: Iterable[str]) -> str | None
         if entry in names:
             continue  # avoids querying package managers for the preset's meaning
         if wide is None:
-            wide = [rules.parse_pattern(text) for text in expand(names)]
-        if not all(_is_covered(rules.parse_pattern(text), wide) for text in expand([entry])):
+            wide = [rules.parse_pattern(text, has_any_port=True) for text in expand(names)]
+        if not all(_is_covered(rules.parse_pattern(text, has_any_port=True), wide) for text in expand([entry])):
             return entry
     return None
 
@@ -359,4 +372,4 @@ def _is_covered(inner: rules.Pattern, ceiling: Iterable[rules.Pattern]) -> bool:
             return wide.matches_name(inner.name)
         return wide.is_below and (wide.name == inner.name or wide.matches_name(inner.name))
 
-    return all(any(port in wide.ports and has_name(wide) for wide in ceiling) for port in inner.ports)
+    return all(any(wide.has_port(port) and has_name(wide) for wide in ceiling) for port in inner.ports)

@@ -91,7 +91,7 @@ def reapply_policy(
     hosts = [host for host in then.grant.hosts if find_uncovered([host], allowed) is None]
     private_hosts = [host for host in then.grant.private_hosts if host in expand(profile.private_hosts)]
     limits = {name: min(getattr(then.limits, name), getattr(profile.limits, name)) for name in LIMIT_NAMES}
-    return replace(
+    renewed = replace(
         then,
         limits=Limits(**limits),
         grant=Grant(expand(hosts), tuple(private_hosts), then.grant.setting),
@@ -101,6 +101,7 @@ def reapply_policy(
         min_free_disk=policy.min_free_disk,
         owner=owner,
     )
+    return policy.with_consent(renewed)
 
 
 def _find_new(patterns: Sequence[str], earlier: Sequence[str]) -> list[str]:
@@ -118,15 +119,18 @@ def keep_hosts(policy: Policy, new: SandboxSpec, before: SandboxSpec) -> Sandbox
         return new
     allowed = expand(policy.profile(new.profile).hosts)
     hosts = [host for host in before.grant.hosts if find_uncovered([host], allowed) is None]
-    return replace(new, grant=policy.narrow_grant(new.profile, hosts))
+    return policy.with_consent(replace(new, grant=policy.narrow_grant(new.profile, hosts)))
 
 
 def intersect_grants(then: Grant, now: Grant) -> Grant:
-    """Return a grant limited to what `now` also allows, so that a restore does not undo a later narrowing of it."""
+    """Return a grant limited to what `now` also allows, so that a restore does not undo a later narrowing of it.
+
+    What a person allowed is as in `now`.
+    """
     hosts = _common(then.hosts, now.hosts)
     private = _common(then.private_hosts, now.private_hosts)
     narrower = then if set(hosts) == set(then.hosts) and set(hosts) != set(now.hosts) else now
-    return replace(then, hosts=hosts, private_hosts=private, setting=narrower.setting)
+    return replace(now, hosts=hosts, private_hosts=private, setting=narrower.setting)
 
 
 def _common(one: Sequence[str], other: Sequence[str]) -> tuple[str, ...]:

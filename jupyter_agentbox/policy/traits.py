@@ -78,14 +78,19 @@ class ByteSize(TraitType[int, Any]):
 class HostPatterns(List[str]):
     """Trait for a list of the egress gate's host patterns, and of names of presets if `has_presets` is set.
 
+    With `has_any_port`, the port of a pattern may be ``*``.
+
     Patterns are validated when they are configured, so that a typo is reported at start-up, not at the first refusal.
     """
 
     info_text = "a list of host patterns such as 'example.org' or '*.example.org:8443'"
 
-    def __init__(self, default_value: Any = (), *, has_presets: bool = True, **kwargs: Any) -> None:
-        super().__init__(default_value=list(default_value), **kwargs)
+    def __init__(
+        self, default_value: Any = (), *, has_presets: bool = True, has_any_port: bool = False, **kwargs: Any
+    ) -> None:
+        super().__init__(default_value=None if default_value is None else list(default_value), **kwargs)
         self.has_presets = has_presets
+        self.has_any_port = has_any_port
 
     def validate(self, obj: Any, value: Any) -> list[str]:
         """Validate each pattern."""
@@ -99,7 +104,7 @@ class HostPatterns(List[str]):
                     raise TraitError(f"{setting}: {pattern!r} is a preset, which is not allowed here. List its hosts")
             else:
                 try:
-                    rules.parse_pattern(pattern, setting=setting)
+                    rules.parse_pattern(pattern, setting=setting, has_any_port=self.has_any_port)
                 except InvalidRequest as error:
                     raise TraitError(f"{setting}: {error}") from None
         return patterns

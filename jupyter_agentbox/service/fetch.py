@@ -19,7 +19,8 @@ from urllib.parse import urlsplit, urlunsplit
 import httpcore
 
 from jupyter_agentbox.egress.gate import Gate
-from jupyter_agentbox.egress.rules import normal_name
+from jupyter_agentbox.egress.http1 import GATE_PREFIX
+from jupyter_agentbox.egress.rules import BLOCKED, normal_name
 from jupyter_agentbox.errors import InvalidRequest, PolicyRefused, RuntimeFailed
 from jupyter_agentbox.models import HttpAnswer, HttpRequest
 from jupyter_agentbox.sandbox.link.link import LinkThread
@@ -27,8 +28,6 @@ from jupyter_agentbox.sandbox.link.link import LinkThread
 #: Maximum number of concurrent requests of one sandbox.
 MAX_REQUESTS = 8
 _requests: Counter[str] = Counter()
-#: Prefix of the reason phrase in the gate's own responses.
-_GATE = "agentbox: "
 #: Headers that only this module sets.
 _OWN_HEADERS = frozenset(
     {"host", "connection", "transfer-encoding", "content-length", "upgrade", "te", "trailer", "keep-alive", "expect"}
@@ -200,9 +199,9 @@ async def _exchange(network: _Network, request: HttpRequest, url: httpcore.URL) 
 
 def _check_gate(status: int, reason: str) -> None:
     """Raise the error that corresponds to a response of the gate itself."""
-    if not reason.startswith(_GATE):
+    if not reason.startswith((GATE_PREFIX, BLOCKED)):
         return
-    sentence = reason.removeprefix(_GATE)
+    sentence = reason.removeprefix(GATE_PREFIX)
     if status == 403:
         raise PolicyRefused(sentence, field="url", setting="Policy.allowed_hosts")
     if status == 400:

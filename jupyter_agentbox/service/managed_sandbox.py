@@ -209,7 +209,7 @@ class ManagedSandbox:
             idle_timeout=self.idle_timeout,
             max_life=self.max_life,
             limits=_limits_info(spec.limits) if spec is not None else None,
-            allowed_hosts=list(sandbox.gate.grant.hosts) if sandbox is not None else [],
+            allowed_hosts=list(sandbox.gate.grant.all_hosts) if sandbox is not None else [],
             kernels=list(self._kernels()),
             workspace=workspace,
             workspace_notice=spec.workspace_notice if spec is not None else "",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -35,6 +36,7 @@ from jupyter_agentbox.sandbox.sweep import SESSION_FILE
 from jupyter_agentbox.sandbox.tokens import TokenStore
 from jupyter_agentbox.spec import Cause, End, SandboxSpec, format_size
 
+from .consent import ConsentWatch
 from .expired import END, report_expired
 from .grants import Grants
 from .managed_sandbox import ManagedSandbox, check_request
@@ -102,6 +104,7 @@ class SandboxService:
         self.registry = SandboxRegistry(policy, self._wake)
         self.quotas = Quotas(policy, self.registry)
         self.grants = Grants(policy, self.registry)
+        ConsentWatch.start(policy)
         self.parker: SandboxParker | None = None
         self.start_kernel: Callable[[str, str], Awaitable[None]] | None = None
         self._sandboxes = self.registry.sandboxes
@@ -273,6 +276,7 @@ class SandboxService:
             kernelspec_env={name: value.replace("$", "$$") for name, value in request.env.items()},
             owner=managed.owner,
         )
+        spec = self.policy.with_consent(replace(spec, consent_id=secrets.token_hex(8)))
         self._restrict(managed)
         if request.tenant is None:
             return spec

@@ -69,10 +69,11 @@ def test_a_denied_name_is_refused_in_the_programs_own_words_and_never_looked_up(
     box = make_box("secure.example")
     with pytest.raises(requests.exceptions.ProxyError) as caught:
         requests.get("https://secret.attacker.test/", proxies=box.proxies, timeout=60)
-    assert "secret.attacker.test:443 is not allowed (setting: Policy.allowed_hosts)" in str(caught.value)
+    refused = "Blocked by sandbox: secret.attacker.test:{}. Ask your administrator to add it to Policy.allowed_hosts."
+    assert refused.format(443) in str(caught.value)
     answer = requests.get("http://secret.attacker.test/", proxies=box.proxies, timeout=60)
     assert answer.status_code == 403
-    assert answer.reason == "agentbox: secret.attacker.test:80 is not allowed (setting: Policy.allowed_hosts)"
+    assert answer.reason == refused.format(80)
     assert answer.text.strip() == answer.reason
     assert [r[:2] for r in box.refusals] == [("secret.attacker.test", 443), ("secret.attacker.test", 80)]
     assert [(r.host, r.is_allowed) for r in box.wait_rows(2)] == [("secret.attacker.test", False)] * 2
@@ -128,7 +129,7 @@ def test_only_ports_80_and_443_unless_listed(make_box: MakeBox) -> None:
     box = make_box("a.example")
     for port in (22, 25, 53, 853, 8443):
         answer = box.say(f"CONNECT a.example:{port} HTTP/1.1\r\nHost: a.example:{port}\r\n\r\n".encode())
-        assert answer.startswith(b"HTTP/1.1 403 agentbox: a.example:%d is not allowed, only port 80, 443" % port)
+        assert answer.startswith(b"HTTP/1.1 403 Blocked by sandbox: a.example:%d. " % port)
     assert box.world.lookups == []
 
 
@@ -277,7 +278,7 @@ def test_git_clones_and_is_told_which_host_a_redirect_needs(make_box: MakeBox, t
                                   env=env, capture_output=True, text=True, timeout=90)  # fmt: skip
     assert (cloned.returncode, (tmp_path / "cloned" / "file").read_text()) == (0, "by git")
     assert (moved.returncode != 0, "403" in moved.stderr) == (True, True), moved
-    assert "objects.example:80 is not allowed" in followed.stdout
+    assert "Blocked by sandbox: objects.example:80." in followed.stdout
     assert "Policy.allowed_hosts" in followed.stdout
     assert [refusal[:2] for refusal in box.refusals] == [("objects.example", 80)] * 2
     assert box.world.lookups.count("objects.example") == 0
@@ -392,7 +393,7 @@ def test_one_bad_answer_refuses_the_name(make_box: MakeBox, addresses: list[str]
     box = make_box("*")
     box.world.names["rebind.example"] = addresses
     answer = box.say(b"CONNECT rebind.example:443 HTTP/1.1\r\nHost: rebind.example\r\n\r\n")
-    assert answer.startswith(b"HTTP/1.1 403 agentbox: rebind.example:443 is refused")
+    assert answer.startswith(b"HTTP/1.1 403 Blocked by sandbox: rebind.example:443 resolves to")
     assert b"Policy.private_hosts" in answer
     assert not any(address.encode() in answer for address in addresses)
     assert box.world.dials == []
@@ -517,7 +518,7 @@ def test_an_allowed_name_leads_through_the_gate_by_plain_sockets(make_box: MakeB
         box.set_grant(Grant())
         with socket.create_connection((address, port), 60) as sock:
             assert read_all(sock) == b""
-    assert "is not allowed" in box.refusals[-1][2]
+    assert box.refusals[-1][2].startswith("Blocked by sandbox: mail.example:")
 
 
 def test_a_denied_name_is_answered_at_once_and_asked_of_nobody(make_box: MakeBox) -> None:
@@ -910,7 +911,7 @@ def test_slow_hosts_of_one_sandbox_hold_up_no_requests_of_others(make_box: MakeB
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        with pytest.raises(PolicyRefused, match=r"denied\.example:80 is not allowed"):
+        with pytest.raises(PolicyRefused, match=r"^Blocked by sandbox: denied\.example:80\."):
             await fetch.fetch(slow.gate, HttpRequest(url="http://denied.example/"))
 
     with socket.create_server(("127.0.0.1", 0)) as server:

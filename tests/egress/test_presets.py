@@ -280,4 +280,4 @@ def test_a_refused_pip_install_ends_soon_and_names_host_and_setting(
         [*command, "-d", str(tmp_path), "iniconfig"], env=environment, capture_output=True, text=True, timeout=200
     )
     assert result.returncode != 0
-    assert "denied.example:443 is not allowed (setting: Policy.allowed_hosts)" in result.stderr
+    assert "Blocked by sandbox: denied.example:443. Ask your administrator" in result.stderr

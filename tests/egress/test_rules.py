@@ -63,7 +63,46 @@ def test_only_ports_80_and_443_unless_a_pattern_names_the_port() -> None:
     refused = rules.decide("example.com", 22, GRANT)
     assert "example.com:22" in refused.reason
     assert "Policy.allowed_hosts" in refused.reason
-    assert "80, 443" in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("may_allow", "target", "is_possible"),
+    [
+        (("*:*",), "example.com:8443", True),
+        (("*:*",), "example.com:0", True),
+        (("*",), "example.com:8443", False),
+        (("*",), "example.com:443", True),
+        (("*.example.com:*",), "a.example.com:22", True),
+        (("*.example.com:*",), "example.com:443", False),
+        (("other.test:22",), "other.test:0", True),
+        ((), "example.com:443", False),
+    ],
+)
+def test_a_refusal_says_where_the_host_can_be_allowed(
+    may_allow: tuple[str, ...], target: str, is_possible: bool
+) -> None:
+    name, _, port = target.partition(":")
+    shown = name if port == "0" else target
+    sentence = rules.explain_refusal(name, int(port), Grant(may_allow=may_allow))
+    assert sentence == (
+        f"Blocked by sandbox: {shown}. Allow it in the Sandboxes panel, or add it to Policy.allowed_hosts."
+        if is_possible
+        else f"Blocked by sandbox: {shown}. Ask your administrator to add it to Policy.allowed_hosts."
+    )
+
+
+def test_hosts_that_a_person_allowed_are_marked_and_come_last() -> None:
+    grant = Grant(hosts=("*.policy.test",), user_hosts=("a.policy.test", "user.test:5432"))
+    assert not rules.decide("a.policy.test", 443, grant).is_users
+    assert rules.decide("user.test", 5432, grant).is_users
+    assert rules.ports_of("user.test", grant) == (5432,)
+    assert not rules.decide("user.test", 443, grant).is_allowed
+
+
+def test_only_lists_of_what_may_be_allowed_have_patterns_for_every_port() -> None:
+    assert rules.parse_pattern("*:*", has_any_port=True).has_port(5432)
+    with pytest.raises(InvalidRequest, match="invalid port"):
+        rules.parse_pattern("example.com:*")
 
 
 def test_star_is_every_name_and_no_address() -> None:

@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from jupyter_agentbox.egress.rules import BLOCKED
 from jupyter_agentbox.errors import AgentboxError
 from jupyter_agentbox.guest import zmtp
 from jupyter_agentbox.sandbox.drivers.messages import Request, RunningCell, Signer, header_index, parse
@@ -499,7 +500,8 @@ class Front:
     def stream_message(self, text: str, name: str = "stderr", parent: bytes = b"") -> list[bytes]:
         """Return the frames of a stream message. It is output of the running cell, unless another parent is given."""
         clean = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text[:MAX_NOTICE])
-        content = {"name": name, "text": f"agentbox: {clean}\n"}
+        lead = "" if clean.startswith(BLOCKED) else "agentbox: "
+        content = {"name": name, "text": f"{lead}{clean}\n"}
         return self.signer.message(b"stream." + name.encode(), "stream", content, parent or self.cell.header or b"{}")
 
     def notice(self, text: str, name: str = "stderr") -> None:

@@ -84,6 +84,8 @@ def unclaimed_spec(spec: SandboxSpec, *, lease: float) -> SandboxSpec:
         kernel_id="",
         kernel_name="",
         owner="",
+        notebook="",
+        consent_id="",
         origin="",
         layout="waiting",
     )

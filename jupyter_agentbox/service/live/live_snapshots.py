@@ -12,6 +12,7 @@ import contextlib
 import functools
 import logging
 import os
+import secrets
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -251,7 +252,12 @@ class LiveSnapshots:
             saved = read_saved(snapshot)
             old = managed.running()
             spec = await self.renew(managed, snapshot, saved)
-            spec = replace(spec, grant=intersect_grants(spec.grant, old.gate.grant))
+            spec = replace(
+                spec,
+                grant=intersect_grants(spec.grant, old.gate.grant),
+                notebook=old.spec.notebook,
+                consent_id=old.spec.consent_id,
+            )
             async with self.checked_out(snapshot) as files:
                 kernel = SandboxedKernel.find(sandbox_id=old.id) if managed.kind == "notebook" else None
                 if kernel is not None:
@@ -370,7 +376,7 @@ class LiveSnapshots:
         )
         fork = ManagedSandbox(fork_request.id or "", caller.name, fork_request)
         spec = await self._renew(fork, saved)
-        spec = replace(spec, grant=intersect_grants(spec.grant, origin.now), kernel_id="", kernel_name="", origin="")
+        spec = replace(await self._begin_fork(spec, origin), kernel_name="", origin="")
         record = saved.record
         if record.main_kernel is not None:
             # A notebook's kernel becomes the fork's default context.
@@ -394,6 +400,12 @@ class LiveSnapshots:
         await self._record_fork(fork.sandbox, origin)
         return info
 
+    async def _begin_fork(self, spec: SandboxSpec, origin: _Origin) -> SandboxSpec:
+        """Return the spec of a fork. It has none of the hosts that a person allowed for the original alone."""
+        grant = intersect_grants(spec.grant, origin.now)
+        spec = replace(spec, grant=grant, kernel_id="", notebook="", consent_id=secrets.token_hex(8))
+        return await asyncio.to_thread(self._policy.with_consent, spec)
+
     async def _record_fork(self, sandbox: Sandbox, origin: _Origin) -> None:
         detail = {"event": "forked", "snapshot": "", "name": "", **origin.detail}
         await self._service.registry.audit().arecord("lifecycle", sandbox.id, detail=detail)
@@ -404,7 +416,7 @@ class LiveSnapshots:
             raise Conflict("only a notebook's kernel on this server can be forked into a kernel", field="as_kernel")
         fork = ManagedSandbox("", self._service.registry.server_owner, saved.request, kind="notebook")
         spec = await self._renew(fork, saved)
-        spec = replace(spec, grant=intersect_grants(spec.grant, origin.now))
+        spec = await self._begin_fork(spec, origin)
         async with self._service.quotas.room_for_kernel(), origin.files() as files:
             kernel_id = await self.start_kernel(Restoration(spec, saved.record, files))
         kernel = SandboxedKernel.find(kernel_id=kernel_id)
