@@ -95,6 +95,7 @@ KEYS = {
     "lease_timeout": "seconds",
     "freeze_after": "seconds of inactivity after which the sandbox is frozen; 0 for never",
     "private_hosts": "patterns within `Policy.private_hosts`",
+    "user_may_allow": "hosts that a person may allow, within `Policy.user_may_allow`",
     "runtime": "one of `Policy.allowed_runtimes`",
     "root": "absolute path of an image directory",
     "is_root": "`true` requires `Policy.allow_root`",

@@ -344,5 +344,5 @@ def out_of_memory(limits: Limits) -> End:
         Cause.OUT_OF_MEMORY,
         137,
         f"out of memory (limit {format_size(limits.memory)})",
-        "limits.memory of the profile, Policy.max_memory",
+        "memory of the profile, Policy.max_memory",
     )

@@ -113,7 +113,6 @@ async def get_egress(call: Call) -> GrantInfo:
 
     return msgspec.structs.replace(
         found,
-        may_allow=[],
         refused=[refuse(verdict) for verdict in found.refused],
         verdict=refuse(found.verdict) if found.verdict is not None else None,
     )

@@ -305,7 +305,8 @@ def check_hosts(policy: Policy) -> Iterator[Check]:
     for name in policy.profile_names():
         entries = policy.profile(name).hosts
         hosts = expand(entries)
-        lines = [f"hosts: {', '.join(hosts) or 'none'}"]
+        may_allow = ", ".join(policy.profile(name).user_may_allow)
+        lines = [f"hosts: {', '.join(hosts) or 'none'}", f"hosts that a person may allow: {may_allow or 'none'}"]
         for preset in (presets.lookup(entry) for entry in entries if entry in presets.PRESETS):
             if preset.note:
                 lines.append(f"note: the preset {preset.name!r} is empty: {preset.note}")

@@ -17,7 +17,7 @@ import string
 from dataclasses import dataclass
 
 from jupyter_agentbox.errors import InvalidRequest
-from jupyter_agentbox.spec import Grant
+from jupyter_agentbox.spec import OWN_HOSTS, Grant
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -322,7 +322,9 @@ def explain_refusal(name: str, port: int, grant: Grant) -> str:
     patterns = _allowable_patterns(grant)
     if any(pattern.matches_name(name) and (not port or pattern.has_port(port)) for pattern in patterns):
         return f"{BLOCKED}: {target}. Allow it in the Sandboxes panel, or add it to {grant.setting}."
-    return f"{BLOCKED}: {target}. Ask your administrator to add it to {grant.setting}."
+    # Whoever made the request can change it.
+    remedy = "Add it" if grant.setting == OWN_HOSTS else "Ask your administrator to add it"
+    return f"{BLOCKED}: {target}. {remedy} to {grant.setting}."
 
 
 @dataclass(frozen=True)

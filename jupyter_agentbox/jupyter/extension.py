@@ -32,6 +32,7 @@ from jupyter_agentbox.kernels.runner import Runner
 from jupyter_agentbox.kernels.warm.starts import WarmStarts
 from jupyter_agentbox.models.service import ServerInfo
 from jupyter_agentbox.policy.policy import Policy
+from jupyter_agentbox.policy.recipes import settings_file
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.record import Lock
 from jupyter_agentbox.service import startup_cleanup
@@ -195,6 +196,7 @@ class AgentboxExtension(ExtensionApp):
         # Not atexit, because no thread can be started at that point. Threading's own callbacks run earlier, last first.
         threading._register_atexit(self._release_at_exit)  # type: ignore[attr-defined]
         page.update(agentbox="here" if gateway_url is None else "gateway", agentboxNote=gateway_url or "")
+        page.update(agentboxSettings="" if self._enforced_by else settings_file())
         if gateway_url is None:
             raise_limits(self.serverapp.kernel_manager.context)
             wait_for_restarts(self.serverapp.kernel_manager)

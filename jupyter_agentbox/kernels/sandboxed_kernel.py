@@ -504,6 +504,7 @@ class SandboxedKernel:
     def _hold(self, kernel: Kernel, front: Front, sandbox: Sandbox) -> None:
         sandbox.clean_up_with(front.directory)
         self._kernel = kernel
+        front.spec = sandbox.spec
         front.attach(kernel)
         front.explain = AccessNotes(sandbox.spec, sandbox.workspace).explain if has_covers(sandbox.spec) else None
         front.first_notice, self.first_notice = self.first_notice, ""

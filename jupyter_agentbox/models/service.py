@@ -140,7 +140,7 @@ class GrantInfo(Answer, frozen=True):
     setting : str
         The administrator's setting that defines the ceiling.
     may_allow : list of str
-        Hosts that the caller may allow in addition. The port `*` stands for every port.
+        Hosts that a person may allow in addition. The port `*` stands for every port.
     rules : list of HostRule
         The hosts that a person allowed and that apply to the sandbox.
     refused : list of HostVerdict

@@ -112,7 +112,7 @@ def find_breach(usage: Usage, spec: SandboxSpec) -> End | None:
             Cause.OUT_OF_MEMORY,
             137,
             f"out of memory (limit {format_size(limits.memory)}, used {format_size(usage.memory)})",
-            "limits.memory of the profile, Policy.max_memory",
+            "memory of the profile, Policy.max_memory",
         )
     return None
 

@@ -124,7 +124,7 @@ class Grants:
             private_hosts=list(grant.private_hosts),
             ceiling=list(self.policy.profile(spec.profile).hosts),
             setting=grant.setting,
-            may_allow=list(grant.may_allow) if self._may_decide(caller) else [],
+            may_allow=list(grant.may_allow) if self.is_attended else [],
             rules=[_to_info(rule) for rule in self._rules_of(spec) if rule.host in grant.user_hosts],
             refused=[verdict for verdict in refused if not verdict.is_allowed],
             verdict=self._judge(spec, profile, host, caller) if host is not None else None,
@@ -172,8 +172,9 @@ class Grants:
             sentence = f"Only a person can allow {host}, with `jupyter agentbox egress allow {host}`"
         else:
             name, _, port = host.partition(":")
-            sentence = explain_refusal(name, int(port or 0), replace(spec.grant, may_allow=()))
-        raise PolicyRefused(sentence, field="host", setting=spec.grant.setting)
+            grant = replace(spec.grant, may_allow=(), setting=profile.hosts_setting)
+            sentence = explain_refusal(name, int(port or 0), grant)
+        raise PolicyRefused(sentence, field="host", setting=profile.hosts_setting)
 
     async def _find_notebook(self, sandbox_id: str, caller: Caller) -> str:
         """Return the present path of the notebook that uses a sandbox; empty if it is unknown."""

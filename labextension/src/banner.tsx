@@ -5,7 +5,7 @@ import * as React from 'react';
 
 import type { TurnDialogs } from './dialogs.js';
 import type { Model } from './model.js';
-import { explain, factsOf, type Ending } from './words.js';
+import { explain, factsOf, recipeOf, type Ending } from './words.js';
 
 /** Statuses of a living kernel. */
 const LIVING = new Set(['idle', 'busy']);
@@ -162,13 +162,26 @@ export class Banner extends ReactWidget {
     const { trans } = this.model;
     const isGone = this._isGone();
     const { why, what } = explain(ending, trans);
+    const { settingsFile } = this.model;
+    const profile = this.model.find(ending.kernel)?.profile ?? this.model.stanza(this._name)?.['profile'];
+    // A limit that the kernelspec requests itself is raised there.
+    const isOwn = ['memory', 'disk'].some(key => this.model.stanza(this._name)?.[key] !== undefined);
+    const recipe = settingsFile && !isOwn ? recipeOf(ending, typeof profile === 'string' ? profile : 'default') : '';
     return (
       <div className="ab-banner">
-        <p>
-          <strong>{why}</strong> {ending.message && ending.cause !== 'stopped' && <span>– {factsOf(ending.message)}</span>}
-          <br />
-          {isGone ? trans.__('All variables are lost.') : trans.__('A new kernel is starting without your variables.')} {what}
-        </p>
+        <div>
+          <p>
+            <strong>{why}</strong> {ending.message && ending.cause !== 'stopped' && <span>– {factsOf(ending.message)}</span>}
+            <br />
+            {isGone ? trans.__('All variables are lost.') : trans.__('A new kernel is starting without your variables.')} {what}
+          </p>
+          {recipe && (
+            <div className="ab-recipe">
+              <p>{trans.__('Add these lines to %1, and start the kernel again:', settingsFile)}</p>
+              <pre>{recipe}</pre>
+            </div>
+          )}
+        </div>
         {isGone && this._revivable === ending && (
           <button
             type="button"

@@ -40,6 +40,8 @@ export class Model {
   readonly mode: Mode;
   /** URL of the gateway, or the configuration error. */
   readonly note: string;
+  /** Path of the user's configuration file; empty where only an administrator changes settings. */
+  readonly settingsFile: string;
   readonly client: AgentboxClient;
   readonly endings = new Map<string, Ending>();
   /** Kernel id of the current notebook, whose resource use is polled. */
@@ -68,6 +70,7 @@ export class Model {
     const mode = PageConfig.getOption('agentbox');
     this.mode = mode === 'here' || mode === 'gateway' || mode === 'failed' ? mode : 'absent';
     this.note = PageConfig.getOption('agentboxNote');
+    this.settingsFile = PageConfig.getOption('agentboxSettings');
     const { baseUrl, token } = services.serverSettings;
     this.client = new AgentboxClient({ url: new URL(baseUrl, location.href).href, ...(token ? { token } : {}) });
     if (this.mode !== 'here') {

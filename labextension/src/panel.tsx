@@ -8,6 +8,7 @@ import { Facts } from './facts.js';
 import { useModel } from './hooks.js';
 import { boxedIcon } from './icons.js';
 import type { Model } from './model.js';
+import { AllowedHosts } from './reach.js';
 import { fits, formatAge, formatMemory, formatState, idOf, type Info } from './words.js';
 
 /** Number of rows drawn at first, and added by each click on "Show More". Drawing hundreds makes every event slow. */
@@ -186,6 +187,7 @@ function List({ model, actions }: { model: Model; actions: Actions }): JSX.Eleme
           {trans._n('Show %1 More', 'Show %1 More', rows.length - most)}
         </button>
       )}
+      <AllowedHosts model={model} actions={actions} />
     </div>
   );
 }

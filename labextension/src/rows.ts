@@ -1,6 +1,6 @@
 /** Summaries of audit log rows: connection counts by host, and operations with their callers. */
 import type { components } from '../../clients/typescript/src/schema.js';
-import type { Ending, Info } from './words.js';
+import { targetOf, type Ending, type Info } from './words.js';
 
 export type Row = components['schemas']['AuditItem'];
 
@@ -17,16 +17,17 @@ export interface HostCount {
   reason: string;
 }
 
-/** Count connections by host. Hosts with refused connections come first, then the most recent. */
+/** Count connections by host, and by port other than 80 and 443. Hosts with refused connections come first, then the most recent. */
 export function countHosts(rows: readonly Row[]): HostCount[] {
   const found = new Map<string, HostCount>();
   for (const row of rows) {
     if (row.host === null || (row.kind !== 'egress' && row.kind !== 'egress_closed')) {
       continue;
     }
-    let count = found.get(row.host);
+    const host = targetOf(row.host, row.port);
+    let count = found.get(host);
     if (count === undefined) {
-      found.set(row.host, (count = { host: row.host, allowed: 0, denied: 0, bytesUp: 0, bytesDown: 0, last: 0, reason: '' }));
+      found.set(host, (count = { host, allowed: 0, denied: 0, bytesUp: 0, bytesDown: 0, last: 0, reason: '' }));
     }
     count.last = Math.max(count.last, row.time);
     count.bytesUp += row.bytes_up ?? 0;

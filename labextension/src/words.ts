@@ -121,7 +121,7 @@ export function explain(ending: Pick<Ending, 'cause' | 'message' | 'setting'>, t
     case 'out_of_memory':
       return {
         why: trans.__('The kernel ran out of memory.'),
-        what: trans.__('Process less data at a time, or request more memory.') + hint
+        what: trans.__('Process less data at a time, or allow more memory.') + hint
       };
     case 'disk_full':
       return {
@@ -167,6 +167,21 @@ export function formatNotice(name: string, message: string, setting: string, tra
   return setting ? `${sentence} ${trans.__('Setting: %1.', setting)}` : sentence;
 }
 
+/** Return the lines of configuration that double the limit that a kernel exceeded, or an empty string. */
+export function recipeOf(ending: Pick<Ending, 'cause' | 'message' | 'setting'>, profile: string): string {
+  const key = { out_of_memory: 'memory', disk_full: 'disk' }[ending.cause];
+  const limit = /\(limit ([0-9.]+) ([KMGT]iB)/.exec(ending.message);
+  if (!key || !limit?.[1] || !ending.setting.includes('of the profile')) {
+    return '';
+  }
+  return limitLines(key, `${2 * Number(limit[1])} ${limit[2] ?? ''}`, profile);
+}
+
+/** Return the lines of configuration that set a limit, such as `memory` to `8 GiB`. */
+export function limitLines(key: string, size: string, profile: string): string {
+  return `c.Policy.max_${key} = "${size}"\nc.Policy.profiles.update({"${profile}": {"${key}": "${size}"}})`;
+}
+
 /** Return the part of the server's message that {@link explain} does not cover, such as `limit 300 MiB`. */
 export function factsOf(message: string): string {
   return /^[^()]*\(([^()]*)\)$/.exec(message)?.[1] ?? message;
@@ -186,6 +201,11 @@ export function nameOf(info: Info, paths: ReadonlyMap<string, string>, trans: Tr
     }
   }
   return info.kind === 'notebook' ? trans.__('Kernel without a notebook') : info.id;
+}
+
+/** Return the host pattern with which a refused connection is allowed. A name lookup has no port. */
+export function targetOf(host: string, port: number | null | undefined): string {
+  return !port || port === 80 || port === 443 ? host : `${host}:${port}`;
 }
 
 /** Fit a sentence into a notification of `most` characters by cutting the start of a long host name. */

@@ -2,7 +2,7 @@ import { strict as assert } from 'node:assert';
 import { test } from 'node:test';
 
 import { countHosts, findCurrentUse, findEnding, listOperations, type Row } from '../src/rows.js';
-import { cpuShare, explain, factsOf, fits, formatAge, formatCpu, formatKind, formatReach, formatSize, idOf, nameOf, shorten, type Info, type Trans } from '../src/words.js';
+import { cpuShare, explain, factsOf, fits, formatAge, formatCpu, formatKind, formatReach, formatSize, idOf, nameOf, recipeOf, shorten, targetOf, type Info, type Trans } from '../src/words.js';
 
 const fill = (text: string, values: (string | number)[]): string => text.replace(/%(\d)/g, (_, index: string) => String(values[Number(index) - 1]));
 const trans: Trans = {
@@ -137,4 +137,16 @@ test('a long host name is cut at its start', () => {
   const cut = shorten(format, `${'a'.repeat(200)}.example.org`, 60);
   assert.equal(cut.length, 60);
   assert.match(cut, /^…a+\.example\.org was refused$/);
+});
+
+test('the lines that raise a limit are written out', () => {
+  const ending = { cause: 'out_of_memory', message: 'out of memory (limit 300 MiB)', setting: 'memory of the profile, Policy.max_memory' };
+  assert.equal(recipeOf(ending, 'small'), 'c.Policy.max_memory = "600 MiB"\nc.Policy.profiles.update({"small": {"memory": "600 MiB"}})');
+  assert.match(recipeOf({ ...ending, cause: 'disk_full', message: 'disk full (limit 2 GiB, used 3 GiB)' }, 'default'), /^c\.Policy\.max_disk = "4 GiB"\n/);
+  assert.equal(recipeOf({ ...ending, setting: 'Policy.min_free_disk' }, 'small'), '');
+  assert.equal(recipeOf({ ...ending, cause: 'exited' }, 'small'), '');
+});
+
+test('a host is allowed with its port, unless that is 80 or 443', () => {
+  assert.deepEqual([0, null, 80, 443, 5432].map(port => targetOf('a.test', port)), ['a.test', 'a.test', 'a.test', 'a.test', 'a.test:5432']);
 });

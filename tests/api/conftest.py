@@ -28,6 +28,7 @@ def server(has_runsc: None, tmp_path_factory: pytest.TempPathFactory, exchange: 
         blocked_commands=["forbidden-program"],
         import_folders={"datasets": str(exchange["datasets"])},
         export_folders={"results": str(exchange["results"])},
+        user_may_allow=["walk.example:*"],
         profiles={"small": {"memory": "300 MiB"}, "offline": {"allowed_hosts": []}},
         max_sandboxes_per_owner=8,
         max_tenant_disk="8 MiB",

@@ -37,7 +37,8 @@ CALLS: dict[str, Any] = {
     "delete_file": {"path": "c"}, "import_files": {"folder": "datasets", "source": "a.csv", "target": "done-by-import"},
     "export_files": {"folder": "results", "source": "a", "target": "walked"}, "install_packages": {"packages": ["six"]},
     "stream_installation": {"packages": ["six"]}, "ask_host": {"host": "codeload.github.com"},
-    "decide_ask": {"decision": "allow"}, "http_request": {"url": "https://walk.example.org/"},
+    "allow_host": {"host": "walk.example:8443"}, "revoke_host": {"host": "walk.example:8443"},
+    "revoke_allowed_host": {"host": "walk.example:8443"}, "decide_ask": {"decision": "allow"}, "http_request": {"url": "https://walk.example.org/"},
     "create_token": {"verbs": ["read"]},
     "read_file": {"path": "a"}, "stat_file": {"path": "a"}, "file_exists": {"path": "a"},
     "glob_files": {"pattern": "*"}, "grep_files": {"pattern": "x"}, "download_file": {"path": "a"},
@@ -213,6 +214,7 @@ def test_a_token_to_read_reads_and_the_owner_does_all(api: Api, place: Place) ->
     assert {**after, "calls": 0} == {**before, "calls": 0}
     # No network, no archive, and no exported snapshot.
     left_out = {"install_packages", "stream_installation", "upload_archive", "import_snapshot"}
+    left_out.add("revoke_allowed_host")  # revoke_host has left nothing to revoke
     assert socket_status(api, place, header=[f"Authorization: token {api.server.token}"]) == 101
     order = sorted(TABLE, key=lambda route: LAST.index(route.name) if route.name in LAST else -1)
     done = [route for route in order if route.name not in left_out]

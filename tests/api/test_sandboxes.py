@@ -154,7 +154,7 @@ def check_code_out_of_memory(api: Api, path: str) -> None:
     assert ran["status"] == "kernel_died", ran
     end = ran["end"]
     assert (end["cause"], end["exit_code"], end["message"]) == ("out_of_memory", 137, "out of memory (limit 300 MiB)")
-    assert end["setting"] == "limits.memory of the profile, Policy.max_memory"
+    assert end["setting"] == "memory of the profile, Policy.max_memory"
     after = api.ok("POST", path + "/code", {"code": "print(open('file').read(), 'kept' in globals())"})
     assert after["stdout"] == "precious False\n"
     info = api.ok("GET", path)
@@ -168,7 +168,7 @@ def test_a_program_out_of_memory_is_killed_alone_and_so_is_a_kernel(api: Api, ma
     assert (ran["status"], ran["stdout"]) == ("ok", "-9\n"), ran
     done = api.ok("POST", path + "/exec", {"argv": ["python3", "-c", ALLOCATE], "timeout": 100})
     assert (done["exit_code"], done["stdout"]) == (137, "")
-    assert "MiB of 300 MiB (limits.memory of the profile, Policy.max_memory)" in done["stderr"]
+    assert "MiB of 300 MiB (memory of the profile, Policy.max_memory)" in done["stderr"]
     assert api.ok("POST", path + "/code", {"code": "print(x + 1)"})["stdout"] == "42\n"
     assert api.ok("GET", path)["state"] == "running"
     rows = api.ok("GET", path + "/audit", params={"kind": "lifecycle"})["rows"]
@@ -222,7 +222,7 @@ def test_patching_and_asking_for_hosts(api: Api, make: Make) -> None:
     verdicts = [
         api.ok("GET", path + "/egress", params={"host": host})["verdict"] for host in ("github.com", "x.example")
     ]
-    assert [verdict["may_allow"] for verdict in verdicts] == [True, False]
+    assert [(verdict["may_allow"], verdict["scopes"]) for verdict in verdicts] == [(True, ["kernel"]), (False, [])]
     assert (verdicts[1]["setting"], "x.example" in verdicts[1]["message"]) == ("Policy.allowed_hosts", True)
     assert api.ok("POST", path + "/egress/asks", {"host": "github.com"})["id"] == name
     assert name in [item["id"] for item in api.ok("GET", "/egress/asks")["asks"]]

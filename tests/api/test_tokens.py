@@ -63,6 +63,10 @@ def test_no_token_changes_the_terms_it_is_under(api: Api, own: str) -> None:
     ask = agent.ok("POST", own + "/egress/asks", {"host": "codeload.github.com"})["id"]
     refused = [
         ("POST", f"{own}/egress/asks/{ask}", {"decision": "allow"}),
+        ("POST", f"{own}/egress/rules", {"host": "walk.example"}),
+        ("DELETE", f"{own}/egress/rules?host=walk.example", None),
+        ("GET", "/egress/rules", None),
+        ("DELETE", "/egress/rules?host=walk.example", None),
         ("PATCH", own, {"allowed_hosts": ["pypi"]}),
         ("PATCH", own, {"max_life": 60}),
         ("POST", own + "/tokens", {"verbs": ["read"]}),

@@ -3,53 +3,17 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from support.harness import Env, KernelClient, Server, wait_until
+from support.public_site import PRIVATE, RESOLVE, SITE, Site
 
-SITE, PRIVATE = "site.test", "private.test"
-#: The server's resolver finds one name at an address that counts as public and that leads to this machine.
-RESOLVE = f"""\
-import asyncio, socket
-PUBLIC = "192.0.2.10"
-NAMES = {{"{SITE}": PUBLIC, "{PRIVATE}": "10.1.2.3"}}
-find, connect = socket.getaddrinfo, asyncio.open_connection
-socket.getaddrinfo = lambda host, *more, **named: find(NAMES.get(host, host), *more, **named)
-asyncio.open_connection = lambda host=None, port=None, **named: connect(
-    "127.0.0.1" if host == PUBLIC else host, port, **named)
-"""
 BLOCKED = "Blocked by sandbox: {}. Allow it in the Sandboxes panel, or add it to Policy.allowed_hosts."
 ASK = "Blocked by sandbox: {}. Ask your administrator to add it to Policy.allowed_hosts."
 EXTENSION = "--ServerApp.jpserver_extensions={'jupyter_agentbox': True}"
-
-
-class Site:
-    """A site that says hello, and keeps the connection open until the client closes it."""
-
-    def __init__(self) -> None:
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                client, _ = self.listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._answer, args=(client,), daemon=True).start()
-
-    def _answer(self, client: socket.socket) -> None:
-        with client:
-            if client.recv(9999):
-                client.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 5\r\n\r\nhello")
-                while client.recv(9999):
-                    pass
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +212,7 @@ def test_agents_ask_and_never_allow(server: Server, site: Site) -> None:
     for scope in ("kernel", "notebook", "always"):
         assert call("POST", "/egress/rules", {"host": host, "scope": scope}).status_code == 403
     verdict = call("GET", "/egress", host=host).json()
-    assert (verdict["may_allow"], verdict["verdict"]["may_allow"], verdict["verdict"]["scopes"]) == ([], False, [])
+    assert (verdict["verdict"]["may_allow"], verdict["verdict"]["scopes"]) == (False, [])
     asked = call("POST", "/egress/asks", {"host": host, "why": "to say hello"})
     assert (asked.status_code, asked.json()["state"]) == (202, "pending")
     ask = asked.json()["id"]
@@ -307,6 +271,27 @@ def test_a_sandbox_with_hosts_of_its_own_request_keeps_to_them(server: Server, s
     assert server.call("PATCH", path, {"allowed_hosts": ["profile.test"]})["allowed_hosts"] == ["profile.test"]
     server.http.delete(server.url("api/agentbox/egress/rules"), params={"host": host}, timeout=60).raise_for_status()
     kernel.shutdown()
+
+
+def test_a_kernel_that_was_started_in_advance_has_what_is_allowed(make_env: Callable[..., Env]) -> None:
+    env = make_env(config={"Policy": {"allowed_hosts": [], "templates": True, "pool_size": 1, "lease_timeout": 30.0}})
+    env.run("jupyter", "agentbox", "warm", timeout=280)
+    env.run("jupyter", "agentbox", "egress", "allow", SITE)
+    with start(env) as server:
+        pool = env.state_dir / "sandboxes"
+        for how in ("template", "pool"):
+            kernel = server.notebook(f"{how}.ipynb")
+            rows = server.call("GET", "api/agentbox/audit?kind=lifecycle&limit=1000")["rows"]
+            assert [row["detail"]["how"] for row in rows if row["detail"].get("kernel_id") == kernel.id] == [how]
+            assert rules(kernel)["hosts"] == [SITE]
+            kernel.shutdown()
+            wait_until(lambda: list(pool.glob("*/pooled")), 150, "a kernel waits in the pool")
+        env.run("jupyter", "agentbox", "egress", "revoke", SITE)
+        kernel = server.notebook("last.ipynb")
+        assert rules(kernel)["hosts"] == []
+        env.run("jupyter", "agentbox", "egress", "allow", SITE)
+        wait_until(lambda: rules(kernel)["hosts"] == [SITE], 10, "it has the host")
+        kernel.shutdown()
 
 
 @pytest.fixture(scope="module")

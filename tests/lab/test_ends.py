@@ -126,7 +126,7 @@ def close_dialogs(lab: Lab) -> Locator:
 @pytest.mark.parametrize(
     ("cell", "words"),
     [
-        ("memory", r"ran out of memory\. – limit 300 MiB.*request more memory.*Policy\.max_memory"),
+        ("memory", r"ran out of memory\. – limit 300 MiB.*allow more memory.*Policy\.max_memory"),
         ("exit", r"The kernel exited\. – status 7.*a call such as exit\(\)"),
         ("crash", r"crashed\. – SIGSEGV.*Check the last cell"),
         (

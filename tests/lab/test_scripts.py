@@ -40,6 +40,9 @@ CALLS: dict[str, tuple[str, str, Any]] = {
     "a hidden file": ("PUT", "api/contents/.profile", {"type": "file", "format": "text", "content": "x"}),
     "a host that is covered": ("PATCH", "api/agentbox/sandboxes/{kernel}", {"allowed_hosts": ["allowed.test"]}),
     "a host that is not": ("PATCH", "api/agentbox/sandboxes/{kernel}", {"allowed_hosts": ["elsewhere.test"]}),
+    "a host by consent": (
+        "POST", "api/agentbox/sandboxes/{kernel}/egress/rules", {"host": "elsewhere.test", "scope": "always"}
+    ),
     "another runtime": ("POST", "api/agentbox/sandboxes", {"runtime": "docker-runc"}),
 }  # fmt: skip
 SCRIPT = """
@@ -70,7 +73,7 @@ SCRIPT = """
 
 @pytest.fixture(scope="module")
 def lab(make_lab: Callable[..., Env], browser: Browser) -> Iterator[Lab]:
-    env = make_lab(allowed_hosts=["allowed.test"])
+    env = make_lab(allowed_hosts=["allowed.test"], user_may_allow=[])
     for name in ("work/book", "work/other", "outside"):
         (env.base / name).mkdir()
     (env.base / "outside" / "secret.txt").write_text(CANARY)
@@ -102,7 +105,7 @@ def test_a_script_in_an_output_starts_nothing_outside_of_a_sandbox(lab: Lab) -> 
     }, found  # fmt: skip
     # JupyterLab of today says the first, 4.2 the second.
     assert re.search("was blocked|installation not supported", found["an extension"][1]), found
-    assert found["a host that is not"][0] == 403
+    assert found["a host that is not"][0] == found["a host by consent"][0] == 403
     assert [path.name for path in outside.iterdir()] == ["secret.txt"]
 
     # Whatever it started runs in a sandbox.

@@ -69,7 +69,7 @@ def test_a_command_is_killed_alone_and_told_why(manager: SandboxManager, caplog:
             assert (result.exit_code, result.stdout) == (137, b"")
             told = result.stderr.decode()
             assert told.startswith("agentbox: out of memory: killed python3 (process ")
-            assert "MiB of 512 MiB (limits.memory of the profile, Policy.max_memory)\n" in told
+            assert "MiB of 512 MiB (memory of the profile, Policy.max_memory)\n" in told
             # Again, as a part of a shell's line, which goes on.
             line = await box.run(f"python3 -c '{EAT}'; echo $?")
             assert line.stdout == b"137\n"
@@ -82,7 +82,7 @@ def test_a_command_is_killed_alone_and_told_why(manager: SandboxManager, caplog:
     assert "out of memory: killed 'python3' (process " in caplog.text
     rows = [row.detail for row in manager.audit.query(kind="lifecycle") if row.detail["event"] == "killed"]
     assert [(row["cause"], row["setting"]) for row in rows] == [
-        ("out_of_memory", "limits.memory of the profile, Policy.max_memory")
+        ("out_of_memory", "memory of the profile, Policy.max_memory")
     ] * 2
 
 

@@ -116,7 +116,7 @@ class BareKernel:
     async def _watch(self) -> None:
         while (code := self.process.poll()) is None:
             await asyncio.sleep(0.05)
-        self.end = End(Cause.KILLED, code if code >= 0 else 128 - code, self.end_message, "limits.memory")
+        self.end = End(Cause.KILLED, code if code >= 0 else 128 - code, self.end_message, "memory of the profile")
         for callback in self._callbacks:
             callback()
 

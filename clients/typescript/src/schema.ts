@@ -840,11 +840,50 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Get the hosts that a sandbox may reach, and those that it may be granted */
+        /** Get the hosts that a sandbox may reach, and whether and for what the caller may allow each refused host */
         get: operations["get_egress"];
         put?: never;
         post?: never;
         delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/sandboxes/{id}/egress/rules": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Allow a host for a sandbox's kernel, for its notebook, or always for its profile. Only a person may do this
+         * @description `Policy.user_may_allow` limits which hosts. A name that resolves to a private address is refused. Takes effect immediately, and again when the kernel restarts.
+         */
+        post: operations["allow_host"];
+        /** Revoke a host that a person allowed for a sandbox. Open connections to it are closed */
+        delete: operations["revoke_host"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/egress/rules": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** List all hosts that a person allowed, for any kernel, notebook or profile */
+        get: operations["list_allowed_hosts"];
+        put?: never;
+        post?: never;
+        /** Revoke a host that a person allowed. Open connections to it are closed */
+        delete: operations["revoke_allowed_host"];
         options?: never;
         head?: never;
         patch?: never;
@@ -879,7 +918,7 @@ export interface paths {
         put?: never;
         /**
          * Request access to a host. The request is pending until a person decides
-         * @description A host that the profile does not cover is refused immediately, because no one could allow it.
+         * @description A host that neither the profile covers nor a person may allow (`Policy.user_may_allow`) is refused immediately.
          */
         post: operations["ask_host"];
         delete?: never;
@@ -2632,6 +2671,12 @@ export interface components {
             ceiling: string[];
             /** @description The administrator's setting that defines the ceiling. */
             setting: string;
+            /** @description Hosts that a person may allow in addition. The port `*` stands for every port. */
+            may_allow: string[];
+            /** @description The hosts that a person allowed and that apply to the sandbox. */
+            rules: components["schemas"]["HostRule"][];
+            /** @description Verdicts on the hosts of refused connections that are still not allowed. */
+            refused: components["schemas"]["HostVerdict"][];
             /**
              * @description Verdict on the host in the query.
              * @default null
@@ -2639,12 +2684,32 @@ export interface components {
             verdict?: components["schemas"]["HostVerdict"] | null;
         };
         /**
+         * HostRule
+         * @description A host that a person allowed.
+         */
+        HostRule: {
+            /** @description Host pattern. */
+            host: string;
+            /**
+             * @description `kernel`, `notebook` or `always`.
+             * @enum {unknown}
+             */
+            scope: "always" | "kernel" | "notebook";
+            /** @description The kernel's id, the notebook's path on the server, or the profile's name. */
+            target: string;
+            /** @description Who allowed it. */
+            by: string;
+            /** @description When, in seconds since the epoch. */
+            added: number;
+        };
+        /**
          * HostVerdict
          * @description Whether a sandbox may be allowed to reach a host.
          */
         HostVerdict: {
+            /** @description `name`, or `name:port` for a port other than 80 and 443. */
             host: string;
-            /** @description Whether the sandbox's grant already lists the host. */
+            /** @description Whether the sandbox may already reach the host. */
             is_allowed: boolean;
             /** @description Whether the caller may allow the host. */
             may_allow: boolean;
@@ -2652,6 +2717,29 @@ export interface components {
             message: string;
             /** @description The administrator's setting that controls this. */
             setting: string | null;
+            /** @description For what the caller may allow it: `kernel`, `notebook`, `always` (for the profile). */
+            scopes: ("always" | "kernel" | "notebook")[];
+        };
+        /**
+         * HostConsent
+         * @description A host that a person allows.
+         */
+        HostConsent: {
+            /** @description `name`, `*.name`, `name:port` or a preset. */
+            host: string;
+            /**
+             * @description For what: one of the verdict's `scopes`.
+             * @default kernel
+             * @enum {unknown}
+             */
+            scope?: "always" | "kernel" | "notebook";
+        };
+        /**
+         * HostRules
+         * @description All hosts that a person allowed, oldest first.
+         */
+        HostRules: {
+            rules: components["schemas"]["HostRule"][];
         };
         /**
          * AskRequest
@@ -4443,6 +4531,106 @@ export interface operations {
             };
         };
     };
+    allow_host: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["HostConsent"];
+            };
+        };
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GrantInfo"];
+                };
+            };
+        };
+    };
+    revoke_host: {
+        parameters: {
+            query: {
+                /** @description `name`, `*.name`, `name:port` or a preset. */
+                host: string;
+                /** @description The rule's scope. */
+                scope?: "always" | "kernel" | "notebook";
+            };
+            header?: never;
+            path: {
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GrantInfo"];
+                };
+            };
+        };
+    };
+    list_allowed_hosts: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HostRules"];
+                };
+            };
+        };
+    };
+    revoke_allowed_host: {
+        parameters: {
+            query: {
+                /** @description `name`, `*.name`, `name:port` or a preset. */
+                host: string;
+                /** @description The rule's scope. Without it, for each scope. */
+                scope?: "always" | "kernel" | "notebook";
+                /** @description The rule's target. Without it, for each target. */
+                target?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description No Content */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
     get_egress_log: {
         parameters: {
             query?: {
@@ -5295,6 +5483,10 @@ export const ROUTES = {
     delete_sandbox: ["DELETE", "/sandboxes/{id}"],
     revive_sandbox: ["POST", "/sandboxes/{id}/revive"],
     get_egress: ["GET", "/sandboxes/{id}/egress"],
+    allow_host: ["POST", "/sandboxes/{id}/egress/rules"],
+    revoke_host: ["DELETE", "/sandboxes/{id}/egress/rules"],
+    list_allowed_hosts: ["GET", "/egress/rules"],
+    revoke_allowed_host: ["DELETE", "/egress/rules"],
     get_egress_log: ["GET", "/sandboxes/{id}/egress/log"],
     ask_host: ["POST", "/sandboxes/{id}/egress/asks"],
     list_asks: ["GET", "/sandboxes/{id}/egress/asks"],

@@ -504,7 +504,7 @@ async def hosts(context: ToolContext, args: schemas.Target) -> Result:
     """List the hosts that the sandbox may reach, and your host requests with their decisions."""
     grant = await context.do(sandboxes.get_egress, args)
     asks = await context.do(sandboxes.list_asks, args)
-    return results.data(_Hosts(hosts=grant.hosts, could_be_allowed=grant.ceiling, asks=asks.asks))
+    return results.data(_Hosts(hosts=grant.hosts, could_be_allowed=[*grant.ceiling, *grant.may_allow], asks=asks.asks))
 
 
 class _Hosts(msgspec.Struct):

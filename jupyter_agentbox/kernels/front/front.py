@@ -26,8 +26,9 @@ from typing import Any, Protocol
 from jupyter_agentbox.egress.rules import BLOCKED
 from jupyter_agentbox.errors import AgentboxError
 from jupyter_agentbox.guest import zmtp
+from jupyter_agentbox.policy.recipes import raise_limit
 from jupyter_agentbox.sandbox.drivers.messages import Request, RunningCell, Signer, header_index, parse
-from jupyter_agentbox.spec import MIB, Cause, End
+from jupyter_agentbox.spec import MIB, Cause, End, SandboxSpec
 
 from .cell_commands import HostCell, read_host_cell
 from .channels import Channel
@@ -83,10 +84,14 @@ class WakeHandlers:
     on_shutdown: Callable[[], None]
 
 
-def end_notice(end: End) -> str:
-    """Return a message that tells a person why a kernel ended and what to do about it."""
+def end_notice(end: End, spec: SandboxSpec | None = None) -> str:
+    """Return a message that tells a person why a kernel ended and what to do about it.
+
+    With the spec of its sandbox, the message has the lines of configuration to copy.
+    """
+    lines = raise_limit(end.cause, spec) if spec is not None and end.setting and "of the profile" in end.setting else ""
     remedy = f". Raise {end.setting} to allow more" if end.setting else ""
-    return f"the kernel ended: {end.message}{remedy}"
+    return f"the kernel ended: {end.message}{remedy}{'. ' if lines else ''}{lines}"
 
 
 class Front:
@@ -113,6 +118,8 @@ class Front:
         Whether the current kernel has sent a message on iopub. From then on, no message that it sends there is lost.
     epoch : int
         Number of kernels attached so far.
+    spec : SandboxSpec or None
+        Spec of the current kernel's sandbox, if it is known.
     local_peers : dict of bytes to LocalPeer
         Clients in this process, by identity; see :meth:`join`.
     audience : Audience
@@ -155,6 +162,7 @@ class Front:
         self._pumps: list[asyncio.Task[None]] = []
         self._wake_handlers: WakeHandlers | None = None
         self._refusals: set[str] = set()
+        self.spec: SandboxSpec | None = None
         self._refusals_of: bytes | None = None
         self._is_closed = False
         self._attached = 0.0
@@ -380,7 +388,7 @@ class Front:
         if kernel is not self._kernel:
             return
         if kernel.end is not None and not self.is_end_expected:
-            self._show(self.stream_message(end_notice(kernel.end)))
+            self._show(self.stream_message(end_notice(kernel.end, self.spec)))
         # The kernel stays attached, because its last output may still be on its way to the clients.
         self._stop_pumps()
         # Queued messages were meant for the kernel that has ended. Later ones are for its successor.

@@ -11,7 +11,7 @@ from support.mcp_client import LEASE, Endpoint, text_of
 
 @pytest.fixture(scope="session")
 def mcp_server(has_runsc: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    config = {"Policy": {"lease_timeout": LEASE, "blocked_commands": ["forbidden-program"]}}
+    config = {"Policy": {"lease_timeout": LEASE, "blocked_commands": ["forbidden-program"], "user_may_allow": []}}
     env = Env(tmp_path_factory.mktemp("mcp"), config)
     try:
         arguments = (

@@ -284,7 +284,7 @@ def test_the_cause_of_an_end_reaches_the_running_cell(
     assert message["parent_header"]["msg_id"] == request
     assert message["content"]["name"] == "stderr"
     assert message["content"]["text"] == (
-        "agentbox: the kernel ended: out of memory (limit 512 MiB). Raise limits.memory to allow more\n"
+        "agentbox: the kernel ended: out of memory (limit 512 MiB). Raise memory of the profile to allow more\n"
     )
 
 
