@@ -11,6 +11,7 @@ from typing import Any
 
 from jupyter_agentbox.errors import AgentboxError
 from jupyter_agentbox.names import HIDDEN, PARENT, Names
+from jupyter_agentbox.policy.recipes import settings_file
 from jupyter_agentbox.sandbox.drivers.messages import header_index, parse
 from jupyter_agentbox.spec import WORKSPACE, SandboxSpec
 from jupyter_agentbox.storage.files.paths import MAX_PATH, show
@@ -61,8 +62,8 @@ class AccessNotes:
         self._explained.add(name)
         if kind == HIDDEN:
             return [
-                f"`{name}` is hidden in sandboxes (Policy.hidden_files). Pass values as variables instead, with"
-                " Policy.env or the profile's env."
+                f"`{name}` is hidden in sandboxes (Policy.hidden_files). To pass a value on, set it as a variable where"
+                f' you start Jupyter, and add c.Policy.env_passthrough = ["NAME"] to {settings_file()}.'
             ]
         verb = "contains entries that are" if kind == PARENT else "is"
         return [

@@ -85,8 +85,9 @@ def test_errors_about_hidden_and_read_only_files_say_so_once(server: Server) -> 
     read = kernel.execute("open('.ssh/id_rsa')")
     assert read.error == "FileNotFoundError"
     assert read.notices == (
-        "agentbox: `.ssh` is hidden in sandboxes (Policy.hidden_files). Pass values as variables instead, with"
-        " Policy.env or the profile's env.\n"
+        "agentbox: `.ssh` is hidden in sandboxes (Policy.hidden_files). To pass a value on, set it as a variable where"
+        ' you start Jupyter, and add c.Policy.env_passthrough = ["NAME"] to'
+        f" {server.env.config_dir / 'jupyter_agentbox_config.py'}.\n"
     )
     assert kernel.execute("open('.ssh/id_rsa')").notices == ""
     write = kernel.execute("open('/workspace/.envrc', 'w')")
