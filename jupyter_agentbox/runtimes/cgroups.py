@@ -46,10 +46,8 @@ class Cgroups:
     def enforceable(self) -> dict[str, str | None]:
         """Return for each limit the reason why it cannot be enforced, or None if it can.
 
-        gVisor enforces ``processes`` inside, and control groups are only a backstop. ``disk`` is enforced in three
-        ways: gVisor limits each file; a limit on the size of the file that contains the writable layer, rounded up to
-        whole GiB, bounds their sum; and the owner watches the allocated blocks and ends a sandbox that exceeds the
-        exact limit.
+        gVisor enforces ``processes`` inside, and control groups are only a backstop. gVisor also enforces ``disk``, by
+        the size of the writable layer. The owner measures a private workspace.
         """
         return {
             "memory": self._reason("memory"),

@@ -12,7 +12,6 @@ import functools
 import marshal
 import os
 import pwd
-import resource
 import select
 import shutil
 import subprocess
@@ -189,8 +188,6 @@ class Launch:
         ``cgroup.procs`` files of the groups to run in.
     processors : int
         Number of processors to run on; 0 for all. gVisor shows that many inside.
-    file_size : int
-        Maximum bytes of any file that these processes write; 0 for no limit.
     join : (int, int, str), optional
         If given, no command runs. Instead, the tree that the plan builds at ``claim/work`` is moved into the view of a
         running sandbox. The values are the pid and start time of a process of that sandbox, and the target path.
@@ -202,7 +199,6 @@ class Launch:
     plan: list[tuple[Any, ...]] = field(default_factory=list)
     cgroups: Sequence[str] = ()
     processors: int = 0
-    file_size: int = 0
     join: tuple[int, int, str] | None = None
 
 
@@ -355,10 +351,6 @@ def _converse(process: subprocess.Popen[bytes], config: bytes, launch: Launch, d
         raise subprocess.TimeoutExpired("launcher", 0)
     is_made = process.stdout.read(1) == b"u"
     if is_made:
-        if launch.file_size:
-            hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)[1]
-            size = launch.file_size if hard == resource.RLIM_INFINITY else min(hard, launch.file_size)
-            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, size))
         write_id_maps(process.pid, launch.maps, max(0.1, deadline - time.monotonic()))
         try:
             process.stdin.write(b"m")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_agentbox.linux import GUEST
-from jupyter_agentbox.spec import CLAIM_DIR, GUEST_DIR, HOME, HOSTNAME, MIB, WORKSPACE, Limits, SandboxSpec
+from jupyter_agentbox.spec import CLAIM_DIR, GUEST_DIR, HOME, HOSTNAME, MIB, WORKSPACE, SandboxSpec
 
 from .rootfs import has_covers
 
@@ -45,12 +45,17 @@ LAYER_CAPABILITIES = (*ROOT_CAPABILITIES, *MOUNT_CAPABILITIES, "CAP_MKNOD")
 LAYER_DIR = f"{GUEST_DIR}/layer"
 
 
-def make_rlimits(limits: Limits) -> dict[str, int]:
+def make_rlimits(spec: SandboxSpec) -> dict[str, int]:
     """Return the resource limits of all processes inside, by their names without the prefix ``RLIMIT_``.
 
-    In gVisor, ``DATA`` is the size of the heap (brk), which C libraries try to extend when they cannot map memory.
+    In gVisor, ``DATA`` is the size of the heap (brk), which C libraries try to extend when they cannot map memory. Only
+    a private workspace needs ``FSIZE``, because nothing else bounds a file there until it is measured.
     """
-    return {"CORE": 0, "DATA": limits.memory, "FSIZE": limits.disk, "NOFILE": OPEN_FILES, "NPROC": limits.processes}
+    limits = spec.limits
+    found = {"CORE": 0, "DATA": limits.memory, "NOFILE": OPEN_FILES, "NPROC": limits.processes}
+    if spec.workspace is None and spec.layout != "waiting":  # an unclaimed sandbox gets its folder later
+        found["FSIZE"] = limits.disk
+    return found
 
 
 def make_config(
@@ -79,7 +84,7 @@ def make_config(
     user : int
         Inner id of user code.
     """
-    rlimits = make_rlimits(spec.limits)
+    rlimits = make_rlimits(spec)
     guest = {"lease": spec.lease_timeout, "uid": user, "gid": user, "home": HOME, "rlimits": rlimits,
              "memory": spec.limits.memory, "python": spec.python, "path": spec.env.get("PATH", "")}  # fmt: skip
     if spec.layout == "waiting":

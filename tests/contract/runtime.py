@@ -44,6 +44,7 @@ print(json.dumps({
         len(re.findall("^cpu[0-9]", open("/proc/stat").read(), re.M)),
     ],
     "memory": [int(lines["MemTotal"]) * 1024, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), info[4]],
+    "disk": [os.statvfs(path).f_blocks * os.statvfs(path).f_frsize for path in ("/tmp", "/home/user")],
     "available": [int(lines["MemAvailable"]) * 1024, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")],
 }))
 """
@@ -426,12 +427,29 @@ class RuntimeContract:
         assert set(seen["processors"]) == {1}, seen
         assert all(0.8 * limits.memory < size <= limits.memory for size in seen["memory"]), seen
         assert all(0 < size < limits.memory for size in seen["available"]), seen
+        assert set(seen["disk"]) == {limits.disk}, seen
 
-    def test_one_file_cannot_fill_the_disk(self, shared: Box) -> None:
-        for path in ("/tmp/big", "/workspace/big"):
-            said = shared.run(f"dd if=/dev/zero of={path} bs=1M count=70 2>&1; stat -c %s {path}; rm {path}")
-            assert "File too large" in said or "limit" in said, said
-            assert str(64 * MIB) in said
+    def test_files_of_the_work_folder_may_be_large(self, shared: Box) -> None:
+        large = (
+            "import mmap, os\n"
+            "with open('big', 'w+b') as file:\n"
+            " file.seek(3 << 30); file.write(b'x'); file.flush(); print(os.stat('big').st_size)\n"
+            " file.truncate(1 << 40); size = os.stat('big').st_size\n"
+            " view = mmap.mmap(file.fileno(), size); view[900 << 30] = 7; view.flush()\n"
+            " file.seek(900 << 30); print(size, file.read(1))\n"
+            "os.unlink('big')"
+        )
+        assert shared.python(f"import os; os.chdir('/workspace')\n{large}").split("\n")[:2] == [
+            str((3 << 30) + 1),
+            f"{1 << 40} b'\\x07'",
+        ]
+
+    def test_one_file_cannot_fill_the_disk(self, shared: Box, other: Box) -> None:
+        said = shared.run("dd if=/dev/zero of=/tmp/big bs=1M count=70 2>&1; rm /tmp/big")
+        assert "No space left on device" in said, said
+        said = other.run("dd if=/dev/zero of=/workspace/big bs=1M count=70 2>&1; stat -c %s big; rm big")
+        assert "File too large" in said or "limit" in said, said
+        assert str(64 * MIB) in said
 
     def test_usage_shows_what_many_files_take(self, other: Box) -> None:
         before = other.runtime.usage(other.handle, other.directory)

@@ -96,3 +96,23 @@ def test_an_absurd_allocation_raises_memory_error_and_variables_live(server: Ser
         assert "MemoryError" in kernel.execute(line).error, line
     assert kernel.check("print(kept.sum())").strip() == "499500"
     kernel.shutdown()
+
+
+def test_files_of_the_notebooks_folder_may_be_large(server: Server) -> None:
+    kernel = server.notebook("large.ipynb", "agentbox-small")
+    seen = kernel.check(
+        "import mmap, numpy, os\n"
+        "with open('sparse', 'wb') as file: file.seek(3 << 30); file.write(b'x')\n"
+        "array = numpy.memmap('array', mode='w+', shape=(3 << 30,), dtype='u1')\n"
+        "array[-1] = 7; array.flush(); del array\n"
+        "with open('map', 'w+b') as file:\n"
+        "    file.truncate(1 << 40)  # as LMDB does\n"
+        "    view = mmap.mmap(file.fileno(), 1 << 40); view[900 << 30] = 8; view.flush()\n"
+        "    file.seek(900 << 30); print(file.read(1))\n"
+        "print(numpy.memmap('array', dtype='u1')[-1], [os.path.getsize(name) for name in ('sparse', 'array', 'map')])"
+    )
+    assert seen.split("\n")[:2] == ["b'\\x08'", f"7 [{(3 << 30) + 1}, {3 << 30}, {1 << 40}]"]
+    kernel.shutdown()
+    assert (server.env.work / "array").stat().st_size == 3 << 30
+    for name in ("sparse", "array", "map"):
+        (server.env.work / name).unlink()

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jupyter_agentbox.runtimes.oci import CAPABILITIES, COVERS, START, make_config
+from jupyter_agentbox.runtimes.oci import CAPABILITIES, COVERS, START, make_config, make_rlimits
 from jupyter_agentbox.spec import MIB, Limits, SandboxSpec
 
 SPEC = SandboxSpec(limits=Limits(memory=512 * MIB, cpus=1, processes=50, disk=100 * MIB), env={"TOKEN": "canary"})
 USUAL = ["CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_NET_BIND_SERVICE", "CAP_SETGID", "CAP_SETUID"]
 #: What makes the layer has more than what runs afterward.
 FIRST = sorted([*CAPABILITIES, "CAP_MKNOD"])
-RLIMITS = {"CORE": 0, "DATA": 512 * MIB, "FSIZE": 100 * MIB, "NOFILE": 65536, "NPROC": 50}
+RLIMITS = {"CORE": 0, "DATA": 512 * MIB, "NOFILE": 65536, "NPROC": 50, "FSIZE": 100 * MIB}
 
 
 def make(spec: SandboxSpec = SPEC, user: int = 1000) -> dict[str, object]:
@@ -109,7 +109,7 @@ def test_the_first_program_keeps_only_the_guests_capabilities() -> None:
 
 def test_where_entries_are_hidden_they_are_covered_before_the_guest_runs() -> None:
     assert make_start(replace(SPEC, workspace=Path("/w"))) == {**make_start(), "covers": COVERS.read_text()}
-    assert make(replace(SPEC, workspace=Path("/w"), hidden=(), read_only=())) == make()
+    assert make_start(replace(SPEC, workspace=Path("/w"), hidden=(), read_only=())) == make_start()
 
 
 def test_root_inside_adds_only_what_package_managers_need() -> None:
@@ -119,3 +119,10 @@ def test_root_inside_adds_only_what_package_managers_need() -> None:
     process = make(replace(SPEC, is_root=True), 0)["process"]
     assert isinstance(process, dict)
     assert process["noNewPrivileges"] is True
+
+
+def test_only_files_beside_a_private_workspace_have_a_size_limit() -> None:
+    folder = replace(SPEC, workspace=Path("/w"))
+    assert [make_rlimits(spec).get("FSIZE") for spec in (SPEC, folder, replace(SPEC, layout="waiting"))] == [
+        100 * MIB, None, None,
+    ]  # fmt: skip

@@ -131,7 +131,7 @@ class KernelRequest:
     def claim(self) -> Claim:
         """The claim that is sent to the kernel."""
         env = context_env(self.spec) if self.context else self.spec.env
-        return Claim(self.key, self.signature_scheme, env, make_rlimits(self.spec.limits), self.context)
+        return Claim(self.key, self.signature_scheme, env, make_rlimits(self.spec), self.context)
 
 
 class Templates:

@@ -349,7 +349,7 @@ def make_container(
     filter_steps : bytes
         System call filter to set after the user namespace exists.
     """
-    rlimits = oci.make_rlimits(spec.limits)
+    rlimits = oci.make_rlimits(spec)
     if not is_isolated:
         del rlimits["DATA"]  # in Linux, it includes reserved memory
         rlimits["NOFILE"] = MAX_PLAIN_FILES  # gVisor counts this itself; Linux refuses a limit above the engine's own

@@ -36,7 +36,7 @@ from jupyter_agentbox.linux import (
     send_signal,
 )
 from jupyter_agentbox.runtimes import Check, Handle, Runtime, Usage, cgroups, machine, namespaces, oci, rootfs
-from jupyter_agentbox.spec import CLAIM_DIR, GIB, MIB, WORKSPACE, Cause, End, Limits, SandboxSpec, out_of_memory
+from jupyter_agentbox.spec import CLAIM_DIR, WORKSPACE, Cause, End, Limits, SandboxSpec, out_of_memory
 
 from . import import_cache, open_files
 from .open_files import OpenFile, list_open_files
@@ -45,8 +45,6 @@ from .runsc_errors import explain_restore, explain_save
 #: First release that has systrap as the default platform and supports FIFOs of the host.
 MIN_VERSION = 20230904
 INSTALL_REMEDY = "jupyter agentbox setup"
-#: Bytes that gVisor reserves in its memory file for each process.
-PROCESS_ROOM = 16 * MIB
 #: File in a sandbox's directory that exists while the sandbox is paused.
 PAUSED = "paused"
 #: Path of the work folder in /proc, in the view of gVisor's file server, for both layouts.
@@ -321,7 +319,6 @@ class RunscRuntime(Runtime):
                 plan=plan,
                 cgroups=[f"{group}/cgroup.procs" for group in groups],
                 processors=machine.count_processors(spec.limits),
-                file_size=bound_file_size(spec.limits),
             )
             status = namespaces.run(launch, directory / "log", self.start_timeout)
             if status:
@@ -405,17 +402,6 @@ class RunscRuntime(Runtime):
         if status := namespaces.run(namespaces.Launch(command, maps), log, timeout):
             words = namespaces.read_tail(log, 64_000)  # the reason, then gVisor's trace of where it occurred
             raise RuntimeFailed(f"runsc {arguments[0]} failed with status {status}: {words[:600]}")
-
-
-def bound_file_size(limits: Limits) -> int:
-    """Return the size limit for host files of a sandbox.
-
-    gVisor keeps the writable layer in one file and memory in another, and grows both by whole GiB. The layer has a
-    limit of its own, so this is a backstop. Both need one extra step, because used pages are not contiguous. The memory
-    file also needs room for each process, hardly any of which is ever used: gVisor panics if it has none.
-    """
-    largest = max(limits.disk, limits.memory + limits.processes * PROCESS_ROOM)
-    return (-(-largest // GIB) + 1) * GIB
 
 
 @functools.lru_cache(maxsize=8)
