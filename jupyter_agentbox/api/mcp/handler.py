@@ -56,6 +56,18 @@ async def close_endpoints(settings: dict[str, Any]) -> None:
         await found.aclose()
 
 
+class _Message(msgspec.Struct):
+    method: str = ""
+
+
+def _is_opening(body: bytearray) -> bool:
+    """Return whether a request opens a session. One that names an old session, such as before a restart, does too."""
+    try:
+        return msgspec.json.decode(body, type=_Message).method == "initialize"
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+
+
 @web.stream_request_body
 class MCPHandler(TokenMixin, APIHandler):
     """Handler of the MCP endpoint."""
@@ -157,6 +169,9 @@ class MCPHandler(TokenMixin, APIHandler):
             principal = f"token {self.scope.id}"
         else:
             principal = f"user {(await caller_of(self)).name}"
+        dropped = {"authorization", "cookie"}
+        if _is_opening(self._body):
+            dropped.add("mcp-session-id")
         scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -171,7 +186,7 @@ class MCPHandler(TokenMixin, APIHandler):
             "headers": [
                 (name.lower().encode("latin-1"), value.encode("latin-1", "replace"))
                 for name, value in self.request.headers.get_all()
-                if name.lower() not in ("authorization", "cookie")
+                if name.lower() not in dropped
             ],
             "client": None,
             "server": None,

@@ -255,6 +255,29 @@ def test_what_is_long_or_silent_tells_that_it_goes_on(endpoint: Endpoint, box: s
     endpoint.run(test, mode=mode)
 
 
+def test_a_dead_session_is_unknown_and_a_new_one_can_begin(endpoint: Endpoint, box: str) -> None:
+    headers = {
+        "Authorization": f"Bearer {endpoint.server.token}",
+        "Accept": "application/json, text/event-stream",
+        "Mcp-Session-Id": "0123456789abcdef0123456789abcdef",
+    }
+
+    def post(method: str, params: dict[str, Any]) -> requests.Response:
+        message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        return requests.post(endpoint.url, json=message, headers=headers, timeout=60)
+
+    assert post("tools/list", {}).status_code == 404
+    begun = post(
+        "initialize",
+        {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},
+    )
+    assert begun.status_code == 200
+    assert begun.headers["Mcp-Session-Id"] != headers["Mcp-Session-Id"]
+    headers["Mcp-Session-Id"] = begun.headers["Mcp-Session-Id"]
+    assert requests.delete(endpoint.url, headers=headers, timeout=60).status_code == 200
+    assert post("tools/list", {}).status_code == 404
+
+
 def test_large_images_are_reduced_and_saved_in_full(endpoint: Endpoint, box: str) -> None:
     noise = (
         "import numpy\nfrom PIL import Image\nfrom IPython.display import display\n"

@@ -15,7 +15,7 @@ import pytest
 import requests
 from mcp import Client, StdioServerParameters
 from support.harness import BIN, Env, wait_until
-from support.mcp_client import Endpoint, text_of, upload_in_parts
+from support.mcp_client import MODES, Endpoint, text_of, upload_in_parts
 
 from jupyter_agentbox.api.mcp.forward import address_of
 from jupyter_agentbox.errors import InvalidRequest
@@ -139,6 +139,30 @@ def test_it_passes_on_to_a_server(env: Env, endpoint: Endpoint, box: str) -> Non
 
     url = endpoint.server.url("")
     run(env, test, "--url", url, mode="2026-07-28", JUPYTER_AGENTBOX_TOKEN=endpoint.server.token)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_it_connects_again_after_the_server_has_restarted(env: Env, mode: str) -> None:
+    sandbox = {"sandbox": "kept"}
+    options = ("--Policy.lease_timeout=120",)
+
+    def restart() -> None:
+        server.process.kill()
+        server.process.wait(60)
+        with server.log.open("a") as log:
+            server.process = env.spawn(*server.command("lab", options), stdout=log)
+        server.wait_ready()
+
+    async def test(client: Client) -> None:
+        assert not (await client.call_tool("create_sandbox", {"id": "kept"})).is_error
+        assert not (await client.call_tool("run_code", {**sandbox, "code": "x = 1"})).is_error
+        await asyncio.to_thread(restart)
+        assert text_of(await client.call_tool("run_code", {**sandbox, "code": "x"})) == "1"
+        assert "bash" in {tool.name for tool in (await client.list_tools()).tools}
+        await client.call_tool("stop_sandbox", sandbox)
+
+    with env.server("lab", *options) as server:
+        run(env, test, "--url", server.url(""), mode=mode, JUPYTER_AGENTBOX_TOKEN=server.token)
 
 
 def test_a_server_that_refuses_is_told(env: Env, endpoint: Endpoint) -> None:
