@@ -474,14 +474,22 @@ class Gate:
             return wire.NOERROR, "127.0.0.1" if is_address_query else None, [], None
         if shown.endswith(".arpa"):
             return wire.NXDOMAIN, None, [], None  # reverse lookups and the like; the gate has no data for them
+        record = {wire.TYPE_SRV: "SRV", wire.TYPE_TXT: "TXT"}.get(query.type)
+        asked = wire.service_host(query.name) if record else query.name
         try:
-            name = normal_name(query.name)
+            name = normal_name(asked)
             ports = ports_of(name, self._grant)[: wire.MAX_LISTENERS]
         except ValueError:
-            name, ports = printable(query.name), ()
+            name, ports = printable(asked), ()
         if not ports:
             sentence = explain_refusal(name, 0, self._grant)
             return wire.NXDOMAIN, None, [], Refused(sentence, 403, name, 0, {"via": "dns"})
+        if record:
+            sentence = (
+                f"{record} records of {name} are not available: sandboxes look up addresses only; "
+                "give the program host names and ports instead, such as mongodb://HOST:27017"
+            )
+            return wire.NOERROR, None, [], Refused(sentence, 403, name, 0, {"via": "dns", "type": record})
         if not is_address_query:
             return wire.NOERROR, None, [], None
         address = self._address_of(name)

@@ -187,7 +187,7 @@ def socks_reply(code: int) -> bytes:
 # -- DNS ------------------------------------------------------------------------------------------
 
 NOERROR, FORMERR, NXDOMAIN, NOTIMP, REFUSED = 0, 1, 3, 4, 5
-TYPE_A = 1
+TYPE_A, TYPE_TXT, TYPE_SRV = 1, 16, 33
 _CLASS_IN = 1
 #: Seconds for which programs may cache an answer.
 DNS_TTL = 10
@@ -255,6 +255,12 @@ def dns_query(packet: bytes) -> DnsQuery | None:
     kind, klass = struct.unpack_from(">HH", packet, position)
     question = packet[12 : position + 4]
     return DnsQuery(ident, flags, ".".join(labels), kind, question, NOERROR if klass == _CLASS_IN else REFUSED)
+
+
+def service_host(name: str) -> str:
+    """Return the host of a service's name, ``_service._protocol.host``; any other name unchanged."""
+    labels = name.split(".", 2)
+    return labels[2] if len(labels) == 3 and labels[0][:1] == labels[1][:1] == "_" else name
 
 
 def dns_answer(query: DnsQuery, code: int, address: str | None = None) -> bytes:

@@ -201,6 +201,22 @@ def test_what_is_not_is_refused_and_named(kernel: KernelClient, code: str, words
     assert all(word in said.text for word in words), said.text
 
 
+def test_a_service_record_is_refused_with_a_sentence(kernel: KernelClient, server: Server, site: Site) -> None:
+    path = narrow(server, kernel, site)
+    said = kernel.execute(
+        "labels = b''.join(bytes([len(x)]) + x.encode() for x in ('_mongodb', '_tcp', *site.split('.')))\n"
+        "query = b'\\1\\2\\1\\0\\0\\1\\0\\0\\0\\0\\0\\0' + labels + b'\\0\\0\\x21\\0\\1'\n"
+        "resolver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); resolver.settimeout(60)\n"
+        "resolver.sendto(query, ('127.0.0.1', 53)); answer = resolver.recv(999); resolver.close()\n"
+        "import time; time.sleep(1)\nprint(answer[3] & 15, answer[7])"
+    )
+    sentence = f"SRV records of {SITE} are not available"
+    assert said.text == "0 0\n", said
+    assert sentence in said.notices
+    rows = server.call("GET", f"api/agentbox{path}/egress/log?limit=1000")["rows"]
+    assert any(sentence in (row.get("reason") or "") for row in rows)
+
+
 #: Servers of the sandbox's own, and each program's way to ask them.
 OWN_SERVERS = """\
 import http.server, threading

@@ -533,12 +533,28 @@ def test_a_denied_name_is_answered_at_once_and_asked_of_nobody(make_box: MakeBox
     assert ask(box, dns_packet("1.0.64.127.in-addr.arpa", 12))[3] & 15 == 3
     assert ask(box, dns_packet("localhost"))[-4:] == b"\x7f\0\0\x01"
     assert box.world.lookups == []
-    assert {r.host for r in box.wait_rows(6, is_allowed=False)} == {
+    assert {r.host for r in box.wait_rows(25, is_allowed=False)} == {
         "secret.attacker.test",
         "b.example",
         "a.example.evil",
         "_x.secret",
+        "a.example",  # its TXT records
     }
+
+
+@pytest.mark.parametrize("hosts", ["c0.db.example:27017", "*.db.example:27017"])
+def test_service_records_of_an_allowed_name_are_refused_with_a_way_out(make_box: MakeBox, hosts: str) -> None:
+    box = make_box(hosts)
+    for name, kind, record in (("_mongodb._tcp.c0.db.example", 33, "SRV"), ("c0.db.example", 16, "TXT")):
+        answer = ask(box, dns_packet(name, kind))
+        assert (answer[3] & 15, answer[6:8]) == (0, b"\0\0")
+        until(lambda record=record: bool(box.refusals) and box.refusals[-1][2].startswith(record))
+        host, _, sentence = box.refusals[-1]
+        assert (host, "mongodb://HOST:27017" in sentence) == ("c0.db.example", True)
+    assert [row.detail["type"] for row in box.wait_rows(2, is_allowed=False)] == ["SRV", "TXT"]
+    assert ask(box, dns_packet("_mongodb._tcp.other.example", 33))[3] & 15 == 3
+    until(lambda: box.refusals[-1][2].startswith("other.example is not allowed"))
+    assert box.world.lookups == []
 
 
 def test_malformed_queries_harm_nothing(make_box: MakeBox) -> None:

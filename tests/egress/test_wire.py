@@ -512,3 +512,10 @@ def test_a_refusal_is_one_well_formed_response(text: str) -> None:
     assert head.startswith(b"HTTP/1.1 403 agentbox: ")
     assert len(head.split(b"\r\n")) == 6
     assert f"Content-Length: {len(body)}".encode() in head
+
+
+@given(st.text(max_size=80))
+def test_a_services_host_is_what_follows_two_underscored_labels(name: str) -> None:
+    assert wire.service_host(f"_{name.replace('.', '')}._tcp.a.example") == "a.example"
+    found = wire.service_host(name)
+    assert found == name or (name.startswith("_") and name.endswith("." + found) and name.count(".") >= 2)
