@@ -62,6 +62,7 @@ def kernel_environment(
     limits: Limits,
     bin_dirs: Sequence[str] = (),
     is_visible: Callable[[str], bool] = lambda path: False,
+    has_locale: Callable[[str], bool] = lambda name: True,
     passthrough: Iterable[str] = (),
     request: Mapping[str, str] | None = None,
     templates: Mapping[str, str] | None = None,
@@ -83,6 +84,8 @@ def kernel_environment(
         Directories inside that come first on PATH.
     is_visible : callable
         Whether a host path can be read inside. A certificate variable with another path is left out.
+    has_locale : callable
+        Whether a locale exists inside. Others become ``C.UTF-8``, because programs warn of them or fall back to ASCII.
     passthrough : iterable of str
         Names that the administrator passes on from the host or the launch request.
     request : mapping, optional
@@ -119,7 +122,10 @@ def kernel_environment(
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "OMP_NUM_THREADS": str(max(1, min(os.cpu_count() or 1, math.ceil(limits.cpus)))),
     }
-    env.update((name, value) for name, value in host.items() if name in _HOST_NAMES or _LOCALE.fullmatch(name))
+    env.update((name, value) for name, value in host.items() if name in _HOST_NAMES or name == "LANGUAGE")
+    for name, value in host.items():
+        if name != "LANGUAGE" and _LOCALE.fullmatch(name):
+            env[name] = value if not value or has_locale(value) else "C.UTF-8"
     if not any(env.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG")):
         env["LANG"] = "C.UTF-8"
     env.update((name, host[name]) for name in _CERTIFICATE_NAMES if host.get(name) and is_visible(host[name]))

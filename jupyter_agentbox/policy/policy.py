@@ -43,6 +43,7 @@ from .environment import bin_dirs, environment_mounts, is_visible, kernel_enviro
 from .folders import check_mount, check_workspace, is_beneath, private_directories
 from .images import check_python, use_image
 from .languages import find_kernels, is_kernels_python
+from .locales import has_locale
 from .profiles import (
     PROFILE_KEYS,
     REQUEST_KEYS,
@@ -586,6 +587,7 @@ class Policy(LoggingConfigurable):
                 limits=limits,
                 bin_dirs=bin_dirs(executable) if profile.root is None else (),
                 is_visible=lambda path: is_visible(path, profile.root, mounts),
+                has_locale=lambda name: has_locale(name, profile.root),
                 passthrough=self.env_passthrough,
                 request=launch_env,
                 templates=kernelspec_env,

@@ -110,6 +110,22 @@ def test_what_is_wrong_is_one_line_and_a_status(env: Env) -> None:
         assert words in ran.err
 
 
+def test_the_locale_and_the_time_zone_of_the_host_work_inside(env: Env) -> None:
+    code = (
+        "import locale, subprocess, sys, time, zoneinfo\nlocale.setlocale(locale.LC_ALL, '')\n"
+        "print('\\xe9', sys.stdout.encoding, locale.getpreferredencoding(), time.tzname[0])\n"
+        "print(zoneinfo.ZoneInfo('Europe/Berlin'))\nsubprocess.run(['bash', '-c', 'true'])\n"
+        "subprocess.run(['perl', '-e1'])"
+    )
+    host = {"LANG": "xx_XX.UTF-8", "LC_ALL": "xx_XX.UTF-8", "TZ": "Europe/Berlin", "PYTHONIOENCODING": "utf-8"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in host.items():
+            patch.setitem(env.variables, name, value)
+        ran = run(env, "run", "--offline", "-c", code)
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out.lower() == "\xe9 utf-8 utf-8 cet\neurope/berlin\n"
+
+
 def test_a_flood_of_output_and_progress_bars_come_as_they_are(env: Env) -> None:
     code = (
         "import sys\nfor i in range(60000): print('step', i, 'x' * 20)\n"
