@@ -14,6 +14,7 @@ nothing for a while.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import importlib
 import inspect
@@ -25,8 +26,9 @@ import select
 import selectors
 import signal
 import socket
+import threading
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import zmq
@@ -154,7 +156,11 @@ class Owners:
 
 
 def embed(kernel_class: type) -> type:
-    """Return a kernel class that writes a cell's messages in two batches: before it runs, and after."""
+    """Return a kernel class for the embedded driver.
+
+    It writes a cell's messages in two batches: before it runs, and after. Cells remain interruptible whatever code does
+    with signal handlers, and with requests that arrive while a cell runs.
+    """
 
     trait = kernel_class.class_traits().get("debugger_class")  # type: ignore[attr-defined]
 
@@ -162,13 +168,21 @@ def embed(kernel_class: type) -> type:
         if trait is not None and trait.default_value == DEBUGGER:
             debugger_class = Debugger
 
+        #: Future of the running cell, if the cell awaits something.
+        _awaited: asyncio.Future[Any] | None = None
+
         @functools.wraps(kernel_class.dispatch_shell)  # type: ignore[attr-defined]
         async def dispatch_shell(self, *args: Any, **kwargs: Any) -> None:
+            is_main = threading.current_thread() is threading.main_thread()
+            # A request may be handled within a cell, and must not replace what the cell's end restores.
+            handler = getattr(self, "saved_sigint_handler", None)
             self._sender.hold()
             try:
                 await super().dispatch_shell(*args, **kwargs)
             finally:
                 self._sender.release()
+                if is_main:
+                    self.saved_sigint_handler = handler
 
         @functools.wraps(kernel_class.should_handle)  # type: ignore[attr-defined]
         def should_handle(self, stream: Any, msg: Any, idents: Any) -> Any:
@@ -179,13 +193,65 @@ def embed(kernel_class: type) -> type:
         @functools.wraps(kernel_class.do_execute)  # type: ignore[attr-defined]
         async def do_execute(self, *args: Any, **kwargs: Any) -> Any:
             is_held = self._sender.release()
+            is_main = threading.current_thread() is threading.main_thread()
+            # Libraries that postpone cells run them without ipykernel's hook, which makes them interruptible.
+            is_ignored = is_main and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            if is_ignored:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
             try:
                 result = super().do_execute(*args, **kwargs)
                 return await result if inspect.isawaitable(result) else result
             finally:
+                if is_ignored:
+                    signal.signal(signal.SIGINT, signal.SIG_IGN)
                 if is_held:
                     self._sender.hold()
 
+        @contextlib.contextmanager
+        def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Iterator[None]:
+            """Cancel a cell that awaits something at SIGINT.
+
+            ipykernel's handler only queues the cancellation, and the event loop sleeps on. Python's own way to wake it,
+            ``signal.set_wakeup_fd``, does not last: asyncio resets it with the last handler that a program removes.
+            """
+            loop = asyncio.get_running_loop()
+            with super()._cancel_on_sigint(future):
+                queue_cancellation: Any = signal.getsignal(signal.SIGINT)
+
+                def cancel(*args: Any) -> None:
+                    queue_cancellation(*args)
+                    loop.call_soon_threadsafe(lambda: None)
+
+                signal.signal(signal.SIGINT, cancel)
+                self._awaited = future
+                try:
+                    yield
+                finally:
+                    self._awaited = None
+
+        def cancel_awaited(self) -> None:
+            """Cancel the running cell, if it awaits something."""
+            if self._awaited is not None:
+                self._awaited.cancel()
+
+    if "shell_channel_thread" in kernel_class.class_trait_names():  # type: ignore[attr-defined]
+
+        class WithSubshells(Embedded):
+            @property
+            def _main_asyncio_lock(self) -> Any:
+                return self._shell_lock
+
+            @_main_asyncio_lock.setter
+            def _main_asyncio_lock(self, lock: Any) -> None:
+                # jupyter-ui-poll replaces the lock, to handle events within a cell. That needs no replacement here.
+                if isinstance(lock, asyncio.Lock):
+                    self._shell_lock = lock
+
+            async def do_one_iteration(self) -> None:
+                """Handle the comm messages that have arrived, although a cell runs. Cells run after it."""
+                await self.shell_channel_thread.handle_comms()
+
+        Embedded = WithSubshells  # type: ignore[misc]
     Embedded.__name__, Embedded.__qualname__ = kernel_class.__name__, kernel_class.__qualname__
     Embedded.__module__ = kernel_class.__module__
     return Embedded
@@ -281,16 +347,6 @@ class EmbeddedApp(IPKernelApp):
         loop: Any = self.shell_socket.io_loop.asyncio_loop
         loop.call_soon_threadsafe(self.shell_socket.receiver.on_message, frames)
 
-    def init_signal(self) -> None:
-        super().init_signal()
-        # Otherwise an interrupt of a cell that awaits something has no effect: its handler asks the loop, which sleeps.
-        self._woken, writer = socket.socketpair()
-        for sock in (self._woken, writer):
-            sock.setblocking(False)
-        loop: Any = self.shell_socket.io_loop.asyncio_loop
-        loop.add_reader(self._woken, self._woken.recv, 4096)
-        signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
-
     def init_heartbeat(self) -> None:
         """Do nothing: the front on the host answers heartbeats."""
 
@@ -337,6 +393,28 @@ class EmbeddedApp(IPKernelApp):
         if isinstance(kernel.shell_channel_thread if "shell_channel_thread" in names else None, Shells):
             kernel.shell_channel_thread.kernel = kernel
         self.displayhook.get_execution_count = lambda: kernel.execution_count
+
+    def start(self) -> None:
+        """Run the kernel until it is shut down.
+
+        Code may make SIGINT raise KeyboardInterrupt in the event loop, for example by removing its own handler.
+        ipykernel exits then, and all variables are lost.
+        """
+        if self.subapp is not None or self.trio_loop:
+            super().start()
+            return
+        if self.poller is not None:
+            self.poller.start()
+        self.kernel.start()
+        self.io_loop = IOLoop.current()
+        is_interrupted = True
+        while is_interrupted:
+            is_interrupted = False
+            try:
+                self.io_loop.start()
+            except KeyboardInterrupt:
+                is_interrupted = True
+                self.kernel.cancel_awaited()
 
     def close(self) -> None:
         self.reset_io()

@@ -67,6 +67,9 @@ class Package(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name == "write_connection_file":  # the only name that ipykernel uses of the package itself
             return getattr(importlib.import_module(f"{self.__name__}.connect"), name)
+        if not name.startswith("_") and importlib.util.find_spec(f"{self.__name__}.{name}"):
+            # One module may ask for another while it is imported itself. Loading the package would import it once more.
+            return importlib.import_module(f"{self.__name__}.{name}")
         is_asked_of_all = name.startswith("__") and name not in ("__all__", "__version__")
         with _lock:
             if self._is_loading or is_asked_of_all:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
 import json
 import threading
 import uuid
@@ -74,6 +75,36 @@ class Shells:
                 message = self.kernel.session.deserialize(rest, content=False, copy=False)
                 self.kernel._send_unknown_subshell_reply(idents, message, UnknownSubshellError(str(subshell_id)))
 
+    async def handle_comms(self) -> None:
+        """Handle the comm messages for the main shell that have arrived, although it runs a cell. Deliver the others.
+
+        Code calls this through ``do_one_iteration``, also from another thread while a cell blocks the main one.
+        """
+        comms = []
+        for frames in self.shell_stream.receiver.take():
+            if self._is_main_comm(frames):
+                comms.append(frames)
+            else:
+                self.route(frames)
+        for frames in comms:
+            await self._handle_within_cell(frames)
+
+    async def _handle_within_cell(self, frames: list[Frame]) -> None:
+        """Handle a message while a cell runs, as ipykernel 7.4 handles comm messages."""
+        kernel = self.kernel
+        options = {"concurrent": True} if "concurrent" in inspect.signature(kernel.dispatch_shell).parameters else {}
+        ident, parent = kernel._parent_ident["shell"], kernel.get_parent("shell")
+        try:
+            await asyncio.create_task(kernel.dispatch_shell(frames, **options))  # in a context of its own
+        finally:
+            kernel.set_parent(ident, parent, channel="shell")
+
+    def _is_main_comm(self, frames: list[Frame]) -> bool:
+        with contextlib.suppress(ValueError, IndexError, KeyError, TypeError, AttributeError):
+            header = json.loads(frames[frames.index(DELIMITER) + 2])  # type: ignore[arg-type]
+            return header["msg_type"].startswith("comm_") and self._addressee(frames) is None
+        return False
+
     def _addressee(self, frames: list[Frame]) -> Any:
         start = frames.index(DELIMITER)  # type: ignore[arg-type]
         header = json.loads(frames[start + 2])
@@ -99,7 +130,11 @@ class Shells:
 
     def _start(self, loop: Any, subshell_id: str | None, frames: list[Frame], context: Any) -> None:
         assert self._handle is not None
-        start_task(loop, self._handle(subshell_id, frames), context)
+        if subshell_id is None and self.kernel._main_asyncio_lock.locked() and self._is_main_comm(frames):
+            work = self._handle_within_cell(frames)
+        else:
+            work = self._handle(subshell_id, frames)
+        start_task(loop, work, context)
 
     # -- what ipykernel calls on the manager -------------------------------------------------
 

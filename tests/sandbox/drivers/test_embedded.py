@@ -288,6 +288,10 @@ def test_the_debugger_is_loaded_when_somebody_debugs(client: Client) -> None:
 
 def test_the_client_is_loaded_when_somebody_wants_it(client: Client) -> None:
     assert client.run("import sys; import jupyter_client.session; 'jupyter_client.manager' in sys.modules") == "False"
+    # A module of it that needs others, before the package itself.
+    assert client.run("from jupyter_client.manager import AsyncKernelManager; AsyncKernelManager.__name__") == (
+        "'AsyncKernelManager'"
+    )
     assert client.run("from jupyter_client import *; KernelManager.__module__") == "'jupyter_client.manager'"
     assert client.run("import jupyter_client; jupyter_client.KernelManager is KernelManager, type(jupyter_client)") == (
         "(True, module)"
