@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 
-from . import zmtp
+from . import child_kernels, zmtp
 from .framing import pack_json
 from .loop import Loop, Stream
 from .outbox import Outbox
@@ -92,6 +92,8 @@ class Kernel:
             env = {**env, "AGENTBOX_EMBEDDED": ",".join(EMBEDDED_MODULES)}
             stdio = self._open_embedded(has_cache=not processes.has_started)
         self.channels: dict[str, Channel] = {}
+        self._plain_argv = header.get("plain_argv", header["argv"])
+        child_kernels.offer(header.get("kernel_name", ""), self._plain_argv)
         self.attach(stream)
         try:
             self._process = processes.spawn(
@@ -187,6 +189,8 @@ class Kernel:
                 flags = os.O_WRONLY if name in WRITTEN_FIFOS else os.O_RDONLY
                 fds.append(os.open(f"{LINK_DIR}/{request['fifos']}-{name}", flags | os.O_NONBLOCK))
             claim = {"claim": request["claim"]} if request.get("claim") else {}
+            if claim:
+                child_kernels.offer(request["claim"].get("kernel_name", ""), self._plain_argv)
             self._order({"taken": request["taken"], "room": request["room"], **claim}, fds)
         except OSError:
             pass  # that owner has disconnected, and the next one will ask again

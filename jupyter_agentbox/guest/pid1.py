@@ -12,6 +12,7 @@ import os
 import signal
 
 from .call_filter import install_filter
+from . import child_kernels, own_pip
 from .connect import open_connection
 from .egress import Egress
 from .jobs import Job, open_job
@@ -20,7 +21,6 @@ from .load import open_load
 from .lookup import open_lookup
 from .loop import Link, Loop, Stream
 from .memory import open_memory
-from .own_pip import provide
 from .processes import Processes
 
 TYPE_CHECKING = False
@@ -95,7 +95,8 @@ class Guest:
     def _stream_opened(self, stream: Stream) -> None:
         kind = stream.header.get("kind")
         if kind in ("process", "kernel") and self._python[0]:
-            provide(*self._python)
+            own_pip.provide(*self._python)
+            child_kernels.provide(self._python[0])
             self._python = "", ""
         if kind in ("process", "stdin"):
             open_job(self.loop, self.processes, self.jobs, stream)

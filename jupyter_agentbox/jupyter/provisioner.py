@@ -12,6 +12,7 @@ provisioner has no settings of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import re
@@ -28,6 +29,9 @@ from typing import Any
 from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
+from jupyter_core.utils import ensure_async
+from jupyter_server.utils import to_os_path
+from tornado.web import HTTPError
 
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, PolicyRefused
 from jupyter_agentbox.kernels.sandboxed_kernel import SandboxedKernel
@@ -110,8 +114,9 @@ class AgentboxProvisioner(KernelProvisionerBase):
         is_same = kwargs.get("cwd") == self._launch.get("cwd")
         self._launch = dict(kwargs)
         if before is not None:
+            place = await self._follow_notebook(before) if is_same else None
             try:
-                self._spec = await asyncio.to_thread(self._resolve, policy, before if is_same else None, before)
+                self._spec = await asyncio.to_thread(self._resolve, policy, place, before)
             except AgentboxError as error:
                 assert self._sandboxed is not None
                 await LinkThread.instance().run(self._sandboxed.refuse(f"the kernel was not restarted: {error}"))
@@ -184,6 +189,23 @@ class AgentboxProvisioner(KernelProvisionerBase):
     @property
     def _root_directory(self) -> str:
         return str(getattr(self._kernels, "root_dir", ""))
+
+    async def _follow_notebook(self, before: SandboxSpec) -> SandboxSpec:
+        """Return the previous spec, with the notebook's current folder if the previous one no longer exists.
+
+        JupyterLab tells the server when it renames or moves an open notebook or a folder that contains one. Policy is
+        asked about the folder as at a first start.
+        """
+        sessions = getattr(getattr(self._kernels, "parent", None), "session_manager", None)
+        if before.workspace is None or before.workspace.is_dir() or sessions is None or not self._root_directory:
+            return before
+        with contextlib.suppress(HTTPError):  # the kernel has no session
+            session = await ensure_async(sessions.get_session(kernel_id=self.kernel_id))
+            folder = Path(to_os_path(session["path"], self._root_directory)).parent
+            if folder.is_dir():
+                self.log.info("kernel %s: %s no longer exists, so it uses %s", self.kernel_id, before.workspace, folder)
+                return dataclasses.replace(before, workspace=folder)
+        return before
 
     def _resolve_same_folder(self, policy: Policy, resolve: Resolve, folder: Path | None) -> SandboxSpec:
         """Resolve with the previous sandbox's work folder. A different folder would look empty, and files be lost."""
@@ -378,7 +400,8 @@ class AgentboxProvisioner(KernelProvisionerBase):
             raise
         except AgentboxError as error:
             self.log.warning("kernel %s could not be adopted, and a new one starts: %s", self.kernel_id, error)
-            self._spec = await asyncio.to_thread(self._resolve, self._policy, record.spec, record.spec)
+            place = await self._follow_notebook(record.spec)
+            self._spec = await asyncio.to_thread(self._resolve, self._policy, place, record.spec)
         return None
 
     async def _take_parked(self, sandboxed: SandboxedKernel) -> dict[str, Any] | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 
+import nbformat
 import pytest
 from support.harness import Env, KernelClient, Server
+from support.notebooks import read
 from support.waiting import scaled
 
 #: What a cell does before, and what the next one waits in.
@@ -91,3 +94,28 @@ def test_a_click_arrives_while_a_cell_runs_and_the_next_cell_waits(kernel: Kerne
     assert "clicks 1\n" in kernel.finish(first).text
     assert kernel.finish(second).text == "then 1\n"
     assert kernel.check("print(clicks[1:])") == "['next']\n"
+
+
+@pytest.mark.parametrize("name", ["agentbox", "mine"])
+def test_a_notebook_runs_notebooks_that_were_saved_with_its_kernel(server: Server, name: str) -> None:
+    folder = server.env.data / "kernels" / "mine"
+    folder.mkdir(parents=True, exist_ok=True)
+    stanza = {"provisioner_name": "agentbox-provisioner", "config": {}}
+    argv = ["python", "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    spec = {"argv": argv, "display_name": "Mine", "language": "python", "metadata": {"kernel_provisioner": stanza}}
+    (folder / "kernel.json").write_text(json.dumps(spec))
+    book = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell("import os\nx = 'child'\nprint(x, os.getppid() > 0, os.getcwd())")],
+        metadata={"kernelspec": {"name": name, "display_name": "Sandboxed", "language": "python"}},
+    )
+    work = server.env.work / f"nested {name}"
+    work.mkdir()
+    nbformat.write(book, work / "child.ipynb")
+    nbformat.write(nbformat.v4.new_notebook(), work / "parent.ipynb")
+    parent = server.notebook(f"{work.name}/parent.ipynb", name)
+    parent.check("import papermill\npapermill.execute_notebook('child.ipynb', 'out.ipynb', progress_bar=False)")
+    assert read(work / "out.ipynb").strip() == "child True /workspace"
+    if name == "mine":
+        parent.check("!jupyter execute --output=again child.ipynb")
+        assert read(work / "again.ipynb") == read(work / "out.ipynb")
+    parent.shutdown()

@@ -157,6 +157,28 @@ def test_a_restart_in_a_folder_that_was_renamed_is_refused_and_says_so(
     assert not list(server.env.base.rglob("lost.csv"))
 
 
+@pytest.mark.parametrize("how", ENDS)
+def test_a_restart_follows_a_notebook_whose_folder_was_renamed_in_jupyter(
+    crashed: tuple[Server, dict[str, Started]], how: str
+) -> None:
+    server = crashed[0]
+    before = open_notebook(server, f"followed {how}")
+    client = before.connect(server)
+    found = [item for item in server.call("GET", "api/sessions") if item["kernel"]["id"] == client.id]
+    new = f"new name {how}"
+    server.call("PATCH", f"api/contents/{before.folder.name}", {"path": new})
+    server.call("PATCH", f"api/sessions/{found[0]['id']}", {"path": f"{new}/book.ipynb"})  # as JupyterLab does
+    if how == "died":
+        assert client.execute("import os; os._exit(1)").death == "restarting"
+        wait_until(lambda: client.execute("1").reply.get("status") == "ok", 60, "it was restarted by itself")
+    else:
+        client.restart()
+    assert client.check("import os; print(os.listdir())") == "['book.ipynb']\n"
+    client.check("open('result.csv', 'w').write('1')")
+    assert (server.env.work / new / "result.csv").exists()
+    assert not before.folder.exists()
+
+
 def test_a_first_start_in_a_folder_that_is_not_there_says_that_files_will_be_lost(agentbox_env: Env) -> None:
     program = (
         "from jupyter_client.manager import start_new_kernel\n"

@@ -131,7 +131,8 @@ class KernelRequest:
     def claim(self) -> Claim:
         """The claim that is sent to the kernel."""
         env = context_env(self.spec) if self.context else self.spec.env
-        return Claim(self.key, self.signature_scheme, env, make_rlimits(self.spec), self.context)
+        rlimits = make_rlimits(self.spec)
+        return Claim(self.key, self.signature_scheme, env, rlimits, self.context, kernel_name=self.spec.kernel_name)
 
 
 class Templates:

@@ -112,6 +112,8 @@ class Kernel:
         self._open(
             {
                 "argv": [part.replace("{connection_file}", connection_file) for part in prepared],
+                "plain_argv": list(argv),
+                "kernel_name": self.sandbox.spec.kernel_name,
                 "env": dict(env),
                 "cwd": cwd,
                 "connection": {**connection, "transport": transport},

@@ -74,6 +74,8 @@ class Claim:
         The kernel's resource limits, not above its current ones. Names are without the prefix.
     context : str
         Name of the code context that the kernel serves; empty for a notebook's kernel.
+    kernel_name : str
+        Name of the kernelspec.
     """
 
     key: str
@@ -81,6 +83,7 @@ class Claim:
     env: Mapping[str, str]
     rlimits: Mapping[str, int]
     context: str = ""
+    kernel_name: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the part that is sent to the kernel, as a JSON-compatible value."""
@@ -89,6 +92,7 @@ class Claim:
             "signature_scheme": self.signature_scheme,
             "env": dict(self.env),
             "rlimits": dict(self.rlimits),
+            "kernel_name": self.kernel_name,
         }
 
 
