@@ -48,6 +48,7 @@ EMBEDDED_MODULES = (
     "embedded_claim",
     "embedded_streams",
     "embedded_shells",
+    "embedded_waits",
     "embedded",
 )
 LINK_DIR = "/run/agentbox/link"
@@ -75,6 +76,7 @@ class Kernel:
         self._events = Outbox(OUTBOX_LIMIT, lambda: None)
         self._loop = loop
         self._orders: socket.socket | None = None
+        self._on_waits: Callable[[int], object] = lambda count: None
         self._processes = processes
         self._mark = processes.new_mark()
         header = stream.header
@@ -205,15 +207,32 @@ class Kernel:
         except OSError:
             pass  # the kernel is exiting or does not read its orders
 
+    def count_waits(self, on_answer: Callable[[int], object]) -> None:
+        """Ask an embedded kernel what it waits for while it is idle. There may be no answer; other kernels wait for 0.
+
+        Parameters
+        ----------
+        on_answer : callable
+            Called with the number of its pending timers and of threads that wake up by themselves.
+        """
+        if self._orders is None:
+            on_answer(0)
+        else:
+            self._on_waits = on_answer
+            self._order({"count_waits": True}, [])
+
     def _order_done(self) -> None:
         assert self._orders is not None
         try:
-            data = self._orders.recv(16)
+            data = self._orders.recv(64)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        if data:
+        if data.startswith(b'{"waits": '):
+            count = data[10:-1]
+            self._on_waits(int(count) if count.isdigit() else 1)
+        elif data:
             self._report(event="hung up")
         else:
             self._loop.watch(self._orders.fileno())

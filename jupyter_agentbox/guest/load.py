@@ -6,6 +6,12 @@ import os
 
 from .loop import LinkDown, Loop, Stream
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .kernels import Kernel
+
 #: Seconds over which processor time is measured.
 INTERVAL = 1.0
 
@@ -28,14 +34,24 @@ def measure(kernels: set[int]) -> tuple[int, int]:
     return others, ticks
 
 
-def open_load(loop: Loop, stream: Stream, kernels: set[int]) -> None:
-    """Answer with one JSON object: ``others`` (processes) and ``ticks`` (used by all in the next second)."""
-    _, before = measure(kernels)
+def open_load(loop: Loop, stream: Stream, kernels: Iterable[Kernel]) -> None:
+    """Answer with one JSON object.
+
+    ``others`` is the number of processes besides kernels, ``ticks`` what all use in the next second, and ``waits`` the
+    number of timers and threads that kernels wait for. A kernel that does not answer waits for one.
+    """
+    kernels = list(kernels)
+    pids = {kernel.pid for kernel in kernels}
+    waits: list[int] = []
+    for kernel in kernels:
+        kernel.count_waits(waits.append)
+    _, before = measure(pids)
 
     def answer() -> None:
-        others, after = measure(kernels)
+        others, after = measure(pids)
+        count = sum(waits) + len(kernels) - len(waits)
         try:
-            stream.write(b'{"others": %d, "ticks": %d}' % (others, after - before))
+            stream.write(b'{"others": %d, "ticks": %d, "waits": %d}' % (others, after - before, count))
             stream.write_eof()
         except LinkDown:
             pass

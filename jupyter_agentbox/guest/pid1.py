@@ -117,7 +117,7 @@ class Guest:
 
             open_disk(stream, self.processes, self.jobs)
         elif kind == "load":
-            open_load(self.loop, stream, {kernel.pid for kernel in self.kernels.values()})
+            open_load(self.loop, stream, self.kernels.values())
         else:
             stream.reset(f"unknown stream kind {kind!r}")
 

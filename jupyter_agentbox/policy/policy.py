@@ -188,8 +188,8 @@ class Policy(LoggingConfigurable):
         60.0,
         help="""Seconds of inactivity after which a sandbox is frozen: it uses no processor time, and resumes when it
         is used. A sandbox is inactive if no cell, no command and no process except the kernel runs, nothing is printed,
-        no connection is open and no processor time is used. A background thread of the kernel that only waits is frozen
-        too. 0 never freezes.""",
+        no connection is open and no processor time is used. A timer, a scheduled task or a sleeping thread of a Python
+        kernel keeps it awake; those of other languages are frozen too. 0 never freezes.""",
     ).tag(config=True)
     park_kernels_after = Float(
         0.0,

@@ -1,9 +1,9 @@
 """Freeze idle sandboxes, so that they use no CPU until the next message for them.
 
 gVisor uses some hundredths of a CPU for each sandbox, even if it is idle; fifty idle sandboxes would use two CPUs. A
-frozen sandbox keeps its memory and continues at the first byte that is sent to it. This affects code as follows: a
-kernel's background thread or timer stops if it has not computed, printed or had a connection open for as long as the
-profile's ``freeze_after``. Any other process in the sandbox, such as one started by ``!command &``, keeps it awake.
+frozen sandbox keeps its memory and continues at the first byte that is sent to it. Code that waits for a time keeps the
+sandbox awake: a timer or thread of a Python kernel (``guest.ipykernel.embedded_waits``), and any process that is not a
+kernel, such as one started by ``!command &``. Timers of kernels of other languages do not, and stop while it is frozen.
 """
 
 from __future__ import annotations
@@ -83,14 +83,15 @@ class Freezer:
         return not self._is_busy()
 
     async def _is_still(self) -> bool:
-        """Ask the guest whether only kernels run, and whether they used no CPU for a second."""
+        """Ask the guest whether only kernels run that wait for nothing, and used no CPU for a second."""
         stream: Stream | None = None
         with contextlib.suppress(AgentboxError, ProtocolError, asyncio.TimeoutError):
             try:
                 stream = self._link.open({"kind": "load"})
                 answer = load_json(await asyncio.wait_for(stream.read(), PROBE_TIMEOUT))
                 ticks = answer.get("ticks")
-                return answer.get("others") == 0 and isinstance(ticks, int) and 0 <= ticks <= MAX_TICKS
+                is_alone = answer.get("others") == 0 and answer.get("waits") == 0
+                return is_alone and isinstance(ticks, int) and 0 <= ticks <= MAX_TICKS
             finally:
                 if stream is not None:
                     stream.reset()

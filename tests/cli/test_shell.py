@@ -120,3 +120,15 @@ def test_what_can_not_be_is_told(env: Env, shell: Open) -> None:
     answer = env.run("jupyter-agentbox", "shell", check=False)
     assert ("stdin and stdout must be a terminal" in answer.output, answer.code) == (True, 1)
     assert os.listdir(env.work) == ["own"]
+
+
+def test_programs_that_use_terminals_find_them(shell: Open) -> None:
+    opened = shell()
+    assert opened.run("tty; python3 -c 'import os; print(os.ttyname(0))'").split() == ["/dev/pts/0", "/dev/pts/0"]
+    assert opened.run("stty size; script -qec tty /dev/null").split() == ["31", "97", "/dev/pts/1"]
+    opened.process.setwinsize(40, 120)
+    wait_until(lambda: opened.run("stty size").split() == ["40", "120"], 30, "the new size is known inside")
+    opened.run("tmux new -d -s work; tmux send-keys -t work 'tty > in-tmux' Enter")
+    assert opened.run("until [ -s in-tmux ]; do sleep 0.1; done; cat in-tmux").startswith("/dev/pts/")
+    assert "work: 1 windows" in opened.run("tmux ls")
+    assert "Terminated" in opened.run("sleep 600 & kill %1; wait")

@@ -10,7 +10,7 @@ import nbformat
 import pytest
 from support.harness import Env, KernelClient, Server
 from support.notebooks import read
-from support.waiting import scaled
+from support.waiting import scaled, wait_until
 
 #: What a cell does before, and what the next one waits in.
 WAITS = {
@@ -47,7 +47,7 @@ POLLS = {
 
 @pytest.fixture(scope="module")
 def server(make_env: Callable[..., Env]) -> Iterator[Server]:
-    with make_env().server("server") as running:
+    with make_env(config={"Policy": {"freeze_after": 2.0}}).server("server") as running:
         yield running
 
 
@@ -116,6 +116,21 @@ def test_a_notebook_runs_notebooks_that_were_saved_with_its_kernel(server: Serve
     parent.check("import papermill\npapermill.execute_notebook('child.ipynb', 'out.ipynb', progress_bar=False)")
     assert read(work / "out.ipynb").strip() == "child True /workspace"
     if name == "mine":
-        parent.check("!jupyter execute --output=again child.ipynb")
-        assert read(work / "again.ipynb") == read(work / "out.ipynb")
+        parent.check("!jupyter execute --inplace child.ipynb")
+        assert read(work / "child.ipynb") == read(work / "out.ipynb")
     parent.shutdown()
+
+
+def test_what_an_idle_notebook_has_scheduled_happens_in_time(server: Server) -> None:
+    begun = time.time()
+    notebook = server.notebook("scheduled.ipynb")
+    notebook.check(
+        "import asyncio, threading\nfrom pathlib import Path\n"
+        "threading.Timer(10, lambda: Path('thread').touch()).start()\n"
+        "async def later():\n    await asyncio.sleep(10)\n    Path('task').touch()\n"
+        "task = asyncio.get_running_loop().create_task(later())"
+    )
+    files = [server.env.work / name for name in ("thread", "task")]
+    wait_until(lambda: all(file.exists() for file in files), 60, "both have happened")
+    assert all(file.stat().st_mtime - begun < scaled(15) for file in files)
+    notebook.shutdown()

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.boxes import Box, boxed, run
-from support.waiting import wait_until_async
+from support.embedded_client import Client, spec, start
+from support.waiting import wait_until, wait_until_async
 
 from jupyter_agentbox.runtimes.runsc.runtime import PAUSED, RunscRuntime
 from jupyter_agentbox.sandbox.drivers import messages
 from jupyter_agentbox.sandbox.drivers.messages import RunningCell
 from jupyter_agentbox.sandbox.freezer import Freezer
+from jupyter_agentbox.sandbox.link.link import LinkThread
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.processes import Command, Output
 from jupyter_agentbox.sandbox.sandbox import Sandbox
@@ -67,6 +71,39 @@ def test_it_stays_awake_while_something_is_there(manager: SandboxManager) -> Non
         assert not list((manager.state_dir / "sandboxes").iterdir())
 
     run(test, manager)
+
+
+#: What an idle kernel may leave behind: whether something happens by itself later, and the code.
+LEFT = {
+    "nothing": (False, "x = 1"),
+    "idle workers": (False, "pool = concurrent.futures.ThreadPoolExecutor(2); list(pool.map(abs, [1, 2]))"),
+    "a thread that waits for others": (False, "threading.Thread(target=queue.Queue().get, daemon=True).start()"),
+    "a timer": (True, "timer = threading.Timer(600, print); timer.start()"),
+    "a task": (True, "task = asyncio.get_running_loop().create_task(asyncio.sleep(600))"),
+    "a thread that sleeps": (True, "threading.Thread(target=time.sleep, args=[600], daemon=True).start()"),
+    "a scheduler": (True, "threading.Thread(target=threading.Event().wait, args=[600], daemon=True).start()"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_a_kernel_stays_awake_for_what_it_has_scheduled(manager: SandboxManager, name: str) -> None:
+    is_awake, code = LEFT[name]
+    thread = LinkThread.instance()
+    sandbox = thread.submit(manager.create(replace(spec(), freeze_after=0.5))).result(150)
+    try:
+        client = Client(thread.submit(start(sandbox)).result(150))
+        client.kernel.is_busy = lambda: False  # as a front says between cells
+        client.run(f"import asyncio, concurrent.futures, queue, threading, time\n{code}")
+        if is_awake:
+            time.sleep(5)
+            assert not sandbox.is_frozen
+        if name == "a timer":
+            client.run("timer.cancel()")
+        if name == "a timer" or not is_awake:
+            wait_until(lambda: sandbox.is_frozen, 60, "it is frozen")
+        assert client.run("1 + 1") == "2"
+    finally:
+        thread.submit(manager.stop(sandbox)).result(150)
 
 
 def test_a_frozen_one_is_taken_over_and_ended(manager: SandboxManager) -> None:
@@ -164,8 +201,9 @@ def test_a_kernel_does_not_work_for_ever_if_the_news_of_an_end_is_lost(monkeypat
 
 @pytest.mark.parametrize(
     "answer",
-    [b"", b"{", b"[]", b"[" * 60_000, b'{"others": Infinity, "ticks": 0}', b'{"others": 0, "ticks": "0"}',
-     b'{"others": 0, "ticks": NaN}', b'{"others": 0, "ticks": -1}', b'{"others": 0}'],
+    [b"", b"{", b"[]", b"[" * 60_000, b'{"others": Infinity, "ticks": 0, "waits": 0}',
+     b'{"others": 0, "ticks": "0", "waits": 0}', b'{"others": 0, "ticks": NaN, "waits": 0}',
+     b'{"others": 0, "ticks": -1, "waits": 0}', b'{"others": 0, "waits": 0}', b'{"others": 0, "ticks": 0}'],
 )  # fmt: skip
 def test_a_hostile_answer_freezes_nothing_and_breaks_nothing(manager: SandboxManager, answer: bytes) -> None:
     class Guest:

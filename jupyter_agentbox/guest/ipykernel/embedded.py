@@ -35,6 +35,7 @@ import zmq
 from ipykernel import zmqshell
 from ipykernel.control import ControlThread
 from ipykernel.kernelapp import IPKernelApp
+from IPython.core.magics import packaging
 from jupyter_client.session import Session
 from tornado.ioloop import IOLoop
 from traitlets import default
@@ -45,6 +46,7 @@ from .embedded_lazy import DEBUGGER, Debugger
 from .embedded_protocol import Sender
 from .embedded_shells import Shells
 from .embedded_streams import Frame, Output, Publisher, Receiver, Stream
+from .embedded_waits import count_waits
 
 #: The host writes to the first five. ``said`` carries shell, iopub and stdin, ``answers`` carries control.
 FIFOS = ("shell", "stdin", "control", "said-read", "answers-read", "said", "answers")
@@ -52,6 +54,11 @@ FIFOS = ("shell", "stdin", "control", "said-read", "answers-read", "said", "answ
 OUTPUT_LIMIT, ANSWERS_LIMIT = 64 * 1024 * 1024, 4 * 1024 * 1024
 #: Cells that IPython's history holds in memory before it writes them to disk. Reads of the history include them.
 HISTORY_CACHE = 20
+#: Advice after an installation.
+PACKAGES_NOTE = (
+    "Note: a restart of the kernel discards installed packages, so keep this cell before those that import them. To use"
+    " another version of a package that was imported already, restart the kernel and run this cell first."
+)
 #: Maximum size of an order from PID 1, in bytes. The order of a claim contains the whole environment.
 ORDER_SIZE = 128 * 1024
 
@@ -128,6 +135,10 @@ class Owners:
         order = json.loads(data) if data else {}
         if not data and loop is not None:
             loop.remove_reader(self._sock)
+        if "count_waits" in order:
+            waits = count_waits(self._app.shell_socket.io_loop.asyncio_loop)
+            self._sock.send(json.dumps({"waits": waits}).encode())
+            return
         for receiver in self._receivers:
             receiver.drain()
             receiver.detach()
@@ -281,6 +292,13 @@ def run_command(system: Callable[[str], Any], command: str) -> Any:
     return system(command)
 
 
+def print_note(*args: Any, **kwargs: Any) -> None:
+    """Print for the magics ``%pip`` and ``%uv``, whose advice to restart the kernel is wrong in a sandbox."""
+    if args and str(args[0]).startswith("Note: you may need to restart the kernel"):
+        args = (PACKAGES_NOTE,)
+    print(*args, **kwargs)
+
+
 class ForklessSession(Session):
     """Jupyter session without a system call for each message.
 
@@ -385,6 +403,7 @@ class EmbeddedApp(IPKernelApp):
             self.config.HistoryManager.db_cache_size = HISTORY_CACHE
         shells: Any = zmqshell
         shells.system = functools.partial(run_command, shells.system)
+        packaging.print = print_note  # type: ignore[attr-defined]
         embedded: Any = embed(kernel_class)
         embedded._sender = self.shell_socket._sender
         kernel = embedded.instance(parent=self, **{name: part for name, part in parts.items() if name in names})

@@ -139,6 +139,13 @@ def test_a_command_that_ends_as_its_reader_gives_up_loses_nothing(client: Client
         client.run("pexpect.spawn.isalive = real")
 
 
+def test_the_note_after_an_installation_is_true_in_a_sandbox(client: Client) -> None:
+    shown = client.run("%pip --version")
+    assert "a restart of the kernel discards installed packages" in shown
+    assert "you may need to restart" not in shown
+    assert "not appear to be a conda environment" in client.run("try:\n  %conda list\nexcept ValueError as e: print(e)")
+
+
 def test_output_survives_an_interrupt_at_any_moment(client: Client, sandbox: Sandbox) -> None:
     request = client.until("while True: print('x' * 5000)", "x")
     for _ in range(3):
