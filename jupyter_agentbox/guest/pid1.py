@@ -11,8 +11,8 @@ import json
 import os
 import signal
 
-from .call_filter import install_filter
 from . import child_kernels, own_pip
+from .call_filter import install_filter
 from .connect import open_connection
 from .egress import Egress
 from .jobs import Job, open_job
