@@ -131,4 +131,4 @@ def test_programs_that_use_terminals_find_them(shell: Open) -> None:
     opened.run("tmux new -d -s work; tmux send-keys -t work 'tty > in-tmux' Enter")
     assert opened.run("until [ -s in-tmux ]; do sleep 0.1; done; cat in-tmux").startswith("/dev/pts/")
     assert "work: 1 windows" in opened.run("tmux ls")
-    assert "Terminated" in opened.run("sleep 600 & kill %1; wait")
+    assert opened.run("sleep 600 & kill %1; wait %1; echo $?").endswith("143\r\n")
