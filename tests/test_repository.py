@@ -35,7 +35,7 @@ def test_the_guest_needs_the_standard_library_only(path: Path) -> None:
     """It runs with ``-S``, without the package, in images that have nothing else."""
     own = {"guest"}  # itself, by the name that it has inside
     if path.parent.name == "ipykernel":  # runs in the kernel's process, which has these
-        own |= {"ipykernel", "jupyter_client", "tornado", "traitlets", "zmq", "pexpect", "_agentbox"}
+        own |= {"IPython", "ipykernel", "jupyter_client", "tornado", "traitlets", "zmq", "pexpect", "_agentbox"}
     assert imported(path) - own <= sys.stdlib_module_names
 
 
@@ -50,7 +50,7 @@ def test_every_dependency_is_used_and_justified() -> None:
     assert {name for name in required if f"`{name}`" not in page} == set()
     used = set().union(*(imported(path) for path in MODULES)) - sys.stdlib_module_names - {"jupyter_agentbox", "guest"}
     # The kernel's process has its own; ours is that of ipykernel.
-    used -= {"zmq", "pexpect", "_agentbox"}
+    used -= {"IPython", "zmq", "pexpect", "_agentbox"}
     used -= {"PIL"}  # of a program that runs inside
     used -= {"pytest"}  # of the suite for runtimes, which whoever runs it has
     assert used <= required
