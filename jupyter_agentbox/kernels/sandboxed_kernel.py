@@ -30,6 +30,7 @@ from jupyter_agentbox.sandbox.tokens import TokenStore
 from jupyter_agentbox.spec import WORKSPACE, Cause, End, SandboxSpec
 
 from .access_notes import AccessNotes
+from .frame_notes import FrameNotes
 from .front.front import Front, OnCommand, WakeHandlers, end_notice
 from .parked_kernel import ParkedKernel, Restoration
 from .warm.starts import WarmStarts
@@ -506,7 +507,10 @@ class SandboxedKernel:
         self._kernel = kernel
         front.spec = sandbox.spec
         front.attach(kernel)
-        front.explain = AccessNotes(sandbox.spec, sandbox.workspace).explain if has_covers(sandbox.spec) else None
+        notes = [FrameNotes().explain]
+        if has_covers(sandbox.spec):
+            notes.append(AccessNotes(sandbox.spec, sandbox.workspace).explain)
+        front.explain = lambda frames: [sentence for explain in notes for sentence in explain(frames)]
         front.first_notice, self.first_notice = self.first_notice, ""
         kernel.add_end_callback(lambda: self._ended(kernel))
         if kernel.end is not None:

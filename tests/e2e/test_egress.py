@@ -262,6 +262,12 @@ def test_the_sandboxs_own_servers_are_no_egress(kernel: KernelClient, server: Se
     assert len(server.call("GET", log)["rows"]) == len(before)
 
 
+def test_a_frame_of_a_server_inside_says_why_it_stays_empty(kernel: KernelClient) -> None:
+    said = kernel.execute("from IPython.display import IFrame\nIFrame('http://127.0.0.1:8050', 300, 200)")
+    assert "Cannot show http://127.0.0.1:8050: the browser cannot reach servers in a notebook's sandbox" in said.notices
+    assert "iframe" in said.data[0]["text/html"]
+
+
 #: Opens many connections at a time, by name and by the proxy, each for one request.
 MANY = """\
 import asyncio
