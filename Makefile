@@ -55,14 +55,16 @@ setup: .venv/installed
 	@echo "== jupyter agentbox setup: gets gVisor (runsc) if this machine has none"
 	@$(BIN)/jupyter agentbox setup
 
-# Enforced in a directory of its own: the tests' servers use the same environment.
+# Enforced in a directory of its own: the tests' servers use the same environment. The person who runs it is the
+# administrator, and may allow hosts in JupyterLab.
 run: .venv/installed
 	@echo "== jupyter agentbox setup --enforce: gets gVisor (runsc) if this machine has none; sandboxed kernels only"
 	@$(BIN)/jupyter agentbox setup --enforce --config-dir="$(RUN_CONFIG)"
 	@mkdir -p $(NOTEBOOKS)
 	@echo "== Starting JupyterLab on $(NOTEBOOKS); Python runs in gVisor. The address, with its token, comes below."
 	@PATH="$(CURDIR)/$(BIN):$$PATH" JUPYTER_CONFIG_PATH="$(RUN_CONFIG)$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" \
-		$(BIN)/jupyter lab --no-browser $(if $(SUDO),,--allow-root) --ServerApp.root_dir="$(NOTEBOOKS)" $(ARGS)
+		$(BIN)/jupyter lab --no-browser $(if $(SUDO),,--allow-root) --ServerApp.root_dir="$(NOTEBOOKS)" \
+		--Policy.user_may_allow='*:*' $(ARGS)
 
 packages:
 	@$(call install_missing,tests/packages.txt)

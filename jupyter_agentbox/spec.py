@@ -77,13 +77,17 @@ class Mount:
     is_writable : bool
         Whether code inside may write to it. The default is read-only.
     is_policys : bool
-        Whether the administrator configured this mount. All other mounts come with a kernel's program.
+        Whether the administrator configured this mount.
+    is_added : bool
+        Whether a person added this folder. Names that are hidden in work folders are hidden in it too. All mounts that
+        neither the administrator nor a person named come with a kernel's program.
     """
 
     source: Path
     target: str
     is_writable: bool = False
     is_policys: bool = field(default=False, compare=False)
+    is_added: bool = field(default=False, compare=False)
 
 
 #: Value of ``Grant.setting`` for hosts from the sandbox's own request, or that a person allowed while it ran.

@@ -22,6 +22,7 @@ from jupyter_agentbox.models import (
     SandboxPatch,
     SandboxRequest,
 )
+from jupyter_agentbox.models.folders import FolderList, FolderRemoval, FolderRequest
 from jupyter_agentbox.models.service import (
     GrantQuery,
     HostConsent,
@@ -152,6 +153,35 @@ async def revoke_allowed_host(call: Call) -> None:
     """Revoke a host that a person allowed. Open connections to it are closed."""
     query = call.query
     await call.sandboxes.grants.revoke_saved(query.host, query.scope, query.target, caller=call.caller)
+
+
+@route("GET", "/sandboxes/{id}/folders", "read", answer=FolderList, is_poll=True)
+async def list_folders(call: Call) -> FolderList:
+    """List the folders of the host that a person added to a notebook's sandbox."""
+    found = await call.sandboxes.folders.list(call.id, caller=call.caller)
+    if found.may_add and not await call.is_allowed("write"):
+        return msgspec.structs.replace(found, may_add=False, message="you have no write permission")
+    return found
+
+
+@route("POST", "/sandboxes/{id}/folders", "write", body=FolderRequest, answer=FolderList, errors=(409,), is_owners=True)
+async def add_folder(call: Call) -> FolderList:
+    """Add a folder of the host to a notebook's sandbox, read-only. Only a person may do this.
+
+    The kernel sees it after its next start, under its own path, and under its path relative to the notebook's folder.
+    `Policy.user_may_add_folders` limits which folders. Files that `Policy.hidden_files` names are hidden in it.
+    """
+    await call.sandboxes.folders.add(call.id, call.body.source, call.body.scope, caller=call.caller)
+    return await call.sandboxes.folders.list(call.id, caller=call.caller)
+
+
+@route(
+    "DELETE", "/sandboxes/{id}/folders", "write", query=FolderRemoval, answer=FolderList, errors=(409,), is_owners=True
+)
+async def remove_folder(call: Call) -> FolderList:
+    """Remove a folder that a person added. The kernel sees it until its next start."""
+    await call.sandboxes.folders.remove(call.id, call.query.source, call.query.scope, caller=call.caller)
+    return await call.sandboxes.folders.list(call.id, caller=call.caller)
 
 
 @route("GET", "/sandboxes/{id}/egress/log", "read", query=AuditFilters, answer=AuditRows, is_poll=True)

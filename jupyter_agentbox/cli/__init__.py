@@ -41,6 +41,7 @@ _COMMANDS = {
     "prune": (f"{__name__}.machine.PruneCommand", "Remove leftovers of sandboxes whose owner has exited."),
     "token": (f"{__name__}.tokens.TokenCommand", "Create, list and revoke tokens for one sandbox."),
     "egress": (f"{__name__}.egress.EgressCommand", "List, allow and revoke hosts that sandboxes may reach."),
+    "folder": (f"{__name__}.folder.FolderCommand", "List, add and remove host folders that notebooks see."),
     "audit": (f"{__name__}.audit.AuditCommand", "Verify or export the audit log."),
 }
 

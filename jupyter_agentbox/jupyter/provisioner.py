@@ -167,7 +167,9 @@ class AgentboxProvisioner(KernelProvisionerBase):
                 notebook=notebook,
             )
             return dataclasses.replace(
-                found, kernel_name=getattr(self.parent, "kernel_name", ""), origin=self._root_directory
+                policy.with_folders(found),
+                kernel_name=getattr(self.parent, "kernel_name", ""),
+                origin=self._root_directory,
             )
 
         if place is not None:

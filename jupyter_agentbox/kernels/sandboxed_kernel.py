@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jupyter_agentbox.errors import AgentboxError, Conflict, LinkClosed, RuntimeFailed
-from jupyter_agentbox.runtimes.rootfs import has_covers
 from jupyter_agentbox.sandbox.drivers import Kernel
 from jupyter_agentbox.sandbox.link.link import LinkThread
 from jupyter_agentbox.sandbox.manager import SandboxManager
@@ -508,7 +507,7 @@ class SandboxedKernel:
         front.spec = sandbox.spec
         front.attach(kernel)
         notes = [FrameNotes().explain]
-        if has_covers(sandbox.spec):
+        if sandbox.spec.workspace is not None:
             notes.append(AccessNotes(sandbox.spec, sandbox.workspace).explain)
         front.explain = lambda frames: [sentence for explain in notes for sentence in explain(frames)]
         front.first_notice, self.first_notice = self.first_notice, ""

@@ -20,6 +20,7 @@ from jupyter_core.paths import jupyter_config_dir, jupyter_data_dir, jupyter_run
 
 from jupyter_agentbox.errors import InvalidRequest, PolicyRefused
 from jupyter_agentbox.names import Names
+from jupyter_agentbox.spec import HOME, WORKSPACE
 
 #: Host directories in every curated root. Nothing below them needs a mount.
 SYSTEM_DIRS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -29,6 +30,8 @@ _TOO_BROAD = frozenset(
     {"/", "/boot", "/etc", "/home", "/media", "/mnt", "/opt", "/root", "/run", "/snap", "/srv", "/tmp"}
     | {"/var", "/var/lib", "/var/tmp", "/var/run"}
 )
+#: Directories inside where a folder that a person added is never mounted for the sake of its relative path.
+_RESERVED = ("/etc", "/run", "/tmp", "/var", "/root", HOME, WORKSPACE)
 #: Directories that never contain anyone's work or environment.
 _NOT_FILES = ("/dev", "/proc", "/sys", "/boot", "/run/agentbox")
 
@@ -89,6 +92,53 @@ def check_mount(source: Path, private: Sequence[Path] = ()) -> None:
                 f"Cannot mount {source} in a sandbox: {directory} contains private state. Move one of them",
                 setting="Policy.state_dir",
             )
+
+
+def check_added(source: Path, workspace: Path | None, private: Sequence[Path]) -> Path:
+    """Check that a person may add a folder to a sandbox, read-only. Return its path without links.
+
+    Raises
+    ------
+    InvalidRequest
+        It is not an absolute path of a folder, or it is part of the work folder.
+    PolicyRefused
+        It is too broad, contains private state, or contains the work folder, whose hidden files it would show.
+    """
+    if not source.is_absolute():
+        raise InvalidRequest(f"the folder {source} must be an absolute path on the server", field="source")
+    real = os.path.realpath(source)
+    if not os.path.isdir(real):
+        raise InvalidRequest(f"the folder {source} does not exist", field="source")
+    if is_beneath(real, (*SYSTEM_DIRS, "/etc")):
+        raise PolicyRefused(f"Cannot add {source}: it is a system directory", field="source")
+    try:
+        check_mount(Path(real), private)
+    except PolicyRefused as error:
+        raise PolicyRefused(str(error), field="source") from None
+    if workspace is not None:
+        if is_beneath(real, [str(workspace)]):
+            raise InvalidRequest(f"{source} is in the notebook's folder, which the kernel sees", field="source")
+        if is_beneath(str(workspace), [real]):
+            raise PolicyRefused(
+                f"Cannot add {source}: it contains the notebook's folder. Add a more specific folder", field="source"
+            )
+    return Path(real)
+
+
+def added_targets(source: Path, workspace: Path | None) -> tuple[str, ...]:
+    """Return where a folder that a person added is mounted.
+
+    That is its own path, and the place to which its path relative to the work folder leads inside, so that ``../data``
+    works in a notebook as it does outside.
+    """
+    targets = [str(source)]
+    if workspace is not None:
+        relative = os.path.relpath(source, workspace)
+        inside = os.path.normpath(os.path.join(WORKSPACE, relative))
+        reserved = (*SYSTEM_DIRS, *_NOT_FILES, *_RESERVED)
+        if not is_beneath(inside, reserved) and not any(is_beneath(path, [inside]) for path in reserved):
+            targets.append(inside)
+    return tuple(dict.fromkeys(targets))
 
 
 def check_workspace(

@@ -38,9 +38,9 @@ from jupyter_agentbox.spec import GIB, LIMIT_NAMES, OWN_HOSTS, Grant, Limits, Mo
 from jupyter_agentbox.storage.images import ImageStore
 
 from .configfiles import file_config, find_enforcing_files
-from .consent import HostRules, notebook_path
+from .consent import FolderRules, HostRules, notebook_path
 from .environment import bin_dirs, environment_mounts, is_visible, kernel_environment, user_packages
-from .folders import check_mount, check_workspace, is_beneath, private_directories
+from .folders import added_targets, check_added, check_mount, check_workspace, is_beneath, private_directories
 from .images import check_python, use_image
 from .languages import find_kernels, is_kernels_python
 from .locales import has_locale
@@ -160,6 +160,15 @@ class Policy(LoggingConfigurable):
         key_trait=Unicode(),
         value_trait=Unicode(),
         help="Additional host files or folders to mount read-only: ``{'/data': '/srv/datasets'}`` (inside: host).",
+    ).tag(config=True)
+    user_may_add_folders = List(
+        Unicode(),
+        None,
+        allow_none=True,
+        help="""Folders, including their subfolders, that a person may add to the sandboxes of notebooks, read-only, in
+        JupyterLab or with ``jupyter agentbox folder add``. Files that ``hidden_files`` names are hidden in them too.
+        The default, ``None``, is any folder except system directories and home directories themselves, and none if
+        ``AgentboxExtension.enforce`` is set. ``[]``: no folder. Agents and code inside can never add one.""",
     ).tag(config=True)
     env = Dict(
         key_trait=Unicode(),
@@ -303,6 +312,7 @@ class Policy(LoggingConfigurable):
     ).tag(config=True)
 
     _host_rules: HostRules | None = None
+    _folder_rules: FolderRules | None = None
 
     def __init__(self, **kwargs: Any) -> None:
         parent = kwargs.get("parent")
@@ -355,9 +365,20 @@ class Policy(LoggingConfigurable):
         chosen: list[str] | None = self.user_may_allow
         if chosen is not None:
             return tuple(chosen)
+        return () if self._is_enforced else ("*:*",)
+
+    @property
+    def addable_folders(self) -> tuple[str, ...]:
+        """The value of ``user_may_add_folders``, or its default."""
+        chosen: list[str] | None = self.user_may_add_folders
+        if chosen is not None:
+            return tuple(os.path.realpath(os.path.expanduser(folder)) for folder in chosen)
+        return () if self._is_enforced else ("/",)
+
+    @property
+    def _is_enforced(self) -> bool:
         section = self.config.get("AgentboxExtension", {})
-        is_enforced = section.get("enforce", False) is not False or bool(find_enforcing_files())
-        return () if is_enforced else ("*:*",)
+        return section.get("enforce", False) is not False or bool(find_enforcing_files())
 
     @property
     def host_rules(self) -> HostRules:
@@ -365,6 +386,13 @@ class Policy(LoggingConfigurable):
         if self._host_rules is None or self._host_rules.path.parent != self.state_path:
             self._host_rules = HostRules(self.state_path)
         return self._host_rules
+
+    @property
+    def folder_rules(self) -> FolderRules:
+        """The folders that a person added."""
+        if self._folder_rules is None or self._folder_rules.path.parent != self.state_path:
+            self._folder_rules = FolderRules(self.state_path)
+        return self._folder_rules
 
     @property
     def state_path(self) -> Path:
@@ -628,6 +656,42 @@ class Policy(LoggingConfigurable):
         hosts = tuple(host for host in found if find_uncovered([host], may_allow) is None)
         return replace(spec, grant=replace(spec.grant, user_hosts=hosts, may_allow=may_allow))
 
+    def check_added(self, source: Path, workspace: Path | None) -> Path:
+        """Check that a person may add a folder to the sandbox of a notebook. Return its path without links.
+
+        Raises
+        ------
+        InvalidRequest, PolicyRefused
+        """
+        real = check_added(source.expanduser(), workspace, (*private_directories(), self.state_path))
+        if not is_beneath(str(real), self.addable_folders):
+            raise PolicyRefused(
+                f"Cannot add {source}: ask your administrator to add it to Policy.user_may_add_folders, or to "
+                "Policy.mounts",
+                field="source",
+                setting="Policy.user_may_add_folders",
+            )
+        return real
+
+    def with_folders(self, spec: SandboxSpec) -> SandboxSpec:
+        """Return the spec of a notebook's sandbox with the folders that a person added for it or for its profile.
+
+        A folder that no longer exists, or that policy no longer lets a person add, is left out with a warning. Blocks
+        briefly.
+        """
+        mounts: list[Mount] = []
+        for rule in self.folder_rules.of(notebook=spec.notebook, profile=spec.profile):
+            try:
+                source = self.check_added(Path(rule.source), spec.workspace)
+            except AgentboxError as error:
+                self.log.warning("the folder %s is not shown in the sandbox: %s", rule.source, error)
+                continue
+            for target in added_targets(source, spec.workspace):
+                # A mount of the administrator takes precedence, and of two folders the one that was added first.
+                if not any(_hides(mount, source, target) for mount in (*spec.mounts, *mounts)):
+                    mounts.append(Mount(source, target, is_added=True))
+        return replace(spec, mounts=(*spec.mounts, *mounts))
+
     def _narrow_limits(self, profile: Profile, requested: Mapping[str, Any]) -> Limits:
         changes = {key: self._narrow(profile, key, getattr(profile.limits, key), requested) for key in LIMIT_NAMES}
         return replace(profile.limits, **changes)
@@ -694,3 +758,10 @@ class Policy(LoggingConfigurable):
         shown = [mount.target for mount in profile.mounts if str(mount.source) == mount.target]
         needed = (item for item in found if item.target not in taken and not is_beneath(item.target, shown))
         return (*needed, *profile.mounts)
+
+
+def _hides(mount: Mount, source: Path, target: str) -> bool:
+    """Return whether a mount makes another one at `target` impossible or unnecessary."""
+    if str(mount.source) == mount.target and str(source) == target:
+        return is_beneath(target, [mount.target])  # the folder is visible already
+    return is_beneath(target, [mount.target]) or is_beneath(mount.target, [target])

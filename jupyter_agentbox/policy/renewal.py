@@ -75,6 +75,13 @@ def reapply_policy(
     for mount in then.mounts:
         if mount.is_writable:
             continue  # a tenant's folder
+        if mount.is_added:
+            if mount not in policy.with_folders(replace(then, mounts=())).mounts:
+                raise PolicyRefused(
+                    f"the sandbox shows the folder {mount.source}, which is no longer added to it. Start a new kernel",
+                    setting="Policy.user_may_add_folders",
+                )
+            continue
         is_policys = mount.is_policys or str(mount.source) != mount.target
         if is_policys and mount not in profile.mounts:
             raise PolicyRefused(

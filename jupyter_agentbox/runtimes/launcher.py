@@ -450,6 +450,8 @@ def build(stage: str, plan: "list[tuple[Any, ...]]", module: "Any") -> None:
             with open(target, "x") as file:
                 file.write(f"MemTotal: {rest[0] >> 10} kB\n")
             mount(target, "/proc/meminfo", None, MS_BIND)
+        elif step == "added":
+            mount_workspace(stage, module, path, *rest)
         elif step == "covered":
             with open(path if path.startswith("/") else target, "wb") as raw:
                 for name, kind in covered:  # in the format that guest/covers.py reads

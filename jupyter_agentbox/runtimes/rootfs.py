@@ -15,6 +15,7 @@ Steps, with paths relative to the stage::
     ("link", path, target)
     ("bind", path, source, is_writable)
     ("workspace", path, source, device, inode, patterns, is_writable)
+    ("added", path, source, device, inode, patterns, is_writable)   a folder that a person added
     ("covered", path)                      list of the workspace's covered entries, to cover them inside as well
     ("config", absolute path, text)        the OCI configuration
 """
@@ -108,6 +109,9 @@ def make_plan(
         for prefix in dict.fromkeys((str(python), os.path.realpath(python))):
             steps += _bind_once(steps, prefix, prefix, is_writable=False)
     for item in spec.mounts:
+        if item.is_added:
+            steps += _show_added(item, spec)
+            continue
         steps += _bind_once(steps, item.target, str(item.source), item.is_writable)
     steps.append(("bind", f"root{GUEST_DIR}/guest", str(guest), False))
     if spec.layout != "plain":
@@ -144,6 +148,16 @@ def _show_workspace(spec: SandboxSpec, workspace: Path, is_private: bool) -> Ste
     is_writable = getattr(spec, "workspace_mode", "rw") == "rw"
     path = "workspace" if spec.layout == "plain" else "claim/work"
     return ("workspace", path, str(workspace), found.st_dev, found.st_ino, patterns, is_writable)
+
+
+def _show_added(item: Mount, spec: SandboxSpec) -> list[Step]:
+    """Show a folder that a person added, read-only and with its hidden entries covered."""
+    found = item.source.stat()
+    path = f"root{item.target}"
+    return [
+        ("folder", path, 0o755, 0),
+        ("added", path, str(item.source), found.st_dev, found.st_ino, (list(spec.hidden), []), False),
+    ]
 
 
 def _make_folders(user: int) -> list[Step]:

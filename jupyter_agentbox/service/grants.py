@@ -101,7 +101,7 @@ class Grants:
 
         Looks up no name, because a program inside chose the names.
         """
-        notebook = await self._find_notebook(sandbox_id, caller)
+        notebook = await self.find_notebook_of(sandbox_id, caller)
         return await self._get(sandbox_id, host, notebook, caller)
 
     @on_link_thread
@@ -176,7 +176,7 @@ class Grants:
             sentence = explain_refusal(name, int(port or 0), grant)
         raise PolicyRefused(sentence, field="host", setting=profile.hosts_setting)
 
-    async def _find_notebook(self, sandbox_id: str, caller: Caller) -> str:
+    async def find_notebook_of(self, sandbox_id: str, caller: Caller) -> str:
         """Return the present path of the notebook that uses a sandbox; empty if it is unknown."""
         if self.find_notebook is None:
             return ""
@@ -197,7 +197,7 @@ class Grants:
         NotFound, SandboxEnded, Conflict
         """
         caller.check_unscoped("allow hosts")
-        notebook = await self._find_notebook(sandbox_id, caller)
+        notebook = await self.find_notebook_of(sandbox_id, caller)
         await self._allow(sandbox_id, host, scope, notebook, caller)
 
     @on_link_thread

@@ -38,6 +38,7 @@ from jupyter_agentbox.spec import Cause, End, SandboxSpec, format_size
 
 from .consent import ConsentWatch
 from .expired import END, report_expired
+from .folders import Folders
 from .grants import Grants
 from .managed_sandbox import ManagedSandbox, check_request
 from .packages import install_all, split_packages
@@ -104,6 +105,7 @@ class SandboxService:
         self.registry = SandboxRegistry(policy, self._wake)
         self.quotas = Quotas(policy, self.registry)
         self.grants = Grants(policy, self.registry)
+        self.folders = Folders(policy, self.registry, self.grants)
         ConsentWatch.start(policy)
         self.parker: SandboxParker | None = None
         self.start_kernel: Callable[[str, str], Awaitable[None]] | None = None

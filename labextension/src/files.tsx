@@ -4,6 +4,7 @@ import * as React from 'react';
 
 import { ROUTES } from '../../clients/typescript/src/index.js';
 import { Ago } from './facts.js';
+import { Folders } from './folders.js';
 import { useFetched } from './hooks.js';
 import type { Model } from './model.js';
 import type { Part } from './view.js';
@@ -251,6 +252,7 @@ export function Files({ info, model, actions }: Part): JSX.Element {
           {shown.image ? <img src={shown.image} alt={trans.__('Image %1', shown.path)} /> : <pre tabIndex={0}>{shown.text}</pre>}
         </section>
       )}
+      {info.kind === 'notebook' && info.state === 'running' && <Folders info={info} model={model} actions={actions} />}
     </div>
   );
 }

@@ -8,7 +8,7 @@ import pytest
 
 from jupyter_agentbox.kernels.access_notes import AccessNotes
 from jupyter_agentbox.sandbox.drivers.messages import Signer
-from jupyter_agentbox.spec import SandboxSpec
+from jupyter_agentbox.spec import Mount, SandboxSpec
 
 
 def error(text: str, kind: str = "error") -> list[bytes]:
@@ -24,6 +24,7 @@ def folder(tmp_path: Path) -> Path:
         (folder / name).touch()
     (tmp_path / "outside" / ".ssh").mkdir(parents=True)
     (folder / "link").symlink_to(tmp_path / "outside")
+    (folder / "loop").symlink_to("loop")
     return folder
 
 
@@ -47,6 +48,19 @@ def test_an_error_about_a_covered_entry_is_explained_once(folder: Path, text: st
 
 
 @pytest.mark.parametrize(
+    "path", ["../data/x.csv", "/home/me/data/x.csv", "/srv/data", "elsewhere/x.csv", "a/up/x.csv", "/mnt/x"]
+)
+def test_a_missing_file_outside_the_work_folder_is_explained_once(folder: Path, path: str) -> None:
+    (folder / "elsewhere").symlink_to("/home/me/data")
+    (folder / "a" / "up").symlink_to("../../data")
+    notes = AccessNotes(SandboxSpec(workspace=folder, mounts=(Mount(Path("/srv/shown"), "/mnt/shown"),)), folder)
+    (sentence,) = notes.explain(error(f"[Errno 2] No such file or directory: '{path}'"))
+    assert sentence.startswith(f"`{path}` is outside the notebook's folder")
+    assert notes.explain(error(f"[Errno 2] No such file or directory: '{path}'")) == []
+    assert notes.explain(error("[Errno 2] No such file or directory: '/mnt/shown/x'")) == []
+
+
+@pytest.mark.parametrize(
     "message",
     [
         error("[Errno 2] No such file or directory: 'data.csv'"),
@@ -55,6 +69,9 @@ def test_an_error_about_a_covered_entry_is_explained_once(folder: Path, text: st
         error("[Errno 2] No such file or directory: 'a/../.env'"),
         error("[Errno 2] No such file or directory: 'link/.ssh'"),
         error("'.env'"),
+        error("[Errno 13] Permission denied: '/srv/data'"),
+        error("[Errno 2] No such file or directory: '/home/user/data'"),
+        error("[Errno 2] No such file or directory: 'loop/x'"),
         error("[Errno 2] No such file or directory: '.env'", "stream"),
         error("Errno 2 '" + "x/" * 5000 + ".env'"),
         [b"nothing"],

@@ -1,8 +1,9 @@
-"""A notebook in a home directory: JupyterLab is started there, and the first click works."""
+"""Notebooks that need another folder: one in a home directory, and one whose data lies elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect
@@ -64,3 +65,32 @@ def test_the_notice_can_be_dismissed_and_outlives_a_restart(lab: Lab) -> None:
     lab.press("Dismiss", within=lab.notebook)
     notice.wait_for(state="hidden")
     lab.discard("second.ipynb")
+
+
+def test_a_folder_from_outside_is_added_and_removed(lab: Lab, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "x.csv").write_text("a,b")
+    (lab.server.env.work / "reports").mkdir()
+    lab.write("reports/third.ipynb", f"print(open({str(data / 'x.csv')!r}).read())")
+    lab.show("reports/third.ipynb")
+    view = lab.show_view("Files")
+    section = view.get_by_role("region", name="Folders outside the notebook’s folder")
+    section.get_by_label("Folder on the server").fill(str(data))
+    lab.press("Add Folder", within=section)
+    expect(section.get_by_role("listitem")).to_contain_text(f"{data} read-only, for third.ipynb")
+    expect(section.get_by_role("listitem")).to_contain_text("Visible after the kernel restarts.")
+    lab.press("Restart Kernel…", within=section)
+    lab.answer("Restart")
+    expect(section).not_to_contain_text("Visible after the kernel restarts.")
+    lab.shoot("folders")
+    lab.run_cell(0)
+    lab.output(0, "a,b")
+    section.get_by_label("Folder on the server").fill("/usr/share")
+    lab.press("Add Folder", within=section)
+    lab.page.locator(".Toastify__toast", has_text="Cannot add /usr/share: it is a system directory").wait_for()
+    lab.press(f"Remove {data}", within=section)
+    expect(section.get_by_role("listitem")).to_have_count(0)
+    lab.check_console("Cannot add /usr/share", "403")
+    lab.close_view()
+    lab.discard("reports/third.ipynb")

@@ -296,7 +296,7 @@ class Server:
 
     def notebook(self, path: str, name: str = KERNEL) -> KernelClient:
         """Open a session for a notebook as JupyterLab does, and connect to its kernel."""
-        body = {"path": path, "name": path, "type": "notebook", "kernel": {"name": name}}
+        body = {"path": path, "name": Path(path).name, "type": "notebook", "kernel": {"name": name}}
         return KernelClient(self, self.call("POST", "api/sessions", body)["kernel"]["id"])
 
     def stop(self, signum: int = signal.SIGTERM) -> None:

@@ -889,6 +889,28 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/sandboxes/{id}/folders": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** List the folders of the host that a person added to a notebook's sandbox */
+        get: operations["list_folders"];
+        put?: never;
+        /**
+         * Add a folder of the host to a notebook's sandbox, read-only. Only a person may do this
+         * @description The kernel sees it after its next start, under its own path, and under its path relative to the notebook's folder. `Policy.user_may_add_folders` limits which folders. Files that `Policy.hidden_files` names are hidden in it.
+         */
+        post: operations["add_folder"];
+        /** Remove a folder that a person added. The kernel sees it until its next start */
+        delete: operations["remove_folder"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/sandboxes/{id}/egress/log": {
         parameters: {
             query?: never;
@@ -2740,6 +2762,56 @@ export interface components {
          */
         HostRules: {
             rules: components["schemas"]["HostRule"][];
+        };
+        /**
+         * FolderList
+         * @description The folders that a person added for a notebook's sandbox, oldest first.
+         */
+        FolderList: {
+            folders: components["schemas"]["FolderInfo"][];
+            /** @description Whether the caller may add folders. */
+            may_add: boolean;
+            /** @description Why the caller may not. */
+            message: string;
+            /** @description For what the caller may add a folder: `notebook`, `always`. */
+            scopes: ("always" | "notebook")[];
+        };
+        /**
+         * FolderInfo
+         * @description A folder that a person added.
+         */
+        FolderInfo: {
+            /** @description Path on the server. */
+            source: string;
+            /** @description Paths inside, where it is visible. */
+            paths: string[];
+            /**
+             * @description `notebook` or `always`.
+             * @enum {unknown}
+             */
+            scope: "always" | "notebook";
+            /** @description The notebook's path on the server, or the profile's name. */
+            target: string;
+            /** @description Who added it. */
+            by: string;
+            /** @description When, in seconds since the epoch. */
+            added: number;
+            /** @description Whether the sandbox shows it. If not, the kernel must be restarted. */
+            is_shown: boolean;
+        };
+        /**
+         * FolderRequest
+         * @description A folder of the host to show in a notebook's sandbox.
+         */
+        FolderRequest: {
+            /** @description Absolute path on the server. */
+            source: string;
+            /**
+             * @description `notebook`, or `always` for all notebooks of the sandbox's profile.
+             * @default notebook
+             * @enum {unknown}
+             */
+            scope?: "always" | "notebook";
         };
         /**
          * AskRequest
@@ -4631,6 +4703,84 @@ export interface operations {
             };
         };
     };
+    list_folders: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FolderList"];
+                };
+            };
+        };
+    };
+    add_folder: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["FolderRequest"];
+            };
+        };
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FolderList"];
+                };
+            };
+        };
+    };
+    remove_folder: {
+        parameters: {
+            query: {
+                /** @description The folder's path on the server. */
+                source: string;
+                /** @description `notebook` or `always`. Without it, for both. */
+                scope?: "always" | "notebook";
+            };
+            header?: never;
+            path: {
+                /** @description Id of a sandbox, chosen by the caller or generated. For a notebook's sandbox, also its kernel's id. */
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description OK */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FolderList"];
+                };
+            };
+        };
+    };
     get_egress_log: {
         parameters: {
             query?: {
@@ -5487,6 +5637,9 @@ export const ROUTES = {
     revoke_host: ["DELETE", "/sandboxes/{id}/egress/rules"],
     list_allowed_hosts: ["GET", "/egress/rules"],
     revoke_allowed_host: ["DELETE", "/egress/rules"],
+    list_folders: ["GET", "/sandboxes/{id}/folders"],
+    add_folder: ["POST", "/sandboxes/{id}/folders"],
+    remove_folder: ["DELETE", "/sandboxes/{id}/folders"],
     get_egress_log: ["GET", "/sandboxes/{id}/egress/log"],
     ask_host: ["POST", "/sandboxes/{id}/egress/asks"],
     list_asks: ["GET", "/sandboxes/{id}/egress/asks"],

@@ -223,6 +223,12 @@ class DockerRuntime(Runtime):
         spare = (namespaces.NOBODY, namespaces.NOBODY)
         uid, owner = os.geteuid(), (found.st_uid, found.st_gid)
         maps = namespaces.make_id_maps(uid, os.getegid(), is_root=spec.is_root, owner=owner, spare=spare)
+        if added := [mount.source for mount in spec.mounts if mount.is_added]:
+            raise InvalidRequest(
+                f"the runtime {self.name!r} cannot show {added[0]}, which you added. Remove it with `jupyter agentbox "
+                f"folder remove {added[0]}`, and have your administrator add it to Policy.mounts",
+                field="runtime",
+            )
         python, prefix = rootfs.find_guest_python()
         is_private = spec.workspace is None
         steps = rootfs.make_plan(
