@@ -102,7 +102,8 @@ KEYS = {
     "env": "variables for code inside; proxies always lead to the egress gate",
     "mounts": "host paths by path inside, read-only",
     "image": "name of an image, or `name@address`; see [images](images.md)",
-    "python": "absolute path of a Python environment of the host, which is shown read-only. It must contain ipykernel",
+    "python": "absolute path of a Python environment of the host, which is shown read-only and must contain"
+    " ipykernel; or the relative path of one in the notebook's folder",
     "init": "shell commands that run before the first kernel",
     "services": 'list of `{"name": ..., "line": ..., "ready": ..., "timeout": seconds}`, as in a recipe',
     "preload": "modules that templates and waiting kernels import in advance",

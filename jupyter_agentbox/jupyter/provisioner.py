@@ -37,6 +37,7 @@ from jupyter_agentbox.errors import AgentboxError, InvalidRequest, PolicyRefused
 from jupyter_agentbox.kernels.sandboxed_kernel import SandboxedKernel
 from jupyter_agentbox.kernels.warm.starts import WarmStarts
 from jupyter_agentbox.policy.policy import Policy
+from jupyter_agentbox.policy.project import find_relative
 from jupyter_agentbox.policy.renewal import keep_hosts, reapply_policy
 from jupyter_agentbox.sandbox.link.link import LinkThread
 from jupyter_agentbox.sandbox.manager import SandboxManager
@@ -126,7 +127,9 @@ class AgentboxProvisioner(KernelProvisionerBase):
         else:
             self._spec = await asyncio.to_thread(self._resolve, policy, None, None)
         if self._spec.root is None:
-            argv[0] = self._spec.python if executable == sys.executable else executable
+            folder = self._spec.workspace
+            is_own = executable == sys.executable or (folder is not None and find_relative(folder, executable))
+            argv[0] = self._spec.python if is_own else executable
         self._make_sandboxed(policy, self._spec)
         kwargs["env"] = dict(self._spec.env)
         kwargs["cmd"] = _expand(argv, {**kwargs, "resource_dir": spec.resource_dir, "prefix": sys.prefix})

@@ -55,6 +55,7 @@ from .profiles import (
     read_mounts,
     show,
 )
+from .project import ProjectPython, find_project_python, find_relative
 from .traits import ByteSize, HostPatterns
 
 
@@ -119,7 +120,8 @@ class Policy(LoggingConfigurable):
         ``user_may_allow`` (within ``Policy.user_may_allow``),
         ``hidden_files`` (``[]`` shows all), ``read_only_files``, ``workspace`` (``'folder'`` or ``'private'``),
         ``env``, ``mounts``, ``root`` (an image directory), ``is_root``, ``runtime``, ``image`` (a name),
-        ``python`` (a Python environment of the host, read-only), ``init`` (shell commands that run first),
+        ``python`` (a Python environment of the host, read-only, or ``'.venv'`` in the notebook's folder), ``init``
+        (shell commands that run first),
         ``services`` (list of ``{"name": ..., "line": ..., "ready": ...}``), ``preload`` (modules that templates import
         in advance), ``pool_size``. A profile inherits all other values from Policy.
         Everyone who can start a kernel can choose any profile. Example::
@@ -523,7 +525,7 @@ class Policy(LoggingConfigurable):
         if profile.root is not None:
             return replace(profile, python="python3")
         path = str(python) if python is not None else sys.executable
-        if python is not None:
+        if python is not None and os.path.isabs(path):
             check_python(path)
         return replace(profile, python=path, kernels=find_kernels(path))
 
@@ -585,7 +587,18 @@ class Policy(LoggingConfigurable):
             The request exceeds policy. The error names the field and the setting.
         """
         requested = read(request or {}, REQUEST_KEYS, "the request for a sandbox", InvalidRequest)
-        profile = self.choose(self.profile(requested.get("profile", self.default_profile)), requested)
+        profile = self.profile(requested.get("profile", self.default_profile))
+        if workspace is not None:
+            # Before anything looks at it: code inside may have made it.
+            if (python := requested.get("python", profile.python)) and (own := find_relative(workspace, str(python))):
+                requested["python"] = _or_servers(workspace, own)
+            if executable not in (None, sys.executable) and (own := find_relative(workspace, str(executable))):
+                requested.setdefault("python", _or_servers(workspace, own))
+                executable = None
+            python = requested.get("python", profile.python)
+            if python is not None and not os.path.isabs(str(python)):
+                requested["python"] = _or_servers(workspace, str(python))
+        profile = self.choose(profile, requested)
         if profile.python != sys.executable and executable in (None, sys.executable):
             executable = str(profile.python)
         elif profile.python == sys.executable and executable is not None and is_kernels_python(executable):
@@ -599,8 +612,17 @@ class Policy(LoggingConfigurable):
             folder, hidden = check_workspace(
                 Path(workspace), hidden, allowed=self.allowed_workspaces, private=private_dirs
             )
-        packages = user_packages(executable) if profile.root is None else None
+        project = None
+        if profile.root is None and not os.path.isabs(str(profile.python)):
+            project = self._find_project(str(profile.python), profile, folder, private_dirs)
+            if executable == str(profile.python):
+                executable = None
+            profile = replace(profile, python=project.python, kernels=find_kernels(project.python))
+        is_projects = project is not None and executable is None
+        packages = user_packages(executable) if profile.root is None and not is_projects else None
         mounts = self._mounts(profile, executable, resource_dir, private_dirs)
+        if project is not None:
+            mounts = (*mounts, *(mount for mount in project.mounts if mount not in mounts))
         spec = SandboxSpec(
             profile=profile.name,
             limits=limits,
@@ -613,13 +635,17 @@ class Policy(LoggingConfigurable):
             env=kernel_environment(
                 os.environ,
                 limits=limits,
-                bin_dirs=bin_dirs(executable) if profile.root is None else (),
+                bin_dirs=self._find_bin_dirs(profile, None if is_projects else executable, project),
                 is_visible=lambda path: is_visible(path, profile.root, mounts),
                 has_locale=lambda name: has_locale(name, profile.root),
                 passthrough=self.env_passthrough,
                 request=launch_env,
                 templates=kernelspec_env,
-                profile={**({"PYTHONPATH": packages} if packages and profile.root is None else {}), **profile.env},
+                profile={
+                    **({"PYTHONPATH": packages} if packages else {}),
+                    **profile.env,
+                    **(project.env if project is not None else {}),
+                },
                 egress={**presets.pip_environment(), **PROXY_ENV},
             ),
             is_root=profile.is_root,
@@ -691,6 +717,25 @@ class Policy(LoggingConfigurable):
                 if not any(_hides(mount, source, target) for mount in (*spec.mounts, *mounts)):
                     mounts.append(Mount(source, target, is_added=True))
         return replace(spec, mounts=(*spec.mounts, *mounts))
+
+    def _find_project(
+        self, environment: str, profile: Profile, folder: Path | None, private: Sequence[Path]
+    ) -> ProjectPython:
+        if folder is None:
+            raise InvalidRequest(
+                f"Cannot use {environment} as the sandbox's Python: it is a path in the notebook's folder, and this"
+                " sandbox has a private one. Use an absolute path",
+                field="python",
+            )
+        return find_project_python(folder, environment, mounts=profile.mounts, private=private)
+
+    def _find_bin_dirs(
+        self, profile: Profile, executable: str | None, project: ProjectPython | None
+    ) -> tuple[str, ...]:
+        if project is not None:
+            own = () if executable is None else bin_dirs(executable)
+            return (os.path.dirname(project.python), *own)
+        return bin_dirs(executable) if profile.root is None else ()
 
     def _narrow_limits(self, profile: Profile, requested: Mapping[str, Any]) -> Limits:
         changes = {key: self._narrow(profile, key, getattr(profile.limits, key), requested) for key in LIMIT_NAMES}
@@ -765,3 +810,9 @@ def _hides(mount: Mount, source: Path, target: str) -> bool:
     if str(mount.source) == mount.target and str(source) == target:
         return is_beneath(target, [mount.target])  # the folder is visible already
     return is_beneath(target, [mount.target]) or is_beneath(mount.target, [target])
+
+
+def _or_servers(folder: str | Path, environment: str) -> Path:
+    """Return an environment's path in a folder, or the server's interpreter if it is the server's own environment."""
+    is_servers = os.path.realpath(os.path.join(folder, environment)) == os.path.realpath(sys.prefix)
+    return Path(sys.executable) if is_servers else Path(environment)

@@ -212,7 +212,18 @@ def _read_root(value: object) -> Path:
 
 
 def _read_python(value: object) -> Path:
-    """Read the path of an interpreter, or of an environment's folder, for which its interpreter is returned."""
+    """Read the path of an interpreter, or of an environment's folder, for which its interpreter is returned.
+
+    A relative path is that of an environment in the notebook's folder, and is returned as it is.
+    """
+    text = _read_text(value)
+    if not text.startswith(("/", "~")):
+        parts = text.rstrip("/").split("/")
+        if any(part in ("", ".", "..") for part in parts):
+            raise ValueError(
+                f"{value!r} must be an absolute path, or the path of an environment in the notebook's folder"
+            )
+        return Path(text)
     path = _read_root(value)
     return path / "bin" / "python" if path.is_dir() else path
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -15,7 +17,9 @@ pytestmark = pytest.mark.timeout(600)
 
 GIT = "git -c user.name=me -c user.email=me@host.example"
 RUN = """
+import json
 import subprocess
+import sys
 def run(line):
     done = subprocess.run(line, shell=True, stdout=-1, stderr=subprocess.STDOUT, text=True)
     print(done.stdout, end="")
@@ -133,3 +137,55 @@ open("made", "w").close()
         subprocess.run([*git, *command], check=True, timeout=60, stdout=subprocess.DEVNULL)
     assert not ran.exists()
     assert (folder / "made").exists()
+
+
+def test_a_projects_environment_is_the_kernels_python(make_env: Callable[..., Env]) -> None:
+    """By a request, a profile or its path, and without an ipykernel of its own. Nothing of it runs on the host."""
+    env = make_env(config={"Policy": {"profiles": {"project": {"python": ".venv"}}}})
+    folder = env.work / "project"
+    folder.mkdir()
+    base = getattr(sys, "_base_executable", sys.executable)
+    subprocess.run([base, "-m", "venv", "--without-pip", folder / ".venv"], check=True, timeout=120)
+    packages = next((folder / ".venv" / "lib").iterdir()) / "site-packages"
+    (packages / "mine.py").write_text("answer = 42\n")
+    # What a hostile environment would run on the host, if anything did.
+    (packages / "sitecustomize.py").write_text(
+        f"import os\nif os.path.isdir({str(env.home)!r}): open({str(env.base / 'ran')!r}, 'w').close()\n"
+    )
+    for name, argv, request in (
+        ("by-request", "python", {"python": ".venv"}),
+        ("by-profile", "python", {"profile": "project"}),
+        ("by-path", str(folder / ".venv" / "bin" / "python"), {}),
+    ):
+        spec = env.data / "kernels" / name
+        spec.mkdir(parents=True)
+        (spec / "kernel.json").write_text(
+            json.dumps(
+                {
+                    "argv": [argv, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+                    "display_name": name,
+                    "language": "python",
+                    "metadata": {"kernel_provisioner": {"provisioner_name": "agentbox-provisioner", "config": request}},
+                }
+            )
+        )
+    with env.server("server") as server:
+        for name in ("by-request", "by-profile", "by-path"):
+            kernel = server.notebook("project/book.ipynb", name)
+            assert kernel.check("import sys, mine; print(sys.prefix, mine.answer)") == "/workspace/.venv 42\n"
+            seen = "import subprocess; print(subprocess.getoutput('python -c \"import sys, mine; print(sys.prefix)\"'))"
+            assert kernel.check(seen) == "/workspace/.venv\n"
+            missing = kernel.execute("import jupyter_server")
+            assert missing.error == "ModuleNotFoundError", "only what ipykernel needs comes from the server"
+            kernel.restart()
+            assert kernel.check("import mine; print(mine.answer)") == "42\n"
+            kernel.shutdown()
+        (folder / ".venv" / "pyvenv.cfg").write_text(f"home = {env.home}\n")
+        answer = server.http.post(
+            server.url("api/sessions"),
+            json={"path": "project/b.ipynb", "name": "b", "type": "notebook", "kernel": {"name": "by-request"}},
+            timeout=150,
+        )
+        assert not answer.ok
+        assert "which sandboxes cannot see" in answer.text
+    assert not (env.base / "ran").exists()

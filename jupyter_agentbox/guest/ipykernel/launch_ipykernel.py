@@ -12,12 +12,21 @@ import os
 import sys
 import threading
 import types
-from importlib.machinery import ExtensionFileLoader, ModuleSpec, SourceFileLoader
+from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import spec_from_file_location
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+
+#: What ipykernel needs.
+KERNEL_PACKAGES = (
+    "ipykernel", "ipykernel_launcher", "IPython", "traitlets", "tornado", "zmq", "jupyter_client", "jupyter_core",
+    "comm", "debugpy", "matplotlib_inline", "nest_asyncio", "packaging", "psutil", "dateutil", "six", "decorator",
+    "jedi", "parso", "prompt_toolkit", "wcwidth", "pygments", "stack_data", "executing", "asttokens", "pure_eval",
+    "pexpect", "ptyprocess", "platformdirs", "typing_extensions", "exceptiongroup", "ipython_pygments_lexers",
+)  # fmt: skip
 
 
 class ImportCache:
@@ -63,6 +72,20 @@ class ImportCache:
         self._modules, self._body = {}, memoryview(b"")
 
 
+class KernelPackages:
+    """Finder for ipykernel and what it needs, in another environment of the same Python, after all other packages.
+
+    Nothing else of that environment can be imported.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
+        """Return the spec of a top-level module, or None."""
+        return PathFinder.find_spec(name, [self._folder]) if name in KERNEL_PACKAGES else None
+
+
 class CachedLoader(SourceFileLoader):
     """Loader that reverts to its base class once it has returned the code."""
 
@@ -96,6 +119,8 @@ def load_embedded(names: "list[str]") -> ImportCache:
 
 def main() -> None:
     del sys.path[0]  # the work folder must not hide modules that the kernel imports; it adds it again later
+    if packages := os.environ.pop("AGENTBOX_PACKAGES", ""):
+        sys.meta_path.append(KernelPackages(packages))
     if names := os.environ.pop("AGENTBOX_EMBEDDED", ""):
         cache = load_embedded(names.split(","))
         from _agentbox.embedded import EmbeddedApp  # type: ignore[import-not-found]

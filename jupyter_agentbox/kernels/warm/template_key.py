@@ -19,7 +19,7 @@ from pathlib import Path
 from jupyter_agentbox.linux import PACKAGE
 from jupyter_agentbox.runtimes.machine import count_processors
 from jupyter_agentbox.sandbox.drivers import prepare_argv
-from jupyter_agentbox.spec import LIMIT_NAMES, Grant, SandboxSpec
+from jupyter_agentbox.spec import LIMIT_NAMES, WORKSPACE, Grant, SandboxSpec
 
 #: Largest environment that an unclaimed kernel can be given, in bytes.
 MAX_ENV = 48 * 1024
@@ -51,6 +51,7 @@ def can_be_warm(spec: SandboxSpec, argv: Sequence[str]) -> bool:
         and spec.driver == "auto"
         and not spec.is_root
         and prepare_argv(argv) != list(argv)
+        and not spec.python.startswith(f"{WORKSPACE}/")  # an unclaimed sandbox has no work folder
         and len(json.dumps(dict(spec.env))) <= MAX_ENV
         and not any(mount.is_writable for mount in spec.mounts)
         and not (spec.init or spec.services)
