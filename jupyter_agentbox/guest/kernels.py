@@ -244,7 +244,8 @@ class Kernel:
             self._loop.watch(self._orders.fileno())
             self._orders.close()
             self._orders = None
-        self._report(event="exited", code=code, signal=number, is_out_of_memory=self.is_out_of_memory)
+        if not self._processes.is_ending:  # otherwise the host reports why the sandbox has ended
+            self._report(event="exited", code=code, signal=number, is_out_of_memory=self.is_out_of_memory)
         self._events.close()
 
     def _report(self, **event: Any) -> None:

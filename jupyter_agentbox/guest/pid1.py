@@ -62,6 +62,7 @@ class Guest:
 
     def terminate(self) -> None:
         """Send SIGTERM to every program, and end the sandbox after :data:`TERM_TIMEOUT`."""
+        self.processes.is_ending = True
         self.processes.signal_all(signal.SIGTERM)
         self.loop.later(TERM_TIMEOUT, self.end)
 

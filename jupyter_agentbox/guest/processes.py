@@ -73,12 +73,15 @@ class Processes:
     ----------
     has_started : bool
         Whether a program was ever started.
+    is_ending : bool
+        Whether the sandbox ends, and all programs with it.
     is_full : bool
         Whether programs may not write to files; see :mod:`.disk`.
     """
 
     def __init__(self, loop: Loop, uid: int, gid: int) -> None:
         self.has_started = False
+        self.is_ending = False
         self.is_full = False
         self.uid = uid
         self.gid = gid

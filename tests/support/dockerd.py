@@ -25,9 +25,11 @@ class Dockerd:
     ----------
     base : Path
         Empty directory with a short path, because it contains sockets.
+    live_restore : bool
+        Whether containers outlive a restart of the engine.
     """
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, *, live_restore: bool = True) -> None:
         self.base = base
         self.socket = base / "d.sock"
         self.host = f"unix://{self.socket}"
@@ -36,7 +38,7 @@ class Dockerd:
         self.program = shutil.which("dockerd")
         assert self.program, "dockerd is needed: apt-get install docker.io"
         bare = {"path": runsc, "runtimeArgs": ["--network=none"]}
-        config = {"runtimes": {RUNTIME_NAME: make_runtime(runsc), "bare-runsc": bare}, "live-restore": True}
+        config = {"runtimes": {RUNTIME_NAME: make_runtime(runsc), "bare-runsc": bare}, "live-restore": live_restore}
         (base / "daemon.json").write_text(json.dumps(config))
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -77,7 +79,7 @@ class Dockerd:
         self.process.send_signal(number)
 
     def stop(self) -> None:
-        """Stop the engine as for a restart. Its containers keep running."""
+        """Stop the engine as for a restart. Its containers keep running if it has live-restore."""
         self.signal(signal.SIGTERM)
         assert self.process is not None
         self.process.wait(100)

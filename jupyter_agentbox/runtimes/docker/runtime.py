@@ -145,13 +145,18 @@ class DockerRuntime(Runtime):
         state: dict[str, Any] = {}
         removed = False
         words = ""
-        with contextlib.suppress(AgentboxError):
+        is_away = False
+        try:
             found = self._inspect_ended(handle.container)
             state = (found or {}).get("State") or {}
             removed = found is None or state.get("Status") in ("removing", "dead")
             if found is not None:
                 self._keep_log(handle.container, directory)
                 words = namespaces.read_tail(directory / "log", 64_000)
+        except RuntimeUnavailable:
+            is_away = True
+        except AgentboxError:
+            pass
         if handle.container in self._out_of_memory or state.get("OOMKilled") or self._was_killed(handle, removed):
             return out_of_memory(limits)
         for sign in ("panic:", "fatal error:"):
@@ -159,6 +164,13 @@ class DockerRuntime(Runtime):
                 return End(Cause.CRASHED, 1, f"it crashed: {words[words.index(sign) :][:200]}")
         if removed:
             return End(Cause.KILLED, 137, "its container was removed from outside")
+        if is_away:
+            return End(
+                Cause.KILLED,
+                137,
+                "Docker's engine was stopped or restarted, and ended its containers. With live-restore in the engine's"
+                " daemon.json, sandboxes outlive that",
+            )
         return End(Cause.KILLED, 137, "its container was ended from outside")
 
     def freeze(self, handle: Handle) -> bool:

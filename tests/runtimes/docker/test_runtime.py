@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from contract.box import STANDIN, Box
 from contract.escapes import EscapeContract
 from contract.runtime import RuntimeContract
@@ -524,3 +526,33 @@ class TestEndToEnd:
             wait_until(lambda: server.call("GET", path)["state"] == "ended", 60, "its end is seen")
             assert server.call("GET", path)["end"]["cause"] == "killed"
             server.call("DELETE", path)
+
+    def test_an_engine_without_live_restore_is_named_as_the_cause(self, make_env: Callable[..., Env]) -> None:
+        dockerd = Dockerd(Path(tempfile.mkdtemp(prefix="abd")), live_restore=False)
+        try:
+            dockerd.start()
+            env = make_env(config=self.config(dockerd))
+            with env.server("server", "--ServerApp.jpserver_extensions={'jupyter_agentbox': True}") as server:
+                path = "api/agentbox/sandboxes/one"
+                server.call("POST", "api/agentbox/sandboxes", {"id": "one"})
+                server.call("POST", f"{path}/code", {"code": "x = 41"})
+                kernel = server.kernel()
+                request = kernel.start("import time; time.sleep(600)")
+                dockerd.stop()
+
+                def call() -> requests.Response:
+                    return server.http.post(server.url(f"{path}/code"), json={"code": "x"}, timeout=20)
+
+                gone = wait_until(lambda: (answer := call()).status_code == 410 and answer, 30, "its end is seen")
+                assert "Docker's engine was stopped or restarted" in gone.json()["message"]
+                assert "live-restore" in server.call("GET", path)["end"]["message"]
+                kernel.finish(request)
+                wait_until(lambda: "the kernel ended: Docker's engine was stopped" in server.log.read_text(), 30, "why")
+                kernel.shutdown()
+                dockerd.start()
+                server.call("POST", f"{path}/revive")
+                ran = server.call("POST", f"{path}/exec", {"command": "echo again"})
+                assert ran["stdout"] == "again\n"
+                server.call("DELETE", path)
+        finally:
+            dockerd.close()
