@@ -16,11 +16,13 @@ import termios
 import tty
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from traitlets import Bool, Unicode
 
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest
 from jupyter_agentbox.policy.environment import user_name
+from jupyter_agentbox.policy.languages import find_commands
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.processes import Command as Program
@@ -50,6 +52,8 @@ class ShellCommand(Command):
     argument = "[FOLDER]"
     wanted = "name at most one folder"
     profile = Unicode(help="Profile of the sandbox. Default: Policy.default_profile.").tag(config=True)
+    image = Unicode(help="Image to run in, by name. Default: the profile's.").tag(config=True)
+    language = Unicode(help="Open the prompt of this language, such as R, instead of a shell.").tag(config=True)
     from_server = Bool(
         False,
         help="Used by Jupyter's terminals: if policy refuses FOLDER, use a private folder; keep an error on the screen "
@@ -64,7 +68,8 @@ class ShellCommand(Command):
             try:
                 policy = Policy(parent=self)
                 spec = self._resolve(policy)
-                return asyncio.run(until_signal(_shell(policy, spec)))
+                prompt = find_commands(self.language, spec.python).prompt if self.language else None
+                return asyncio.run(until_signal(_shell(policy, spec, Program(argv=prompt))))
             except AgentboxError as error:
                 if not self.from_server:
                     raise
@@ -75,7 +80,9 @@ class ShellCommand(Command):
     def _resolve(self, policy: Policy) -> SandboxSpec:
         """Resolve the sandbox. If policy refuses a folder that was not named, use a private one."""
         profile = policy.profile(self.profile or policy.default_profile)
-        request = {"profile": profile.name, "lease_timeout": min(LEASE, profile.lease_timeout)}
+        request: dict[str, Any] = {"profile": profile.name, "lease_timeout": min(LEASE, profile.lease_timeout)}
+        if self.image:
+            request["image"] = self.image
         is_named = bool(self.extra_args)
         folder = Path(os.path.abspath(os.path.expanduser(self.extra_args[0] if is_named else ".")))
 
@@ -107,23 +114,23 @@ def _terminal_modes() -> Iterator[None]:
             termios.tcsetattr(_STDIN, termios.TCSANOW, modes)
 
 
-async def _shell(policy: Policy, spec: SandboxSpec) -> int:
+async def _shell(policy: Policy, spec: SandboxSpec, program: Program) -> int:
     manager = SandboxManager.shared(policy.state_path, spec.runtime, config=policy.config)
     sandbox = await manager.create(spec)
     try:
-        return await _bridge(sandbox.processes)
+        return await _bridge(sandbox.processes, program)
     finally:
         await manager.stop(sandbox)
 
 
-async def _bridge(processes: ProcessTable) -> int:
-    """Run a login shell, connect it to this terminal until it ends, and return its exit status."""
+async def _bridge(processes: ProcessTable, program: Program) -> int:
+    """Run a program, or else a login shell, connect it to this terminal until it ends, and return its exit status."""
     loop = asyncio.get_running_loop()
     resized = asyncio.Event()
     loop.add_signal_handler(signal.SIGWINCH, resized.set)
     rows, columns = _size()
     term = os.environ.get("TERM") or "xterm-256color"
-    info = await processes.open_terminal(Program(), rows=rows, columns=columns, term=term)
+    info = await processes.open_terminal(program, rows=rows, columns=columns, term=term)
     tty.setraw(_STDIN, termios.TCSANOW)
     typing = asyncio.ensure_future(_type(processes, info.id))
     fitting = asyncio.ensure_future(_fit(processes, info.id, resized))

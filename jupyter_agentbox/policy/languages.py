@@ -9,12 +9,26 @@ import contextlib
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 
+from jupyter_agentbox.errors import InvalidRequest
 from jupyter_agentbox.spec import KernelCommand
 
 PYTHON = "python"
+#: Language of a file's code, by its suffix.
+SUFFIXES = {
+    ".py": PYTHON, ".sh": "bash", ".r": "r", ".ts": "typescript", ".mts": "typescript", ".js": "javascript",
+    ".mjs": "javascript", ".cjs": "javascript",
+}  # fmt: skip
+#: Commands of each language other than Python: to run a file or standard input (`-`), code, and a prompt.
+_COMMANDS = {
+    "bash": (("/bin/sh",), ("/bin/sh", "-c"), ("/bin/bash",)),
+    "r": (("Rscript",), ("Rscript", "-e"), ("R", "--quiet", "--no-save")),
+    "typescript": (("deno", "run", "--allow-all"), ("deno", "eval", "--ext=ts"), ("deno", "repl", "--allow-all")),
+    "javascript": (("node",), ("node", "-e"), ("node",)),
+}
 #: Recipe of the package whose image has a language or package manager that is not Python's.
 IMAGES = {"r": "r", "typescript": "javascript", "javascript": "javascript", "npm": "javascript", "bash": "base"}
 #: Directories of programs, and of R packages, in every curated root.
@@ -84,6 +98,33 @@ def find_language(kernels: Sequence[KernelCommand], language: str) -> KernelComm
 def list_languages(kernels: Sequence[KernelCommand]) -> tuple[str, ...]:
     """Return the names of all languages, Python first."""
     return tuple(dict.fromkeys((PYTHON, *(name.lower() for kernel in kernels for name in kernel.languages))))
+
+
+@dataclass(frozen=True)
+class LanguageCommands:
+    """The commands of a language's interpreter inside: for a file, for code in an argument, and for a prompt."""
+
+    file: tuple[str, ...]
+    code: tuple[str, ...]
+    prompt: tuple[str, ...]
+
+
+def find_commands(language: str, python: str) -> LanguageCommands:
+    """Return the commands of a language, whose name is not case-sensitive. Raises InvalidRequest.
+
+    Parameters
+    ----------
+    language : str
+    python : str
+        Interpreter of the sandbox's Python.
+    """
+    name = language.lower()
+    if name == PYTHON:
+        return LanguageCommands((python,), (python, "-c"), (python,))
+    if name not in _COMMANDS:
+        known = ", ".join((PYTHON, *_COMMANDS))
+        raise InvalidRequest(f"language {language!r:.60} is not supported here; use one of {known}", field="language")
+    return LanguageCommands(*_COMMANDS[name])
 
 
 def suggest_image(name: str) -> str:

@@ -7,9 +7,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import nbformat
 import pytest
 from support.harness import CANARY, Env
-from support.serving import run, run_all
+from support.serving import run, run_all, run_command
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,9 @@ def test_what_is_wrong_is_one_line_and_a_status(env: Env) -> None:
     (env.work / "book.ipynb").write_text("{}")
     wrong = (
         (("run", "missing.py"), "cannot be read"),
-        (("run", "book.ipynb"), "jupyter execute --kernel_name=agentbox book.ipynb"),
+        (("run", "book.ipynb"), "book.ipynb is not a notebook"),
+        (("run", "--image=nothing", "-c", "1"), "image 'nothing' does not exist"),
+        (("run", "--language=cobol", "-c", "1"), "use one of python, bash, r, typescript, javascript"),
         (("run", "--profile=nope", "-c", "1"), "profile 'nope' does not exist"),
         (("run", "--allow=not-listed.example", "-c", "1"), "not-listed.example"),
         (("run", "--package=--index-url", "-c", "1"), "is not a valid package name"),
@@ -136,3 +139,27 @@ def test_a_flood_of_output_and_progress_bars_come_as_they_are(env: Env) -> None:
     assert ran.out.count("\n") == 60_001
     assert ran.out.endswith("\nRESULT 42\n")
     assert ran.err.replace("\n", "\r") == "\r0\r1\r2"  # text mode turns carriage returns into newlines
+
+
+def test_a_script_runs_in_the_language_of_its_suffix_or_option(env: Env) -> None:
+    (env.work / "a.js").write_text("console.log('node', process.argv[2])")
+    (env.work / "a.R").write_text("cat('never')")
+    assert run(env, "run", "--offline", "a.js", "x").out == "node x\n"
+    assert run(env, "run", "--offline", "--language=bash", "-c", 'echo "$0"', "x").out == "x\n"
+    none = run(env, "run", "--offline", "a.R")
+    assert (none.status, none.out) == (127, "")
+    assert 'image="r"; `jupyter agentbox image build r` builds it' in none.err
+
+
+def test_a_notebook_runs_to_its_first_error_and_prints_its_output(env: Env) -> None:
+    cells = ["x = 6\nprint('one')", "x * 7", "import sys; print('err', file=sys.stderr)", "1 / 0", "print('never')"]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    book.cells.insert(1, nbformat.v4.new_markdown_cell("print('text')"))
+    nbformat.write(book, env.work / "cells.ipynb")
+    ran = run_command(("run", "--offline", "cells.ipynb"), env.work, env.variables, stdin=b"")
+    assert (ran.status, ran.out) == (1, "one\n42\n")
+    assert ran.err.startswith("err\n")
+    assert "ZeroDivisionError" in ran.err
+    book.cells[-2:] = [nbformat.v4.new_code_cell("import time; time.sleep(60)")]
+    nbformat.write(book, env.work / "cells.ipynb")
+    assert run(env, "run", "--offline", "--timeout=5", "cells.ipynb").status == 124

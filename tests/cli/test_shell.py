@@ -132,3 +132,15 @@ def test_programs_that_use_terminals_find_them(shell: Open) -> None:
     assert opened.run("until [ -s in-tmux ]; do sleep 0.1; done; cat in-tmux").startswith("/dev/pts/")
     assert "work: 1 windows" in opened.run("tmux ls")
     assert opened.run("sleep 600 & kill %1; wait %1; echo $?").endswith("143\r\n")
+
+
+def test_the_prompt_of_a_language_is_opened(env: Env, shell: Open) -> None:
+    python = shell("--language=python")
+    python.process.expect_exact(">>> ")
+    python.process.sendline("print(6 * 7)")
+    python.process.expect_exact("42\r\n")
+    python.process.sendline("exit(3)")
+    assert python.finish()[1] == 3
+    gone = shell("--image=nothing")
+    gone.process.expect_exact("image 'nothing' does not exist")
+    assert gone.finish()[1] == 1

@@ -16,6 +16,7 @@ import nbformat
 import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
+from support import serving
 from support.api import Api
 from support.harness import BIN, Env, Server, wait_until
 from support.images import Built, Mirror
@@ -304,6 +305,24 @@ def test_a_notebook_with_a_plot_runs(env: Env, kernel: str) -> None:
         assert (folder / "made-by-r.txt").read_text() == "made\n", "the notebook's own folder"
     else:
         assert "0,0 10,1 20,4 30,9" in plot
+
+
+def test_a_script_and_a_notebook_run_on_an_image_from_the_command_line(env: Env) -> None:
+    (env.work / "a.R").write_text("cat(commandArgs(TRUE), 6 * 7)")
+    (env.work / "a.ts").write_text("const x: number = 42; console.log(x, Deno.args[0])")
+    book = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell("x <- 6"), nbformat.v4.new_code_cell("cat(x * 7)")]
+    )
+    book.metadata["kernelspec"] = {"name": "ir", "display_name": "R", "language": "R"}
+    nbformat.write(book, env.work / "r.ipynb")
+    for arguments, printed in (
+        (("a.R", "x"), "x 42"),
+        (("a.ts", "x"), "42 x\n"),
+        (("r.ipynb",), "42"),
+        (("--language=R", "-c", "cat(43)"), "43"),
+    ):
+        ran = serving.run(env, "run", "--image=languages", "--offline", *arguments)
+        assert (ran.status, ran.out) == (0, printed), ran
 
 
 def test_nothing_of_the_image_was_changed(built: Built) -> None:
