@@ -72,6 +72,16 @@ def provide(python: str, path: str) -> None:
         pass
 
 
+def find_sites(python: str, path: str) -> list[str]:
+    """Return the directories of an interpreter's packages, first the one to install to."""
+    found = next((file for file in _candidates(python, path) if os.access(file, os.X_OK)), None)
+    if found is None:
+        return []
+    prefix = os.path.dirname(os.path.dirname(found))
+    version = _version_of(found, prefix)
+    return list(_find_sites(prefix, version)) if version else []
+
+
 def _provide(python: str, path: str) -> None:
     found = next((file for file in _candidates(python, path) if os.access(file, os.X_OK)), None)
     if found is None:

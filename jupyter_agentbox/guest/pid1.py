@@ -11,13 +11,14 @@ import json
 import os
 import signal
 
-from . import child_kernels, own_pip
+from . import child_kernels, own_locks, own_pip
 from .call_filter import install_filter
 from .connect import open_connection
 from .egress import Egress
 from .jobs import Job, open_job
 from .kernels import Kernel, make_shared_directory, open_kernel
 from .load import open_load
+from .locks import Locks
 from .lookup import open_lookup
 from .loop import Link, Loop, Stream
 from .memory import open_memory
@@ -46,17 +47,20 @@ class Guest:
         self.kernels: dict[str, Kernel] = {}
         self.jobs: dict[str, Job] = {}
         self._lease = settings["lease"]
-        self._python = settings.get("python", ""), settings.get("path", "")
+        self._python, self._path = settings.get("python", ""), settings.get("path", "")
+        self._provided: set[str] = set()
         self._claim = self._wait() if settings.get("is_waiting") else None
         self._count_down(self._lease)
         self.link = Link(self.loop, LINK_DIR, self._stream_opened, self._owner_found, self._owner_lost)
         self.egress = Egress(self.loop, self.link)
+        self.locks = Locks(self.loop, self.link)
         make_shared_directory(CONNECTION_DIR)
         signal.signal(signal.SIGTERM, lambda *_: self.terminate())
 
     def run(self) -> None:
         """Run until the lease expires or the host ends the sandbox."""
         self.egress.start()
+        self.locks.start()
         self.link.dial()
         self.loop.run()
 
@@ -93,12 +97,22 @@ class Guest:
     def _set_lease(self, lease: float) -> None:
         self._lease = lease
 
+    def _provide(self, header: dict[str, Any]) -> None:
+        """Prepare the Python environments of the sandbox before the first program in each starts."""
+        if not self._provided and self._python:
+            own_pip.provide(self._python, self._path)
+            child_kernels.provide(self._python)
+        pythons = {self._python or "python3", "/usr/bin/python3"}
+        if header["kind"] == "kernel" and header.get("argv"):  # else it runs already
+            pythons.add(header["argv"][0])
+        for python in pythons - self._provided:
+            own_locks.provide(python, self._path)
+        self._provided |= pythons
+
     def _stream_opened(self, stream: Stream) -> None:
         kind = stream.header.get("kind")
-        if kind in ("process", "kernel") and self._python[0]:
-            own_pip.provide(*self._python)
-            child_kernels.provide(self._python[0])
-            self._python = "", ""
+        if kind in ("process", "kernel"):
+            self._provide(stream.header)
         if kind in ("process", "stdin"):
             open_job(self.loop, self.processes, self.jobs, stream)
         elif kind in ("kernel", "channel"):

@@ -120,6 +120,9 @@ def kernel_environment(
         "XDG_DATA_HOME": f"{HOME}/.local/share",
         "JUPYTER_RUNTIME_DIR": f"{HOME}/.local/share/jupyter/runtime",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        # gVisor does not report changes from outside, such as those of JupyterLab's editor.
+        "WATCHFILES_FORCE_POLLING": "true",
+        "CHOKIDAR_USEPOLLING": "true",
         "OMP_NUM_THREADS": str(max(1, min(os.cpu_count() or 1, math.ceil(limits.cpus)))),
     }
     env.update((name, value) for name, value in host.items() if name in _HOST_NAMES or name == "LANGUAGE")

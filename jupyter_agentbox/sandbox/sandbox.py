@@ -61,6 +61,7 @@ from .limits import (
     find_breach,
 )
 from .link.link import Link, LinkThread, Stream, finished
+from .locks import FolderLocks
 from .processes import Command, ExecResult, ProcessTable
 from .record import KernelRecord, Lock, ProcessRecord, Record, read_log_tail, was_told_to_end
 from .sweep import KEPT_MARK, SESSION_FILE, remove_directory
@@ -140,7 +141,8 @@ class Sandbox:
         self._checkpointing = asyncio.Lock()
         # Serializes keep() and discard(): if they ran at the same time, a directory without an owner could remain.
         self._removal_lock = asyncio.Lock()
-        self._link = Link(directory / "link", self.gate.handle, self._link_lost)
+        self._link = Link(directory / "link", self._serve, self._link_lost)
+        self._locks = FolderLocks(record.spec.workspace, record.spec.hidden)
 
     @property
     def id(self) -> str:
@@ -564,6 +566,13 @@ class Sandbox:
         self.record.owner_pid = os.getpid()
         self.record.handle = self._handle.to_dict() if self._handle is not None else None
         self.record.save(self.directory)
+
+    async def _serve(self, stream: Stream) -> None:
+        """Serve a stream that the guest opened."""
+        if stream.header.get("kind") == "locks":
+            await self._locks.handle(stream)
+        else:
+            await self.gate.handle(stream)
 
     # -- its end -----------------------------------------------------------------------------
 

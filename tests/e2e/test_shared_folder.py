@@ -1,0 +1,62 @@
+"""Two notebooks of one folder: their locks exclude each other."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+
+import pytest
+from support.harness import Env, KernelClient
+
+pytestmark = pytest.mark.timeout(600)
+
+COUNT = 50
+
+
+def test_two_notebooks_do_not_hold_one_lock(make_env: Callable[..., Env]) -> None:
+    env = make_env()
+    take = "import fcntl; file = open('lock', 'a+'); fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB); print('held')"
+    increment = (
+        "import sqlite3\n"
+        "connection = sqlite3.connect('d.sqlite', timeout=200, isolation_level=None)\n"
+        f"for _ in range({COUNT}):\n"
+        "    for line in ('BEGIN IMMEDIATE', 'UPDATE t SET n = n + 1', 'COMMIT'): connection.execute(line)\n"
+    )
+    with env.server("server") as server:
+        kernels = [server.notebook(f"{name}.ipynb") for name in "ab"]
+        one, other = kernels
+        assert one.check(take) == "held\n"
+        assert other.execute(take).error == "BlockingIOError"
+        one.check("file.close(); import time; time.sleep(1)")
+        assert other.check(take) == "held\n"
+        # Programs that a kernel starts exclude each other, too.
+        told = one.execute(f'import subprocess, sys; subprocess.run([sys.executable, "-c", {take!r}], check=True)')
+        assert told.error == "CalledProcessError"
+        for mode in ("delete", "wal"):
+            connection = sqlite3.connect(env.work / "d.sqlite")
+            with connection:
+                connection.execute("DROP TABLE IF EXISTS t")
+                connection.execute("CREATE TABLE t (n INTEGER)")
+                connection.execute("INSERT INTO t VALUES (0)")
+            connection.execute(f"PRAGMA journal_mode={mode}")
+            connection.close()
+            requests = [kernel.start(increment) for kernel in kernels]
+            for kernel, request in zip(kernels, requests, strict=True):
+                check_done(kernel, request)
+            connection = sqlite3.connect(env.work / "d.sqlite")
+            assert connection.execute("SELECT n FROM t").fetchone() == (2 * COUNT,)
+            assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            connection.close()
+            for kernel in kernels:
+                kernel.check("connection.close()")
+        # A restarted kernel has released everything.
+        other.restart()
+        assert one.check(take) == "held\n"
+        for kernel in kernels:
+            kernel.shutdown()
+    env.assert_clean()
+
+
+def check_done(kernel: KernelClient, request: str) -> None:
+    result = kernel.finish(request, timeout=250)
+    assert result.reply.get("status") == "ok", result
