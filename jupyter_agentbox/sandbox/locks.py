@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jupyter_agentbox.errors import AgentboxError, LinkClosed, NotFound
+from jupyter_agentbox.names import Names
 from jupyter_agentbox.storage.files.tree import Tree
 
 from .link.link import Stream
@@ -75,13 +76,13 @@ class FolderLocks:
     ----------
     folder : Path or None
         The work folder, or None if the sandbox does not share it. Then nothing is locked.
-    hidden : tuple of str
-        Patterns of names in it that the sandbox does not see.
+    names : Names
+        Names in it that the sandbox does not see.
     """
 
-    def __init__(self, folder: Path | None, hidden: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path | None, names: Names) -> None:
         self._folder = folder
-        self._hidden = hidden
+        self._names = names
         self._files = 0
         self._streams = 0
 
@@ -156,7 +157,7 @@ class FolderLocks:
         parts = tuple(path.split("/"))
         if any(part in ("", ".", "..") for part in parts):
             raise OSError(errno.EINVAL, "not a path beneath the work folder")
-        tree = Tree(self._folder, self._hidden)
+        tree = Tree(self._folder, self._names)
         try:
             found = tree.open(parts)
         finally:

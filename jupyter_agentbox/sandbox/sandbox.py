@@ -29,6 +29,7 @@ from jupyter_agentbox.errors import (
 )
 from jupyter_agentbox.guest.framing import MAX_PAYLOAD, OPEN, MessageReader, ProtocolError, load_json, pack_json
 from jupyter_agentbox.linux import remove_tree
+from jupyter_agentbox.names import Names
 from jupyter_agentbox.runtimes import Handle, Runtime, Usage
 from jupyter_agentbox.runtimes.runsc import import_cache
 from jupyter_agentbox.spec import (
@@ -142,7 +143,7 @@ class Sandbox:
         # Serializes keep() and discard(): if they ran at the same time, a directory without an owner could remain.
         self._removal_lock = asyncio.Lock()
         self._link = Link(directory / "link", self._serve, self._link_lost)
-        self._locks = FolderLocks(record.spec.workspace, record.spec.hidden)
+        self._locks = FolderLocks(record.spec.workspace, Names(record.spec.hidden, record.spec.read_only))
 
     @property
     def id(self) -> str:
