@@ -24,11 +24,11 @@ INCREMENT = """
 import sqlite3, sys
 database, mode, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 connection = sqlite3.connect(database, timeout=200, isolation_level=None)
-assert connection.execute(f"PRAGMA journal_mode={mode}").fetchone()[0] == mode
 for _ in range(count):
     connection.execute("BEGIN IMMEDIATE")
     connection.execute("UPDATE t SET n = n + 1")
     connection.execute("COMMIT")
+assert connection.execute("PRAGMA journal_mode").fetchone()[0] == mode
 print("done")
 """
 #: Takes a lock in one of several ways, reports, and ends when its input does.
@@ -125,7 +125,7 @@ def test_sqlite_loses_no_change_of_two_sandboxes_and_the_host(
     with sqlite3.connect(database) as connection:
         connection.execute("CREATE TABLE t (n INTEGER)")
         connection.execute("INSERT INTO t VALUES (0)")
-        connection.execute(f"PRAGMA journal_mode={mode}")
+    connection.execute(f"PRAGMA journal_mode={mode}")
     connection.close()
 
     async def test(manager: SandboxManager) -> None:
