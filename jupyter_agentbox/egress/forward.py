@@ -195,8 +195,8 @@ class Timeouts:
         For one lookup, and for connecting to one address.
     idle, half_closed : float
         For a connection without traffic that is open in both directions, or in only one.
-    keep_alive : float
-        Between two HTTP requests.
+    keep_alive, reuse : float
+        Between two HTTP requests, and between two requests to the HTTP proxy while other connections wait for a slot.
     linger : float
         For the guest to read a refusal before the connection is closed.
     """
@@ -208,6 +208,7 @@ class Timeouts:
     idle: float = 3600.0
     half_closed: float = 60.0
     keep_alive: float = 90.0
+    reuse: float = 3.0
     linger: float = 5.0
 
 

@@ -34,7 +34,7 @@ from .forward import (
     relay,
     send_and_close,
 )
-from .http_forward import HttpForwarder
+from .http_forward import HttpForwarder, KeptAlive
 from .rules import Decision, check_grant, decide, explain_refusal, normal_name, ports_of, printable
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,8 @@ class GateLimits:
     Parameters
     ----------
     connections : int
-        Concurrent connections to servers. Further ones wait for ``timeouts.slot`` seconds and are then refused.
+        Concurrent connections to servers. Further ones wait for ``timeouts.slot`` seconds and are then refused. While
+        they wait, connections to the HTTP proxy without a request are closed.
     names : int
         Names that have an address inside.
     lookups : int
@@ -133,6 +134,7 @@ class Gate:
         self._streams = 0
         self._slots = self.limits.connections
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._kept = KeptAlive(lambda: bool(self._waiting))
         self._dns_streams = 0
         self._is_closed = False
 
@@ -210,6 +212,7 @@ class Gate:
             self._is_allowed,
             self._times,
             connect=functools.partial(self._serve_connect, stream, client),
+            kept=self._kept,
         )
         await self._run_http(forwarder, stream, ("", 0))
 
@@ -337,6 +340,7 @@ class Gate:
             return
         slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(slot)
+        self._kept.make_room()
         try:
             await asyncio.wait((slot,), timeout=self._times.slot)
         except BaseException:

@@ -22,6 +22,7 @@ _VALUE = re.compile(r"[\t \x21-\x7e\x80-\xff]*")
 _TARGET = re.compile(r"[\x21-\x7e\x80-\xff]+")
 _AUTHORITY = re.compile(r"(?P<host>\[[^\]]*\]|[^:@/?#\[\]\\]*)(?::(?P<port>[0-9]{1,5}))?", re.ASCII)
 _BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
+_PERSISTENCE = re.compile(rb"\r\n(?:(?:proxy-)?connection|keep-alive):[^\r]*", re.IGNORECASE)
 _HOP_BY_HOP = frozenset(
     {
         "connection", "http2-settings", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
@@ -213,6 +214,12 @@ def parse_response(head: bytes, method: str) -> Response:
     elif framing is None:
         framing = Framing(is_until_close=True)
     return Response(status, head, framing, is_last or framing.is_until_close)
+
+
+def as_last(response: Response) -> Response:
+    """Return the response with the announcement that the connection closes after it."""
+    raw = _PERSISTENCE.sub(b"", response.raw)[:-2] + b"Connection: close\r\n\r\n"
+    return Response(response.status, raw, response.framing, is_last=True)
 
 
 class BodyReader:

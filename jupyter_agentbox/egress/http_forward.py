@@ -19,6 +19,36 @@ from .wire import WireError
 Open = Callable[[str, int], Awaitable[Upstream]]
 
 
+class KeptAlive:
+    """Connections between two requests. While others wait for a slot, those that have been idle for longest are closed.
+
+    Parameters
+    ----------
+    is_full : callable
+        Returns whether a connection waits for a slot.
+    """
+
+    def __init__(self, is_full: Callable[[], bool]) -> None:
+        self.is_full = is_full
+        self._idle: dict[Callable[[], None], None] = {}
+
+    def add(self, close: Callable[[], None]) -> None:
+        """Add an idle connection, which may be closed at once. ``close`` returns its slot."""
+        self._idle[close] = None
+        self.make_room()
+
+    def discard(self, close: Callable[[], None]) -> None:
+        """Remove a connection that is no longer idle, if it is there."""
+        self._idle.pop(close, None)
+
+    def make_room(self) -> None:
+        """Close as many connections as others wait for."""
+        while self._idle and self.is_full():
+            close = next(iter(self._idle))
+            del self._idle[close]
+            close()
+
+
 class HttpForwarder:
     """Server for the HTTP requests of one connection of the guest, handled one after the other.
 
@@ -36,6 +66,8 @@ class HttpForwarder:
         The one host and port that the connection leads to. Without it this is a proxy.
     connect : callable, optional
         Serves ``CONNECT host:port``, which takes over the connection.
+    kept : KeptAlive, optional
+        Connections that may be closed between two requests, with this one. Without it, this one is not closed.
     """
 
     def __init__(
@@ -47,6 +79,7 @@ class HttpForwarder:
         timeouts: Timeouts,
         fixed: tuple[str, int] | None = None,
         connect: Callable[[str, int], Awaitable[None]] | None = None,
+        kept: KeptAlive | None = None,
     ) -> None:
         self._client = client
         self._stream = stream
@@ -55,6 +88,7 @@ class HttpForwarder:
         self._timeouts = timeouts
         self._fixed = fixed
         self._connect = connect
+        self._kept = kept or KeptAlive(lambda: False)
         self._upstream: Upstream | None = None
         self._is_sent = False
         #: Method of the current request; a refusal of HEAD has no body.
@@ -65,9 +99,8 @@ class HttpForwarder:
     async def run(self, upstream: Upstream | None = None) -> None:
         """Serve requests until the guest is done. Raises :class:`Refused` and WireError."""
         self._upstream = upstream
-        timeout = self._timeouts.head
         try:
-            while (head := await self._client.head(timeout)) is not None:
+            while (head := await self._client.head(self._timeouts.head)) is not None:
                 self.has_answered = False
                 request = http1.parse_request(head)
                 self.method = request.method
@@ -76,7 +109,6 @@ class HttpForwarder:
                     return
                 if not await self._serve(request):
                     return
-                timeout = self._timeouts.keep_alive
         finally:
             if self._upstream is not None:
                 self._upstream.close()
@@ -129,10 +161,30 @@ class HttpForwarder:
         if response.status == 101:
             await relay(self._client, self._stream, upstream, self._timeouts)
             return False
-        if response.is_last or request.is_last:
+        is_last = response.is_last or request.is_last
+        if is_last or not (self._client.buffer or await self._wait_for_request(upstream)):
+            upstream.close()  # its slot is free before the guest has closed its side
             await send_and_close(self._stream, b"", self._timeouts.linger)
             return False
         return True
+
+    async def _wait_for_request(self, upstream: Upstream) -> bool:
+        """Wait for the first bytes of the next request, or EOF. Return False if the connection must be closed."""
+        fill = asyncio.create_task(self._client.fill())
+
+        def close() -> None:
+            if not fill.done():
+                fill.cancel()
+                upstream.close()
+
+        timer = asyncio.get_running_loop().call_later(self._timeouts.reuse, self._kept.add, close)
+        try:
+            done, _ = await asyncio.wait((fill,), timeout=self._timeouts.keep_alive)
+        finally:
+            timer.cancel()
+            self._kept.discard(close)
+            await finish((fill,))
+        return bool(done) and not fill.cancelled()
 
     async def _exchange(self, request: http1.Request, head: bytes, upstream: Upstream) -> http1.Response:
         """Send a request and carry its answer back at the same time, because either may be long."""
@@ -176,6 +228,8 @@ class HttpForwarder:
                 host, port = upstream.host, upstream.port
                 raise Refused(f"{host}:{port} failed: {error}", 502, host, port) from None
             self.has_answered = True
+            if response.status >= 200 and self._kept.is_full():
+                response = http1.as_last(response)  # so that the guest sends no other request on this connection
             await self._stream.write(response.raw)
             if response.status == 101 and not request.is_upgrade:
                 raise WireError("the server changed the protocol without a request")

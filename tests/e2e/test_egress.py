@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import textwrap
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -292,6 +293,33 @@ def test_a_thousand_requests_at_a_time_all_succeed(kernel: KernelClient, server:
     narrow(server, kernel, site)
     said = kernel.execute(MANY)
     assert (said.text.strip(), said.notices) == ("Counter({'True': 1000})", "")
+
+
+#: Asks for a page on each of many connections to the proxy, and keeps all of them open.
+KEEP = """\
+import asyncio, collections, time
+async def keep(number):
+    reader, writer = await asyncio.open_connection('127.0.0.1', 3128)
+    writer.write(f'GET http://{site}:{plain}/hello HTTP/1.1\\r\\nHost: {site}:{plain}\\r\\n\\r\\n'.encode())
+    head = await reader.readuntil(b'\\r\\n\\r\\n')
+    kept.append(writer)
+    return head[:12], await reader.readexactly(len(f'hello from {site}'))
+kept = []
+async def keep_all(): return await asyncio.gather(*map(keep, range(400)), return_exceptions=True)
+start = time.monotonic()
+answers = collections.Counter(map(repr, await keep_all()))
+took = time.monotonic() - start
+print(answers)
+"""
+
+
+def test_kept_connections_without_a_request_make_room(kernel: KernelClient, server: Server, site: Site) -> None:
+    narrow(server, kernel, site)
+    said = kernel.execute(KEEP)
+    answer = repr((b"HTTP/1.1 200", HELLO.encode()))
+    assert (said.text.strip(), said.notices) == (str(Counter({answer: 400})), "")
+    assert float(kernel.check("print(took)")) < 20
+    kernel.check("for writer in kept: writer.close()")
 
 
 #: Holds as many connections as a sandbox may have, and asks for three more.

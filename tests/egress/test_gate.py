@@ -553,7 +553,7 @@ def test_service_records_of_an_allowed_name_are_refused_with_a_way_out(make_box:
         assert (host, "mongodb://HOST:27017" in sentence) == ("c0.db.example", True)
     assert [row.detail["type"] for row in box.wait_rows(2, is_allowed=False)] == ["SRV", "TXT"]
     assert ask(box, dns_packet("_mongodb._tcp.other.example", 33))[3] & 15 == 3
-    until(lambda: box.refusals[-1][2].startswith("other.example is not allowed"))
+    until(lambda: box.refusals[-1][2].startswith("Blocked by sandbox: other.example."))
     assert box.world.lookups == []
 
 
@@ -631,6 +631,63 @@ def test_connections_over_the_limit_wait_for_others_to_end(make_box: MakeBox) ->
     assert box.refusals == []
     until(lambda: box.gate._slots == 3)
     assert not box.gate._waiting
+
+
+def ask_kept(sock: socket.socket, host: str, path: str = "/") -> bytes:
+    """Send a request on a connection to the proxy that is kept, and return the answer's head."""
+    sock.sendall(GET.format(host, path).encode())
+    head = read_head(sock)
+    length = int(next(line[15:] for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")))
+    while length:
+        length -= len(sock.recv(length))
+    return head
+
+
+def test_the_longest_idle_connection_of_the_proxy_makes_room(make_box: MakeBox, web: HttpServer) -> None:
+    times = Timeouts(slot=60, reuse=0.2)
+    box = make_box("a.example", "b.example:7000", limits=GateLimits(connections=4, timeouts=times))
+    with running(RawServer(read_until_end)) as server, contextlib.ExitStack() as stack:
+        box.world.add("a.example", 80, web.server_address, "203.0.113.1")
+        box.world.add("b.example", 7000, server, "203.0.113.2")
+        tunnel = stack.enter_context(box.connect("b.example:7000"))
+        fixed = stack.enter_context(box.connect("a.example:80"))
+        fixed.sendall(b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n")
+        assert read_response(fixed) == (200, b"a.example/")
+        oldest, newer = (stack.enter_context(box.dial()) for _ in range(2))
+        assert b"Connection: close" not in ask_kept(oldest, "a.example")
+        assert b"Connection: close" not in ask_kept(newer, "a.example")
+        first = stack.enter_context(box.dial())
+        assert b" 200 " in ask_kept(first, "a.example")
+        assert oldest.recv(1) == b""  # the end, no reset
+        assert b" 200 " in ask_kept(newer, "a.example")
+        for sock in (tunnel, fixed, newer, first):
+            sock.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                sock.recv(1)
+    assert box.refusals == []
+    until(lambda: box.gate._slots == 4)
+    assert not box.gate._kept._idle
+
+
+def test_an_answer_says_that_its_connection_ends_while_others_wait(make_box: MakeBox) -> None:
+    box = make_box("a.example", limits=GateLimits(connections=1, timeouts=Timeouts(slot=60, reuse=60)))
+    go = threading.Event()
+
+    def serve(sock: socket.socket) -> None:
+        read_head(sock)
+        go.wait(60)
+        sock.sendall(b"HTTP/1.1 200 OK\r\nConnection: keep-alive\r\nKeep-Alive: timeout=5\r\nContent-Length: 0\r\n\r\n")
+        read_until_end(sock)
+
+    with running(RawServer(serve)) as server, box.dial() as busy, box.dial() as waiting:
+        box.world.add("a.example", 80, server)
+        busy.sendall(GET.format("a.example", "/").encode())
+        until(lambda: box.gate._slots == 0)
+        waiting.sendall(GET.format("a.example", "/").encode())
+        until(lambda: len(box.gate._waiting) == 1)
+        go.set()
+        assert read_all(busy) == b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        assert b"Keep-Alive: timeout=5" in read_head(waiting)
 
 
 def test_a_gate_that_closes_forgets_who_waits(make_box: MakeBox) -> None:
