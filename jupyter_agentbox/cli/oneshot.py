@@ -61,7 +61,7 @@ class RunCommand(ProgramCommand):
     """Run a script in a new sandbox: `jupyter agentbox run script.py ARGUMENTS`.
 
     The sandbox contains the script and no other files of yours, and is deleted afterwards. With --mount, the script
-    can change the files of that folder; its dot-files appear empty. Put options before the script. The suffix selects
+    can change the files of that folder; secrets in it are hidden. Put options before the script. The suffix selects
     the language: .R, .ts, .js, .sh, and Python for any other; - reads a program from standard input. The cells of a
     notebook (.ipynb) run in order until one fails, and their output is printed. The exit status is the script's,
     124 after --timeout, or 128 + n after signal n. Ctrl-C ends the script. Refused connections are listed at the end.
