@@ -92,6 +92,12 @@ class HostPatterns(List[str]):
         self.has_presets = has_presets
         self.has_any_port = has_any_port
 
+    def from_string(self, s: str) -> list[str]:
+        """Parse a value from the command line: a list as in Python, or patterns separated by commas."""
+        if s.lstrip().startswith("["):
+            return super().from_string(s) or []
+        return [pattern.strip() for pattern in s.split(",") if pattern.strip()]
+
     def validate(self, obj: Any, value: Any) -> list[str]:
         """Validate each pattern."""
         setting = f"{type(obj).__name__}.{self.name}"

@@ -56,6 +56,14 @@ def test_the_trait_names_itself_in_its_error() -> None:
         Holder(size="lots")
 
 
+@pytest.mark.parametrize(
+    ("text", "patterns"),
+    [("*:*", ["*:*"]), ("a.example, b.example:80", ["a.example", "b.example:80"]), ("['a.example']", ["a.example"])],
+)
+def test_host_patterns_are_read_from_a_command_line(text: str, patterns: list[str]) -> None:
+    assert HostPatterns().from_string(text) == patterns
+
+
 def test_host_patterns_are_checked_when_they_are_set() -> None:
     assert Holder(hosts=("pypi", "*.example.org:8443")).hosts == ["pypi", "*.example.org:8443"]
     for bad in ("https://example.org", "127.0.0.1", "a b", "example.org:99999", "*.*.org", "", 5):
