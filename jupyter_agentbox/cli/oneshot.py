@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nbformat
 from traitlets import Bool, Float, List, Unicode
 
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest, SandboxEnded
@@ -240,6 +239,8 @@ class Notebook:
 
 
 def _read_notebook(data: bytes, name: str) -> Notebook:
+    import nbformat  # takes seconds
+
     try:
         book: Any = nbformat.reads(data.decode(), as_version=4)  # type: ignore[no-untyped-call]
         cells = tuple(str(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "code")

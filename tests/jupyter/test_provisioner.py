@@ -260,7 +260,7 @@ class Silent:
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
         self._taken: list[socket.socket] = []
-        self.name = f"localhost:{listener.getsockname()[1]}"
+        self.name = f"silent.test:{listener.getsockname()[1]}"
 
     async def is_asked(self) -> None:
         """Wait for a request."""
@@ -276,7 +276,13 @@ class Silent:
 
 
 @pytest.fixture
-def silent() -> Iterator[Silent]:
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Silent]:
+    find = socket.getaddrinfo
+
+    def find_silent(host: Any, *more: Any, **named: Any) -> Any:
+        return find("127.0.0.1" if host == "silent.test" else host, *more, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", find_silent)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = Silent(listener)
         yield server
