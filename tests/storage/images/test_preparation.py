@@ -70,7 +70,7 @@ def test_what_fails_before_is_told_and_leaves_nothing(
         {"services": [{"name": "x", "line": "y", "timeout": -1}]},
         {"services": [{"name": "X", "line": "y"}]},
         {"services": [{"name": "x"}]},
-        {"python": "relative"},
+        {"python": "../relative"},
         {"image": ""},
     ],
 )
