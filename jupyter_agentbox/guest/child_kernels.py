@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 
+from .own_pip import is_in_workspace
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-WORKSPACE = "/workspace"
 #: Directories of kernelspecs, beside the one of the interpreter's own prefix. New ones are written to the first.
 FOLDERS = ("/usr/local/share/jupyter/kernels", "/usr/share/jupyter/kernels")
 #: Kernelspec of the sandboxed Python; name of its provisioner; argument before the command that starts the kernel.
@@ -31,7 +32,7 @@ def provide(python: str) -> None:
     """
     own = f"{os.path.dirname(os.path.dirname(python))}/share/jupyter/kernels"
     for folder in [own, *FOLDERS] if "/" in python else FOLDERS:
-        if os.path.realpath(folder).startswith(f"{WORKSPACE}/"):
+        if is_in_workspace(folder):
             continue  # an environment in the work folder, whose files are the host's
         for name in _list(folder):
             path = f"{folder}/{name}/kernel.json"

@@ -1,7 +1,7 @@
 """Have the sandbox's Python import :mod:`.shared_locks`, by two files in the layer of the sandbox.
 
 A ``.pth`` file is read at the start of every Python of the environment, also with ``python -I``, but not with
-``python -S``, and not in environments that code creates.
+``python -S``, and not in environments that code creates or in the work folder.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Two files are written to the sandbox's own layer, before its first program starts: a module ``pip`` in the environment's
 packages and a script ``pip`` beside its interpreter, so that no other Python's pip is found on PATH. At its first run,
-the module replaces itself by the pip that comes with Python, which is a wheel: nothing is downloaded.
+the module replaces itself by the pip that comes with Python, which is a wheel: nothing is downloaded. An environment in
+the work folder is left alone, because its files are the host's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+WORKSPACE = "/workspace"
 #: Directory of the wheels that come with Debian's Python.
 _DEBIAN_WHEELS = "/usr/share/python-wheels"
 
@@ -72,6 +74,11 @@ def provide(python: str, path: str) -> None:
         pass
 
 
+def is_in_workspace(path: str) -> bool:
+    """Return whether a path leads to the work folder, where the guest writes nothing."""
+    return (os.path.realpath(path) + "/").startswith(f"{WORKSPACE}/")
+
+
 def find_sites(python: str, path: str) -> list[str]:
     """Return the directories of an interpreter's packages, first the one to install to."""
     found = next((file for file in _candidates(python, path) if os.access(file, os.X_OK)), None)
@@ -92,7 +99,7 @@ def _provide(python: str, path: str) -> None:
     if version is None:
         return
     sites = list(_find_sites(prefix, version))
-    if not sites:
+    if not sites or is_in_workspace(folder):
         return
     if not any(os.path.exists(f"{site}/pip") for site in [*sites, *_find_shared_sites(prefix, version)]):
         _write(
@@ -124,7 +131,7 @@ def _find_sites(prefix: str, version: str) -> Iterator[str]:
         libraries = [f"/usr/local/lib/python{version}", *libraries, "/usr/lib/python3"]
     for library in libraries:
         for kind in ("dist-packages", "site-packages"):
-            if os.path.isdir(f"{library}/{kind}"):
+            if os.path.isdir(f"{library}/{kind}") and not is_in_workspace(f"{library}/{kind}"):
                 yield f"{library}/{kind}"
 
 

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,14 +102,21 @@ class AccessNotes:
         """Explain a path through a link that leads out of the work folder."""
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         here = WORKSPACE
-        with suppress(OSError), ExitStack() as stack:
-            stack.callback(os.close, handle := os.open(self._folder, flags))
+        handle = -1
+        try:
+            handle = os.open(self._folder, flags)
             for part in parts:
                 with suppress(OSError):
                     target = os.path.normpath(os.path.join(here, os.readlink(part, dir_fd=handle)))
                     return [] if is_beneath(target, [WORKSPACE]) else self._explain_outside(path, target)
-                stack.callback(os.close, handle := os.open(part, flags, dir_fd=handle))
+                parent, handle = handle, os.open(part, flags, dir_fd=handle)
+                os.close(parent)
                 here += f"/{part}"
+        except OSError:
+            pass  # the entry does not exist, or is no folder
+        finally:
+            if handle >= 0:
+                os.close(handle)
         return []
 
     def _exists(self, parts: tuple[str, ...]) -> bool:

@@ -39,7 +39,7 @@ CAPABILITIES = {
 }  # fmt: skip
 #: Capabilities to mount, and to drop capabilities. Only PID 1 has them, and gives them up before any user code runs.
 MOUNT_CAPABILITIES = ("CAP_SETPCAP", "CAP_SYS_ADMIN")
-#: Capabilities of whoever makes the writable layer: gVisor accesses the files in it with the maker's.
+#: Capabilities to create the writable layer. gVisor accesses the files in it with those of the creator.
 LAYER_CAPABILITIES = (*ROOT_CAPABILITIES, *MOUNT_CAPABILITIES, "CAP_MKNOD")
 #: Mount point of the file system that receives what is written. It is not visible to user code.
 LAYER_DIR = f"{GUEST_DIR}/layer"

@@ -40,7 +40,7 @@ MAX_OFFSET = 1 << 62
 # the same file is closed.
 _FLOCK = struct.Struct("hhqqi4x")
 _KINDS = {"s": (fcntl.LOCK_SH, fcntl.F_RDLCK), "x": (fcntl.LOCK_EX, fcntl.F_WRLCK), "u": (fcntl.LOCK_UN, fcntl.F_UNLCK)}
-#: Answers to a test: nobody, a shared lock, an exclusive one.
+#: Answers to a test: no other lock, a shared lock, an exclusive lock.
 _TESTED = {fcntl.F_UNLCK: 0, fcntl.F_RDLCK: errno.EBUSY, fcntl.F_WRLCK: errno.EAGAIN}
 
 
@@ -142,7 +142,7 @@ class FolderLocks:
                 held[key] = fd
             return _lock(held[key], request)
         except NotFound:
-            return 0  # a deleted file, which nobody else can open
+            return 0  # a deleted file, which no other program can open
         except AgentboxError:
             return errno.EACCES
         except OSError as error:

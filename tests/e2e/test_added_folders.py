@@ -1,4 +1,4 @@
-"""A person adds folders of the host to notebooks, read-only; nobody else can."""
+"""A person adds folders of the host to notebooks, read-only. Agents and code inside cannot."""
 
 from __future__ import annotations
 

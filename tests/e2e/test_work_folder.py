@@ -74,7 +74,7 @@ def test_what_code_inside_made_goes_on_working(server: Server, how: str) -> None
     assert not (folder / "r" / ".git" / "commondir").exists()
     if not how.startswith("restarted"):
         return
-    # From the second start on, what Git runs on the host cannot be changed, whoever made it.
+    # From the second start on, what Git runs on the host cannot be changed, also in a repository that code inside made.
     said = kernel.check("run('cd r; git config core.fsmonitor evil; echo evil > .git/hooks/pre-commit; mv .git git')")
     assert said.count("busy") + said.count("Read-only") == 3, said
 
@@ -152,6 +152,7 @@ def test_a_projects_environment_is_the_kernels_python(make_env: Callable[..., En
     (packages / "sitecustomize.py").write_text(
         f"import os\nif os.path.isdir({str(env.home)!r}): open({str(env.base / 'ran')!r}, 'w').close()\n"
     )
+    before = set((folder / ".venv").rglob("*"))
     for name, argv, request in (
         ("by-request", "python", {"python": ".venv"}),
         ("by-profile", "python", {"profile": "project"}),
@@ -180,6 +181,8 @@ def test_a_projects_environment_is_the_kernels_python(make_env: Callable[..., En
             kernel.restart()
             assert kernel.check("import mine; print(mine.answer)") == "42\n"
             kernel.shutdown()
+        added = {path for path in (folder / ".venv").rglob("*") if "__pycache__" not in path.parts} - before
+        assert not added, "the guest writes nothing into the user's own environment"
         (folder / ".venv" / "pyvenv.cfg").write_text(f"home = {env.home}\n")
         answer = server.http.post(
             server.url("api/sessions"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jupyter_agentbox.guest import child_kernels
+from jupyter_agentbox.guest import child_kernels, own_pip
 from jupyter_agentbox.jupyter.kernelspecs import OWN_NAME, OWN_SPEC, PROVISIONER_NAME
 
 ARGV = ["python", "-m", "ipykernel_launcher", "-f", "{connection_file}"]
@@ -45,7 +45,7 @@ def test_ours_are_unwrapped_and_others_are_left_alone(prefix: Path) -> None:
 
 
 def test_an_environment_in_the_work_folder_is_not_changed(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_kernels, "WORKSPACE", str(prefix.parent))
+    monkeypatch.setattr(own_pip, "WORKSPACE", str(prefix.parent))
     own = write(prefix, OWN_NAME, json.dumps(OWN_SPEC))
     child_kernels.provide(str(prefix / "bin" / "python"))
     assert load(own) == OWN_SPEC

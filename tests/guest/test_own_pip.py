@@ -57,6 +57,19 @@ def test_two_first_runs_at_once_both_work(prefix: Path, site: Path) -> None:
     assert not list(site.glob(".pip-*"))
 
 
+def test_an_environment_in_the_work_folder_is_left_alone(
+    prefix: Path, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = prefix.parent.parent / f"{prefix.parent.name}-link"
+    link.symlink_to(prefix.parent)
+    monkeypatch.setattr(own_pip, "WORKSPACE", str(prefix.parent))
+    for python in (prefix / "bin" / "python", link / prefix.name / "bin" / "python"):
+        own_pip.provide(str(python), "")
+        assert own_pip.find_sites(str(python), "") == []
+    assert not list(site.iterdir())
+    assert not list((prefix / "bin").glob("pip*"))
+
+
 def test_an_environment_with_pip_is_left_alone_and_so_are_its_scripts(prefix: Path, site: Path) -> None:
     (site / "pip").mkdir()
     (prefix / "bin" / "pip").write_text("mine")

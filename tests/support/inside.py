@@ -44,7 +44,7 @@ class FakeLink:
 
     def open(self, header: dict[str, Any]) -> FakeStream:
         if self.is_down:
-            raise LinkDown("nobody")
+            raise LinkDown("no owner")
         self.streams.append(FakeStream(header))
         return self.streams[-1]
 
