@@ -212,7 +212,7 @@ def test_packages_are_there_from_the_start_by_requirements_and_with_extras(api: 
     assert ran["result"]["data"]["text/plain"] == "('1.16.0', '0.4.5')", ran
     refused = api.fails(409, "POST", "/sandboxes", {"packages": ["six==1.15.0"], "allowed_hosts": []}, timeout=150)
     assert refused["field"] == "packages"
-    assert "not allowed" in refused["message"]
+    assert "Blocked by sandbox: " in refused["message"]
 
 
 @pytest.mark.network

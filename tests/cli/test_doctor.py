@@ -143,7 +143,7 @@ def test_hosts_that_anybody_can_put_files_on_are_noted() -> None:
     assert found.message.startswith("hosts: example.org, storage.googleapis.com")
     assert "note: storage.googleapis.com serve files of many owners" in found.message
     policy = Policy(config=Config({"Policy": {"allowed_hosts": []}}))
-    assert next(doctor.check_hosts(policy)).message == "hosts: none"
+    assert next(doctor.check_hosts(policy)).message == "hosts: none\nhosts that a person may allow: *:*"
 
 
 def test_a_preset_that_stands_for_nothing_is_noted_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

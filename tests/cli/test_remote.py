@@ -45,7 +45,7 @@ def test_exec_passes_on_arguments_output_input_and_status(serving: Serving, box:
     late = serving.run("exec", "--timeout=0.5", "demo", "--", "sleep", "60")
     assert (late.status, late.err) == (124, "jupyter agentbox exec: killed after 0.5 s\n")
     refused = serving.run("exec", "demo", "curl -sS -m 5 https://not-listed.example/ || true")
-    assert "jupyter agentbox exec: not-listed.example" in refused.err
+    assert "jupyter agentbox exec: Blocked by sandbox: not-listed.example:443." in refused.err
 
 
 def test_an_interrupted_exec_ends_its_command(serving: Serving, box: Sandbox) -> None:

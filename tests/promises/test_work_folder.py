@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 from support.harness import KernelClient
 from support.started import Installation, Started
 
@@ -38,6 +40,7 @@ def test_a_folder_with_too_many_hidden_entries_is_refused_by_its_name(plain_lab:
     assert answer.status_code >= 400
     for words in (str(folder), "10001", "hidden_files and read_only_files of the profile"):
         assert words in answer.text, answer.text
+    shutil.rmtree(folder)  # the folder around it could not be used either
 
 
 def test_a_notebook_in_the_home_where_jupyterlab_was_started_runs_and_sees_nothing_of_it(plain: Installation) -> None:

@@ -108,7 +108,7 @@ def test_a_sandbox_off_a_template_is_what_was_asked_for(place: Place) -> None:
     async def test(server: Server) -> None:
         asked: dict[str, Any] = {
             "env": {"MINE": "a$b"}, "files": {"a/b": "given"}, "allowed_hosts": ["github"],
-            "limits": LimitsRequest(processes=100, memory="600 MiB"),
+            "limits": LimitsRequest(processes=100),
         }  # fmt: skip
         boxes = [await server.make(**asked), await server.make(files={"a/b": "other"}, allowed_hosts=[])]
         for box in boxes:  # before anything was run

@@ -18,6 +18,7 @@ from support.waiting import wait_until
 from support.warm_kernels import ARGV, Kept, Talk
 
 from jupyter_agentbox.errors import RuntimeFailed
+from jupyter_agentbox.guest.covers import NOTE
 from jupyter_agentbox.kernels.warm import pool as pools
 from jupyter_agentbox.kernels.warm.templates import KernelRequest
 from jupyter_agentbox.runtimes import Handle
@@ -83,7 +84,7 @@ print(json.dumps([open("a.txt").read(), os.getcwd(), os.environ["KERNEL_MINE"], 
 open("new.txt", "w").write("here")
 """
             said = json.loads(await talk.say(code))
-            assert said == ["mine", "/workspace", "yes", 0, 100, 1]
+            assert said == ["mine", "/workspace", "yes", len(NOTE), 100, 1]
             assert (folder / "new.txt").read_text() == "here"
             assert sandbox.spec.grant.hosts == spec.grant.hosts != ()
             assert [item.state for item in kept.manager.list() if item.id == record.id] == ["running"]
