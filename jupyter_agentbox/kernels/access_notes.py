@@ -5,6 +5,7 @@ Inside, such a file only seems missing or busy.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -54,12 +55,16 @@ class AccessNotes:
         #: Directories inside. A file that is missing there is not on the host.
         self._shown = [*_INSIDE, *(mount.target for mount in spec.mounts)]
 
-    def explain(self, frames: Sequence[bytes]) -> list[str]:
+    async def explain(self, frames: Sequence[bytes]) -> list[str]:
         """Return the sentences for a message on iopub; none unless it is an error that names such an entry."""
         index = header_index(frames)
         if index is None or b'"error"' not in frames[index] or parse(frames[index]).get("msg_type") != "error":
             return []
         paths, is_missing = _find_paths(frames[index + 3])
+        # In a thread, because the folder may be on a slow network.
+        return await asyncio.to_thread(self._explain_paths, paths, is_missing) if paths else []
+
+    def _explain_paths(self, paths: Sequence[str], is_missing: bool) -> list[str]:
         return [sentence for path in paths for sentence in self._explain_path(path, is_missing)]
 
     def _explain_path(self, path: str, is_missing: bool) -> list[str]:

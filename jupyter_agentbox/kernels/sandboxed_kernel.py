@@ -506,10 +506,13 @@ class SandboxedKernel:
         self._kernel = kernel
         front.spec = sandbox.spec
         front.attach(kernel)
-        notes = [FrameNotes().explain]
-        if sandbox.spec.workspace is not None:
-            notes.append(AccessNotes(sandbox.spec, sandbox.workspace).explain)
-        front.explain = lambda frames: [sentence for explain in notes for sentence in explain(frames)]
+        frame_notes = FrameNotes()
+        access_notes = AccessNotes(sandbox.spec, sandbox.workspace) if sandbox.spec.workspace is not None else None
+
+        async def explain(frames: list[bytes]) -> list[str]:
+            return frame_notes.explain(frames) + (await access_notes.explain(frames) if access_notes else [])
+
+        front.explain = explain
         front.first_notice, self.first_notice = self.first_notice, ""
         kernel.add_end_callback(lambda: self._ended(kernel))
         if kernel.end is not None:

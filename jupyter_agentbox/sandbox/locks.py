@@ -43,6 +43,8 @@ _KINDS = {"s": (fcntl.LOCK_SH, fcntl.F_RDLCK), "x": (fcntl.LOCK_EX, fcntl.F_WRLC
 #: Answers to a test: no other lock, a shared lock, an exclusive lock.
 _TESTED = {fcntl.F_UNLCK: 0, fcntl.F_RDLCK: errno.EBUSY, fcntl.F_WRLCK: errno.EAGAIN}
 
+Held = dict[tuple[object, ...], int]
+
 
 class Request(NamedTuple):
     """A request of a program inside.
@@ -83,26 +85,25 @@ class FolderLocks:
     def __init__(self, folder: Path | None, names: Names) -> None:
         self._folder = folder
         self._names = names
-        self._files = 0
-        self._streams = 0
+        #: For each stream, the files that it keeps open, by what it locks.
+        self._streams: list[Held] = []
 
     async def handle(self, stream: Stream) -> None:
         """Serve the stream of one process until it ends. Never raises."""
-        held: dict[tuple[object, ...], int] = {}
-        self._streams += 1
+        held: Held = {}
+        self._streams.append(held)
         try:
-            if self._streams <= MAX_STREAMS:
+            if len(self._streams) <= MAX_STREAMS:
                 await self._serve(stream, held)
         except (LinkClosed, ValueError, TypeError, UnicodeError) as error:
             log.debug("a stream of locks ended: %r", error)
         finally:
-            self._streams -= 1
-            self._files -= len(held)
+            self._streams = [other for other in self._streams if other is not held]
             for fd in held.values():
                 os.close(fd)
             stream.reset()
 
-    async def _serve(self, stream: Stream, held: dict[tuple[object, ...], int]) -> None:
+    async def _serve(self, stream: Stream, held: Held) -> None:
         pending = b""
         while data := await stream.read():
             *lines, pending = (pending + data).split(b"\n")
@@ -120,7 +121,7 @@ class FolderLocks:
                     raise
                 await stream.write(b"%d\n" % number)
 
-    def _carry_out(self, request: Request, held: dict[tuple[object, ...], int]) -> int:
+    def _carry_out(self, request: Request, held: Held) -> int:
         """Carry out one request. Return 0 or the error number."""
         if self._folder is None:
             return NOT_SHARED
@@ -132,11 +133,10 @@ class FolderLocks:
             # Another file may have taken the place of the one that is open.
             if key in held and os.path.sameopenfile(fd, held[key]):
                 os.close(fd)
-            elif key not in held and self._files >= MAX_FILES:
+            elif key not in held and sum(map(len, self._streams)) >= MAX_FILES:
                 os.close(fd)
                 return errno.ENOLCK
             else:
-                self._files += key not in held
                 if key in held:
                     os.close(held[key])
                 held[key] = fd
@@ -149,7 +149,6 @@ class FolderLocks:
             return errno.EAGAIN if error.errno in (errno.EACCES, errno.EAGAIN) else error.errno or errno.EIO
         finally:
             if key in held and _is_free(request):
-                self._files -= 1
                 os.close(held.pop(key))
 
     def _open(self, path: str) -> int:

@@ -52,8 +52,10 @@ LAST = (
 )  # fmt: skip
 #: What the sandbox, which is an agent's and has no network, does not let its owner do either.
 REFUSED = {
-    "http_request": (403, "policy_refused"), "add_folder": (400, "invalid_request"), "remove_folder": (404, "not_found"),
-}  # fmt: skip
+    "http_request": (403, "policy_refused"),
+    "add_folder": (400, "invalid_request"),
+    "remove_folder": (404, "not_found"),
+}
 #: Larger than what is buffered anywhere before a handler is asked.
 BYTES = b"x" * 2_000_000
 

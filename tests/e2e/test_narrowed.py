@@ -165,7 +165,8 @@ def test_what_an_earlier_server_left_is_held_to_todays_policy(narrowed: Narrowed
         assert (found["state"], found["end"]["setting"]) == ("ended", setting), found
         assert found["end"]["message"].startswith("it could not be taken over from an earlier server: ")
         assert found["end"]["message"] in log
-    for name, sentence in (("folder", "its profile now allows only private folders"), ("hidden", "now hides (.*, *.pem)")):
+    sentences = {"folder": "its profile now allows only private folders", "hidden": "now hides (.*, *.pem)"}
+    for name, sentence in sentences.items():
         assert sentence in log
         rows = server.call("GET", "api/agentbox/audit?kind=lifecycle&limit=100")["rows"]
         assert any(sentence in json.dumps(row) for row in rows), name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,10 @@ from jupyter_agentbox.spec import Mount, SandboxSpec
 
 def error(text: str, kind: str = "error") -> list[bytes]:
     return Signer(b"").message(b"topic", kind, {"ename": "OSError", "evalue": text, "traceback": ["x" * 100_000]})
+
+
+def explain(notes: AccessNotes, frames: list[bytes]) -> list[str]:
+    return asyncio.run(notes.explain(frames))
 
 
 @pytest.fixture
@@ -42,9 +47,9 @@ def folder(tmp_path: Path) -> Path:
 )  # fmt: skip
 def test_an_error_about_a_covered_entry_is_explained_once(folder: Path, text: str, words: str) -> None:
     notes = AccessNotes(SandboxSpec(workspace=folder), folder)
-    (sentence,) = notes.explain(error(text))
+    (sentence,) = explain(notes, error(text))
     assert sentence.startswith(words)
-    assert notes.explain(error(text)) == []
+    assert explain(notes, error(text)) == []
 
 
 @pytest.mark.parametrize(
@@ -54,10 +59,10 @@ def test_a_missing_file_outside_the_work_folder_is_explained_once(folder: Path, 
     (folder / "elsewhere").symlink_to("/home/me/data")
     (folder / "a" / "up").symlink_to("../../data")
     notes = AccessNotes(SandboxSpec(workspace=folder, mounts=(Mount(Path("/srv/shown"), "/mnt/shown"),)), folder)
-    (sentence,) = notes.explain(error(f"[Errno 2] No such file or directory: '{path}'"))
+    (sentence,) = explain(notes, error(f"[Errno 2] No such file or directory: '{path}'"))
     assert sentence.startswith(f"`{path}` is outside the notebook's folder")
-    assert notes.explain(error(f"[Errno 2] No such file or directory: '{path}'")) == []
-    assert notes.explain(error("[Errno 2] No such file or directory: '/mnt/shown/x'")) == []
+    assert explain(notes, error(f"[Errno 2] No such file or directory: '{path}'")) == []
+    assert explain(notes, error("[Errno 2] No such file or directory: '/mnt/shown/x'")) == []
 
 
 @pytest.mark.parametrize(
@@ -78,4 +83,4 @@ def test_a_missing_file_outside_the_work_folder_is_explained_once(folder: Path, 
     ],
 )
 def test_nothing_else_is_explained(folder: Path, message: list[bytes]) -> None:
-    assert AccessNotes(SandboxSpec(workspace=folder), folder).explain(message) == []
+    assert explain(AccessNotes(SandboxSpec(workspace=folder), folder), message) == []

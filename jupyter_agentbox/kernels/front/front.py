@@ -127,7 +127,7 @@ class Front:
     on_command : coroutine function or None
         Executes a cell that is a command for the host. It is called with name and argument, and returns the text to
         show or raises AgentboxError. Without it, such cells are sent to the kernel.
-    explain : callable or None
+    explain : coroutine function or None
         Returns the sentences to show after a message of the kernel on iopub.
     """
 
@@ -152,7 +152,7 @@ class Front:
         self.local_peers: dict[bytes, LocalPeer] = {}
         self.audience = Audience()
         self.on_command: OnCommand | None = None
-        self.explain: Callable[[list[bytes]], list[str]] | None = None
+        self.explain: Callable[[list[bytes]], Awaitable[list[str]]] | None = None
         #: Text to show with the first cell.
         self.first_notice = ""
         self._is_free = asyncio.Event()
@@ -416,7 +416,7 @@ class Front:
             for peer in list(self.local_peers.values()):
                 peer.on_message(channel, frames)
             await self._channels["iopub"].publish(frames)
-            for text in self.explain(frames) if self.explain is not None else ():
+            for text in await self.explain(frames) if self.explain is not None else ():
                 self.notice(text)
         elif channel in ("shell", "control", "stdin") and frames[0] in self.local_peers:
             self.cell.track_reply(frames)
