@@ -110,6 +110,8 @@ class Grant:
         Patterns of hosts that a person allowed in addition. Their names never resolve to private addresses.
     may_allow : tuple of str
         Patterns of the hosts that a person may allow. A port ``*`` stands for every port.
+    consent : str
+        How a person allows one of those, such as ``in the Sandboxes panel``.
     """
 
     hosts: tuple[str, ...] = ()
@@ -117,6 +119,7 @@ class Grant:
     setting: str = "Policy.allowed_hosts"
     user_hosts: tuple[str, ...] = ()
     may_allow: tuple[str, ...] = ()
+    consent: str = "in the Sandboxes panel"
 
     @property
     def all_hosts(self) -> tuple[str, ...]:

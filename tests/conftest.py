@@ -5,6 +5,7 @@ from __future__ import annotations
 import compileall
 import os
 import runpy
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +24,10 @@ QUICK_IMPORTS = str(Path(__file__).parent / "support" / "quick_imports")
 if sys.path[0] != QUICK_IMPORTS:
     sys.path.insert(0, QUICK_IMPORTS)  # for this process; PYTHONPATH is for those that it starts
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (QUICK_IMPORTS, os.environ.get("PYTHONPATH"))))
+
+# A shell starts programs in the background with this signal ignored, and servers that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Named here rather than in the configuration, which would load it before the lines above.
 pytest_plugins = ["pytest_jupyter.jupyter_server"]

@@ -59,8 +59,9 @@ class MCPCommand(Command):
         from jupyter_agentbox.policy.policy import Policy
         from jupyter_agentbox.service.service import SandboxService
 
-        service = SandboxService(Policy(parent=self))
-        service.grants.is_attended = False  # its only caller is an agent
+        policy = Policy(parent=self)
+        policy.is_attended = False  # its only caller is an agent
+        service = SandboxService(policy)
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -7,7 +7,7 @@ import logging
 import math
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from jupyter_agentbox.models.outputs import (
 from jupyter_agentbox.policy.environment import user_name
 from jupyter_agentbox.policy.languages import PYTHON, SUFFIXES, find_commands, suggest_image
 from jupyter_agentbox.policy.policy import Policy
+from jupyter_agentbox.policy.profiles import Profile, expand, find_uncovered
 from jupyter_agentbox.sandbox.link.thread import LinkThread
 from jupyter_agentbox.sandbox.manager import SandboxManager
 from jupyter_agentbox.sandbox.processes import Command as Program
@@ -80,9 +81,9 @@ class RunCommand(ProgramCommand):
     profile = Unicode(help="Profile of the sandbox. Default: Policy.default_profile.").tag(config=True)
     mount = Unicode(help="Use this folder as the work folder. Changes to it persist.").tag(config=True)
     timeout = Float(0.0, min=0.0, help="Kill the script after this many seconds. Default: never.").tag(config=True)
-    allow = List(Unicode(), help="Allow this host or preset instead of the profile's hosts. Can be repeated.").tag(
-        config=True
-    )
+    allow = List(
+        Unicode(), help="Allow this host or preset instead of the profile's hosts, within policy. Can be repeated."
+    ).tag(config=True)
     package = List(
         Unicode(), help="Install this package first, such as pandas, npm:left-pad or R:data.table. Can be repeated."
     ).tag(config=True)
@@ -144,13 +145,17 @@ class RunCommand(ProgramCommand):
         request: dict[str, Any] = {"profile": profile.name, "lease_timeout": min(LEASE, profile.lease_timeout)}
         if self.image:
             request["image"] = self.image
+        # Whoever runs this command is a person, who may allow more than the profile does.
+        chosen = [host for host in self.allow if _is_for_user(host, profile)]
         if self.offline or self.allow:
-            request["allowed_hosts"] = list(self.allow)
+            request["allowed_hosts"] = [host for host in self.allow if host not in chosen]
         folder = Path(self.mount).resolve() if self.mount else None
         spec = policy.resolve(request, workspace=folder, executable=sys.executable, owner=user_name())
         if folder is not None and spec.workspace is None:
             raise InvalidRequest(f"profile {profile.name!r} does not mount a folder", field="mount")
-        return spec
+        hosts = (*spec.grant.user_hosts, *expand(chosen))
+        grant = replace(spec.grant, user_hosts=hosts, setting=profile.hosts_setting, consent="with --allow")
+        return replace(spec, grant=grant)
 
     async def _run(self, policy: Policy, spec: SandboxSpec, script: bytes, command: Program, stdin: bytes) -> int:
         manager = SandboxManager.shared(policy.state_path, spec.runtime, config=policy.config)
@@ -236,6 +241,11 @@ class Notebook:
 
     cells: tuple[str, ...]
     language: str
+
+
+def _is_for_user(host: str, profile: Profile) -> bool:
+    """Return whether a profile does not allow a host, but lets a person allow it."""
+    return find_uncovered([host], profile.hosts) is not None and find_uncovered([host], profile.user_may_allow) is None
 
 
 def _read_notebook(data: bytes, name: str) -> Notebook:

@@ -72,7 +72,7 @@ class ServeCommand(Command):
                 raise AgentboxError(f"the API cannot be served: {error}") from error
             self._check_loaded(server, token)
             # Its token is for programs, which never count as a person.
-            server.web_app.settings["agentbox"].sandboxes.grants.is_attended = False
+            server.web_app.settings["agentbox"].sandboxes.policy.is_attended = False
             server.on_listening = lambda: self._begin(server, token)
             server.start()
             if self._failure is not None:

@@ -68,8 +68,15 @@ class Policy(LoggingConfigurable):
         Its configuration takes precedence over that of the files.
     config : Config, optional
         If given, it is the complete configuration, and no file is read.
+
+    Attributes
+    ----------
+    is_attended : bool
+        Whether a person uses this program, who can allow hosts and add folders. Otherwise callers can allow no more
+        than profiles do.
     """
 
+    is_attended = True
     max_memory = ByteSize(4 * GIB, help="Maximum memory of one sandbox, such as ``'8 GiB'``.").tag(config=True)
     max_cpus = Float(4.0, help="Maximum processor time of one sandbox, in processors.").tag(config=True)
     max_processes = Int(512, help="Maximum number of processes and threads in one sandbox.").tag(config=True)
@@ -673,13 +680,14 @@ class Policy(LoggingConfigurable):
         Only hosts that policy lets a person allow today are granted. A sandbox with hosts of its own request gets only
         those for its kernel. Blocks briefly. Raises the same errors as :meth:`profile`.
         """
-        may_allow = self.profile(spec.profile).user_may_allow
+        possible = self.profile(spec.profile).user_may_allow
         found = self.host_rules.hosts(
             kernel=spec.kernel_id or spec.consent_id,
             notebook="" if spec.grant.setting == OWN_HOSTS else spec.notebook,
             profile=None if spec.grant.setting == OWN_HOSTS else spec.profile,
         )
-        hosts = tuple(host for host in found if find_uncovered([host], may_allow) is None)
+        hosts = tuple(host for host in found if find_uncovered([host], possible) is None)
+        may_allow = possible if self.is_attended else ()
         return replace(spec, grant=replace(spec.grant, user_hosts=hosts, may_allow=may_allow))
 
     def check_added(self, source: Path, workspace: Path | None) -> Path:

@@ -81,7 +81,7 @@ class Folders:
         caller.check_unscoped("add folders")
         if kind != "notebook":
             raise InvalidRequest("folders can be added to the sandboxes of notebooks only", field="id")
-        if not self._grants.is_attended or not self.policy.addable_folders:
+        if not self.policy.is_attended or not self.policy.addable_folders:
             raise PolicyRefused(
                 "Ask your administrator to add the folder to Policy.mounts, or to Policy.user_may_add_folders",
                 setting="Policy.user_may_add_folders",

@@ -45,8 +45,6 @@ class Grants:
 
     Attributes
     ----------
-    is_attended : bool
-        Whether persons use this server. Callers of one for programs can allow no more than profiles do.
     find_notebook : coroutine function or None
         Returns the path on the host of the notebook that uses a kernel, or an empty string. Called on the caller's
         event loop.
@@ -54,7 +52,6 @@ class Grants:
 
     def __init__(self, policy: Policy, registry: SandboxRegistry) -> None:
         self.policy = policy
-        self.is_attended = True
         self.find_notebook: Callable[[str], Awaitable[str]] | None = None
         self._registry = registry
 
@@ -124,7 +121,7 @@ class Grants:
             private_hosts=list(grant.private_hosts),
             ceiling=list(self.policy.profile(spec.profile).hosts),
             setting=grant.setting,
-            may_allow=list(grant.may_allow) if self.is_attended else [],
+            may_allow=list(grant.may_allow),
             rules=[_to_info(rule) for rule in self._rules_of(spec) if rule.host in grant.user_hosts],
             refused=[verdict for verdict in refused if not verdict.is_allowed],
             verdict=self._judge(spec, profile, host, caller) if host is not None else None,
@@ -137,7 +134,7 @@ class Grants:
     # -- consent -------------------------------------------------------------------------------
 
     def _may_decide(self, caller: Caller) -> bool:
-        return self.is_attended and caller.scope is None
+        return self.policy.is_attended and caller.scope is None
 
     def _read_profile(self, spec: SandboxSpec) -> Profile:
         """Return a sandbox's profile with presets expanded. Blocks."""
@@ -311,7 +308,7 @@ class Grants:
         try:
             self.policy.narrow_grant(spec.profile, [host])
         except PolicyRefused:
-            may_allow = self.policy.profile(spec.profile).user_may_allow if self.is_attended else ()
+            may_allow = self.policy.profile(spec.profile).user_may_allow if self.policy.is_attended else ()
             if find_uncovered([host], may_allow) is not None:
                 raise
 

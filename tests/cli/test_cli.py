@@ -112,8 +112,7 @@ def test_a_file_of_settings_can_be_named_and_the_current_directory_has_no_say(sh
 def test_output_that_nobody_reads_and_ctrl_c_are_an_exit_status(shell: Shell) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    # Where tests run in the background of a script, programs inherit that this signal is ignored.
-    command = ["env", "--default-signal=INT", sys.executable, "-m", "jupyter_agentbox.cli"]
+    command = [sys.executable, "-m", "jupyter_agentbox.cli"]
     with open(writing, "wb") as unread:
         answer = subprocess.run([*command, "list"], env=shell.env, stdout=unread, stderr=subprocess.PIPE, timeout=200)
     assert (answer.returncode, answer.stderr) == (141, b"")

@@ -49,9 +49,7 @@ def test_exec_passes_on_arguments_output_input_and_status(serving: Serving, box:
 
 
 def test_an_interrupted_exec_ends_its_command(serving: Serving, box: Sandbox) -> None:
-    # Where tests run in the background of a script, programs inherit that this signal is ignored.
-    program = ["env", "--default-signal=INT", sys.executable, "-m", "jupyter_agentbox.cli"]
-    command = [*program, "exec", "demo", "--", "sh", "-c", "echo up; sleep 62"]
+    command = [sys.executable, "-m", "jupyter_agentbox.cli", "exec", "demo", "--", "sh", "-c", "echo up; sleep 62"]
     with subprocess.Popen(
         command, env=serving.env.variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:

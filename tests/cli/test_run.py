@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 import nbformat
 import pytest
 from support.harness import CANARY, Env
+from support.public_site import RESOLVE, SITE
 from support.serving import run, run_all, run_command
 
 
@@ -61,7 +63,26 @@ def test_code_input_and_hosts(env: Env) -> None:
     ran = run(env, "run", "--stdin", "--offline", "-c", code, "x", stdin=b"in")
     assert (ran.status, ran.out) == (0, "IN ['x']\nrefused\n"), ran.err
     assert "jupyter agentbox run: Blocked by sandbox: listed.example:80." in ran.err
+    assert "Allow it with --allow, or add it to Policy.allowed_hosts." in ran.err
     assert run(env, "run", "-", "a", stdin=b"import sys; print(sys.argv)").out == "['-', 'a']\n"
+
+
+def test_allow_takes_any_host_that_policy_lets_a_person_allow(env: Env) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))  # accepts, and never answers
+    host = f"{SITE}:{listener.getsockname()[1]}"
+    code = f"import socket; socket.create_connection(('{SITE}', {listener.getsockname()[1]}), 30); print('connected')"
+    config = env.config_dir / "jupyter_agentbox_config.py"
+    config.write_text(RESOLVE)
+    try:
+        ran = run(env, "run", f"--allow={host}", "-c", code)
+        assert (ran.status, ran.out) == (0, "connected\n"), ran
+        config.write_text(RESOLVE + "c.Policy.user_may_allow = ['other.test']\n")
+        refused = run(env, "run", f"--allow={host}", "-c", code)
+        assert (refused.status, refused.out) == (1, "")
+        assert f"host {host!r} is not allowed by profile 'default'" in refused.err
+    finally:
+        config.unlink()
+        listener.close()
 
 
 def test_time_memory_and_signals_end_it(env: Env) -> None:

@@ -65,6 +65,21 @@ def test_it_serves_the_api_and_nothing_of_the_host(serving: Serving, env: Env) -
     requests.delete(serving.url + f"api/kernels/{answer.json()['id']}", headers=headers, timeout=100)
 
 
+def test_its_callers_allow_no_more_than_the_profile(serving: Serving) -> None:
+    path = f"{serving.url}api/agentbox/sandboxes/asking"
+    headers = {"Authorization": f"token {serving.token}"}
+    with Client(serving.url, serving.token) as client, client.create(id="asking") as box:
+        body = {"host": "blocked.example", "scope": "kernel"}
+        for route in ("rules", "asks"):
+            answer = requests.post(f"{path}/egress/{route}", headers=headers, json=body, timeout=100)
+            assert (answer.status_code, answer.json()["reason"]) == (403, "policy_refused"), answer.text
+            body.pop("scope", None)
+        told = requests.get(f"{path}/egress", headers=headers, timeout=100).json()
+        assert (told["may_allow"], told["rules"]) == ([], [])
+        refused = box.exec("curl -sS -m 5 http://blocked.example/")
+        assert "Blocked by sandbox: blocked.example:80. Ask your administrator" in refused.stdout + refused.stderr
+
+
 def test_only_the_token_opens_it_and_no_log_or_command_line_has_it(serving: Serving, env: Env) -> None:
     for token in ("", "known", "x"):
         answer = requests.get(

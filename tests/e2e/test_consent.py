@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -271,6 +272,33 @@ def test_a_sandbox_with_hosts_of_its_own_request_keeps_to_them(server: Server, s
     assert server.call("PATCH", path, {"allowed_hosts": ["profile.test"]})["allowed_hosts"] == ["profile.test"]
     server.http.delete(server.url("api/agentbox/egress/rules"), params={"host": host}, timeout=60).raise_for_status()
     kernel.shutdown()
+
+
+def test_consent_outlives_a_server_that_is_killed(make_env: Callable[..., Env], site: Site) -> None:
+    env, host = make_env(config={"Policy": {"allowed_hosts": [], "lease_timeout": 300.0}}), f"{SITE}:{site.port}"
+    (env.config_dir / "jupyter_server_config.py").write_text(RESOLVE)
+    first = Server(env, "server", (EXTENSION,), {})
+    first.wait_ready()
+    kernel = first.notebook("kept.ipynb")
+    allow(kernel, host)
+    assert kernel.check(fetch(site)) == "hello\n"
+    first.stop(signal.SIGKILL)
+    with start(env) as second:
+        kernel = KernelClient(second, kernel.id)
+        assert kernel.check(fetch(site)) == "hello\n"
+        assert [rule["host"] for rule in rules(kernel)["rules"]] == [host]
+        assert rules(kernel, "DELETE", host=host)["rules"] == []
+        assert BLOCKED.format(host) in kernel.execute(fetch(site)).text
+        # What is revoked while no server runs is refused by the next one.
+        allow(kernel, host, "always")
+        assert kernel.check(fetch(site)) == "hello\n"
+        second.stop(signal.SIGKILL)
+    env.run("jupyter", "agentbox", "egress", "revoke", host)
+    with start(env) as third:
+        kernel = KernelClient(third, kernel.id)
+        assert BLOCKED.format(host) in kernel.execute(fetch(site)).text
+        kernel.shutdown()
+    env.assert_clean()
 
 
 def test_a_kernel_that_was_started_in_advance_has_what_is_allowed(make_env: Callable[..., Env]) -> None:
