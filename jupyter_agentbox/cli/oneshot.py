@@ -187,6 +187,7 @@ class RunCommand(ProgramCommand):
             return error.end.exit_code or 1
         finally:
             managed.close()
+            await Runner.shared().aclose()
             await manager.stop(sandbox)
 
     async def _script(self, managed: ManagedSandbox, command: Program, stdin: bytes) -> int:
