@@ -146,7 +146,8 @@ def make_command(program: str, recipe: Recipe, release: str, sources: Path, arch
         '--aptopt=Acquire::Languages "none"',
         '--aptopt=APT::Install-Recommends "false"',
         '--aptopt=Acquire::Retries "3"',
-        *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in _LEFT_OUT),
+        # Folders are unpacked, because packages such as those of Java fail without the one for their links.
+        *(f"--dpkgopt=path-exclude=/usr/share/{name}/*/*" for name in _LEFT_OUT),
         "--dpkgopt=path-include=/usr/share/doc/*/copyright",
         "--dpkgopt=force-unsafe-io",
         *((f"--include={','.join(recipe.debian)}",) if recipe.debian else ()),
@@ -158,7 +159,7 @@ def make_command(program: str, recipe: Recipe, release: str, sources: Path, arch
 
 def _pass_on(line: str, on_progress: OnProgress) -> None:
     """Report steps and errors, but not what each package prints during its setup."""
-    if re.match(r"[IWE]: ", line) and "hook" not in line and "skipping" not in line:
+    if re.match(r"[IWE]: |dpkg: error|[\w-]+: error: ", line) and "hook" not in line and "skipping" not in line:
         on_progress(line[3:] if line.startswith("I: ") else line)
 
 

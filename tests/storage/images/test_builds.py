@@ -1,7 +1,8 @@
-"""Whole builds, which take minutes each: only where AGENTBOX_IMAGES is ``all``."""
+"""Builds of images. Whole ones take minutes each, and run only where AGENTBOX_IMAGES is ``all``."""
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import tempfile
 from collections.abc import Iterator
@@ -45,10 +46,43 @@ LANGUAGES = {
     "javascript": ("console.log([1, 2, 3].map((n) => n * 2).join())", "2,4,6"),
 }
 
+
+def test_manuals_are_left_out_but_not_the_folders_that_packages_link_into(tmp_path: Path) -> None:
+    recipe = read("base")
+    command = build.make_command("mmdebstrap", recipe, "bookworm", tmp_path / "sources.list", tmp_path)
+    left_out = [option.partition("path-exclude=")[2] for option in command if "path-exclude=" in option]
+
+    def is_left_out(path: str) -> bool:
+        return any(fnmatch.fnmatchcase(path, pattern) for pattern in left_out)
+
+    assert is_left_out("/usr/share/man/man1/java.1.gz")
+    assert not is_left_out("/usr/share/man/man1")
+
+
+def read(name: str) -> Recipe:
+    return values.read_recipe(values.find_recipe(name))
+
+
 if os.environ.get("AGENTBOX_IMAGES") == "all":
 
-    def read(name: str) -> Recipe:
-        return values.read_recipe(values.find_recipe(name))
+    def test_a_java_program_runs_and_sizes_itself_for_the_sandbox(tmp_path: Path) -> None:
+        recipe = tmp_path / "java.toml"
+        recipe.write_text('name = "java"\nfrom = "base"\ndebian = ["default-jdk-headless"]\n')
+        store = ImageStore(tmp_path / "state")
+        built = values.read_recipe(recipe)
+        build.build(store, built, print, pip_environment=pip_environment(), cache=images.CACHE / "downloads")
+        serving = Serving({}, store.state_dir, 9)
+        try:
+            serving.start()
+            with serving.client.create(image="java", memory="2 GiB", cpus=1) as box:
+                box.files.write(
+                    "Size.java",
+                    "public class Size { public static void main(String[] given) { Runtime own = Runtime.getRuntime();"
+                    ' System.out.println(own.availableProcessors() + " " + (own.maxMemory() < 600_000_000L)); } }',
+                )
+                assert box.exec("java Size.java").stdout == "1 true\n"
+        finally:
+            serving.close()
 
     def make(recipe: Recipe, state: Path) -> str:
         store = ImageStore(state)
