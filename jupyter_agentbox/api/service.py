@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from typing import Any, Literal
@@ -46,6 +47,7 @@ class Service:
         self.tokens = TokenStore(sandboxes.policy.state_path, sandboxes.policy.max_token_life)
         self._checks: list[CheckInfo] = []
         self._checked = 0.0
+        self._checking = asyncio.Lock()
 
     def caller_of(self, user: Any, *, has_kernels: bool = False) -> Caller:
         """Return the caller for a Jupyter user.
@@ -69,9 +71,10 @@ class Service:
             manager = self.manager()
         except (AgentboxError, OSError) as error:
             return self._health([CheckInfo("runtime", False, describe(error)[1].message)], "gvisor", 0)
-        if time.monotonic() - self._checked > CHECK_INTERVAL or not self._checked:
-            self._checks = _described(await blocking(manager.runtime.check))
-            self._checked = time.monotonic()
+        async with self._checking:
+            if time.monotonic() - self._checked > CHECK_INTERVAL or not self._checked:
+                self._checks = _described(await blocking(manager.runtime.check))
+                self._checked = time.monotonic()
         checks = self._checks + _described(await blocking(manager.check_storage))
         if self.gateway_url is not None:
             checks.append(

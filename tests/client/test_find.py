@@ -80,7 +80,8 @@ def test_a_running_server_is_found_by_its_file(serving: Serving, monkeypatch: py
     assert [server.url for server in running_servers()] == [serving.url]
     with Client() as client:
         assert client.url() == serving.url
-        assert client.health().status == "ok"
+        health = client.health()
+        assert health.status == "ok", [check for check in health.checks if not check.is_ok]
 
 
 def test_files_of_dead_servers_and_of_others_are_passed_over(environment: Path, serving: Serving) -> None:

@@ -65,7 +65,8 @@ def test_servers_that_are_not_enforced_are_said_to_offer_the_hosts_kernels_and_o
     assert problem["name"] == "server"
     assert "follows links that code in a sandbox creates" in problem["message"]
     assert str(path) in problem["message"]
-    (running,) = [check for check in found if check["name"] == "running server"]
+    here = plain_lab.url("")
+    (running,) = [check for check in found if check["name"] == "running server" and here in check["message"]]
     assert "files by jupyter_agentbox.AgentboxContentsManager" in running["message"]
     for check in (found[0], running):
         assert "offers kernels on the host too" in check["message"]

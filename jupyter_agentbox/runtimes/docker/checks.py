@@ -94,7 +94,7 @@ def _check_sandbox(runtime: DockerRuntime) -> Check:
         try:
             started = time.monotonic()
             spec = SandboxSpec(limits=replace(Limits(), memory=512 * MIB, cpus=1.0))
-            handle = probe.start(f"check-{os.getpid()}", spec, base)
+            handle = probe.start(base.name.removeprefix("agentbox-"), spec, base)
             _wait_for_hello(up)
             return Check(name, True, f"starts and connects in {time.monotonic() - started:.2f} s")
         except (AgentboxError, OSError) as error:

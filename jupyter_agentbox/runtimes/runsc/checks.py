@@ -149,7 +149,7 @@ def _check_sandbox(runtime: RunscRuntime) -> list[Check]:
     handles: list[Handle] = []
     with _probe(runtime) as (probe, base, spec):
         try:
-            sandbox_id = f"check-{os.getpid()}"
+            sandbox_id = base.name.removeprefix("agentbox-")
             up = share_fifo(base / "link", "up", os.O_RDONLY)
             try:
                 started = time.monotonic()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from support.harness import processes_naming
 from support.waiting import wait_until
+
+from jupyter_agentbox.runtimes import Check
+from jupyter_agentbox.runtimes.runsc.runtime import RunscRuntime
 
 #: Exits after it has restored the probe, before it reads the probe's hello.
 ASKER = """
@@ -31,3 +35,12 @@ def test_a_probe_whose_asker_was_killed_ends(has_runsc: None, tmp_path: Path) ->
     asked = subprocess.run([sys.executable, "-c", ASKER, str(tmp_path)], timeout=120)
     assert asked.returncode == 42
     wait_until(lambda: not processes_naming(f"{tmp_path}/agentbox-check-"), 60, "the probe has ended")
+
+
+def test_two_checks_at_once_do_not_disturb_each_other(has_runsc: None, tmp_path: Path) -> None:
+    def check(number: int) -> list[Check]:
+        return [item for item in RunscRuntime(state_dir=str(tmp_path / str(number))).check() if not item.is_ok]
+
+    with ThreadPoolExecutor() as pool:
+        for _ in range(3):
+            assert list(pool.map(check, range(3))) == [[], [], []]
