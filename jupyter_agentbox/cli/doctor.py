@@ -126,7 +126,8 @@ def check_state(path: Path) -> Iterator[Check]:
         yield Check(name, False, f"other users can access {path}", f"chmod 700 {path}")
     else:
         free = shutil.disk_usage(path).free >> 20
-        yield Check(name, free >= 512, f"{path}, {free} MiB free", "free some space, or set Policy.state_dir")
+        remedy = "" if free >= 512 else "free some space, or set Policy.state_dir"
+        yield Check(name, not remedy, f"{path}, {free} MiB free", remedy)
 
 
 def check_kernelspecs() -> Iterator[Check]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import urlsplit
 
 from support.started import Installation, Started
 
@@ -65,7 +66,7 @@ def test_servers_that_are_not_enforced_are_said_to_offer_the_hosts_kernels_and_o
     assert problem["name"] == "server"
     assert "follows links that code in a sandbox creates" in problem["message"]
     assert str(path) in problem["message"]
-    here = plain_lab.url("")
+    here = f":{urlsplit(plain_lab.url('')).port}/"
     (running,) = [check for check in found if check["name"] == "running server" and here in check["message"]]
     assert "files by jupyter_agentbox.AgentboxContentsManager" in running["message"]
     for check in (found[0], running):
