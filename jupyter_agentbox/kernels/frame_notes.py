@@ -31,7 +31,7 @@ class FrameNotes:
     def __init__(self) -> None:
         self._explained: set[str] = set()
 
-    def explain(self, frames: Sequence[bytes]) -> list[str]:
+    async def explain(self, frames: Sequence[bytes]) -> list[str]:
         """Return the sentences for a message on iopub; none unless it shows a frame with a server inside."""
         index = header_index(frames)
         if index is None or not (b"display_data" in frames[index] or b"execute_result" in frames[index]):

@@ -29,6 +29,7 @@ from jupyter_agentbox.sandbox.tokens import TokenStore
 from jupyter_agentbox.spec import WORKSPACE, Cause, End, SandboxSpec
 
 from .access_notes import AccessNotes
+from .disk_notes import DiskNotes
 from .frame_notes import FrameNotes
 from .front.front import Front, OnCommand, WakeHandlers, end_notice
 from .parked_kernel import ParkedKernel, Restoration
@@ -506,11 +507,12 @@ class SandboxedKernel:
         self._kernel = kernel
         front.spec = sandbox.spec
         front.attach(kernel)
-        frame_notes = FrameNotes()
-        access_notes = AccessNotes(sandbox.spec, sandbox.workspace) if sandbox.spec.workspace is not None else None
+        notes = [FrameNotes().explain, DiskNotes(sandbox.spec, sandbox.workspace).explain]
+        if sandbox.spec.workspace is not None:
+            notes.append(AccessNotes(sandbox.spec, sandbox.workspace).explain)
 
         async def explain(frames: list[bytes]) -> list[str]:
-            return frame_notes.explain(frames) + (await access_notes.explain(frames) if access_notes else [])
+            return [sentence for note in notes for sentence in await note(frames)]
 
         front.explain = explain
         front.first_notice, self.first_notice = self.first_notice, ""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
+from support.notes import explain
 
 from jupyter_agentbox.kernels.access_notes import AccessNotes
 from jupyter_agentbox.sandbox.drivers.messages import Signer
@@ -14,10 +14,6 @@ from jupyter_agentbox.spec import Mount, SandboxSpec
 
 def error(text: str, kind: str = "error") -> list[bytes]:
     return Signer(b"").message(b"topic", kind, {"ename": "OSError", "evalue": text, "traceback": ["x" * 100_000]})
-
-
-def explain(notes: AccessNotes, frames: list[bytes]) -> list[str]:
-    return asyncio.run(notes.explain(frames))
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.notes import explain
 
 from jupyter_agentbox.kernels.frame_notes import FrameNotes
 from jupyter_agentbox.sandbox.drivers.messages import Signer
@@ -29,10 +30,10 @@ def output(html: Any, kind: str = "display_data") -> list[bytes]:
 )
 def test_a_frame_of_the_sandbox_itself_is_explained_once(html: Any, address: str, port: int) -> None:
     notes = FrameNotes()
-    (sentence,) = notes.explain(output(html))
+    (sentence,) = explain(notes, output(html))
     assert sentence.startswith(f"Cannot show {address}: ")
     assert f'"ports": [{port}]' in sentence
-    assert notes.explain(output(html, "execute_result")) == []
+    assert explain(notes, output(html, "execute_result")) == []
 
 
 @pytest.mark.parametrize(
@@ -50,18 +51,18 @@ def test_a_frame_of_the_sandbox_itself_is_explained_once(html: Any, address: str
     ],
 )
 def test_all_else_is_not(message: list[bytes]) -> None:
-    assert FrameNotes().explain(message) == []
+    assert explain(FrameNotes(), message) == []
 
 
 @given(st.text(), st.binary())
 def test_any_output_is_read(html: str, content: bytes) -> None:
     message = output("<iframe " + html)
-    assert len(FrameNotes().explain(message)) <= 4
+    assert len(explain(FrameNotes(), message)) <= 4
     message[-1] = b"iframe" + content
-    assert FrameNotes().explain(message) == []
+    assert explain(FrameNotes(), message) == []
 
 
 def test_addresses_are_bounded() -> None:
     notes = FrameNotes()
-    found = [notes.explain(output(f'<iframe src="http://localhost:{port}">')) for port in range(1, 100)]
+    found = [explain(notes, output(f'<iframe src="http://localhost:{port}">')) for port in range(1, 100)]
     assert sum(map(len, found)) == 20

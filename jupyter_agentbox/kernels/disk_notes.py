@@ -1,0 +1,56 @@
+"""Explain a full disk in the output of cells: which disk is full, and how to allow more.
+
+Programs that fail this way often delete what they wrote, before the sandbox is measured again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from jupyter_agentbox.policy.recipes import raise_limit
+from jupyter_agentbox.sandbox.drivers.messages import header_index, parse
+from jupyter_agentbox.spec import MIB, Cause, SandboxSpec, format_size
+
+_FULL = b"No space left on device"
+_KINDS = frozenset({"error", "stream"})
+#: A disk of the host with less free space than this, in bytes, counts as full.
+_LITTLE = 16 * MIB
+
+
+class DiskNotes:
+    """The sentence for one notebook's kernel. It is shown once.
+
+    Parameters
+    ----------
+    spec : SandboxSpec
+    folder : Path
+        The work folder on the host.
+    """
+
+    def __init__(self, spec: SandboxSpec, folder: Path) -> None:
+        self._spec = spec
+        self._folder = folder
+        self._is_told = False
+
+    async def explain(self, frames: Sequence[bytes]) -> list[str]:
+        """Return the sentence for a message on iopub; none unless it says for the first time that a disk is full."""
+        index = header_index(frames)
+        if self._is_told or index is None or _FULL not in frames[index + 3]:
+            return []
+        if parse(frames[index]).get("msg_type") not in _KINDS:
+            return []
+        self._is_told = True
+        try:
+            found = await asyncio.to_thread(os.statvfs, self._folder)
+        except OSError:
+            return []
+        if found.f_bavail * found.f_frsize < _LITTLE:
+            return ["The disk that contains the notebook's folder is full. Delete files outside the sandbox."]
+        limit = format_size(self._spec.limits.disk)
+        return [
+            f"The disk of this sandbox is full (limit {limit}). Delete files outside the notebook's folder, such as in"
+            f" /tmp. {raise_limit(Cause.DISK_FULL, self._spec)}"
+        ]

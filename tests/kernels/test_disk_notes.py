@@ -1,0 +1,45 @@
+"""Which outputs are said to be of a full disk."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from support.notes import explain
+
+from jupyter_agentbox.kernels.disk_notes import DiskNotes
+from jupyter_agentbox.sandbox.drivers.messages import Signer
+from jupyter_agentbox.spec import GIB, Limits, SandboxSpec
+
+SPEC = SandboxSpec(limits=Limits(disk=3 * GIB))
+STREAM = {"name": "stdout", "text": "ERROR: Could not install: [Errno 28] No space left on device\n"}
+ERROR = {"ename": "OSError", "evalue": "[Errno 28] No space left on device", "traceback": []}
+
+
+@pytest.mark.parametrize(("kind", "content"), [("stream", STREAM), ("error", ERROR)])
+def test_a_full_disk_is_explained_once_with_the_lines_that_allow_more(
+    tmp_path: Path, kind: str, content: dict[str, object]
+) -> None:
+    notes = DiskNotes(SPEC, tmp_path)
+    (sentence,) = explain(notes, Signer(b"").message(b"topic", kind, content))
+    assert sentence.startswith("The disk of this sandbox is full (limit 3 GiB). ")
+    assert "c.Policy.max_disk = '6 GiB'" in sentence
+    assert explain(notes, Signer(b"").message(b"topic", kind, content)) == []
+
+
+def test_a_full_disk_of_the_host_is_told_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = list(os.statvfs(tmp_path))
+    facts[3] = facts[4] = 1
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(facts))
+    (sentence,) = explain(DiskNotes(SPEC, tmp_path), Signer(b"").message(b"topic", "error", ERROR))
+    assert sentence.startswith("The disk that contains the notebook's folder is full.")
+
+
+def test_all_else_is_not(tmp_path: Path) -> None:
+    for message in (
+        Signer(b"").message(b"topic", "display_data", {"data": {"text/plain": STREAM["text"]}}),
+        Signer(b"").message(b"topic", "stream", {"name": "stdout", "text": "no space"}),
+        [b"No space left on device"],
+    ):
+        assert explain(DiskNotes(SPEC, tmp_path), message) == []
