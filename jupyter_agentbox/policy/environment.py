@@ -54,6 +54,16 @@ _NEVER = frozenset({"JPY_PARENT_PID"})
 _NAME = re.compile(r"[^=\0]+")
 #: Files that, like folders whose name begins with a dot, exist in an environment only if it is in a project or a home.
 _PRIVATE_FILE = re.compile(r"\.(git|env.*|netrc|pypirc|npmrc|git-credentials|pgpass|.*_history)")
+#: gVisor does not report changes from outside, such as those of JupyterLab's editor, so programs that watch files must
+#: look for changes: uvicorn and others by watchfiles, Streamlit, Vite and others by chokidar, webpack, TypeScript.
+_POLLING = {
+    "WATCHFILES_FORCE_POLLING": "true",
+    "STREAMLIT_SERVER_FILE_WATCHER_TYPE": "poll",
+    "CHOKIDAR_USEPOLLING": "true",
+    "WATCHPACK_POLLING": "true",
+    "TSC_WATCHFILE": "DynamicPriorityPolling",
+    "TSC_WATCHDIRECTORY": "RecursiveDirectoryUsingDynamicPriorityPolling",
+}
 
 
 def kernel_environment(
@@ -120,9 +130,7 @@ def kernel_environment(
         "XDG_DATA_HOME": f"{HOME}/.local/share",
         "JUPYTER_RUNTIME_DIR": f"{HOME}/.local/share/jupyter/runtime",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        # gVisor does not report changes from outside, such as those of JupyterLab's editor.
-        "WATCHFILES_FORCE_POLLING": "true",
-        "CHOKIDAR_USEPOLLING": "true",
+        **_POLLING,
         "OMP_NUM_THREADS": str(max(1, min(os.cpu_count() or 1, math.ceil(limits.cpus)))),
     }
     env.update((name, value) for name, value in host.items() if name in _HOST_NAMES or name == "LANGUAGE")

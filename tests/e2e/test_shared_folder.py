@@ -57,6 +57,38 @@ def test_two_notebooks_do_not_hold_one_lock(make_env: Callable[..., Env]) -> Non
     env.assert_clean()
 
 
+WATCH = """
+import threading, time, watchfiles
+seen, stop = [], threading.Event()
+def watch():
+    for changes in watchfiles.watch(".", stop_event=stop, rust_timeout=500):
+        seen.extend(path for _, path in changes)
+thread = threading.Thread(target=watch)
+thread.start()
+time.sleep(2)
+"""
+WAIT = """
+for _ in range(300):
+    if any(path.endswith("changed.py") for path in seen): break
+    time.sleep(0.1)
+stop.set(); thread.join(); print(sorted(set(seen)))
+"""
+
+
+@pytest.mark.network
+def test_a_program_that_watches_files_sees_what_is_changed_outside(make_env: Callable[..., Env]) -> None:
+    env = make_env(config={"Policy": {"allowed_hosts": ["pypi"]}})
+    (env.work / "changed.py").write_text("1")
+    with env.server("server") as server:
+        kernel = server.notebook("watch.ipynb")
+        kernel.check("%pip install -q watchfiles")
+        kernel.check(WATCH)
+        (env.work / "changed.py").write_text("1 + 1")
+        assert kernel.check(WAIT) == "['./changed.py']\n"
+        kernel.shutdown()
+    env.assert_clean()
+
+
 def check_done(kernel: KernelClient, request: str) -> None:
     result = kernel.finish(request, timeout=250)
     assert result.reply.get("status") == "ok", result
