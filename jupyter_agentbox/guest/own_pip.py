@@ -2,8 +2,10 @@
 
 Two files are written to the sandbox's own layer, before its first program starts: a module ``pip`` in the environment's
 packages and a script ``pip`` beside its interpreter, so that no other Python's pip is found on PATH. At its first run,
-the module replaces itself by the pip that comes with Python, which is a wheel: nothing is downloaded. An environment in
-the work folder is left alone, because its files are the host's.
+the module replaces itself by the pip that comes with Python, which is a wheel: nothing is downloaded.
+
+An environment in the work folder consists of the host's files. For it, both are in a directory of their own, which the
+host has put on PATH and PYTHONPATH (``policy.project``).
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WORKSPACE = "/workspace"
+#: Directory of the module for an environment in the work folder. That of the scripts is beneath it.
+APART = "/usr/local/lib/agentbox-pip"
 #: Directory of the wheels that come with Debian's Python.
 _DEBIAN_WHEELS = "/usr/share/python-wheels"
 
@@ -98,14 +102,28 @@ def _provide(python: str, path: str) -> None:
     version = _version_of(found, prefix)
     if version is None:
         return
+    if is_in_workspace(folder):
+        if f"{APART}/bin" in path.split(":"):
+            os.makedirs(f"{APART}/bin")
+            os.chmod(APART, 0o777)  # where the user unpacks pip
+            _write_module(APART, found, version)
+            _write_scripts(f"{APART}/bin", found, version)
+        return
     sites = list(_find_sites(prefix, version))
-    if not sites or is_in_workspace(folder):
+    if not sites:
         return
     if not any(os.path.exists(f"{site}/pip") for site in [*sites, *_find_shared_sites(prefix, version)]):
-        _write(
-            f"{sites[0]}/pip.py", _MODULE.format(wheel=find_wheel(os.path.dirname(os.path.realpath(found)), version))
-        )
-    quoted = found.replace("'", "'\\''")
+        _write_module(sites[0], found, version)
+    _write_scripts(folder, found, version)
+
+
+def _write_module(site: str, python: str, version: str) -> None:
+    wheel = find_wheel(os.path.dirname(os.path.realpath(python)), version)
+    _write(f"{site}/pip.py", _MODULE.format(wheel=wheel))
+
+
+def _write_scripts(folder: str, python: str, version: str) -> None:
+    quoted = python.replace("'", "'\\''")
     for name in ("pip", "pip3", f"pip{version}"):
         if not os.path.lexists(f"{folder}/{name}"):
             _write(f"{folder}/{name}", f"#!/bin/sh\nexec '{quoted}' -m pip \"$@\"\n", 0o777)

@@ -630,6 +630,24 @@ class Policy(LoggingConfigurable):
         mounts = self._mounts(profile, executable, resource_dir, private_dirs)
         if project is not None:
             mounts = (*mounts, *(mount for mount in project.mounts if mount not in mounts))
+        env = kernel_environment(
+            os.environ,
+            limits=limits,
+            bin_dirs=self._find_bin_dirs(profile, None if is_projects else executable, project),
+            is_visible=lambda path: is_visible(path, profile.root, mounts),
+            has_locale=lambda name: has_locale(name, profile.root),
+            passthrough=self.env_passthrough,
+            request=launch_env,
+            templates=kernelspec_env,
+            profile={
+                **({"PYTHONPATH": packages} if packages else {}),
+                **profile.env,
+                **(project.env if project is not None else {}),
+            },
+            egress={**presets.pip_environment(), **PROXY_ENV},
+        )
+        if project is not None and project.import_dirs:
+            env["PYTHONPATH"] = ":".join(filter(None, (env.get("PYTHONPATH"), *project.import_dirs)))
         spec = SandboxSpec(
             profile=profile.name,
             limits=limits,
@@ -639,22 +657,7 @@ class Policy(LoggingConfigurable):
             workspace=folder,
             hidden=hidden,
             read_only=read_only,
-            env=kernel_environment(
-                os.environ,
-                limits=limits,
-                bin_dirs=self._find_bin_dirs(profile, None if is_projects else executable, project),
-                is_visible=lambda path: is_visible(path, profile.root, mounts),
-                has_locale=lambda name: has_locale(name, profile.root),
-                passthrough=self.env_passthrough,
-                request=launch_env,
-                templates=kernelspec_env,
-                profile={
-                    **({"PYTHONPATH": packages} if packages else {}),
-                    **profile.env,
-                    **(project.env if project is not None else {}),
-                },
-                egress={**presets.pip_environment(), **PROXY_ENV},
-            ),
+            env=env,
             is_root=profile.is_root,
             accept_unenforced=frozenset(self.accept_unenforced),
             lease_timeout=self._narrow(profile, "lease_timeout", profile.lease_timeout, requested),
@@ -741,8 +744,7 @@ class Policy(LoggingConfigurable):
         self, profile: Profile, executable: str | None, project: ProjectPython | None
     ) -> tuple[str, ...]:
         if project is not None:
-            own = () if executable is None else bin_dirs(executable)
-            return (os.path.dirname(project.python), *own)
+            return (*project.bin_dirs, *(() if executable is None else bin_dirs(executable)))
         return bin_dirs(executable) if profile.root is None else ()
 
     def _narrow_limits(self, profile: Profile, requested: Mapping[str, Any]) -> Limits:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jupyter_agentbox.errors import AgentboxError, InvalidRequest
+from jupyter_agentbox.guest.own_pip import APART
 from jupyter_agentbox.spec import WORKSPACE, Mount
 from jupyter_agentbox.storage.files.tree import Tree
 from jupyter_agentbox.storage.trees import closing
@@ -37,17 +38,30 @@ class ProjectPython:
         What it needs from the host.
     packages : str
         Directory of the server's packages, from which ipykernel is taken; empty if the environment has its own.
+    has_pip : bool
+        Whether the environment has its own pip. Otherwise the guest provides one; see ``guest.own_pip``.
     """
 
     python: str
     mounts: tuple[Mount, ...]
     packages: str
+    has_pip: bool
 
     @property
     def env(self) -> dict[str, str]:
         """Variables for code inside."""
         own = {"VIRTUAL_ENV": os.path.dirname(os.path.dirname(self.python))}
         return {**own, **({"AGENTBOX_PACKAGES": self.packages} if self.packages else {})}
+
+    @property
+    def bin_dirs(self) -> tuple[str, ...]:
+        """Directories that come first on PATH."""
+        return (os.path.dirname(self.python), *(() if self.has_pip else (f"{APART}/bin",)))
+
+    @property
+    def import_dirs(self) -> tuple[str, ...]:
+        """Directories of modules beside the environment."""
+        return () if self.has_pip else (APART,)
 
 
 def find_relative(folder: str | Path, program: str) -> str | None:
@@ -107,15 +121,9 @@ def find_project_python(
             ) from None
         if len(libraries) != 1:
             raise refuse("its folder lib must contain the packages of one Python. Create the environment again")
-        has_kernel = bool(
-            re.search(r"^include-system-site-packages\s*=\s*true", settings, re.MULTILINE | re.IGNORECASE)
-        )
-        if not has_kernel:
-            try:
-                os.close(tree.open((*parts, "lib", libraries[0], "site-packages", "ipykernel")))
-                has_kernel = True
-            except AgentboxError:
-                pass
+        uses_base = bool(re.search(r"^include-system-site-packages\s*=\s*true", settings, re.MULTILINE | re.IGNORECASE))
+        site = (*parts, "lib", libraries[0], "site-packages")
+        has_kernel, has_pip = (uses_base or _exists(tree, (*site, name)) for name in ("ipykernel", "pip"))
     match = re.search(r"^\s*home\s*=\s*(/\S.*?)\s*$", settings, re.MULTILINE)
     if match is None:
         raise refuse("its pyvenv.cfg names no Python. Create the environment again")
@@ -134,7 +142,17 @@ def find_project_python(
                 " (`uv add --dev ipykernel`)"
             )
         packages = sysconfig.get_path("purelib")
-    return ProjectPython("/".join((WORKSPACE, *parts, "bin", "python")), tuple(dict.fromkeys(needed)), packages)
+    return ProjectPython(
+        "/".join((WORKSPACE, *parts, "bin", "python")), tuple(dict.fromkeys(needed)), packages, has_pip
+    )
+
+
+def _exists(tree: Tree, parts: tuple[str, ...]) -> bool:
+    try:
+        os.close(tree.open(parts))
+    except AgentboxError:
+        return False
+    return True
 
 
 @contextmanager

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+from support.environments import make_wheel
 from support.harness import Env, wait_until
 
 pytestmark = pytest.mark.timeout(600)
@@ -26,24 +25,11 @@ except OSError as error:
 DELETE = "for name in made: os.unlink(name)"
 
 
-def make_wheel(folder: Path, size: int) -> str:
-    """Make a wheel that is larger than the disk of a sandbox, and return its name."""
-    name = "toolarge-1.0-py3-none-any.whl"
-    info = "toolarge-1.0.dist-info"
-    with zipfile.ZipFile(folder / name, "w") as wheel:
-        wheel.writestr("toolarge/__init__.py", "")
-        wheel.writestr("toolarge/data.bin", os.urandom(size))
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: toolarge\nVersion: 1.0\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "")
-    return name
-
-
 def test_a_notebook_whose_disk_is_full_keeps_its_variables(make_env: Callable[..., Env]) -> None:
     # One kernel starts cold, one from a template that was made with the profile's limits.
     config = {"Policy": {"profiles": {"default": {"disk": "64 MiB"}, "private": {"workspace": "private"}}}}
     env = make_env(config=config)
-    wheel = make_wheel(env.work, 80 << 20)
+    wheel = make_wheel(env.work, "toolarge", os.urandom(80 << 20))
     with env.server("server") as server:
         for _ in range(2):
             kernel = server.kernel(path="book.ipynb")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
+from support.environments import make_wheel
 from support.harness import CANARY, Env, KernelClient, Server
 from support.parking import park
 
@@ -183,6 +184,18 @@ def test_a_projects_environment_is_the_kernels_python(make_env: Callable[..., En
             kernel.shutdown()
         added = {path for path in (folder / ".venv").rglob("*") if "__pycache__" not in path.parts} - before
         assert not added, "the guest writes nothing into the user's own environment"
+        # It has no pip, as those that uv makes. What is installed goes into it, as outside.
+        wheels = [make_wheel(folder, name) for name in ("byhand", "bymagic")]
+        kernel = server.notebook("project/book.ipynb", "by-request")
+        kernel.check(f"!pip install -q --no-index ./{wheels[0]}")
+        kernel.check(f"%pip install -q --no-index ./{wheels[1]}")
+        assert kernel.check("import byhand, bymagic; print(bymagic.__path__[0])").startswith("/workspace/.venv/lib/")
+        kernel.restart()
+        kernel.check("import byhand, bymagic")
+        kernel.shutdown()
+        names = {path.name for path in packages.iterdir()}
+        assert {"byhand", "bymagic"} <= names
+        assert not [name for name in names if name.startswith("pip")]
         (folder / ".venv" / "pyvenv.cfg").write_text(f"home = {env.home}\n")
         answer = server.http.post(
             server.url("api/sessions"),

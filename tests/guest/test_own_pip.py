@@ -70,6 +70,21 @@ def test_an_environment_in_the_work_folder_is_left_alone(
     assert not list((prefix / "bin").glob("pip*"))
 
 
+def test_for_an_environment_in_the_work_folder_it_is_beside(
+    prefix: Path, site: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    apart = tmp_path / "apart"
+    monkeypatch.setattr(own_pip, "WORKSPACE", str(prefix.parent))
+    monkeypatch.setattr(own_pip, "APART", str(apart))
+    own_pip.provide(str(prefix / "bin" / "python"), f"{prefix}/bin:{apart}/bin:/usr/bin")
+    before = sorted(prefix.rglob("*"))
+    env = {**os.environ, "PYTHONPATH": str(apart)}
+    for command in ([apart / "bin" / "pip"], [prefix / "bin" / "python", "-m", "pip"]):
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=100, env=env)
+        assert f"from {apart}/pip (python {VERSION})" in done.stdout, done.stderr
+    assert sorted(prefix.rglob("*")) == before
+
+
 def test_an_environment_with_pip_is_left_alone_and_so_are_its_scripts(prefix: Path, site: Path) -> None:
     (site / "pip").mkdir()
     (prefix / "bin" / "pip").write_text("mine")

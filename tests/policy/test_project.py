@@ -11,6 +11,7 @@ import pytest
 from traitlets.config import Config
 
 from jupyter_agentbox.errors import InvalidRequest
+from jupyter_agentbox.guest.own_pip import APART
 from jupyter_agentbox.policy.policy import Policy
 from jupyter_agentbox.policy.project import find_project_python, find_relative
 from jupyter_agentbox.spec import Mount
@@ -38,6 +39,17 @@ def test_an_environment_with_ipykernel_needs_nothing_of_the_server(tmp_path: Pat
     found = find_project_python(tmp_path, ".venv")
     assert (found.python, found.mounts, found.packages) == ("/workspace/.venv/bin/python", (), "")
     assert found.env == {"VIRTUAL_ENV": "/workspace/.venv"}
+
+
+def test_one_without_pip_is_given_a_directory_of_its_own_for_it(tmp_path: Path) -> None:
+    made = make_environment(tmp_path / ".venv")
+    settings = {"profiles": {"default": {"env": {"PYTHONPATH": "/srv/mine"}}}}
+    env = resolve(tmp_path, {"python": ".venv"}, **settings).env
+    assert env["PYTHONPATH"] == f"/srv/mine:{APART}"
+    assert env["PATH"].startswith(f"/workspace/.venv/bin:{APART}/bin:")
+    (made / "lib" / OWN / "site-packages" / "pip").mkdir()
+    env = resolve(tmp_path, {"python": ".venv"}, **settings).env
+    assert (env["PYTHONPATH"], APART in env["PATH"]) == ("/srv/mine", False)
 
 
 def test_another_one_takes_it_from_the_server_if_it_is_of_the_same_python(tmp_path: Path) -> None:
