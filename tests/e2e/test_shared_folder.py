@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
+import signal
 import sqlite3
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from support.harness import Env, KernelClient
+from support.harness import Env, KernelClient, Server, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
 COUNT = 50
+TAKE = "import fcntl; file = open('lock', 'a+'); fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB); print('held')"
 
 
 def test_two_notebooks_do_not_hold_one_lock(make_env: Callable[..., Env]) -> None:
     env = make_env()
-    take = "import fcntl; file = open('lock', 'a+'); fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB); print('held')"
+    take = TAKE
     increment = (
         "import sqlite3\n"
         "connection = sqlite3.connect('d.sqlite', timeout=200, isolation_level=None)\n"
@@ -53,6 +57,35 @@ def test_two_notebooks_do_not_hold_one_lock(make_env: Callable[..., Env]) -> Non
         other.restart()
         assert one.check(take) == "held\n"
         for kernel in kernels:
+            kernel.shutdown()
+    env.assert_clean()
+
+
+def is_held(path: Path) -> bool:
+    """Return whether the host finds a file locked."""
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def test_a_lock_is_held_again_after_the_server_was_killed(make_env: Callable[..., Env]) -> None:
+    env = make_env(config={"Policy": {"lease_timeout": 300.0}})
+    first = Server(env, "server", (), {})
+    first.wait_ready()
+    ids = [first.notebook(f"{name}.ipynb").id for name in "ab"]
+    assert KernelClient(first, ids[0]).check(TAKE) == "held\n"
+    first.stop(signal.SIGKILL)
+    with env.server("server") as second:
+        one, other = (KernelClient(second, kernel) for kernel in ids)
+        wait_until(lambda: is_held(env.work / "lock"), 60, "the host finds the file locked")
+        assert other.execute(TAKE).error == "BlockingIOError"
+        one.check("file.close()")
+        wait_until(lambda: not is_held(env.work / "lock"), 60, "the lock is released")
+        assert other.check(TAKE) == "held\n"
+        for kernel in (one, other):
             kernel.shutdown()
     env.assert_clean()
 
