@@ -276,12 +276,45 @@ async def check_hello(client: Source, host: str, port: int, timeout: float) -> N
         raise Refused(f"{host}:{port} was closed: {why}", 403, host, port, {"sni": shown})
 
 
+class KeptOpen:
+    """Connections that are open but unused: between two requests, or closed by the server and not by the guest.
+
+    While others wait for a slot, those that have been unused for longest are closed.
+
+    Parameters
+    ----------
+    is_full : callable
+        Returns whether a connection waits for a slot.
+    """
+
+    def __init__(self, is_full: Callable[[], bool]) -> None:
+        self.is_full = is_full
+        self._idle: dict[Callable[[], None], None] = {}
+
+    def add(self, close: Callable[[], None]) -> None:
+        """Add an idle connection, which may be closed at once. ``close`` returns its slot."""
+        self._idle[close] = None
+        self.make_room()
+
+    def discard(self, close: Callable[[], None]) -> None:
+        """Remove a connection that is no longer idle, if it is there."""
+        self._idle.pop(close, None)
+
+    def make_room(self) -> None:
+        """Close as many connections as others wait for."""
+        while self._idle and self.is_full():
+            close = next(iter(self._idle))
+            del self._idle[close]
+            close()
+
+
 async def relay(
     client: Source,
     stream: Stream,
     upstream: Upstream,
     timeouts: Timeouts,
     check: Callable[[], Awaitable[None]] | None = None,
+    kept: KeptOpen | None = None,
 ) -> None:
     """Carry bytes both ways until both sides are done.
 
@@ -295,6 +328,8 @@ async def relay(
         Limits on the time without traffic.
     check : callable, optional
         Must succeed before anything is sent to the server. Data from the server is carried in the meantime.
+    kept : KeptOpen, optional
+        Connections that may be closed, with this one once the server has closed it. Without it, this one is not.
     """
 
     async def up() -> None:
@@ -310,18 +345,28 @@ async def relay(
             await stream.write(data)
         await stream.write_eof()
 
-    tasks = {asyncio.create_task(up()), asyncio.create_task(down())}
-    pending = tasks
+    sending, receiving = asyncio.create_task(up()), asyncio.create_task(down())
+    tasks = pending = {sending, receiving}
+
+    def close() -> None:
+        sending.cancel()
+        upstream.close()  # its slot is free now
+
     try:
         while pending:
-            # Many programs keep a connection that the server has closed until they need the next one.
             end = upstream.last_used + (timeouts.idle if len(pending) == 2 else timeouts.half_closed)
             left = end - time.monotonic()
             done, pending = await asyncio.wait(pending, timeout=max(left, 0), return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                task.result()
+                if not task.cancelled():
+                    task.result()
             if not done and left <= 0:
                 raise asyncio.TimeoutError
+            if kept is not None and pending == {sending}:
+                # Many programs keep a connection that the server has closed until they need the next one.
+                kept.add(close)
     finally:
+        if kept is not None:
+            kept.discard(close)
         await finish(tasks)
     await upstream.finish(timeouts.linger)

@@ -24,6 +24,7 @@ from . import http1, wire
 from .dial import Connect, Resolve, Resolver, check_public, connect_stream, dial, is_own_address, refused_answer
 from .forward import (
     TLS_ALERT,
+    KeptOpen,
     Refused,
     Source,
     Stream,
@@ -34,7 +35,7 @@ from .forward import (
     relay,
     send_and_close,
 )
-from .http_forward import HttpForwarder, KeptAlive
+from .http_forward import HttpForwarder
 from .rules import Decision, check_grant, decide, explain_refusal, normal_name, ports_of, printable
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class GateLimits:
     ----------
     connections : int
         Concurrent connections to servers. Further ones wait for ``timeouts.slot`` seconds and are then refused. While
-        they wait, connections to the HTTP proxy without a request are closed.
+        they wait, connections to the HTTP proxy without a request are closed, and those that their server has closed.
     names : int
         Names that have an address inside.
     lookups : int
@@ -134,7 +135,7 @@ class Gate:
         self._streams = 0
         self._slots = self.limits.connections
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._kept = KeptAlive(lambda: bool(self._waiting))
+        self._kept = KeptOpen(lambda: bool(self._waiting))
         self._dns_streams = 0
         self._is_closed = False
 
@@ -299,7 +300,7 @@ class Gate:
             return
         try:
             check = functools.partial(check_hello, client, host, port, self._times.head)
-            await relay(client, stream, upstream, self._times, check)
+            await relay(client, stream, upstream, self._times, check, self._kept)
         except Refused as refused:
             await self._log_refusal(refused)
             is_tls = bool(client.buffer) and wire.may_be_tls(bytes(client.buffer[:2]))

@@ -11,42 +11,12 @@ import time
 from collections.abc import Awaitable, Callable
 
 from . import http1
-from .forward import Refused, Source, Stream, Timeouts, Upstream, finish, relay, send_and_close
+from .forward import KeptOpen, Refused, Source, Stream, Timeouts, Upstream, finish, relay, send_and_close
 from .rules import is_malformed, normal_name, printable
 from .wire import WireError
 
 #: Decides on a host and port and connects to it.
 Open = Callable[[str, int], Awaitable[Upstream]]
-
-
-class KeptAlive:
-    """Connections between two requests. While others wait for a slot, those that have been idle for longest are closed.
-
-    Parameters
-    ----------
-    is_full : callable
-        Returns whether a connection waits for a slot.
-    """
-
-    def __init__(self, is_full: Callable[[], bool]) -> None:
-        self.is_full = is_full
-        self._idle: dict[Callable[[], None], None] = {}
-
-    def add(self, close: Callable[[], None]) -> None:
-        """Add an idle connection, which may be closed at once. ``close`` returns its slot."""
-        self._idle[close] = None
-        self.make_room()
-
-    def discard(self, close: Callable[[], None]) -> None:
-        """Remove a connection that is no longer idle, if it is there."""
-        self._idle.pop(close, None)
-
-    def make_room(self) -> None:
-        """Close as many connections as others wait for."""
-        while self._idle and self.is_full():
-            close = next(iter(self._idle))
-            del self._idle[close]
-            close()
 
 
 class HttpForwarder:
@@ -66,7 +36,7 @@ class HttpForwarder:
         The one host and port that the connection leads to. Without it this is a proxy.
     connect : callable, optional
         Serves ``CONNECT host:port``, which takes over the connection.
-    kept : KeptAlive, optional
+    kept : KeptOpen, optional
         Connections that may be closed between two requests, with this one. Without it, this one is not closed.
     """
 
@@ -79,7 +49,7 @@ class HttpForwarder:
         timeouts: Timeouts,
         fixed: tuple[str, int] | None = None,
         connect: Callable[[str, int], Awaitable[None]] | None = None,
-        kept: KeptAlive | None = None,
+        kept: KeptOpen | None = None,
     ) -> None:
         self._client = client
         self._stream = stream
@@ -88,7 +58,7 @@ class HttpForwarder:
         self._timeouts = timeouts
         self._fixed = fixed
         self._connect = connect
-        self._kept = kept or KeptAlive(lambda: False)
+        self._kept = kept or KeptOpen(lambda: False)
         self._upstream: Upstream | None = None
         self._is_sent = False
         #: Method of the current request; a refusal of HEAD has no body.

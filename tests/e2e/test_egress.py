@@ -352,7 +352,7 @@ def test_too_many_are_refused_with_a_sentence_and_harm_no_other_sandbox(
 ) -> None:
     path = narrow(server, kernel, site)
     kernel.check(HOLD + "held = hold_all(['http'] * 256)")
-    assert kernel.check("print({answer[:12] for _, answer, _ in held})") == "{b'HTTP/1.1 200'}\n"
+    assert kernel.check("print({answer.splitlines()[0] for _, answer, _ in held})").startswith("{b'HTTP/1.1 200")
     more = kernel.start("more = hold_all(['http', 'socks', 'name'])")
     other = server.notebook("two.ipynb")
     told = other.check(

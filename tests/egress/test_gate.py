@@ -669,6 +669,26 @@ def test_the_longest_idle_connection_of_the_proxy_makes_room(make_box: MakeBox, 
     assert not box.gate._kept._idle
 
 
+@pytest.mark.parametrize("way", ["proxy", "socks"])
+def test_a_connection_that_the_server_has_closed_makes_room(make_box: MakeBox, way: str) -> None:
+    box = make_box("a.example:7000", limits=GateLimits(connections=1, timeouts=Timeouts(slot=60, half_closed=600)))
+
+    def connect() -> socket.socket:
+        return box.connect("a.example:7000") if way == "proxy" else socks(box, "a.example", 7000)[0]
+
+    with running(RawServer(lambda sock: sock.sendall(b"bye"))) as server:
+        box.world.add("a.example", 7000, server)
+        kept = []
+        for _ in range(3):
+            kept.append(connect())
+            assert read_all(kept[-1]) == b"bye"
+        for sock in kept:
+            sock.close()
+    assert box.refusals == []
+    until(lambda: box.gate._slots == 1)
+    assert not box.gate._kept._idle
+
+
 def test_an_answer_says_that_its_connection_ends_while_others_wait(make_box: MakeBox) -> None:
     box = make_box("a.example", limits=GateLimits(connections=1, timeouts=Timeouts(slot=60, reuse=60)))
     go = threading.Event()

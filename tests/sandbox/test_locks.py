@@ -88,6 +88,7 @@ def test_a_lock_excludes_the_other_sandbox_and_the_host(
             close = f"{way}; file.close(); print('closed', flush=True); time.sleep(600)"
             hold = f"{way}; print('held', flush=True); time.sleep(600)"
             for code, word in ((hold, "held"), (close, "closed")):
+                (folder / "out").touch()
                 (folder / "code.py").write_text(f"import fcntl, time\nfile = open('lock', 'a+')\n{code}\n")
                 await one.text("(/usr/bin/python3 code.py > out 2>&1 & echo $! > pid)")
                 await wait_until_async(lambda: word in (folder / "out").read_text(), 60, word)  # noqa: B023
