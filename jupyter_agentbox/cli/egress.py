@@ -101,7 +101,7 @@ class EgressAllowCommand(_Scoped):
 
 
 class EgressRevokeCommand(_Scoped):
-    """Revoke hosts that you allowed, everywhere or as the options say. Open connections to them are closed at once."""
+    """Revoke hosts that you allowed, everywhere or as the options say. Open connections to them are closed."""
 
     name = "jupyter agentbox egress revoke"
     description = __doc__ or ""

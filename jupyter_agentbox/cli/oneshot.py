@@ -145,7 +145,7 @@ class RunCommand(ProgramCommand):
         request: dict[str, Any] = {"profile": profile.name, "lease_timeout": min(LEASE, profile.lease_timeout)}
         if self.image:
             request["image"] = self.image
-        # Whoever runs this command is a person, who may allow more than the profile does.
+        # The person who runs this command may allow more than the profile does.
         chosen = [host for host in self.allow if _is_for_user(host, profile)]
         if self.offline or self.allow:
             request["allowed_hosts"] = [host for host in self.allow if host not in chosen]

@@ -292,7 +292,7 @@ class KeptOpen:
         self._idle: dict[Callable[[], None], None] = {}
 
     def add(self, close: Callable[[], None]) -> None:
-        """Add an idle connection, which may be closed at once. ``close`` returns its slot."""
+        """Add an idle connection, which may be closed immediately. ``close`` returns its slot."""
         self._idle[close] = None
         self.make_room()
 

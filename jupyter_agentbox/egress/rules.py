@@ -322,7 +322,7 @@ def explain_refusal(name: str, port: int, grant: Grant) -> str:
     patterns = _allowable_patterns(grant)
     if any(pattern.matches_name(name) and (not port or pattern.has_port(port)) for pattern in patterns):
         return f"{BLOCKED}: {target}. Allow it {grant.consent}, or add it to {grant.setting}."
-    # Whoever made the request can change it.
+    # The caller who made the request can change it.
     remedy = "Add it" if grant.setting == OWN_HOSTS else "Ask your administrator to add it"
     return f"{BLOCKED}: {target}. {remedy} to {grant.setting}."
 

@@ -1,6 +1,6 @@
 """Change which hosts a running sandbox may reach: update its grant, and let a person allow hosts.
 
-Policy allows hosts at once, and names the hosts that a person may allow. Callers with a token for one sandbox, which
+Policy allows hosts, and names the hosts that a person may allow. Callers with a token for one sandbox, which
 agents have, can ask for a host but never allow one.
 """
 
