@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,13 @@ def test_a_full_disk_of_the_host_is_told_from_it(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(facts))
     (sentence,) = explain(DiskNotes(SPEC, tmp_path), Signer(b"").message(b"topic", "error", ERROR))
     assert sentence.startswith("The disk that contains the notebook's folder is full.")
+
+
+def test_a_private_folder_that_is_too_large_is_explained_too(tmp_path: Path) -> None:
+    message = Signer(b"").message(b"topic", "error", {**ERROR, "evalue": "[Errno 27] File too large"})
+    (sentence,) = explain(DiskNotes(SPEC, tmp_path), message)
+    assert sentence.startswith("The disk of this sandbox is full (limit 3 GiB). Delete files. ")
+    assert explain(DiskNotes(replace(SPEC, workspace=tmp_path), tmp_path), message) == []
 
 
 def test_all_else_is_not(tmp_path: Path) -> None:
