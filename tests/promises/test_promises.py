@@ -207,7 +207,7 @@ def test_a_killed_server_leaves_nothing_once_the_lease_is_over(small: Installati
     with small.start("server") as server:
         server.notebook("left/book.ipynb").start("import time; time.sleep(1000)")
         server.call("POST", "api/agentbox/sandboxes", {"id": "left"})
-        assert len(set(small.sandboxes()) - before) == 2
+        assert len(set(small.sandboxes()) - before) >= 2  # a template may be in the making, too
         server.kill()
         left = set(small.sandboxes()) - before
         assert left
