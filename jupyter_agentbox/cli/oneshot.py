@@ -179,6 +179,9 @@ class RunCommand(ProgramCommand):
                 status = await self._cells(managed, self._notebook)
             else:
                 status = await self._script(managed, command, stdin)
+            if status:
+                await LinkThread.instance().run(sandbox.notice_end())
+                managed.running()  # raises the cause
             for item in managed.refusals(before):
                 print(f"{self.name}: {printable(item.sentence)}", file=sys.stderr)
             return status

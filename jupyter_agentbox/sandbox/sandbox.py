@@ -798,6 +798,15 @@ class Sandbox:
         self._moved += moved
         self._is_changed = True
 
+    async def notice_end(self) -> None:
+        """End the sandbox if its runtime has lost it, without waiting for the next check. On the link thread.
+
+        When memory runs out, the host may kill the part of gVisor that runs one program. The program then exits with
+        status 1, just before the sandbox ends.
+        """
+        if self.end is None and self._handle is not None and not self.runtime.is_alive(self._handle):
+            await self._find_end("the sandbox's process has ended")
+
     async def _find_end(self, reason: str) -> None:
         """Find out why the link or the process was lost, and clean up."""
         assert self._handle is not None

@@ -35,7 +35,8 @@ MakeSandbox = Callable[..., Sandbox]
 #: For each language: code that stores a value, code that prints it plus one, and code that runs forever.
 _CODE = {
     "python": ("x = 41", "print(x + 1)", "print('begun', flush=True)\nwhile True: pass"),
-    "bash": ("x=41", "echo $((x + 1))", "echo begun; while :; do sleep 1; done"),
+    # Without programs: an interactive shell loses a SIGINT that arrives while it starts one.
+    "bash": ("x=41", "echo $((x + 1))", "echo begun; while :; do :; done"),
     "r": ("x <- 41", "cat(x + 1)", "cat('begun'); flush.console(); while (TRUE) Sys.sleep(0.1)"),
     "typescript": ("const x: number = 41;", "console.log(x + 1)", None),
     "javascript": ("let y = 41", "console.log(y + 1)", None),
