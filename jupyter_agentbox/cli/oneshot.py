@@ -154,7 +154,9 @@ class RunCommand(ProgramCommand):
         if folder is not None and spec.workspace is None:
             raise InvalidRequest(f"profile {profile.name!r} does not mount a folder", field="mount")
         hosts = (*spec.grant.user_hosts, *expand(chosen))
-        grant = replace(spec.grant, user_hosts=hosts, setting=profile.hosts_setting, consent="with --allow")
+        may_allow = (*spec.grant.may_allow, *expand(profile.hosts))
+        setting, consent = profile.hosts_setting, "with --allow"
+        grant = replace(spec.grant, user_hosts=hosts, may_allow=may_allow, setting=setting, consent=consent)
         return replace(spec, grant=grant)
 
     async def _run(self, policy: Policy, spec: SandboxSpec, script: bytes, command: Program, stdin: bytes) -> int:

@@ -57,6 +57,8 @@ class ServeCommand(Command):
         """Serve until a signal arrives."""
         self._failure: AgentboxError | None = None
         self._check_address()
+        # Its token is for programs, which never count as a person. Kernels read policy anew, in this process.
+        Policy.is_attended = False
         policy = Policy(parent=self)
         root = policy.state_path / "served"
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -71,8 +73,6 @@ class ServeCommand(Command):
                 self.log.debug("creating the server failed", exc_info=True)
                 raise AgentboxError(f"the API cannot be served: {error}") from error
             self._check_loaded(server, token)
-            # Its token is for programs, which never count as a person.
-            server.web_app.settings["agentbox"].sandboxes.policy.is_attended = False
             server.on_listening = lambda: self._begin(server, token)
             server.start()
             if self._failure is not None:

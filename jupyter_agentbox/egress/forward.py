@@ -349,22 +349,27 @@ async def relay(
     tasks = pending = {sending, receiving}
 
     def close() -> None:
-        sending.cancel()
-        upstream.close()  # its slot is free now
+        if time.monotonic() - upstream.last_used >= timeouts.reuse:  # else: the guest still sends
+            sending.cancel()
+            upstream.close()  # its slot is free now
 
     try:
         while pending:
             end = upstream.last_used + (timeouts.idle if len(pending) == 2 else timeouts.half_closed)
-            left = end - time.monotonic()
-            done, pending = await asyncio.wait(pending, timeout=max(left, 0), return_when=asyncio.FIRST_COMPLETED)
+            pause = left = end - time.monotonic()
+            if kept is not None and pending == {sending}:
+                # Many programs keep a connection that the server has closed until they need the next one.
+                until_unused = upstream.last_used + timeouts.reuse - time.monotonic()
+                if until_unused <= 0:
+                    kept.add(close)
+                else:
+                    pause = min(left, until_unused)
+            done, pending = await asyncio.wait(pending, timeout=max(pause, 0), return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 if not task.cancelled():
                     task.result()
             if not done and left <= 0:
                 raise asyncio.TimeoutError
-            if kept is not None and pending == {sending}:
-                # Many programs keep a connection that the server has closed until they need the next one.
-                kept.add(close)
     finally:
         if kept is not None:
             kept.discard(close)

@@ -5,7 +5,6 @@ Inside, such a file only seems missing or busy.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -23,6 +22,8 @@ from jupyter_agentbox.spec import HOME, WORKSPACE, SandboxSpec
 from jupyter_agentbox.storage.files.paths import MAX_PATH, show
 from jupyter_agentbox.storage.files.tree import Tree
 from jupyter_agentbox.storage.trees import closing
+
+from .look import look
 
 #: Largest error message that is looked at, and the most characters of its text and names in it.
 _MAX_MESSAGE, _MAX_TEXT, _MAX_NAMES = 1 << 20, 4096, 8
@@ -61,8 +62,7 @@ class AccessNotes:
         if index is None or b'"error"' not in frames[index] or parse(frames[index]).get("msg_type") != "error":
             return []
         paths, is_missing = _find_paths(frames[index + 3])
-        # In a thread, because the folder may be on a slow network.
-        return await asyncio.to_thread(self._explain_paths, paths, is_missing) if paths else []
+        return (await look(self._explain_paths, paths, is_missing) or []) if paths else []
 
     def _explain_paths(self, paths: Sequence[str], is_missing: bool) -> list[str]:
         return [sentence for path in paths for sentence in self._explain_path(path, is_missing)]

@@ -5,7 +5,6 @@ Programs that fail this way often delete what they wrote, before the sandbox is 
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,8 @@ from pathlib import Path
 from jupyter_agentbox.policy.recipes import raise_limit
 from jupyter_agentbox.sandbox.drivers.messages import header_index, parse
 from jupyter_agentbox.spec import MIB, Cause, SandboxSpec, format_size
+
+from .look import look
 
 #: What programs print: on a full disk, and in a private folder that is too large (``guest.disk``).
 _FULL, _FOLDER_FULL = b"No space left on device", b"File too large"
@@ -45,9 +46,8 @@ class DiskNotes:
         if parse(frames[index]).get("msg_type") not in _KINDS:
             return []
         self._is_told = True
-        try:
-            found = await asyncio.to_thread(os.statvfs, self._folder)
-        except OSError:
+        found = await look(os.statvfs, self._folder)
+        if found is None:
             return []
         if found.f_bavail * found.f_frsize < _LITTLE:
             return ["The disk that contains the notebook's folder is full. Delete files outside the sandbox."]

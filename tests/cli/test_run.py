@@ -80,6 +80,10 @@ def test_allow_takes_any_host_that_policy_lets_a_person_allow(env: Env) -> None:
         refused = run(env, "run", f"--allow={host}", "-c", code)
         assert (refused.status, refused.out) == (1, "")
         assert f"host {host!r} is not allowed by profile 'default'" in refused.err
+        config.write_text(RESOLVE + f"c.Policy.user_may_allow = []\nc.Policy.allowed_hosts = [{host!r}]\n")
+        offline = run(env, "run", "--offline", "-c", f"try:\n    {code}\nexcept OSError: pass")
+        assert f"Blocked by sandbox: {SITE}" in offline.err
+        assert "Allow it with --allow" in offline.err
     finally:
         config.unlink()
         listener.close()

@@ -76,6 +76,12 @@ def test_its_callers_allow_no_more_than_the_profile(serving: Serving) -> None:
             body.pop("scope", None)
         told = requests.get(f"{path}/egress", headers=headers, timeout=100).json()
         assert (told["may_allow"], told["rules"]) == ([], [])
+        kernel = requests.post(
+            serving.url + "api/kernels", headers=headers, json={"name": "agentbox"}, timeout=100
+        ).json()
+        told = requests.get(f"{serving.url}api/agentbox/sandboxes/{kernel['id']}/egress", headers=headers, timeout=100)
+        assert told.json()["may_allow"] == []
+        requests.delete(serving.url + f"api/kernels/{kernel['id']}", headers=headers, timeout=100)
         refused = box.exec("curl -sS -m 5 http://blocked.example/")
         assert "Blocked by sandbox: blocked.example:80. Ask your administrator" in refused.stdout + refused.stderr
 

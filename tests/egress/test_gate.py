@@ -671,7 +671,9 @@ def test_the_longest_idle_connection_of_the_proxy_makes_room(make_box: MakeBox, 
 
 @pytest.mark.parametrize("way", ["proxy", "socks"])
 def test_a_connection_that_the_server_has_closed_makes_room(make_box: MakeBox, way: str) -> None:
-    box = make_box("a.example:7000", limits=GateLimits(connections=1, timeouts=Timeouts(slot=60, half_closed=600)))
+    box = make_box(
+        "a.example:7000", limits=GateLimits(connections=1, timeouts=Timeouts(slot=60, half_closed=600, reuse=0.2))
+    )
 
     def connect() -> socket.socket:
         return box.connect("a.example:7000") if way == "proxy" else socks(box, "a.example", 7000)[0]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.notes import explain
 
+from jupyter_agentbox.kernels import look
 from jupyter_agentbox.kernels.disk_notes import DiskNotes
 from jupyter_agentbox.sandbox.drivers.messages import Signer
 from jupyter_agentbox.spec import GIB, Limits, SandboxSpec
@@ -42,6 +45,21 @@ def test_a_private_folder_that_is_too_large_is_explained_too(tmp_path: Path) -> 
     (sentence,) = explain(DiskNotes(SPEC, tmp_path), message)
     assert sentence.startswith("The disk of this sandbox is full (limit 3 GiB). Delete files. ")
     assert explain(DiskNotes(replace(SPEC, workspace=tmp_path), tmp_path), message) == []
+
+
+def test_a_folder_that_does_not_respond_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    responds = threading.Event()
+    monkeypatch.setattr(look, "TIMEOUT", 0.1)
+    monkeypatch.setattr(os, "statvfs", lambda path: responds.wait(60))
+    message = Signer(b"").message(b"topic", "error", ERROR)
+
+    async def ask() -> list[str]:
+        found = await DiskNotes(SPEC, tmp_path).explain(message)
+        assert not responds.is_set()
+        responds.set()
+        return found
+
+    assert asyncio.run(ask()) == []
 
 
 def test_all_else_is_not(tmp_path: Path) -> None:
