@@ -63,11 +63,11 @@ class Kernel:
     """Kernel process, started for a stream ``{"kind": "kernel", "name": ...}``.
 
     To the host: JSON messages ``{"event": "connected", "channel": ...}``, ``{"event": "exited", "code", "signal",
-    "is_out_of_memory"}``, ``{"event": "failed", "message"}``, ``{"event": "dropped", "channel", "count"}`` and
-    ``{"event": "hung up"}``. From the host: ``{"signal": n}``. For an embedded kernel also ``{"fifos": name, "taken",
-    "room"}`` and ``{"hang_up": true}``; the first of them has a ``claim`` if the kernel waited to be claimed
-    (``guest.ipykernel.embedded_claim``). An EOF from the host ends the kernel; the loss of the owner does not. When a
-    kernel ends, all its descendants are killed.
+    "is_out_of_memory"}``, ``{"event": "failed", "message"}``, ``{"event": "dropped", "channel", "count"}``,
+    ``{"event": "signalled", "id"}`` and ``{"event": "hung up"}``. From the host: ``{"signal": n, "id"}``. For an
+    embedded kernel also ``{"fifos": name, "taken", "room"}`` and ``{"hang_up": true}``; the first of them has a
+    ``claim`` if the kernel waited to be claimed (``guest.ipykernel.embedded_claim``). An EOF from the host ends the
+    kernel; the loss of the owner does not. When a kernel ends, all its descendants are killed.
     """
 
     def __init__(self, loop: Loop, processes: Processes, stream: Stream) -> None:
@@ -136,10 +136,12 @@ class Kernel:
         self._events.attach(stream)
 
     def _on_request(self, request: dict[str, Any]) -> None:
-        if request.get("signal") == signal.SIGKILL:
-            self.end()
-        elif "signal" in request:
-            self._process.signal(int(request["signal"]))
+        if "signal" in request:
+            if request["signal"] == signal.SIGKILL:
+                self.end()
+            else:
+                self._process.signal(int(request["signal"]))
+            self._report(event="signalled", id=request.get("id"))
         elif self._orders is not None and "fifos" in request:
             self._hand_over(request)
         elif self._orders is not None and "hang_up" in request:

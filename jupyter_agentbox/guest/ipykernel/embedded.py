@@ -201,20 +201,36 @@ def embed(kernel_class: type) -> type:
                 self._sender.release()  # comm handlers are user code
             return super().should_handle(stream, msg, idents)
 
+        def pre_handler_hook(self) -> None:
+            """Ignore interrupts while ipykernel's own code handles a cell, whose reply would be lost.
+
+            ``do_execute`` makes the user's code interruptible.
+            """
+            super().pre_handler_hook()
+            if self.get_parent("shell")["header"]["msg_type"] == "execute_request":
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+
         @functools.wraps(kernel_class.do_execute)  # type: ignore[attr-defined]
         async def do_execute(self, *args: Any, **kwargs: Any) -> Any:
             is_held = self._sender.release()
             is_main = threading.current_thread() is threading.main_thread()
-            # Libraries that postpone cells run them without ipykernel's hook, which makes them interruptible.
-            is_ignored = is_main and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-            if is_ignored:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
+            before = signal.getsignal(signal.SIGINT)
+            before = signal.SIG_IGN if before is None else before
             try:
-                result = super().do_execute(*args, **kwargs)
-                return await result if inspect.isawaitable(result) else result
+                if is_main:
+                    signal.signal(signal.SIGINT, signal.default_int_handler)
+                try:
+                    result = super().do_execute(*args, **kwargs)
+                    return await result if inspect.isawaitable(result) else result
+                finally:
+                    if is_main:
+                        signal.signal(signal.SIGINT, before)
+            except KeyboardInterrupt:  # between the user's code and ipykernel's
+                signal.signal(signal.SIGINT, before)
+                error = {"ename": "KeyboardInterrupt", "evalue": "", "traceback": ["KeyboardInterrupt"]}
+                self.send_response(self.iopub_socket, "error", error)
+                return {"status": "error", **error, "execution_count": self.execution_count, "user_expressions": {}}
             finally:
-                if is_ignored:
-                    signal.signal(signal.SIGINT, signal.SIG_IGN)
                 if is_held:
                     self._sender.hold()
 

@@ -8,6 +8,7 @@ on the link thread only, except where stated otherwise.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -72,6 +73,8 @@ class Kernel:
         self._callbacks: list[Callable[[], None]] = []
         self._driver: Relay | Embedded | None = None
         self._control: Stream | None = None
+        self._signals = itertools.count()
+        self._sent_signals: dict[int, asyncio.Future[None]] = {}
 
     @property
     def on_message(self) -> OnMessage:
@@ -176,10 +179,19 @@ class Kernel:
             LinkThread.instance().spawn(_write(self._control, request))
 
     async def signal(self, number: int) -> None:
-        """Send a signal to the kernel's process group. Raises LinkClosed."""
+        """Send a signal to the kernel's process group, and wait until it was sent. Raises LinkClosed.
+
+        Messages take another way. Without the wait, an interrupt could therefore hit a cell that is sent after it.
+        """
         if self._control is None or self.end is not None:
             raise LinkClosed("the kernel has ended")
-        await self._control.write(pack_json({"signal": int(number)}))
+        index = next(self._signals)
+        self._sent_signals[index] = asyncio.get_running_loop().create_future()
+        try:
+            await self._control.write(pack_json({"signal": int(number), "id": index}))
+            await self._sent_signals[index]
+        finally:
+            del self._sent_signals[index]
 
     async def fail(self, channel: str, error: Exception) -> None:
         """End the kernel and its sandbox, because the kernel exceeded a bound. For drivers."""
@@ -220,6 +232,8 @@ class Kernel:
                 self.ended(out_of_memory(self.sandbox.spec.limits))
             else:
                 self.ended(_kernel_end(event.get("code"), event.get("signal")))
+        elif event.get("event") == "signalled":
+            self._answer_signal(event.get("id"))
         elif event.get("event") == "dropped":
             self.dropped(str(event.get("channel")), event.get("count"))
         elif event.get("event") == "failed":
@@ -231,8 +245,15 @@ class Kernel:
             self.end = end
             if self._driver is not None:
                 self._driver.ended()
+            for index in self._sent_signals:
+                self._answer_signal(index)
             for callback in self._callbacks:
                 callback()
+
+    def _answer_signal(self, index: object) -> None:
+        sent = self._sent_signals.get(index) if isinstance(index, int) else None
+        if sent is not None and not sent.done():
+            sent.set_result(None)
 
 
 async def _write(stream: Stream, request: dict[str, Any]) -> None:
