@@ -362,6 +362,8 @@ class KernelClient:
             timeout=150,
         )
         server.sockets.append(self.socket)
+        self._started: set[str] = set()
+        self._others: list[dict[str, Any]] = []
         self.send("shell", "kernel_info_request", {})
 
     def send(self, channel: str, kind: str, content: dict[str, Any], parent: dict[str, Any] | None = None) -> str:
@@ -385,19 +387,28 @@ class KernelClient:
         """Send code without waiting for it, and return the request's id."""
         content = {"code": code, "silent": False, "store_history": True, "user_expressions": {},
                    "allow_stdin": allow_stdin, "stop_on_error": True}  # fmt: skip
-        return self.send("shell", "execute_request", content)
+        request = self.send("shell", "execute_request", content)
+        self._started.add(request)
+        return request
 
     def finish(self, request: str, *, answers: Sequence[str] = (), timeout: float = 150) -> Result:
-        """Collect the messages of a request until it ends or its kernel dies."""
+        """Collect the messages of a request until it ends or its kernel dies. Those of later requests are kept.
+
+        The channels are not in order: one cell's output may come before the reply to the cell before it.
+        """
         result, replies, is_idle = Result(), list(answers), False
         deadline = time.monotonic() + timeout
+        self._started.discard(request)
+        kept, self._others = self._others, []
         while not (is_idle and result.reply):
-            message = self.receive(deadline)
+            message = kept.pop(0) if kept else self.receive(deadline)
             kind, content = message["msg_type"], message["content"]
             if kind == "status" and content["execution_state"] in ("restarting", "dead"):
                 result.death = content["execution_state"]
                 return result
             if message["parent_header"].get("msg_id") != request:
+                if message["parent_header"].get("msg_id") in self._started:
+                    self._others.append(message)
                 continue
             if kind == "status":
                 is_idle = content["execution_state"] == "idle"
@@ -407,6 +418,7 @@ class KernelClient:
                 self.send("stdin", "input_reply", {"value": replies.pop(0)}, message["header"])
             elif message["channel"] == "iopub" and kind != "execute_input":
                 result.outputs.append(message)
+        self._others += kept
         return result
 
     def execute(self, code: str, *, answers: Sequence[str] = (), timeout: float = 150) -> Result:
