@@ -65,13 +65,18 @@ class Lab:
         self.page: Page = browser.new_page(viewport={"width": 1280, "height": 800})
         self.page.set_default_timeout(PATIENCE)
         self.page.on("console", lambda message: self._hear(message.type, message.text, str(message.location)))
-        self.page.on("pageerror", lambda error: self.complaints.append(f"exception: {error}"))
+        self.page.on("pageerror", lambda error: self._catch(str(error)))
         self.page.on("response", self._see)
 
     def _hear(self, kind: str, text: str, place: str) -> None:
         # Ignore reports of slow plugin activation, which depends on the machine.
         if kind in ("error", "warning") and "agentbox" in text + place and "activate" not in text:
             self.complaints.append(f"{kind}: {text} {place}")
+
+    def _catch(self, error: str) -> None:
+        # JupyterLab leaves such an exception behind for each request that any kernel dies with.
+        if "Canceled future" not in error:
+            self.complaints.append(f"exception: {error}")
 
     def _see(self, answer: Response) -> None:
         if answer.status >= 400 and "agentbox" in answer.url:
