@@ -190,6 +190,10 @@ def embed(kernel_class: type) -> type:
             self._sender.hold()
             try:
                 await super().dispatch_shell(*args, **kwargs)
+            except KeyboardInterrupt:  # where ipykernel does not expect it: beside a hook of another request
+                if kwargs.get("concurrent"):
+                    raise
+                self._publish_status("idle", "shell")
             finally:
                 self._sender.release()
                 if is_main:
@@ -206,9 +210,10 @@ def embed(kernel_class: type) -> type:
 
             ``do_execute`` makes the user's code interruptible.
             """
-            super().pre_handler_hook()
             if self.get_parent("shell")["header"]["msg_type"] == "execute_request":
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                self.saved_sigint_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            else:
+                super().pre_handler_hook()
 
         @functools.wraps(kernel_class.do_execute)  # type: ignore[attr-defined]
         async def do_execute(self, *args: Any, **kwargs: Any) -> Any:
