@@ -47,8 +47,8 @@ MIN_VERSION = 20230904
 INSTALL_REMEDY = "jupyter agentbox setup"
 #: File in a sandbox's directory that exists while the sandbox is paused.
 PAUSED = "paused"
-#: Path of the work folder in /proc, in the view of gVisor's file server, for both layouts.
-_WORK = (f"/root{WORKSPACE}/", f"/root{CLAIM_DIR}/work/")
+#: Path of the work folder inside, for both layouts.
+_WORK = (f"{WORKSPACE}/", f"{CLAIM_DIR}/work/")
 #: File in the sandbox's bundle that lists the covered entries of the work folder.
 COVERED = "covered"
 #: Seconds to wait until control groups can be removed after their processes have ended.
@@ -112,14 +112,14 @@ class RunscRuntime(Runtime):
             cpu = sum(_read_cpu(pid) for pid, _ in handle.processes)
         layer = f"{directory}/fs/"
         disk = sum(file.size for file in files if file.name.startswith(layer))
-        deleted = [file for file in files if file.name.startswith(_WORK)]
-        names = [next(file.name.removeprefix(work) for work in _WORK if file.name.startswith(work)) for file in deleted]
+        named = [(_name_in_work(file.name), file) for file in files if not file.name.startswith(layer)]
+        deleted = [(name, file) for name, file in named if name]
         return Usage(
             memory,
             cpu,
             disk + measure_shared(directory),
-            sum(file.size for file in deleted),
-            tuple((name, file.inode) for name, file in zip(names, deleted, strict=True)),
+            sum(file.size for _, file in deleted),
+            tuple((name, file.inode) for name, file in deleted),
         )
 
     def why_ended(self, handle: Handle, limits: Limits, directory: Path) -> End:
@@ -439,6 +439,15 @@ def _hash_root(spec: SandboxSpec) -> str:
                 found = path.stat()
                 digest.update(f"{path} {found.st_ino} {found.st_size} {found.st_mtime_ns}".encode())
     return digest.hexdigest()[:16]
+
+
+def _name_in_work(name: str) -> str:
+    """Return a file's path in the work folder from its name in ``/proc``; empty if it is elsewhere.
+
+    gVisor's file server, which has the file open, sees the sandbox's root as a folder of its own root.
+    """
+    inside = "/" + name.removeprefix("/").partition("/")[2]
+    return next((inside.removeprefix(work) for work in _WORK if inside.startswith(work)), "")
 
 
 def read_open_files(pids: Sequence[int]) -> list[OpenFile]:
