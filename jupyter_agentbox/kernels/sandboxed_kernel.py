@@ -552,7 +552,7 @@ class SandboxedKernel:
         except LinkClosed:
             pass
         except asyncio.TimeoutError:
-            self._log.warning("cannot send signal %d: the sandbox does not respond", number)
+            self._log.warning("signal %d may not have arrived: the sandbox does not respond, or is being saved", number)
 
     async def stop(self) -> None:
         """End the kernel with its sandbox, whatever it does. Everything that a restart needs is kept."""

@@ -231,7 +231,8 @@ def embed(kernel_class: type) -> type:
                     if is_main:
                         signal.signal(signal.SIGINT, before)
             except KeyboardInterrupt:  # between the user's code and ipykernel's
-                signal.signal(signal.SIGINT, before)
+                if is_main:
+                    signal.signal(signal.SIGINT, before)
                 error = {"ename": "KeyboardInterrupt", "evalue": "", "traceback": ["KeyboardInterrupt"]}
                 self.send_response(self.iopub_socket, "error", error)
                 return {"status": "error", **error, "execution_count": self.execution_count, "user_expressions": {}}
